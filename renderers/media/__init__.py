@@ -1,0 +1,1 @@
+"""Pictures and videos: references, digests, decoding and the byte-bounded store."""

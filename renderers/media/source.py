@@ -1,0 +1,36 @@
+"""A picture as it entered: its source bytes, named by their digest."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Self
+
+from renderers.errors import MediaDigestError
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """Immutable source bytes and the sha256 (hex) of exactly those bytes.
+
+    `data` is an encoded file (PNG, JPEG...) or the self-describing form that `renderers.media.raw` writes for pixels
+    that never were a file. Two sources are equal when their digests are; the bytes are not compared.
+    """
+
+    digest: str
+    data: bytes | memoryview = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, data: bytes | memoryview) -> Self:
+        """Name `data` by its digest."""
+        return cls(hashlib.sha256(data).hexdigest(), data)
+
+    def verify(self) -> None:
+        """Raise `MediaDigestError` unless the bytes hash to the digest."""
+        actual = hashlib.sha256(self.data).hexdigest()
+        if actual != self.digest:
+            raise MediaDigestError(self.digest, actual)
+
+    @property
+    def nbytes(self) -> int:
+        return memoryview(self.data).nbytes
