@@ -10,17 +10,153 @@ class RendererError(Exception):
     """Root of every error that `renderers` raises on purpose."""
 
 
-class MediaError(RendererError):
-    """A picture or a video could not be accepted."""
+class LoadError(RendererError):
+    """A renderer could not be built from what the directory or repository holds."""
 
 
-class MediaDigestError(MediaError):
-    """Source bytes do not hash to the digest they travel under."""
+class ModelNotFoundError(LoadError):
+    """The name is neither a directory nor a reachable Hugging Face repository."""
 
-    def __init__(self, expected: str, actual: str) -> None:
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(
+            f"no model at {name!r}: {reason}. Pass a directory with tokenizer.json and chat_template.jinja, or the name "
+            "of a repository that this machine can reach or has in its cache."
+        )
+
+
+class MissingFileError(LoadError):
+    """The directory lacks a file without which no renderer can be built."""
+
+    def __init__(self, directory: str, filename: str, cure: str) -> None:
+        self.directory = directory
+        self.filename = filename
+        super().__init__(f"{directory} holds no {filename}: {cure}")
+
+
+class InvalidFileError(LoadError):
+    """A file of the model is there but does not hold what its name promises."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+class MissingTokenError(LoadError):
+    """The template or the vision part needs a control token that the tokenizer does not have."""
+
+    def __init__(self, token: str, model: str, needed_by: str) -> None:
+        self.token = token
+        self.model = model
+        self.needed_by = needed_by
+        super().__init__(
+            f"the tokenizer of {model} has no token {token!r}, which {needed_by} needs: it would be spelled out as plain "
+            "text. Add it to added_tokens in tokenizer.json, or load the tokenizer that belongs to this template."
+        )
+
+
+class MessageError(RendererError):
+    """A conversation is not one a renderer can read. `message_index` and `part_index` say where."""
+
+    def __init__(self, reason: str, *, message_index: int | None = None, part_index: int | None = None) -> None:
+        self.reason = reason
+        self.message_index = message_index
+        self.part_index = part_index
+        place = "" if message_index is None else f"message {message_index}"
+        if part_index is not None:
+            place += f", part {part_index}"
+        super().__init__(f"{place}: {reason}" if place else reason)
+
+
+class UnknownRoleError(MessageError):
+    """A message has a role that is not one of `messages.ROLES`."""
+
+
+class UnknownPartError(MessageError):
+    """A content part has a type that no renderer knows."""
+
+
+class UnsupportedModalityError(MessageError):
+    """A picture or video was given to a model that cannot see it."""
+
+
+class ControlTokenInContentError(MessageError):
+    """Content spells a control token and the body policy of its role is `error`."""
+
+
+class TemplateError(RendererError):
+    """The chat template refused the conversation or failed on it. `template_message` is what the template said."""
+
+    def __init__(self, template_message: str, *, model: str, cure: str) -> None:
+        self.template_message = template_message
+        self.model = model
+        super().__init__(f"the chat template of {model} says: {template_message}. {cure}")
+
+
+class TemplateSyntaxError(LoadError):
+    """The chat template is not valid Jinja."""
+
+    def __init__(self, reason: str, *, model: str, line: int) -> None:
+        self.line = line
+        super().__init__(f"the chat template of {model} is not valid Jinja, line {line}: {reason}")
+
+
+class TokenizerError(RendererError):
+    """Text could not be turned into the ids that it stands for."""
+
+
+class PlaceholderCountError(RendererError):
+    """The template printed another number of media placeholders than the message holds media parts."""
+
+    def __init__(self, message_index: int, expected: int, actual: int, modality: str) -> None:
+        self.message_index = message_index
         self.expected = expected
         self.actual = actual
         super().__init__(
-            f"media source announced as sha256 {expected} hashes to {actual}: the bytes changed on the way. "
-            "Ship the source again."
+            f"message {message_index} holds {expected} {modality} part(s) but the chat template printed {actual} "
+            f"{modality} placeholder(s). This template does not show {modality}s there: move them to a role that it does "
+            "(usually user), or use a template that handles them."
+        )
+
+
+class MediaError(RendererError):
+    """A picture or a video could not be accepted. `message_index` and `part_index` say where, once known."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.message_index: int | None = None
+        self.part_index: int | None = None
+        super().__init__(reason)
+
+    def at(self, message_index: int, part_index: int) -> MediaError:
+        """The same error, naming the content part that holds the medium."""
+        self.message_index = message_index
+        self.part_index = part_index
+        self.args = (f"message {message_index}, part {part_index}: {self.reason}",)
+        return self
+
+
+class MediaPolicyError(MediaError):
+    """The media policy does not allow this reference (a URL, a path) to be followed."""
+
+
+class MediaLimitError(MediaError):
+    """A medium is larger than the policy allows, in bytes, pixels or aspect ratio."""
+
+
+class MediaDecodeError(MediaError):
+    """The bytes are not a picture that can be read."""
+
+
+class MediaDigestError(MediaError):
+    """Source bytes, or the pixels made from them, do not match the digest they travel under."""
+
+    def __init__(self, expected: str, actual: str, what: str = "media source") -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"{what} announced as {expected} is {actual} here: the bytes changed on the way, or the two sides run "
+            "different processors. Compare the processor fingerprints, then ship the source again."
         )

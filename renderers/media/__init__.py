@@ -1,1 +1,1 @@
-"""Pictures and videos: references, digests, decoding and the byte-bounded store."""
+"""Pictures: references and the policy for them, digests, decoding, and the byte-bounded store."""

@@ -1,0 +1,149 @@
+"""Conversations as plain data: OpenAI chat shapes, checked before anything is rendered.
+
+A message is a dict with a `role`, a `content` (text, a list of parts, or None beside tool calls) and, for the
+assistant, `tool_calls` and `reasoning_content`. Parts are `{"type": "text", "text": ...}` and
+`{"type": "image", "image": ...}` or OpenAI's `{"type": "image_url", "image_url": {"url": "data:..."}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Required, TypedDict
+
+from renderers.errors import MessageError, UnknownPartError, UnknownRoleError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+IMAGE_PART_TYPES = ("image", "image_url")
+VIDEO_PART_TYPES = ("video", "video_url")
+PART_TYPES = ("text", *IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
+
+
+class TextPart(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(TypedDict, total=False):
+    """A picture: `image` holds bytes, a PIL image, a numpy array or a data URL; `image_url` is OpenAI's form."""
+
+    type: Required[Literal["image", "image_url"]]
+    image: Any
+    image_url: dict[str, str] | str
+
+
+class VideoPart(TypedDict, total=False):
+    type: Required[Literal["video", "video_url"]]
+    video: Any
+    video_url: dict[str, str] | str
+
+
+ContentPart = TextPart | ImagePart | VideoPart
+Content = str | list[ContentPart]
+
+
+class ToolCallFunction(TypedDict):
+    name: str
+    arguments: dict[str, Any] | str
+
+
+class ToolCall(TypedDict, total=False):
+    id: str
+    type: Literal["function"]
+    function: Required[ToolCallFunction]
+
+
+class ToolSpec(TypedDict, total=False):
+    """A tool as OpenAI's function calling describes it: `{"type": "function", "function": {...}}`."""
+
+    type: Literal["function"]
+    function: Required[dict[str, Any]]
+
+
+class Message(TypedDict, total=False):
+    role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
+    content: Required[Content | None]
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+    tool_call_id: str
+    name: str
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the conversation as fresh dicts without None-valued keys, or raise a `MessageError` naming the place.
+
+    Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are dropped here, so
+    that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` itself may be None.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise MessageError(f"a conversation is a list of messages, not {type(messages).__name__}")
+    return [_check_message(message, index) for index, message in enumerate(messages)]
+
+
+def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The (part index, part) pairs of a checked message that hold a picture or a video, in order."""
+    content = message.get("content")
+    if isinstance(content, list):
+        for index, part in enumerate(content):
+            if part["type"] != "text":
+                yield index, part
+
+
+def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise MessageError(f"a message is a dict, not {type(message).__name__}", message_index=index)
+    checked = {key: value for key, value in message.items() if value is not None}
+    role = checked.get("role")
+    if role not in ROLES:
+        raise UnknownRoleError(f"unknown role {role!r}; a role is one of {', '.join(ROLES)}", message_index=index)
+    if "content" not in message and not checked.get("tool_calls"):
+        raise MessageError("no content; give a text, a list of parts, or None beside tool_calls", message_index=index)
+    checked["content"] = _check_content(message.get("content"), index)
+    if "reasoning_content" in checked and not isinstance(checked["reasoning_content"], str):
+        raise MessageError("reasoning_content is text or absent", message_index=index)
+    if "tool_calls" in checked:
+        if role != "assistant":
+            raise MessageError(f"only the assistant makes tool calls, not {role!r}", message_index=index)
+        checked["tool_calls"] = [_check_tool_call(call, index) for call in checked["tool_calls"]]
+    return checked
+
+
+def _check_content(content: Any, message_index: int) -> str | list[dict[str, Any]] | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+        raise MessageError(
+            f"content is text, a list of parts or None, not {type(content).__name__}", message_index=message_index
+        )
+    return [_check_part(part, message_index, index) for index, part in enumerate(content)]
+
+
+def _check_part(part: Any, message_index: int, part_index: int) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, Mapping):
+        raise MessageError(
+            f"a content part is a dict, not {type(part).__name__}", message_index=message_index, part_index=part_index
+        )
+    checked = {key: value for key, value in part.items() if value is not None}
+    kind = checked.get("type")
+    if kind not in PART_TYPES:
+        raise UnknownPartError(
+            f"unknown part type {kind!r}; a part is one of {', '.join(PART_TYPES)}",
+            message_index=message_index,
+            part_index=part_index,
+        )
+    if kind == "text" and not isinstance(checked.get("text"), str):
+        raise MessageError("a text part needs a text", message_index=message_index, part_index=part_index)
+    return checked
+
+
+def _check_tool_call(call: Any, message_index: int) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise MessageError(
+            'a tool call is {"function": {"name": ..., "arguments": ...}} with a name', message_index=message_index
+        )
+    checked = {key: value for key, value in call.items() if value is not None}
+    checked["function"] = {**function, "arguments": function.get("arguments", {})}
+    return checked

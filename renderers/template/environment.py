@@ -1,0 +1,210 @@
+"""The Jinja environment in which chat templates run: what transformers offers them, made provenance-preserving.
+
+Settings and helpers follow `transformers.utils.chat_template_utils` (trim_blocks, lstrip_blocks, loop controls, tojson
+without ASCII escaping, raise_exception, strftime_now, the `{% generation %}` tag). Four places in Jinja would silently
+drop spans, and each is replaced here: the `concat` that joins a template's output, the `~` operator, methods called on
+string literals (`', '.join(items)`), and filters that build new strings.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, ClassVar
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes as nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from renderers.template.json_dump import traced_json
+from renderers.template.traced import LoopMark, Span, TracedStr, tainted_like, traced_join
+
+_JOIN, _ENTER, _LEAVE = "_traced_join", "_enter_loop_body", "_leave_loop"
+
+
+class TracedMessage(dict[str, Any]):
+    """A message as the template sees it; knows its index, so that a loop over messages can be followed."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, fields: dict[str, Any], index: int) -> None:
+        super().__init__(fields)
+        self._index = index
+
+
+class TracingEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates print `TracedStr`."""
+
+    concat = staticmethod(functools.partial(traced_join, ""))
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols], autoescape=False
+        )
+        self.filters = {name: _tainting(function) for name, function in self.filters.items()}
+        self.filters.update(
+            tojson=traced_json, join=_join_filter, indent=_indent_filter, reverse=_reverse_filter, safe=_identity
+        )
+        self.globals.update(
+            raise_exception=_raise_exception,
+            strftime_now=lambda fmt: now().strftime(fmt),
+            dict=_template_dict,
+            namespace=_TemplateNamespace,
+        )
+        self.globals.update({_JOIN: self.concat, _ENTER: _enter_loop_body, _LEAVE: _leave_loop})
+
+    def compile_chat_template(self, source: str) -> jinja2.Template:
+        """Parse, add the loop marks, rewrite `~`, compile. Raises `jinja2.TemplateSyntaxError`."""
+        tree = self.parse(source)
+        _LoopMarker().mark(tree)
+        _rewrite_concat(tree)
+        return self.from_string(tree)
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Methods of string literals run on a traced copy, so that `'\\n'.join(traced)` stays traced."""
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str) and not isinstance(owner, TracedStr):
+            obj = getattr(TracedStr(owner), obj.__name__)
+        return super().call(context, obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` runs in Jinja's own formatter (it must not reach attributes); the result is tainted."""
+        safe_format = super().wrap_str_format(value)
+        return None if safe_format is None else _tainting(safe_format, value.__self__)
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` prints its body: who sampled what is read off the trace instead."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body)]
+
+
+class _LoopMarker:
+    """Puts `_enter_loop_body(n, target)` at the start of every loop body and `_leave_loop(n)` after the loop.
+
+    The mark at the start names the message that the body is about to print for; a body left early (`continue`,
+    `break`) needs nothing more, because the next entry or the end of the loop replaces it.
+    """
+
+    def __init__(self) -> None:
+        self.loops = 0
+
+    def mark(self, node: nodes.Node) -> None:
+        for field, value in node.iter_fields():
+            if isinstance(value, list):
+                setattr(node, field, [marked for child in value for marked in self._marked(child)])
+            elif isinstance(value, nodes.Node):
+                self.mark(value)
+
+    def _marked(self, child: Any) -> list[Any]:
+        if not isinstance(child, nodes.Node):
+            return [child]
+        self.mark(child)
+        if not isinstance(child, nodes.For):
+            return [child]
+        self.loops += 1
+        number = nodes.Const(self.loops)
+        target = child.target
+        names = [target] if isinstance(target, nodes.Name) else list(target.find_all(nodes.Name))
+        targets: list[nodes.Expr] = [nodes.Name(name.name, "load") for name in names]
+        child.body.insert(0, _print_call(_ENTER, [number, *targets], child.lineno))
+        return [child, _print_call(_LEAVE, [number], child.lineno)]
+
+
+def _print_call(function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Output:
+    call = nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
+    return nodes.Output([call], lineno=lineno)
+
+
+def _rewrite_concat(node: nodes.Node) -> None:
+    """Turn `a ~ b` into a call of the traced join."""
+    for field, value in node.iter_fields():
+        children = value if isinstance(value, list) else [value]
+        replaced = [_without_concat(child) for child in children]
+        if any(new is not old for new, old in zip(replaced, children, strict=True)):
+            setattr(node, field, replaced if isinstance(value, list) else replaced[0])
+
+
+def _without_concat(child: Any) -> Any:
+    if not isinstance(child, nodes.Node):
+        return child
+    _rewrite_concat(child)
+    if not isinstance(child, nodes.Concat):
+        return child
+    pieces = nodes.List(child.nodes)
+    return nodes.Call(nodes.Name(_JOIN, "load"), [pieces], [], None, None, lineno=child.lineno)
+
+
+def _enter_loop_body(loop: int, *targets: Any) -> str:
+    for target in targets:
+        if isinstance(target, TracedMessage):
+            return TracedStr("", (Span(0, 0, LoopMark(loop, target._index)),))
+    return ""
+
+
+def _leave_loop(loop: int) -> str:
+    return TracedStr("", (Span(0, 0, LoopMark(loop, None)),))
+
+
+def _tainting(function: Callable[..., Any], *more_inputs: Any) -> Callable[..., Any]:
+    """Wrap a filter: a plain string that it makes from traced input counts as content."""
+
+    @functools.wraps(function)
+    def filtered(*args: Any, **kwargs: Any) -> Any:
+        return tainted_like(function(*args, **kwargs), (*more_inputs, *args, *kwargs.values()))
+
+    return filtered
+
+
+@jinja2.pass_eval_context
+def _join_filter(eval_context: Any, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    if attribute is not None:
+        pick = jinja2.filters.make_attrgetter(eval_context.environment, attribute)
+        value = [pick(item) for item in value]
+    return traced_join(d, value)
+
+
+def _indent_filter(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """As Jinja's own filter, which joins with a plain string."""
+    indention = width if isinstance(width, str) else " " * width
+    lines = TracedStr(s, s.spans if isinstance(s, TracedStr) else ()) + "\n"
+    head, *rest = lines.splitlines()
+    if blank:
+        text = traced_join("\n" + indention, [head, *rest])
+    else:
+        text = traced_join("\n", [head, *(traced_join("", (indention, line)) if line else line for line in rest)])
+    return traced_join("", (indention, text)) if first else text
+
+
+def _reverse_filter(value: Any) -> Any:
+    return value[::-1] if isinstance(value, str) else jinja2.filters.do_reverse(value)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _template_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+class _TemplateNamespace(Namespace):
+    """A namespace that a template cannot use to reach into Python's internals."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold an underscore name, got {name!r}")
+        super().__setitem__(name, value)

@@ -1,0 +1,323 @@
+"""Strings that remember where their characters came from.
+
+A chat template is a program that glues strings together. If the strings that we hand in are `TracedStr`, then so is
+what it prints: every slice, join or strip keeps the spans. What carries no span was written by the template itself.
+
+Operations whose result cannot be mapped back character by character (`%`-formatting with width, `title()` where the
+length changes...) mark the *whole* result as content of the first origin involved. That errs on the safe side: content
+may claim a neighbour's punctuation, but can never pass for template text and so never become a control token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, SupportsIndex, cast
+
+
+class Origin(NamedTuple):
+    """The field a character came from: `message_index` (-1: not from a message) and a path like `content[0].text`."""
+
+    message_index: int
+    path: str
+
+
+class LoopMark(NamedTuple):
+    """A zero-width note that the body of loop `loop` starts for `message_index`, or (None) that the loop has ended."""
+
+    loop: int
+    message_index: int | None
+
+
+class Span(NamedTuple):
+    """`start:end` came from `origin`; a mark has `start == end`."""
+
+    start: int
+    end: int
+    origin: Origin | LoopMark
+
+
+class TracedStr(str):
+    """A `str` with provenance. Equal to, hashed like and printed like the plain string."""
+
+    __slots__ = ("_spans",)
+
+    _spans: tuple[Span, ...]
+
+    def __new__(cls, text: str = "", spans: Iterable[Span] = ()) -> TracedStr:
+        # str.__new__ would call __str__ of a TracedStr and hand it back unchanged, hence the plain copy.
+        self = super().__new__(cls, plain(text))
+        self._spans = tuple(spans)
+        return self
+
+    @classmethod
+    def of(cls, text: str, origin: Origin) -> TracedStr:
+        """`text`, all of it from `origin`."""
+        return cls(text, (Span(0, len(text), origin),) if text else ())
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return self._spans
+
+    # Conversions that must not drop the spans.
+
+    def __str__(self) -> str:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return _tainted(format(plain(self), spec), (self,)) if spec else self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TracedStr, (plain(self), self._spans)
+
+    # Gluing.
+
+    def __add__(self, other: str) -> str:
+        return traced_join("", (self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> str:
+        return traced_join("", (other, self)) if isinstance(other, str) else NotImplemented
+
+    def __mul__(self, count: SupportsIndex) -> str:
+        return traced_join("", [self] * max(0, count.__index__()))
+
+    __rmul__ = __mul__
+
+    def join(self, parts: Iterable[str], /) -> str:
+        return traced_join(self, list(parts))
+
+    def __mod__(self, values: Any) -> str:
+        return traced_percent(self, values)
+
+    def __rmod__(self, template: Any) -> str:
+        return traced_percent(template, self) if isinstance(template, str) else NotImplemented
+
+    def format(self, *args: Any, **kwargs: Any) -> str:
+        return _tainted(plain(self).format(*args, **kwargs), (self, *args, *kwargs.values()))
+
+    # Cutting.
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step != 1:
+                return traced_join("", [self._cut(index, index + 1) for index in range(start, stop, step)])
+            return self._cut(start, max(start, stop))
+        index = key.__index__()
+        text = plain(self)[index]  # raises IndexError as str does
+        start = index if index >= 0 else index + len(self)
+        return self._cut(start, start + len(text))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._cut(index, index + 1) for index in range(len(self)))
+
+    def _cut(self, start: int, stop: int) -> TracedStr:
+        """The characters `start:stop`, and of the marks those that stand before one of them."""
+        text = plain(self)[start:stop]
+        at_end = stop == len(self)
+        kept = []
+        for begin, end, origin in self._spans:
+            if begin == end:
+                if start <= begin < stop or (at_end and begin == stop):
+                    kept.append(Span(begin - start, begin - start, origin))
+            elif begin < stop and end > start:
+                kept.append(Span(max(begin, start) - start, min(end, stop) - start, origin))
+        return TracedStr(text, kept)
+
+    def strip(self, chars: str | None = None, /) -> str:
+        return cast(TracedStr, self.lstrip(chars)).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None, /) -> str:
+        return self._cut(len(self) - len(plain(self).lstrip(chars)), len(self))
+
+    def rstrip(self, chars: str | None = None, /) -> str:
+        return self._cut(0, len(plain(self).rstrip(chars)))
+
+    def removeprefix(self, prefix: str, /) -> str:
+        return self._cut(len(prefix) if plain(self).startswith(prefix) else 0, len(self))
+
+    def removesuffix(self, suffix: str, /) -> str:
+        return self._cut(0, len(self) - len(suffix) if suffix and plain(self).endswith(suffix) else len(self))
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._align(plain(self).split(sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        if sep is not None:
+            return self._align(plain(self).rsplit(sep, maxsplit), sep)
+        # By white space, from the right: the leftmost piece keeps what stands before it.
+        pieces: list[str] = []
+        end = len(self)
+        for piece in reversed(plain(self).rsplit(None, maxsplit)):
+            end = plain(self).rindex(piece, 0, end)
+            pieces.append(self._cut(end, end + len(piece)))
+        return pieces[::-1]
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        pieces, position = [], 0
+        lines = zip(plain(self).splitlines(keepends), plain(self).splitlines(True), strict=True)
+        for line, whole in lines:
+            pieces.append(self._cut(position, position + len(line)))
+            position += len(whole)
+        return cast(list[str], pieces)
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        return self._partition_at(plain(self).find(sep), sep, missing_first=False)
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        return self._partition_at(plain(self).rfind(sep), sep, missing_first=True)
+
+    def _partition_at(self, at: int, sep: str, *, missing_first: bool) -> tuple[str, str, str]:
+        if at < 0:
+            return ("", "", self) if missing_first else (self, "", "")
+        return self._cut(0, at), self._cut(at, at + len(sep)), self._cut(at + len(sep), len(self))
+
+    def _align(self, pieces: list[str], sep: str | None) -> list[str]:
+        """Cut `pieces`, which `str.split` found in this text from left to right, with their spans."""
+        text, position, found = plain(self), 0, []
+        for piece in pieces:
+            if sep is None:
+                position = text.index(piece, position)
+            found.append(self._cut(position, position + len(piece)))
+            position += len(piece) + len(sep or "")
+        return cast(list[str], found)
+
+    # Rewriting.
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        text, limit = plain(self), count.__index__()
+        if not old:
+            return _tainted(text.replace(old, new, limit), (self, new))
+        pieces: list[str] = []
+        position = 0
+        while limit != 0 and (at := text.find(old, position)) >= 0:
+            pieces.append(self._cut(position, at))
+            position, limit = at + len(old), limit - 1
+        if not pieces:
+            return self
+        pieces.append(self._cut(position, len(self)))
+        return traced_join(new, pieces)
+
+    def upper(self) -> str:
+        return self._mapped(str.upper)
+
+    def lower(self) -> str:
+        return self._mapped(str.lower)
+
+    def casefold(self) -> str:
+        return self._mapped(str.casefold)
+
+    def swapcase(self) -> str:
+        return self._mapped(str.swapcase)
+
+    def title(self) -> str:
+        return self._mapped(str.title)
+
+    def capitalize(self) -> str:
+        return self._mapped(str.capitalize)
+
+    def translate(self, table: Any, /) -> str:
+        return self._mapped(lambda text: text.translate(table))
+
+    def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
+        return self._mapped(lambda text: text.expandtabs(tabsize))
+
+    def center(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
+        margin = max(0, width.__index__() - len(self))
+        left = margin // 2 + (margin & width.__index__() & 1)  # str.center's own rounding
+        return traced_join("", (fillchar * left, self, fillchar * (margin - left)))
+
+    def ljust(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
+        return traced_join("", (self, fillchar * (width.__index__() - len(self))))
+
+    def rjust(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
+        return traced_join("", (fillchar * (width.__index__() - len(self)), self))
+
+    def zfill(self, width: SupportsIndex, /) -> str:
+        return self._mapped(lambda text: text.zfill(width))
+
+    def _mapped(self, change: Callable[[str], str]) -> str:
+        changed = change(plain(self))
+        return TracedStr(changed, self._spans) if len(changed) == len(self) else _tainted(changed, (self,))
+
+
+def plain(text: str) -> str:
+    """The same characters as an exact `str`, without spans."""
+    return str.__str__(text)
+
+
+def traced_join(separator: str, parts: Iterable[Any]) -> str:
+    """`separator.join(map(str, parts))` with the spans of all of them; plain when nothing carries one."""
+    pieces = [part if isinstance(part, str) else str(part) for part in parts]
+    text = str.join(separator, pieces)
+    spans: list[Span] = []
+    offset, first = 0, True
+    separator_spans = separator._spans if isinstance(separator, TracedStr) else ()
+    for piece in pieces:
+        if not first:
+            spans.extend(Span(start + offset, end + offset, origin) for start, end, origin in separator_spans)
+            offset += len(separator)
+        first = False
+        if isinstance(piece, TracedStr) and piece._spans:
+            if offset:
+                spans.extend(Span(start + offset, end + offset, origin) for start, end, origin in piece._spans)
+            else:
+                spans.extend(piece._spans)
+        offset += len(piece)
+    return TracedStr(text, spans) if spans else text
+
+
+_PERCENT = re.compile(r"%(?:\(([^)]*)\))?(%|s|[^%s]*?[a-zA-Z])")
+
+
+def traced_percent(template: str, values: Any) -> str:
+    """`template % values`; `%s` keeps the spans of its value, other conversions taint the whole result."""
+    expected = plain(template) % values
+    pieces: list[str] = []
+    position, taken = 0, 0
+    arguments = values if isinstance(values, tuple) else (values,)
+    for match in _PERCENT.finditer(plain(template)):
+        pieces.append(template[position : match.start()])
+        position = match.end()
+        key, conversion = match.groups()
+        if conversion == "%":
+            pieces.append("%")
+            continue
+        if conversion != "s":
+            return _tainted(expected, (template, *arguments, *_mapping_values(values)))
+        if key is None:
+            value, taken = arguments[taken], taken + 1
+        else:
+            value = values[key]
+        pieces.append(value if isinstance(value, str) else str(value))
+    result = traced_join("", [*pieces, template[position:]])
+    return result if result == expected else _tainted(expected, (template, *arguments, *_mapping_values(values)))
+
+
+def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:
+    """`result` itself, or, if it is an untraced string made from traced inputs, the same string wholly traced."""
+    if isinstance(result, str) and not isinstance(result, TracedStr):
+        return _tainted(result, inputs)
+    return result
+
+
+def _tainted(text: str, inputs: Iterable[Any]) -> str:
+    for value in inputs:
+        origin = _first_origin(value)
+        if origin is not None:
+            return TracedStr.of(text, origin)
+    return text
+
+
+def _first_origin(value: Any) -> Origin | None:
+    if isinstance(value, TracedStr):
+        return next((span.origin for span in value._spans if isinstance(span.origin, Origin)), None)
+    if isinstance(value, dict):
+        return next((found for item in value.items() for part in item if (found := _first_origin(part))), None)
+    if isinstance(value, (list, tuple)):
+        return next((found for part in value if (found := _first_origin(part))), None)
+    return None
+
+
+def _mapping_values(values: Any) -> tuple[Any, ...]:
+    return tuple(values.values()) if isinstance(values, dict) else ()

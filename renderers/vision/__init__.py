@@ -1,0 +1,1 @@
+"""Pixels and placeholder counts, one module a processor family."""

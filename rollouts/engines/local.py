@@ -1,0 +1,384 @@
+"""An engine in the same process: transformers, batched sampling with a KV cache.
+
+It batches what is waiting: requests that arrive while the model is busy, or in the same round of the event loop, run
+together. Identical prompts are prefilled once, and a picture is encoded once per weight version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from renderers.vision.qwen_vl import QwenVLConfig
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    WeightSpan,
+)
+from rollouts.engines.sampling import RowSampler
+from rollouts.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    MissingExtraError,
+    OverlongPromptError,
+    WeightUpdateError,
+)
+from rollouts.models.placement import PlacedItem, place_rows
+
+try:
+    import torch
+    from transformers import AutoModelForImageTextToText, DynamicCache
+except ImportError as error:
+    raise MissingExtraError("LocalEngine", "torch") from error
+
+from rollouts.models.qwen3_vl import (
+    VisionFeatures,
+    hidden_states,
+    next_hidden_states,
+    require_qwen3_vl,
+    vision_features,
+)
+
+# How many rounds of the event loop must pass without a new request before a batch starts: enough for a finished
+# episode's task to wake, step its environment and ask again, so that a batch does not depend on timing.
+_QUIET_ROUNDS = 4
+
+
+class _Waiting(NamedTuple):
+    request: GenerateRequest
+    answer: asyncio.Future[GenerateResult]
+
+
+@dataclass
+class _Queue:
+    """The requests waiting on one event loop, and the task that serves them."""
+
+    waiting: list[_Waiting] = field(default_factory=list)
+    server: asyncio.Task[None] | None = None
+
+
+class LocalEngine:
+    """`Engine` over a `Qwen3VLForConditionalGeneration` in this process.
+
+    `pixels` is the processor configuration of the renderer that made the requests' media (`renderer.image_processor`
+    has it); `max_batch_rows` bounds how many completions are sampled at once; `max_feature_bytes` bounds the cache of
+    encoded pictures.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        pixels: QwenVLConfig,
+        weight_version: str = "0",
+        max_batch_rows: int = 512,
+        max_feature_bytes: int = 256 * 2**20,
+    ) -> None:
+        require_qwen3_vl(model)
+        self._model = model.eval()
+        self._pixels = pixels
+        self._max_batch_rows = max_batch_rows
+        self._max_feature_bytes = max_feature_bytes
+        self._features: OrderedDict[str, VisionFeatures] = OrderedDict()
+        self._weight_version = weight_version
+        self._limit = int(model.config.text_config.max_position_embeddings)
+        self._vocab_size = int(model.config.text_config.vocab_size)
+        self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
+        # One thread: batches and weight updates follow one another, so no completion mixes two sets of weights.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
+        self._closed = False
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path, *, pixels: QwenVLConfig, **options: Any) -> Self:
+        """Load a checkpoint directory in float32."""
+        model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+        return cls(model, pixels=pixels, **options)
+
+    @property
+    def weight_version(self) -> str:
+        return self._weight_version
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample `n` completions. Raises `InvalidRequestError`, `OverlongPromptError` or `EngineClosedError`."""
+        self._check(request)
+        loop = asyncio.get_running_loop()
+        queue = self._queue_of(loop)
+        answer: asyncio.Future[GenerateResult] = loop.create_future()
+        queue.waiting.append(_Waiting(request, answer))
+        if queue.server is None:
+            queue.server = loop.create_task(self._serve(queue))
+        return await answer
+
+    async def update_weights(self, weights: Mapping[str, Any], version: str) -> None:
+        """Replace every parameter (by the names of `named_parameters`) with tensors or arrays of the same shapes.
+
+        Runs between batches. Raises `WeightUpdateError`, changing nothing, if names or shapes differ.
+        """
+        self._refuse_if_closed("update_weights")
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._load, weights, version)
+
+    async def close(self) -> None:
+        """Fail what is waiting and stop the worker thread once its batch is done."""
+        self._closed = True
+        for loop, queue in self._queues.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_fail, queue.waiting, EngineClosedError("waiting", "the engine was closed"))
+        await asyncio.to_thread(self._worker.shutdown)
+
+    # The event loop's side.
+
+    def _queue_of(self, loop: asyncio.AbstractEventLoop) -> _Queue:
+        for other in [other for other in self._queues if other.is_closed()]:
+            del self._queues[other]
+        return self._queues.setdefault(loop, _Queue())
+
+    async def _serve(self, queue: _Queue) -> None:
+        """Run batches until nothing is waiting."""
+        loop = asyncio.get_running_loop()
+        try:
+            while await self._gather(queue):
+                batch = self._take_batch(queue)
+                running = loop.run_in_executor(self._worker, self._run, [entry.request for entry in batch])
+                await asyncio.wait([running])
+                # Whatever stopped the batch belongs to those who wait for it; nobody else would ever see it.
+                if (error := running.exception()) is not None:
+                    _fail(batch, error)
+                    continue
+                for entry, result in zip(batch, running.result(), strict=True):
+                    if not entry.answer.done():
+                        entry.answer.set_result(result)
+        finally:
+            queue.server = None
+
+    async def _gather(self, queue: _Queue) -> bool:
+        """Wait until no request has joined for some rounds of the loop; whether any is waiting."""
+        quiet, count = 0, len(queue.waiting)
+        while quiet < _QUIET_ROUNDS:
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(queue.waiting) == count else 0
+            count = len(queue.waiting)
+        return bool(queue.waiting)
+
+    def _take_batch(self, queue: _Queue) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        rows = 0
+        while queue.waiting:
+            entry = queue.waiting[0]
+            if batch and rows + entry.request.sampling.n > self._max_batch_rows:
+                break
+            queue.waiting.pop(0)
+            if not entry.answer.done():  # its caller was cancelled
+                batch.append(entry)
+                rows += entry.request.sampling.n
+        return batch
+
+    def _refuse_if_closed(self, request_id: str) -> None:
+        if self._closed:
+            raise EngineClosedError(request_id, "the engine is closed")
+
+    def _check(self, request: GenerateRequest) -> None:
+        self._refuse_if_closed(request.request_id)
+        ids = np.asarray(request.prompt_ids, dtype=np.int64)
+        if not len(ids):
+            raise InvalidRequestError(request.request_id, "the prompt is empty")
+        if len(ids) >= self._limit:
+            raise OverlongPromptError(request.request_id, len(ids), self._limit)
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            raise InvalidRequestError(
+                request.request_id,
+                f"token ids run from {ids.min()} to {ids.max()}, the vocabulary from 0 to {self._vocab_size - 1}",
+            )
+        end = 0
+        for item, where in _media_of(request):
+            covered = ids[where.offset : where.end]
+            if where.offset < end or where.length != item.num_tokens or len(covered) != where.length:
+                raise InvalidRequestError(
+                    request.request_id,
+                    f"picture {item.mm_hash[:12]} of {item.num_tokens} tokens sits at {where.offset}:{where.end} of a "
+                    f"prompt of {len(ids)} tokens, behind a picture that ends at {end}",
+                )
+            if np.any(covered != self._model.config.image_token_id):
+                raise InvalidRequestError(
+                    request.request_id, f"tokens {where.offset}:{where.end} are not all the image placeholder"
+                )
+            end = where.end
+
+    # The worker thread's side.
+
+    def _run(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
+        with torch.inference_mode():
+            return _Batch(self, requests).run()
+
+    def _encoded(self, items: Sequence[Any]) -> list[VisionFeatures]:
+        """Features of pictures, encoding those that these weights have not seen."""
+        missing = [item for item in items if item.mm_hash not in self._features]
+        if missing:
+            fresh = vision_features(self._model, missing, self._pixels)
+            for item, features in zip(missing, fresh, strict=True):
+                self._features[item.mm_hash] = features
+        found = []
+        for item in items:
+            self._features.move_to_end(item.mm_hash)
+            found.append(self._features[item.mm_hash])
+        held = sum(features.nbytes for features in self._features.values())
+        while held > self._max_feature_bytes:
+            _, dropped = self._features.popitem(last=False)
+            held -= dropped.nbytes
+        return found
+
+    def _load(self, weights: Mapping[str, Any], version: str) -> None:
+        parameters = dict(self._model.named_parameters())
+        if parameters.keys() != weights.keys():
+            odd = sorted(parameters.keys() ^ weights.keys())
+            raise WeightUpdateError(f"{len(odd)} parameter names differ, among them {odd[0]!r}; nothing was changed")
+        tensors = {name: torch.as_tensor(value) for name, value in weights.items()}
+        for name, parameter in parameters.items():
+            if tensors[name].shape != parameter.shape:
+                raise WeightUpdateError(
+                    f"{name} has shape {tuple(tensors[name].shape)}, the model wants {tuple(parameter.shape)}; "
+                    "nothing was changed"
+                )
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[name])
+        self._features.clear()
+        self._weight_version = version
+
+
+class _Sample(NamedTuple):
+    """One completion to draw: sample `index` of request `request`, continuing prompt row `prompt`."""
+
+    request: int
+    index: int
+    prompt: int
+
+
+class _Batch:
+    """The requests of one batch: prefill the distinct prompts, then decode all samples together."""
+
+    def __init__(self, engine: LocalEngine, requests: Sequence[GenerateRequest]) -> None:
+        self._engine = engine
+        self._model = engine._model
+        self._requests = requests
+        self._prompts: list[tuple[np.ndarray, list[PlacedItem]]] = []
+        self._samples: list[_Sample] = []
+        row_of: dict[tuple[Any, ...], int] = {}
+        for number, request in enumerate(requests):
+            media = _media_of(request)
+            key = (tuple(request.prompt_ids), tuple((item.mm_hash, where.offset) for item, where in media))
+            row = row_of.setdefault(key, len(row_of))
+            if row == len(self._prompts):
+                self._prompts.append((np.asarray(request.prompt_ids, dtype=np.int64), media))
+            self._samples += [_Sample(number, index, row) for index in range(request.sampling.n)]
+
+    def run(self) -> list[GenerateResult]:
+        logits, cache, mask, positions = self._prefill()
+        ids, logprobs = self._decode(logits, cache, mask, positions)
+        completions: list[list[Completion]] = [[] for _ in self._requests]
+        for sample, row_ids, row_logprobs in zip(self._samples, ids, logprobs, strict=True):
+            completions[sample.request].append(self._completion(sample, row_ids, row_logprobs))
+        return [
+            GenerateResult(request.request_id, drawn)
+            for request, drawn in zip(self._requests, completions, strict=True)
+        ]
+
+    def _prefill(self) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
+        """Logits (samples, vocabulary), cache, attention mask and next positions after the prompts."""
+        config, device = self._model.config, self._model.device
+        rows = place_rows(
+            [ids for ids, _ in self._prompts],
+            [media for _, media in self._prompts],
+            pad_id=config.text_config.pad_token_id or 0,
+            merge_size=config.vision_config.spatial_merge_size,
+            side="left",
+        )
+        cache = DynamicCache(config=config.text_config)
+        hidden = hidden_states(self._model, rows, self._engine._encoded(rows.items), cache=cache)
+        logits = self._model.lm_head(hidden[:, -1])
+        spread = torch.tensor([sample.prompt for sample in self._samples], device=device)
+        if len(self._samples) > len(self._prompts):
+            cache.batch_select_indices(spread)
+        mask = torch.from_numpy(rows.attention_mask).to(device)[spread]
+        return logits[spread], cache, mask, torch.from_numpy(rows.next_positions).to(device)[spread]
+
+    def _decode(
+        self, logits: torch.Tensor, cache: DynamicCache, mask: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Per sample the drawn ids (int32) and their log-probabilities (float32)."""
+        device = logits.device
+        params = [self._requests[sample.request].sampling for sample in self._samples]
+        sampler = RowSampler(params, [sample.index for sample in self._samples], device)
+        budgets = torch.tensor([self._budget(sample) for sample in self._samples], device=device)
+        stops = _stop_table(params, device)
+        steps = int(budgets.max())
+        drawn_ids = torch.zeros((len(params), steps), dtype=torch.int32, device=device)
+        drawn_logprobs = torch.zeros((len(params), steps), dtype=torch.float32, device=device)
+        lengths = torch.zeros(len(params), dtype=torch.int64, device=device)
+        alive = torch.arange(len(params), device=device)  # which sample each remaining row is
+
+        for step in range(steps):
+            ids, logprobs = sampler.sample(logits, step)
+            drawn_ids[alive, step] = ids.to(torch.int32)
+            drawn_logprobs[alive, step] = logprobs
+            lengths[alive] = step + 1
+            going = ~(ids[:, None] == stops[alive]).any(-1) & (step + 1 < budgets[alive])
+            if not bool(going.any()):
+                break
+            if not bool(going.all()):
+                rows = going.nonzero()[:, 0]
+                alive, ids, mask, positions = alive[rows], ids[rows], mask[rows], positions[rows]
+                sampler.keep(rows)
+                cache.batch_select_indices(rows)
+            mask = torch.cat([mask, mask.new_ones((len(mask), 1))], dim=1)
+            logits = self._model.lm_head(next_hidden_states(self._model, ids, positions, mask, cache))
+            positions = positions + 1
+
+        counts = lengths.tolist()
+        all_ids, all_logprobs = drawn_ids.cpu().numpy(), drawn_logprobs.cpu().numpy()
+        return (
+            [row[:count].copy() for row, count in zip(all_ids, counts, strict=True)],
+            [row[:count].copy() for row, count in zip(all_logprobs, counts, strict=True)],
+        )
+
+    def _budget(self, sample: _Sample) -> int:
+        room = self._engine._limit - len(self._prompts[sample.prompt][0])
+        return min(self._requests[sample.request].sampling.max_tokens, room)
+
+    def _completion(self, sample: _Sample, ids: np.ndarray, logprobs: np.ndarray) -> Completion:
+        last = int(ids[-1])
+        stopped = last in self._requests[sample.request].sampling.stop_token_ids
+        return Completion(
+            index=sample.index,
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            stop_token_id=last if stopped else None,
+            weight_spans=(WeightSpan(self._engine.weight_version, 0, len(ids)),),
+        )
+
+
+def _fail(entries: list[_Waiting], error: BaseException) -> None:
+    for entry in entries:
+        if not entry.answer.done():
+            entry.answer.set_exception(error)
+    entries.clear()
+
+
+def _media_of(request: GenerateRequest) -> list[PlacedItem]:
+    return [] if request.multi_modal_data is None else request.multi_modal_data.items()
+
+
+def _stop_table(params: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Stop ids int64 (rows, most stop ids of any row), padded with -1."""
+    width = max(1, *(len(p.stop_token_ids) for p in params)) if params else 1
+    table = [[*p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))] for p in params]
+    return torch.tensor(table, dtype=torch.int64, device=device)

@@ -1,0 +1,133 @@
+"""What every engine takes and gives: token ids and media in, sampled ids with log-probabilities out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from renderers import MultiModalData
+from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
+from transport import wire_type
+
+
+@wire_type("rollouts.FinishReason")
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.
+
+    A `seed` makes a completion a function of (weights, prompt, seed, index), whatever else the engine is doing.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    n: int = 1
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = {
+            "max_tokens is at least 1": self.max_tokens >= 1,
+            "temperature is 0 (greedy) or more": 0.0 <= self.temperature < float("inf"),
+            "top_p is in (0, 1]": 0.0 < self.top_p <= 1.0,
+            "top_k is 0 (off) or more": self.top_k >= 0,
+            "n is at least 1": self.n >= 1,
+        }
+        broken = [rule for rule, holds in problems.items() if not holds]
+        if broken:
+            raise InvalidRequestError("sampling", f"{'; '.join(broken)}, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt. `prompt_ids` holds expanded placeholders; `multi_modal_data` says what they stand for."""
+
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    multi_modal_data: MultiModalData | None = None
+    session_id: str | None = None
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@wire_type("rollouts.WeightSpan")
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """Tokens `start:end` of a completion were sampled from weights `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One sample: ids int32 (n,), their log-probabilities float32 (n,) under the raw model distribution.
+
+    Raw means before temperature, top-k and top-p, as vLLM reports by default. The stop token is part of the ids.
+    """
+
+    index: int
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    finish_reason: FinishReason
+    stop_token_id: int | None = None
+    weight_spans: tuple[WeightSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult:
+    request_id: str
+    completions: list[Completion]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Samples from a model. Many requests may be awaited at once, from any event loop."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample `request.sampling.n` completions. Raises an `EngineError`."""
+        ...
+
+    async def close(self) -> None:
+        """Refuse further requests and release what the engine holds."""
+        ...
+
+
+def check_result(request: GenerateRequest, result: GenerateResult) -> None:
+    """Raise unless the result holds n completions, each with one finite log-probability a token.
+
+    Values at or below -9999 are refused too: some servers write that number for a log-probability they do not have.
+    """
+    if len(result.completions) != request.sampling.n:
+        raise MalformedResultError(
+            request.request_id, f"{len(result.completions)} completions came back, {request.sampling.n} were asked for"
+        )
+    for completion in result.completions:
+        count, given = len(completion.token_ids), len(completion.logprobs)
+        if given != count:
+            raise MissingLogProbsError(
+                request.request_id, f"completion {completion.index} has {count} tokens and {given} log-probabilities"
+            )
+        if not np.all(np.isfinite(completion.logprobs)) or np.any(completion.logprobs <= -9999.0):
+            place = int(np.argmin(np.isfinite(completion.logprobs) & (completion.logprobs > -9999.0)))
+            raise MissingLogProbsError(
+                request.request_id,
+                f"completion {completion.index}, token {place} has log-probability {completion.logprobs[place]}",
+            )
+        if not count:
+            raise MalformedResultError(request.request_id, f"completion {completion.index} holds no token")

@@ -1,0 +1,119 @@
+"""The multi-turn loop."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from renderers import Message, MultimodalRenderer, RenderedTokens, RendererError
+from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams, check_result
+from rollouts.environment import Environment, reset_environment, step_environment
+from rollouts.errors import EngineError, EnvironmentProtocolError, EpisodeError, TrajectoryError
+from rollouts.trajectory import Trajectory
+
+
+async def run_episode(
+    environment: Environment,
+    *,
+    engine: Engine,
+    renderer: MultimodalRenderer,
+    sampling: SamplingParams,
+    max_turns: int,
+    seed: int = 0,
+    group_id: str = "",
+    episode_id: str | None = None,
+) -> Trajectory:
+    """Play one episode of an environment against an engine.
+
+    The first prompt is rendered; every later one extends prompt + completion through the renderer's bridge, pictures
+    carried forward. Where the bridge is refused, the conversation is rendered anew and the trajectory forks.
+    `seed` goes to the environment; `sampling.seed`, if given, seeds turn t with (seed, t). An episode that is not done
+    after `max_turns` ends `truncated`. Raises `EpisodeError` with the completed turns if engine, renderer or
+    environment fail.
+    """
+    trajectory = Trajectory(episode_id or uuid.uuid4().hex, seed=seed, group_id=group_id)
+    try:
+        await _play(trajectory, environment, engine, renderer, sampling, max_turns)
+    except (EngineError, EnvironmentProtocolError, RendererError, TrajectoryError) as error:
+        raise EpisodeError(str(error), trajectory) from error
+    return trajectory
+
+
+async def _play(
+    trajectory: Trajectory,
+    environment: Environment,
+    engine: Engine,
+    renderer: MultimodalRenderer,
+    sampling: SamplingParams,
+    max_turns: int,
+) -> None:
+    tools = getattr(environment, "tools", None)
+    if not sampling.stop_token_ids:
+        sampling = replace(sampling, stop_token_ids=tuple(renderer.get_stop_token_ids()))
+    messages = await reset_environment(environment, trajectory.seed)
+    prompt = renderer.render(messages, tools=tools, add_generation_prompt=True)
+
+    for turn in range(max_turns):
+        request = GenerateRequest(
+            prompt_ids=prompt.token_ids,
+            sampling=replace(sampling, seed=turn_seed(sampling.seed, turn)),
+            multi_modal_data=prompt.multi_modal_data,
+            session_id=trajectory.episode_id,
+            request_id=f"{trajectory.episode_id}-{turn}",
+        )
+        completion = await _complete(engine, request)
+        completion_ids = completion.token_ids.tolist()
+        assistant = renderer.parse_response(completion_ids, tools=tools, prompt_ids=prompt.token_ids).to_message()
+        trajectory.add_turn(prompt.token_ids, prompt.multi_modal_data, completion, assistant)
+
+        step = await step_environment(environment, assistant)
+        trajectory.pay(step.reward, dict(step.info))
+        if step.done:
+            trajectory.done = True
+            return
+        if turn + 1 < max_turns:
+            prompt = _next_prompt(renderer, prompt, completion_ids, messages, assistant, step.messages, tools)
+            messages = [*messages, assistant, *step.messages]
+    trajectory.truncated = True
+
+
+async def _complete(engine: Engine, request: GenerateRequest) -> Completion:
+    result = await engine.generate(request)
+    check_result(request, result)
+    completion = result.completions[0]
+    if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+        raise EngineError(request.request_id, f"generation ended with {completion.finish_reason.value!r}")
+    return completion
+
+
+def _next_prompt(
+    renderer: MultimodalRenderer,
+    prompt: RenderedTokens,
+    completion_ids: list[int],
+    messages: Sequence[Message],
+    assistant: Message,
+    new_messages: Sequence[Message],
+    tools: Any,
+) -> RenderedTokens:
+    bridged = renderer.bridge_to_next_turn(
+        prompt.token_ids,
+        completion_ids,
+        new_messages,
+        tools=tools,
+        previous_messages=messages,
+        previous_multi_modal_data=prompt.multi_modal_data,
+    )
+    if bridged is not None:
+        return bridged
+    return renderer.render([*messages, assistant, *new_messages], tools=tools, add_generation_prompt=True)
+
+
+def turn_seed(seed: int | None, turn: int) -> int | None:
+    """A seed for turn `turn`, unrelated to those of other turns and of neighbouring seeds."""
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, turn]).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,133 @@
+"""Every exception of `rollouts`, under one root."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollouts.trajectory import Trajectory
+
+
+class RolloutsError(Exception):
+    """Root of every error that `rollouts` raises on purpose."""
+
+
+class ForeignRenderersError(RolloutsError, ImportError):
+    """Another distribution's `renderers` package stands where ours should."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        super().__init__(
+            f"the import package `renderers` at {location} belongs to another distribution, which overwrote the one "
+            "that mmrollouts installs. Run `pip uninstall renderers` and then `pip install --force-reinstall "
+            "--no-deps mmrollouts`."
+        )
+
+
+class MissingExtraError(RolloutsError, ImportError):
+    """A feature needs an optional dependency."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        self.feature = feature
+        self.extra = extra
+        super().__init__(f'{feature} needs the extra `{extra}`: pip install "mmrollouts[{extra}]"')
+
+
+# Engines.
+
+
+class EngineError(RolloutsError):
+    """An engine could not answer a request. The request is named by `request_id`."""
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        self.request_id = request_id
+        self.reason = reason
+        super().__init__(f"request {request_id}: {reason}")
+
+
+class InvalidRequestError(EngineError):
+    """A request was refused before it reached the model."""
+
+
+class OverlongPromptError(InvalidRequestError):
+    """The prompt leaves no room for a single new token."""
+
+    def __init__(self, request_id: str, prompt_tokens: int, limit: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+        super().__init__(
+            request_id,
+            f"a prompt of {prompt_tokens} tokens leaves no room within the model's {limit}; shorten the conversation "
+            "or start a new episode",
+        )
+
+
+class MissingLogProbsError(EngineError):
+    """An engine returned tokens without a usable log-probability for each of them."""
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(
+            request_id,
+            f"{reason}. Training on invented log-probabilities is silent damage; configure the engine to return one "
+            "for every sampled token",
+        )
+
+
+class MalformedResultError(EngineError):
+    """An engine returned something other than what was asked for."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed before the request was answered."""
+
+
+class WeightUpdateError(RolloutsError):
+    """New weights do not fit the model; nothing was changed."""
+
+
+# Environments and episodes.
+
+
+class EnvironmentProtocolError(RolloutsError):
+    """An environment returned something that its protocol does not allow."""
+
+
+class EpisodeError(RolloutsError):
+    """An episode failed half-way. `trajectory` holds the turns that were completed; the cause is chained."""
+
+    def __init__(self, reason: str, trajectory: Trajectory) -> None:
+        self.reason = reason
+        self.trajectory = trajectory
+        super().__init__(f"episode {trajectory.episode_id} failed in turn {trajectory.num_turns}: {reason}")
+
+
+# Trajectories and training.
+
+
+class TrajectoryError(RolloutsError):
+    """A turn does not fit the trajectory that it is added to."""
+
+
+class SampleError(RolloutsError):
+    """A training sample contradicts itself. `sample` names it."""
+
+    def __init__(self, sample: str, reason: str) -> None:
+        self.sample = sample
+        self.reason = reason
+        super().__init__(f"sample {sample}: {reason}")
+
+
+class PixelMismatchError(RolloutsError):
+    """Pixels derived again from a source are not those that the sampler saw."""
+
+    def __init__(self, expected: str, actual: str) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"the sampler saw pixels {expected}, this side derives {actual}: the processor fingerprints (the part behind "
+            "the dash) differ. Use the same preprocessor_config.json and Pillow version on both sides."
+        )
+
+
+class UnsupportedModelError(RolloutsError):
+    """No model inputs are known for this architecture."""

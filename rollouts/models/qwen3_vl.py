@@ -1,0 +1,92 @@
+"""Qwen3-VL's forward pass with pictures placed by range and each distinct picture encoded once.
+
+Calls the same modules of transformers' `Qwen3VLForConditionalGeneration` in the same order as its own `forward`, which
+finds placeholders by token id and encodes a picture once per row that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from renderers import MediaItem
+from renderers.vision.qwen_vl import QwenVLConfig, normalise
+from rollouts.errors import UnsupportedModelError
+from rollouts.models.placement import PlacedRows
+
+
+class VisionFeatures(NamedTuple):
+    """Merged features (tokens, hidden) and the deepstack features of each tapped vision layer, same shape."""
+
+    embeds: torch.Tensor
+    deepstack: tuple[torch.Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.embeds.nbytes + sum(layer.nbytes for layer in self.deepstack)
+
+
+def require_qwen3_vl(model: Any) -> None:
+    """Raise `UnsupportedModelError` for any other architecture."""
+    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if kind != "qwen3_vl":
+        raise UnsupportedModelError(
+            f"no forward pass by range is known for model type {kind!r}; supported: qwen3_vl. Use `model_inputs` with "
+            "your model's own forward."
+        )
+
+
+def vision_features(model: Any, items: Sequence[MediaItem], pixels: QwenVLConfig) -> list[VisionFeatures]:
+    """Encode pictures in one pass of the vision tower; one `VisionFeatures` an item."""
+    parameter = model.model.visual.pos_embed.weight
+    patches = normalise(np.concatenate([item["pixel_values"] for item in items]), pixels)
+    grids = torch.from_numpy(np.stack([item["image_grid_thw"] for item in items])).to(parameter.device)
+    values = torch.from_numpy(patches).to(parameter.device, parameter.dtype)
+    output = model.model.get_image_features(values, grids, return_dict=True)
+    layers = zip(*output.deepstack_features, strict=True)
+    return [VisionFeatures(embeds, deepstack) for embeds, deepstack in zip(output.pooler_output, layers, strict=True)]
+
+
+def hidden_states(
+    model: Any, rows: PlacedRows, features: Sequence[VisionFeatures], *, cache: Any = None
+) -> torch.Tensor:
+    """The last layer's hidden states (B, T, hidden) of placed rows; `features` belong to `rows.items`, in order."""
+    device = model.device
+    embeds = model.model.get_input_embeddings()(torch.from_numpy(rows.input_ids).to(device))
+    visual_mask, deepstack = None, None
+    if features:
+        visual_mask = torch.from_numpy(rows.visual_mask).to(device)
+        take = torch.from_numpy(rows.feature_rows).to(device)
+        placed = torch.cat([item.embeds for item in features])[take].to(embeds.dtype)
+        embeds = embeds.masked_scatter(visual_mask[..., None], placed)
+        deepstack = [torch.cat(layer)[take] for layer in zip(*(item.deepstack for item in features), strict=True)]
+    output = model.model.language_model(
+        inputs_embeds=embeds,
+        attention_mask=torch.from_numpy(rows.attention_mask).to(device),
+        position_ids=torch.from_numpy(rows.position_ids).to(device),
+        visual_pos_masks=visual_mask,
+        deepstack_visual_embeds=deepstack,
+        past_key_values=cache,
+        use_cache=cache is not None,
+    )
+    return output.last_hidden_state
+
+
+def next_hidden_states(
+    model: Any, token_ids: torch.Tensor, positions: torch.Tensor, attention_mask: torch.Tensor, cache: Any
+) -> torch.Tensor:
+    """One decoding step: ids (B,) at M-RoPE positions (B,) behind a cache; returns hidden states (B, hidden).
+
+    `attention_mask` is bool (B, cached + 1).
+    """
+    output = model.model.language_model(
+        inputs_embeds=model.model.get_input_embeddings()(token_ids[:, None]),
+        attention_mask=attention_mask,
+        position_ids=positions.expand(3, -1)[:, :, None],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return output.last_hidden_state[:, -1]

@@ -1,0 +1,388 @@
+"""Objects survive the wire unchanged, arrays are not copied, each image travels once."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import subprocess
+import sys
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from renderers.media.source import MediaSource
+from transport import (
+    EncodeError,
+    MissingMediaError,
+    RawTensor,
+    decode,
+    decode_frames,
+    encode,
+    encode_frames,
+    wire_type,
+)
+
+
+class Mood(enum.Enum):
+    CALM = 1
+    WILD = "w"
+
+
+@dataclasses.dataclass
+class Node:
+    tokens: Any
+    extras: Any = None
+    next: Any = None
+
+
+wire_type("tests.codec.Mood")(Mood)
+wire_type("tests.codec.Node")(Node)
+
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.sampled_from(Mood)
+)
+keys = st.text() | st.integers(-(2**63), 2**63)
+nests = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(keys, inner, max_size=4)
+        | st.builds(Node, inner, inner)
+        | st.frozensets(keys, max_size=3)
+        | st.sets(keys, max_size=3)
+    ),
+    max_leaves=20,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, and of equal types all the way down (1 == True == 1.0, but not here)."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
+    if isinstance(a, Node):
+        return same([a.tokens, a.extras, a.next], [b.tokens, b.extras, b.next])
+    return bool(a == b)
+
+
+@settings(max_examples=150, deadline=None)
+@given(nests)
+def test_any_nest_comes_back_with_its_values_types_and_order(value: Any) -> None:
+    assert same(decode(encode(value)), value)
+    assert same(decode_frames(encode_frames(value)), value)
+
+
+def test_the_comparison_used_here_can_tell_a_tuple_from_a_list_and_true_from_one() -> None:
+    assert not same([(1,)], [[1]])
+    assert not same({"a": True}, {"a": 1})
+
+
+def test_dicts_that_look_like_the_wire_format_come_back_as_they_are() -> None:
+    value = {"__torch_tensor__": True, "dtype": "f4", "data": b"", 1: [0, 1, [0]], "array": ["array", "<f4", [1]]}
+    assert same(decode(encode(value)), value)
+
+
+dtypes = st.sampled_from(
+    [
+        "?",
+        "i1",
+        "u1",
+        "<i2",
+        ">i2",
+        "<u4",
+        ">u4",
+        "<i8",
+        ">u8",
+        "<f2",
+        "<f4",
+        ">f4",
+        "<f8",
+        ">f8",
+        "<c8",
+        ">c16",
+        "<U3",
+        ">U3",
+        "S4",
+        "V5",
+        "<M8[ns]",
+        ">M8[D]",
+        "<m8[25s]",
+        np.dtype("longdouble").str,
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), dtypes, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+def test_arrays_of_every_dtype_order_and_stride_come_back_equal_and_read_only(
+    data: st.DataObject, dtype: str, shape: tuple[int, ...]
+) -> None:
+    kind = np.dtype(dtype)
+    count = int(np.prod(shape)) * kind.itemsize
+    raw = np.arange(count, dtype=np.uint8) if kind.kind != "U" else np.zeros(count, np.uint8)
+    array = np.ndarray(shape, kind, buffer=raw.tobytes()) if count else np.empty(shape, kind)
+    if data.draw(st.booleans()):
+        array = array.T
+    # The ellipsis keeps an array without dimensions an array.
+    array = array[(*(slice(None, None, data.draw(st.sampled_from([1, -1, 2]))) for _ in array.shape), ...)]
+    if data.draw(st.booleans()):
+        array = np.asfortranarray(array)
+    for back in (decode(encode(array)), decode_frames(encode_frames(array))):
+        assert type(back) is np.ndarray
+        assert back.dtype == array.dtype
+        assert back.dtype.str == array.dtype.str
+        assert back.shape == array.shape
+        assert back.tobytes() == array.tobytes()
+        assert not back.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        np.float32(1.5),
+        np.int64(-3),
+        np.uint8(255),
+        np.bool_(True),
+        np.complex64(1j),
+        np.str_("é"),
+        np.str_(""),
+        np.bytes_(b"x"),
+        np.bytes_(b""),
+        np.datetime64("2024-02-29T12"),
+        np.timedelta64(5, "ms"),
+        np.float16(0.1),
+    ],
+)
+def test_numpy_scalars_keep_their_type(scalar: np.generic) -> None:
+    back = decode(encode([scalar]))[0]
+    assert type(back) is type(scalar)
+    assert back == scalar
+    assert back.dtype == scalar.dtype
+
+
+def test_decoded_arrays_are_views_on_the_buffer_at_aligned_offsets() -> None:
+    buffer = encode([np.arange(1000.0), np.arange(7, dtype=np.uint8), np.ones((3, 5), np.float32)])
+    whole = np.frombuffer(buffer, np.uint8)
+    for array in decode(buffer):
+        assert np.shares_memory(array, whole)
+        assert (array.ctypes.data - whole.ctypes.data) % 64 == 0
+
+
+def test_arrays_from_a_writable_buffer_are_read_only() -> None:
+    array = decode(bytearray(encode(np.arange(3))))
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+def test_a_contiguous_array_is_not_copied_into_its_frame_and_another_layout_is() -> None:
+    array = np.arange(24.0).reshape(4, 6)
+    _, contiguous, strided = encode_frames([array, array[:, ::2]])
+    assert np.shares_memory(np.frombuffer(contiguous, np.uint8), array)
+    assert not np.shares_memory(np.frombuffer(strided, np.uint8), array)
+    assert memoryview(strided).nbytes == array[:, ::2].nbytes
+
+
+def test_an_image_referred_to_eight_times_is_one_frame_and_one_object_after_decoding() -> None:
+    data = b"picture" * 500
+    value = {"images": [MediaSource.of(bytes(bytearray(data))) for _ in range(4)], "nodes": [Node(None)] * 2}
+    value["more"] = [Node([], extras=MediaSource.of(data)) for _ in range(4)]
+    frames = encode_frames(value)
+    assert len(frames) == 2
+    back = decode_frames(frames)
+    seen = back["images"] + [node.extras for node in back["more"]]
+    assert len({id(source) for source in seen}) == 1
+    assert bytes(seen[0].data) == data
+    assert len(encode_frames([*value["images"], MediaSource.of(b"another")])) == 3
+
+
+def test_one_array_object_is_one_frame_and_two_equal_arrays_are_two() -> None:
+    array = np.arange(5)
+    assert len(encode_frames([array, array, {"again": array}])) == 2
+    assert len(encode_frames([array, array.copy()])) == 3
+
+
+def test_a_registered_object_referred_to_twice_is_one_object_after_decoding() -> None:
+    parent = Node([1])
+    first, second = decode(encode([Node(2, next=parent), Node(3, next=parent)]))
+    assert first.next is second.next
+
+
+def test_media_the_receiver_holds_is_left_out_and_asked_for() -> None:
+    held, sent = MediaSource.of(b"held"), MediaSource.of(b"sent")
+    buffer = encode([held, sent], held=lambda source: source.digest == held.digest)
+    assert b"held" not in buffer.split(held.digest.encode())[1]
+    assert decode(buffer, find_media={held.digest: held}.get) == [held, sent]
+    with pytest.raises(MissingMediaError) as caught:
+        decode(buffer)
+    assert caught.value.digest == held.digest
+
+
+def test_a_list_chain_and_an_object_chain_of_hundreds_need_no_recursion() -> None:
+    node = None
+    for number in range(900):
+        node = Node(number, next=[[node]])
+    back = decode(encode(node))
+    depth = 0
+    while back is not None:
+        back, depth = back.next[0][0], depth + 1
+    assert depth == 900
+
+
+def chain(length: int) -> Any:
+    node: Any = ()
+    for _ in range(length):
+        node = (node,)
+    return node
+
+
+def looped_list() -> Any:
+    loop: list[Any] = [1]
+    loop.append(loop)
+    return loop
+
+
+def looped_node() -> Any:
+    node = Node(1)
+    node.next = {"back": (node,)}
+    return node
+
+
+class Text(str):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered:
+    x: int = 0
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (Node([Node(1, extras={"a": [object()]})]), r"Node\.tokens\[0\]\.extras\['a'\]\[0\]: .*builtins\.object"),
+        ([{"a": Unregistered()}], r"value\[0\]\['a'\]: .*Unregistered.*wire_type"),
+        ({"a": (1, 2**64)}, r"value\['a'\]\[1\]: integer beyond 64 bits"),
+        ([np.array([object()])], r"value\[0\]: dtype object"),
+        ([np.zeros(2, "i4,f4")], r"value\[0\]: .*structured.*one array per field"),
+        ([np.ma.masked_array([1, 2])], r"value\[0\]: .*MaskedArray"),
+        (
+            [np.array(["a"], np.dtypes.StringDType())] if hasattr(np.dtypes, "StringDType") else [object()],
+            r"value\[0\]",
+        ),
+        ({"a": Text("b")}, r"value\['a'\]: .*subclass of str"),
+        ({(1, 2): 3}, "key"),
+        ({"a": {Mood.CALM: 3}}, "key"),
+        ([{1, (2, 3)}], r"value\[0\]: set with members of type tuple"),
+        (["\ud800"], "value: text that is not Unicode"),
+        ([1 + 2j], r"value\[0\]: .*complex"),
+        (looped_list(), "cycle"),
+        (looped_node(), "contains itself"),
+        (chain(1000), "1001 deep"),
+        ([MediaSource("beef", b"")], r"value\[0\]: media digest"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_sent_says_where_it_is_and_what_to_do(value: Any, says: str) -> None:
+    with pytest.raises(EncodeError, match=says):
+        encode(value)
+
+
+def test_objects_nested_as_deep_as_allowed_are_sent() -> None:
+    back, depth = decode(encode(chain(999))), 0
+    while back:
+        back, depth = back[0], depth + 1
+    assert depth == 999
+
+
+def test_a_shared_object_graph_with_exponentially_many_paths_stays_small() -> None:
+    value: Any = ()
+    for _ in range(60):
+        value = (value, value)
+    buffer = encode(value)
+    assert len(buffer) < 4000
+    back = decode(buffer)
+    assert back[0] is back[1]
+
+
+def test_plain_numbers_in_lists_cost_what_msgpack_needs_for_them() -> None:
+    numbers = list(range(100_000))
+    assert len(encode(numbers)) - len(msgpack.packb(numbers)) < 200
+
+
+def test_importing_transport_and_sending_arrays_does_not_load_torch() -> None:
+    code = (
+        "import sys, numpy, transport;"
+        "transport.decode(transport.encode([numpy.arange(3), {'a': (1, 2)}]));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class TestTensors:
+    @pytest.fixture(autouse=True)
+    def torch(self) -> Any:
+        self.t = pytest.importorskip("torch")
+
+    @pytest.mark.parametrize(
+        "dtype", ["float32", "bfloat16", "float16", "int64", "bool", "uint8", "complex64", "float8_e4m3fn", "uint16"]
+    )
+    @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+    def test_every_dtype_and_shape_comes_back_as_an_equal_tensor(self, dtype: str, shape: tuple[int, ...]) -> None:
+        tensor = self.t.randint(0, 2, shape).to(getattr(self.t, dtype))
+        back = decode(encode({"t": tensor}))["t"]
+        assert back.dtype == tensor.dtype
+        assert back.shape == tensor.shape
+        assert self.t.equal(back.reshape(-1).view(self.t.uint8), tensor.reshape(-1).view(self.t.uint8))
+        back.zero_()  # owns its memory: what was received cannot be changed through it
+
+    def test_a_view_sends_its_own_bytes_and_not_its_storage(self) -> None:
+        big = self.t.zeros(1000, 1000, dtype=self.t.bfloat16)
+        assert memoryview(encode_frames(big[3])[1]).nbytes == 2000
+        assert memoryview(encode_frames(big[:, 3])[1]).nbytes == 2000
+        assert self.t.equal(decode(encode(big.T[:2])), big.T[:2])
+
+    def test_a_contiguous_tensor_is_not_copied_into_its_frame(self) -> None:
+        tensor = self.t.arange(10)
+        assert np.shares_memory(np.frombuffer(encode_frames(tensor)[1], np.uint8), tensor.numpy())
+
+    def test_parameters_travel_as_tensors_and_conjugates_as_their_values(self) -> None:
+        assert self.t.equal(decode(encode(self.t.nn.Parameter(self.t.ones(2)))), self.t.ones(2))
+        assert decode(encode(self.t.tensor([1 + 2j]).conj())).tolist() == [1 - 2j]
+
+    def test_sparse_and_meta_tensors_are_refused(self) -> None:
+        for tensor in (self.t.eye(3).to_sparse(), self.t.empty(3, device="meta")):
+            with pytest.raises(EncodeError, match=r"value\[0\]: torch tensor with layout"):
+                encode([tensor])
+
+    def test_without_torch_a_tensor_rests_as_its_bytes_and_is_sent_on_unchanged(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tensors = [self.t.ones(2, 2, dtype=self.t.bfloat16), self.t.arange(3), self.t.empty(0, 2)]
+        buffer = encode(tensors)
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, "torch", None)
+            raw = decode(buffer)
+            relayed = encode(raw)
+        assert all(type(r) is RawTensor and not r.data.flags.writeable for r in raw)
+        assert (raw[0].dtype, raw[0].shape, raw[0].data.nbytes) == ("bfloat16", (2, 2), 8)
+        assert raw[1].numpy().tolist() == [0, 1, 2]
+        with pytest.raises(TypeError):
+            raw[0].numpy()
+        assert all(self.t.equal(a, b) for a, b in zip(decode(relayed), tensors, strict=True))
+        with pytest.raises(EncodeError, match="bytes are not a RawTensor"):
+            encode(RawTensor("bfloat16", (3,), raw[0].data))

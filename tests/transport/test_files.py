@@ -1,0 +1,326 @@
+"""Record files: images once, torn tails dropped, damage confined to the record it hit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from renderers.media.source import MediaSource
+from transport import (
+    ChecksumError,
+    EncodeError,
+    FileChangedError,
+    MalformedError,
+    RecordReader,
+    RecordWriter,
+    VersionError,
+    read_records,
+)
+
+IMAGE = MediaSource.of(b"\x89PNG picture " * 40)
+OTHER = MediaSource.of(b"another " * 30)
+
+
+def write(path: Path, *records: Any) -> None:
+    with RecordWriter(path) as out:
+        for record in records:
+            out.append(record)
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def failure(reader: RecordReader, index: int) -> ChecksumError | None:
+    """The error that reading a record gives, if it gives one."""
+    try:
+        reader[index]
+    except ChecksumError as error:
+        return error
+    return None
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "episodes.mmr"
+
+
+def test_records_come_back_in_order_by_index_and_by_iteration(path: Path) -> None:
+    with RecordWriter(path) as out:
+        assert [out.append({"n": n}) for n in range(4)] == [0, 1, 2, 3]
+        out.flush()
+        assert list(read_records(path)) == [{"n": n} for n in range(4)]  # while the writer is open
+    with RecordReader(path) as reader:
+        assert len(reader) == 4
+        assert reader[-1] == reader[3] == {"n": 3}
+        assert list(reader) == [{"n": n} for n in range(4)]
+        assert reader.truncated_bytes == 0
+        with pytest.raises(IndexError):
+            reader[4]
+
+
+def test_an_image_shared_by_records_is_stored_once_and_read_as_one_object(path: Path) -> None:
+    write(path, [IMAGE, IMAGE], {"again": MediaSource.of(bytes(IMAGE.data)), "new": OTHER}, IMAGE)
+    assert path.read_bytes().count(bytes(IMAGE.data)) == 1
+    with RecordReader(path) as reader:
+        first, second, third = reader
+        assert first == [IMAGE, IMAGE]
+        assert second == {"again": IMAGE, "new": OTHER}
+        assert first[0] is second["again"] is third
+        assert bytes(third.data) == IMAGE.data
+
+
+def test_a_reopened_writer_appends_and_still_knows_the_images(path: Path) -> None:
+    write(path, [IMAGE])
+    with RecordWriter(path) as out:
+        assert out.append([IMAGE, OTHER]) == 1
+    write(path)
+    assert path.read_bytes().count(bytes(IMAGE.data)) == 1
+    assert list(read_records(path)) == [[IMAGE], [IMAGE, OTHER]]
+
+
+def test_arrays_are_aligned_views_on_the_file_that_outlive_the_reader(path: Path) -> None:
+    expected = np.arange(1000, dtype=np.float32)
+    write(path, "first", {"a": expected})
+    with RecordReader(path) as reader:
+        array = reader[1]["a"]
+    assert not array.flags.owndata
+    assert not array.flags.writeable
+    assert array.ctypes.data % 64 == 0
+    np.testing.assert_array_equal(array, expected)
+
+
+def test_a_file_torn_anywhere_in_its_last_record_reads_up_to_it_and_can_be_continued(path: Path) -> None:
+    write(path, {"n": 0}, [IMAGE])
+    before = path.stat().st_size
+    write(path, [OTHER, IMAGE, 7])
+    whole = path.read_bytes()
+    blob_end = before + 64 + -(-OTHER.nbytes // 64) * 64  # the image of the last record, whole by itself
+    for cut in range(before, len(whole)):
+        path.write_bytes(whole[:cut])
+        with RecordReader(path) as reader:
+            assert list(reader) == [{"n": 0}, [IMAGE]]
+            assert reader.truncated_bytes == cut - (blob_end if cut >= blob_end else before)
+        if cut % 16 < 2:
+            write(path, [OTHER, "next"])
+            with RecordReader(path) as reader:
+                assert list(reader) == [{"n": 0}, [IMAGE], [OTHER, "next"]]
+                assert reader.truncated_bytes == 0
+            assert path.read_bytes().count(bytes(OTHER.data)) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 8, 63])
+def test_a_file_torn_inside_its_header_is_an_empty_file(path: Path, cut: int) -> None:
+    write(path, 1)
+    path.write_bytes(path.read_bytes()[:cut])
+    with RecordReader(path) as reader:
+        assert len(reader) == 0
+        assert reader.truncated_bytes == cut
+    write(path, "fresh")
+    assert list(read_records(path)) == ["fresh"]
+
+
+def test_a_last_record_of_full_length_with_wrong_bytes_is_a_torn_tail(path: Path) -> None:
+    write(path, 1)
+    before = path.stat().st_size
+    write(path, "x" * 300)
+    flip(path, before + 64 + 120)
+    with RecordReader(path) as reader:
+        assert list(reader) == [1]
+        assert reader.truncated_bytes == path.stat().st_size - before
+
+
+def test_damage_anywhere_in_a_middle_record_names_it_and_leaves_the_others_readable(path: Path) -> None:
+    write(path, "first")
+    start = path.stat().st_size
+    write(path, ["second", np.arange(20)])
+    end = path.stat().st_size
+    write(path, "third", "fourth")
+    sound = path.read_bytes()
+    unnoticed = []
+    for offset in range(start, end):
+        path.write_bytes(sound)
+        flip(path, offset)
+        with RecordReader(path) as reader:
+            assert len(reader) == 4
+            assert (reader[0], reader[2], reader[3]) == ("first", "third", "fourth")
+            assert reader.truncated_bytes == 0
+            error = failure(reader, 1)
+            if error is None:
+                unnoticed.append(offset)
+            else:
+                assert (error.index, error.offset) == (1, start)
+                assert "record 1" in str(error)
+                assert str(start) in str(error)
+    # Only the zeros that fill the record up to a multiple of 64 may change without anyone noticing.
+    assert all(sound[offset] == 0 for offset in unnoticed)
+    assert unnoticed == list(range(end - len(unnoticed), end))
+    assert len(unnoticed) < 64
+
+
+def test_a_damaged_image_fails_the_records_that_use_it_and_no_other(path: Path) -> None:
+    write(path, 0, [IMAGE], 2, [IMAGE], 4)
+    flip(path, path.read_bytes().index(bytes(IMAGE.data)) + 5)
+    with RecordReader(path) as reader:
+        assert (reader[0], reader[2], reader[4]) == (0, 2, 4)
+        for index in (1, 3):
+            with pytest.raises(ChecksumError, match=IMAGE.digest):
+                reader[index]
+
+
+def test_an_image_whose_header_is_damaged_fails_the_records_that_use_it(path: Path) -> None:
+    write(path, 0, [IMAGE], 2)
+    flip(path, path.read_bytes().index(bytes(IMAGE.data)) - 30)
+    with RecordReader(path) as reader:
+        assert (len(reader), reader[0], reader[2]) == (3, 0, 2)
+        with pytest.raises(ChecksumError, match=rf"media sha256 {IMAGE.digest}, used by record 1") as caught:
+            reader[1]
+        assert caught.value.index == 1
+    write(path, [IMAGE])
+    with RecordReader(path) as reader:
+        assert reader[3] == reader[1] == [IMAGE]  # stored again, and so found again for those before
+
+
+def test_an_image_stored_under_another_digest_is_refused_although_the_file_is_sound(path: Path) -> None:
+    write(path, [MediaSource(IMAGE.digest, b"not the picture")], 1)
+    with pytest.raises(ChecksumError, match=IMAGE.digest):
+        list(read_records(path))
+
+
+def test_appending_continues_behind_a_damaged_record(path: Path) -> None:
+    write(path, "first")
+    start = path.stat().st_size
+    write(path, "second", "third")
+    flip(path, start + 8)
+    with RecordWriter(path) as out:
+        assert out.append("fourth") == 3
+    with RecordReader(path) as reader:
+        assert (reader[0], reader[2], reader[3]) == ("first", "third", "fourth")
+
+
+class Interrupting:
+    """A file whose next write is cut short by Ctrl-C after `keep` bytes."""
+
+    def __init__(self, file: Any, keep: int) -> None:
+        self.file, self.keep = file, keep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: memoryview) -> int:
+        self.file.write(data[: self.keep])
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("keep", [0, 1, 64, 700, 10_000])
+def test_ctrl_c_inside_an_append_leaves_a_readable_file_and_a_usable_writer(path: Path, keep: int) -> None:
+    with RecordWriter(path) as out:
+        out.append("first")
+        real = out._file
+        out._file = Interrupting(real, keep)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            out.append([IMAGE, "lost"])
+        out._file = real
+        assert next(iter(read_records(path))) == "first"
+        assert out.append([IMAGE, "second"]) == 1
+    with RecordReader(path) as reader:
+        assert list(reader) == ["first", [IMAGE, "second"]]
+        assert reader.truncated_bytes == 0
+
+
+def test_a_write_the_system_takes_in_pieces_is_completed(path: Path) -> None:
+    class Slow(Interrupting):
+        def write(self, data: memoryview) -> int:
+            return int(self.file.write(data[: self.keep]))
+
+    with RecordWriter(path) as out:
+        out._file = Slow(out._file, 100)  # type: ignore[assignment]
+        out.append([IMAGE, "x" * 1000])
+    assert list(read_records(path)) == [[IMAGE, "x" * 1000]]
+
+
+def test_each_append_is_one_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    class Counting(Interrupting):
+        def write(self, data: memoryview) -> int:
+            sizes.append(data.nbytes)
+            return int(self.file.write(data))
+
+    with RecordWriter(path) as out:
+        out._file = Counting(out._file, 0)  # type: ignore[assignment]
+        out.append([IMAGE, OTHER, np.arange(10)])
+    assert sizes == [path.stat().st_size - 64]
+
+
+def test_a_record_that_cannot_be_encoded_leaves_the_file_as_it_was(path: Path) -> None:
+    with RecordWriter(path) as out:
+        out.append(1)
+        with pytest.raises(EncodeError):
+            out.append([IMAGE, object()])
+        assert out.append([IMAGE]) == 1
+    assert list(read_records(path)) == [1, [IMAGE]]
+
+
+def test_a_second_writer_is_noticed_and_its_records_are_kept(path: Path) -> None:
+    with RecordWriter(path) as first:
+        first.append("mine")
+        write(path, "theirs")
+        with pytest.raises(FileChangedError, match="something else wrote"):
+            first.append("lost")
+        with pytest.raises(FileChangedError):
+            first.close()
+    assert list(read_records(path)) == ["mine", "theirs"]
+
+
+def test_other_files_are_refused_and_left_alone(path: Path) -> None:
+    for content in (b"hello", b"#!/bin/sh\n" * 20, bytes(200)):
+        path.write_bytes(content)
+        with pytest.raises(MalformedError):
+            RecordReader(path)
+        with pytest.raises(MalformedError):
+            RecordWriter(path)
+        assert path.read_bytes() == content
+
+
+def test_a_file_of_a_newer_format_is_refused(path: Path) -> None:
+    write(path, 1)
+    flip(path, 9)
+    with pytest.raises(VersionError):
+        RecordReader(path)
+
+
+def test_any_flipped_byte_gives_the_right_record_or_a_checksum_error(path: Path) -> None:
+    write(path, [IMAGE, 1], (2, np.arange(3)), {"n": 3})
+    sound = path.read_bytes()
+    expected = [[IMAGE, 1], 2, {"n": 3}]
+    for offset in range(0, len(sound), 3):
+        path.write_bytes(sound)
+        flip(path, offset)
+        try:
+            reader = RecordReader(path)
+        except (MalformedError, VersionError):
+            assert offset < 64
+            continue
+        with reader:
+            for number in range(len(reader)):
+                try:
+                    record = reader[number]
+                except ChecksumError:
+                    continue
+                assert (record[0] if number == 1 else record) == expected[number]
+
+
+def test_closing_a_reader_unmaps_the_file_once_nothing_looks_at_it(path: Path) -> None:
+    write(path, {"a": np.arange(10)})
+    reader = RecordReader(path)
+    assert reader[0]["a"].sum() == 45
+    reader.close()
+    if os.path.exists("/proc/self/maps"):
+        assert str(path) not in Path("/proc/self/maps").read_text()

@@ -1,0 +1,344 @@
+"""Whatever the bytes are, decoding ends soon, in little memory, with an error of this package."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import struct
+import time
+import tracemalloc
+import zlib
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from renderers.media.source import MediaSource
+from transport import (
+    ChecksumError,
+    DecodeLimits,
+    LimitError,
+    MalformedError,
+    TransportError,
+    TruncatedError,
+    UnknownTypeError,
+    VersionError,
+    decode,
+    decode_frames,
+    encode,
+    encode_frames,
+    wire_type,
+)
+
+
+@wire_type("tests.hostile.Item")
+@dataclasses.dataclass(frozen=True)
+class Item:
+    a: Any
+    b: Any = None
+
+
+SAMPLE = [
+    Item(np.arange(6, dtype=">i4").reshape(2, 3), MediaSource.of(b"picture")),
+    {"text": "é" * 20, 3: (1, 2.5, None)},
+    np.float32(1),
+    {1, "x"},
+    Item(np.array(["ab"]), [True, -1, 2**63]),
+]
+BUFFER = encode(SAMPLE)
+
+
+def message(entries: list[Any], blobs: Any = (), frames: tuple[bytes, ...] = (), count: int | None = None) -> list[Any]:
+    """Frames whose header is valid in form and says whatever the test wants."""
+    header = struct.pack("<4sHxxI", b"MMRH", 1, len(entries) if count is None else count)
+    body = [msgpack.packb(value, strict_types=False) for value in (list(blobs), *entries)]
+    return [header + b"".join(body), *frames]
+
+
+def raw(body: bytes, count: int = 1) -> list[Any]:
+    return [struct.pack("<4sHxxI", b"MMRH", 1, count) + b"\x90" + body]
+
+
+def ref(number: int) -> msgpack.ExtType:
+    return msgpack.ExtType(1, number.to_bytes(4, "big"))
+
+
+def blob(number: int = 0) -> msgpack.ExtType:
+    return msgpack.ExtType(2, number.to_bytes(4, "big"))
+
+
+def root(value: Any) -> list[Any]:
+    return [0, 0, value]
+
+
+def test_the_messages_made_here_are_read_when_they_are_well_formed() -> None:
+    assert decode_frames(message([root(5)])) == 5
+    assert decode_frames(message([[1, 1, [7]], root([ref(1)])])) == [(7,)]
+    array = decode_frames(message([root(blob())], [["array", "<i2", [2]]], (b"\1\0\2\0",)))
+    assert array.tolist() == [1, 2]
+
+
+def test_truncation_at_every_offset_is_an_error() -> None:
+    for cut in range(len(BUFFER)):
+        with pytest.raises(TransportError):
+            decode(BUFFER[:cut])
+    for cut in range(len(frames := encode_frames(SAMPLE))):
+        with pytest.raises(TransportError):
+            decode_frames(frames[:cut])
+    header = bytes(frames[0])
+    for cut in range(len(header)):
+        with pytest.raises(TransportError):
+            decode_frames([header[:cut], *frames[1:]])
+
+
+def test_bytes_behind_the_message_are_an_error() -> None:
+    with pytest.raises(MalformedError):
+        decode(BUFFER + b"\0")
+    frames = encode_frames(SAMPLE)
+    with pytest.raises(MalformedError):
+        decode_frames([*frames, b""])
+    with pytest.raises(MalformedError):
+        decode_frames([bytes(frames[0]) + b"\xc0", *frames[1:]])
+
+
+def test_a_flipped_bit_in_the_header_part_is_noticed() -> None:
+    lengths_end = 16 + 8 * len(encode_frames(SAMPLE))
+    header_at = -(-lengths_end // 64) * 64
+    header_end = header_at + len(encode_frames(SAMPLE)[0])
+    for offset in [*range(lengths_end), *range(header_at, header_end)]:
+        for bit in (0, 3, 7):
+            damaged = bytearray(BUFFER)
+            damaged[offset] ^= 1 << bit
+            if bytes(damaged[6:8]) != b"\0\0":  # two reserved bytes of the fixed part
+                continue
+            with pytest.raises(TransportError):
+                decode(damaged)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_header_changed_under_a_checksum_that_fits_decodes_or_is_an_error(data: st.DataObject) -> None:
+    frames = encode_frames(SAMPLE)
+    header = bytearray(frames[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(TransportError):
+        decode_frames([header, *frames[1:]])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 4))
+def test_random_bytes_are_an_error_or_a_value(body: bytes, count: int) -> None:
+    for frames in (raw(body, count), [body]):
+        with contextlib.suppress(TransportError):
+            decode_frames(frames)
+    with pytest.raises(TransportError):
+        decode(body)
+
+
+def test_media_whose_bytes_changed_is_a_checksum_error() -> None:
+    damaged = BUFFER.replace(b"picture", b"Picture")
+    assert damaged != BUFFER
+    with pytest.raises(ChecksumError, match="media source of 7 bytes"):
+        decode(damaged)
+    with pytest.raises(ChecksumError):
+        decode(encode(MediaSource("0" * 64, b"picture")))
+
+
+MALFORMED = {
+    "no frames": [],
+    "empty header": [b""],
+    "other magic": [b"XXXX" + encode_frames(1)[0][4:]],
+    "no root": message([[1, 1, []]]),
+    "two roots": message([root(1), [1, 0, 2]]),
+    "one id twice": message([[1, 1, []], [1, 1, []], root(1)]),
+    "unhashable id": message([[[1], 1, []], root(1)]),
+    "reference to itself": message([[1, 1, [ref(1)]], root(ref(1))]),
+    "reference forward": message([[2, 1, [ref(1)]], [1, 1, []], root(ref(2))]),
+    "reference to a missing blob": message([root(blob(0))]),
+    "reference to a root": message([[1, 0, 5], [0, 0, ref(9)]]),
+    "huge reference": message([root(msgpack.ExtType(1, b"\xff" * 100))]),
+    "unknown extension": message([root(msgpack.ExtType(77, b"1234"))]),
+    "broken timestamp": raw(b"\x93\x00\x00\xc7\x03\xff123"),
+    "unknown tag": message([[1, 99, []], root(1)]),
+    "tag of another kind": message([[1, {"a": 1}, []], root(1)]),
+    "tag true": message([[1, True, []], root(1)]),
+    "tuple of no list": message([[1, 1, 5], root(1)]),
+    "entry of no list": message([5]),
+    "set with a list": message([[1, 2, [[1]]], root(1)]),
+    "set with a member twice": message([[1, 2, [1, 1]], root(1)]),
+    "unhashable key": raw(b"\x93\x00\x00\x81\x90\x01"),
+    "tuple key": message([[1, 1, [1]], root({ref(1): 1})]),
+    "key twice": raw(b"\x93\x00\x00\x82\x01\x02\x01\x03"),
+    "text that is not utf-8": raw(b"\x93\x00\x00\xa1\xff"),
+    "byte that means nothing": raw(b"\x93\x00\x00\xc1"),
+    "fewer entries": message([root(1)], count=2),
+    "more entries": message([root(1), [1, 1, []]], count=1),
+    "four billion entries": message([root(1)], count=2**32 - 1),
+    "array of 4 billion": raw(b"\x93\x00\x00\xdd\xff\xff\xff\xff"),
+    "map of 4 billion": raw(b"\x93\x00\x00\xdf\xff\xff\xff\xff"),
+    "string of 4 GiB": raw(b"\x93\x00\x00\xdb\xff\xff\xff\xff"),
+    "nested 100,000 deep": raw(b"\x93\x00\x00" + b"\x91" * 100_000 + b"\xc0"),
+    "maps nested 100,000 deep": raw(b"\x93\x00\x00" + b"\x81\x01" * 100_000 + b"\xc0"),
+    "fields of no map": message([[1, ["tests.hostile.Item", 1], [1]], root(1)]),
+    "blob table of no list": message([root(1)], [5]),
+    "empty description": message([root(1)], [[]], (b"",)),
+    "unknown blob": message([root(1)], [["soup", 1]], (b"",)),
+    "unhashable blob kind": message([root(1)], [[["array"], "<f4", [1]]], (b"1234",)),
+    "more frames than blobs": message([root(1)], [], (b"1",)),
+    "fewer frames than blobs": message([root(1)], [["array", "|u1", [1]]]),
+    "digest of no text": message([root(1)], [["media", 5]], (b"",)),
+    "scalar of nothing": message([[1, 4, []], root(1)]),
+    "scalar too short": message([[1, 4, ["<f8", b"1"]], root(1)]),
+    "scalar without bytes": message([[1, 4, ["|V0", b""]], root(1)]),
+    "scalar beyond Unicode": message([[1, 4, ["<U1", b"\xff" * 4]], root(1)]),
+}
+
+
+@pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED.keys())
+def test_malformed_messages_are_errors(frames: list[Any]) -> None:
+    with pytest.raises((MalformedError, TruncatedError)):
+        decode_frames(frames)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "data"),
+    [
+        ("<f4", [3], b"1234"),
+        ("<f4", [2**62, 2**62], b""),
+        ("<f4", [2**40], b""),
+        ("<f4", [0, 2**62, 2**62], b""),
+        ("<f4", [-1], b""),
+        ("<f4", [-1, -1], b"1234"),
+        ("<f4", [1] * 65, b"1234"),
+        ("<f4", [2**63] * 100_000, b"1234"),
+        ("<f4", [True], b"1234"),
+        ("<f4", 1, b"1234"),
+        ("|O8", [1], b"12345678"),
+        ("O", [1], b"12345678"),
+        ("f4,f4", [1], b"12345678"),
+        ("(2,)f4", [1], b"12345678"),
+        ("<f3", [1], b"123"),
+        ("<U999999999", [0], b""),
+        ("<M8[parsec]", [1], b"12345678"),
+        ("|V0", [9], b""),
+        ("<U1", [1], b"\xff\xff\xff\xff"),
+        (">U1", [2], b"\0\0\0a\0\x11\0\0"),
+        (None, [1], b"1234"),
+    ],
+)
+def test_arrays_that_do_not_fit_their_bytes_are_refused(dtype: Any, shape: Any, data: bytes) -> None:
+    with pytest.raises(MalformedError):
+        decode_frames(message([root(blob())], [["array", dtype, shape]], (data,)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "data", "error"),
+    [
+        ("load", [1], b"1", UnknownTypeError),
+        ("float32", [1], b"12345", MalformedError),
+        ("bfloat16", [2**62], b"", MalformedError),
+        ("float32", [0, 2**62, 2**62], b"", MalformedError),
+        ("float32", [0, 2**63], b"", MalformedError),
+    ],
+)
+def test_tensors_that_do_not_fit_their_bytes_are_refused(
+    dtype: str, shape: list[int], data: bytes, error: type[Exception]
+) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(error):
+        decode_frames(message([root(blob())], [["tensor", dtype, shape]], (data,)))
+
+
+def test_a_type_that_is_not_registered_is_not_constructed() -> None:
+    for name in ("builtins.eval", "os.system", "subprocess.Popen"):
+        with pytest.raises(UnknownTypeError) as caught:
+            decode_frames(message([[1, [name, 1], {"command": "true"}], root(ref(1))]))
+        assert caught.value.name == name
+
+
+def test_newer_formats_are_named_as_such() -> None:
+    header = bytearray(encode_frames(1)[0])
+    header[4] = 9
+    container = bytearray(encode(1))
+    container[4] = 9
+    for attempt in (lambda: decode_frames([header]), lambda: decode(container)):
+        with pytest.raises(VersionError) as caught:
+            attempt()
+        assert (caught.value.theirs, caught.value.ours) == (9, 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("max_frames", 4), ("max_header_bytes", 300), ("max_total_bytes", 500), ("max_depth", 1)],
+)
+def test_each_limit_holds_and_names_itself(limit: str, value: int) -> None:
+    big = [Item((np.zeros(30), np.zeros(30), np.ones(9), np.ones(8)), "x" * 400)]
+    limits = DecodeLimits(**{limit: value})
+    assert decode(encode(big))[0].b == "x" * 400
+    with pytest.raises(LimitError, match=rf"DecodeLimits\({limit}=") as caught:
+        decode_frames(encode_frames(big), limits=limits)
+    assert (caught.value.limit, caught.value.allowed) == (limit, value)
+    assert caught.value.actual > value
+    with pytest.raises(LimitError):
+        decode(encode(big), limits=limits)
+
+
+def test_a_chain_of_objects_past_the_limit_is_a_limit_error() -> None:
+    chain = [[number, 1, [ref(number - 1)] if number > 1 else []] for number in range(1, 5001)]
+    with pytest.raises(LimitError, match="max_depth"):
+        decode_frames(message([*chain, root(ref(5000))]))
+
+
+def measured(frames: list[Any]) -> tuple[float, int]:
+    """Seconds and peak bytes that refusing `frames` takes."""
+    tracemalloc.start()
+    started = time.perf_counter()
+    try:
+        with pytest.raises(TransportError):
+            decode_frames(frames)
+        return time.perf_counter() - started, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_nested_lists_that_each_claim_the_whole_message_allocate_nothing() -> None:
+    filler = b"\xc0" * 1_000_000
+    bomb = raw(b"\x93\x00\x00" + (b"\xdd" + struct.pack(">I", 900_000)) * 900 + filler)
+    seconds, peak = measured(bomb)
+    assert peak < 10 * len(bomb[0])  # building the lists as claimed would take 900 * 900,000 * 8 bytes
+    assert seconds < 2
+
+
+def test_a_frame_count_or_length_beyond_the_buffer_allocates_nothing() -> None:
+    def container(count: int, lengths: bytes) -> bytes:
+        fixed = struct.pack("<4sHxxI", b"MMRT", 1, count)
+        return fixed + struct.pack("<I", zlib.crc32(lengths, zlib.crc32(fixed))) + lengths
+
+    for hostile in (
+        container(2**32 - 1, b""),
+        container(60_000, b""),
+        container(1, struct.pack("<Q", 2**64 - 1)),
+        container(2, struct.pack("<QQ", 2**63, 2**63)),
+        container(0, b""),
+    ):
+        with pytest.raises(TransportError):
+            decode(hostile)
+
+
+def test_keys_chosen_to_collide_are_refused_before_they_are_hashed() -> None:
+    class Counting(tuple):
+        hashed = 0
+
+        def __hash__(self) -> int:
+            Counting.hashed += 1
+            return 1
+
+    from transport.unpacking import build_dict
+
+    with pytest.raises(MalformedError):
+        build_dict([(Counting((n,)), n) for n in range(1000)])
+    assert Counting.hashed == 0

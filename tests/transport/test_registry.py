@@ -1,0 +1,181 @@
+"""Types on the wire: versions, fields that come and go, and names that cannot be taken twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import pytest
+
+from transport import (
+    MalformedError,
+    MissingFieldError,
+    RegistrationError,
+    UnknownTypeError,
+    VersionError,
+    decode,
+    encode,
+    registry,
+    wire_type,
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_by_name", {})
+    monkeypatch.setattr(registry, "_by_class", {})
+
+
+def forget() -> None:
+    registry._by_name.clear()
+    registry._by_class.clear()
+
+
+def point(version: int = 1, **fields: Any) -> type:
+    cls = dataclasses.make_dataclass("Point", [(n, Any) if d is ... else (n, Any, d) for n, d in fields.items()])
+    return wire_type("tests.Point", version)(cls)
+
+
+def test_frozen_slotted_and_plain_dataclasses_come_back_equal() -> None:
+    @wire_type("tests.Frozen")
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Frozen:
+        a: int
+        b: tuple[int, ...] = ()
+
+    @wire_type("tests.KeywordOnly")
+    @dataclasses.dataclass(kw_only=True)
+    class KeywordOnly:
+        a: Any
+
+    assert decode(encode([Frozen(1, (2, 3)), KeywordOnly(a=Frozen(4))])) == [
+        Frozen(1, (2, 3)),
+        KeywordOnly(a=Frozen(4)),
+    ]
+
+
+def test_a_field_with_init_false_is_not_sent_and_is_computed_again() -> None:
+    calls = []
+
+    @wire_type("tests.Sum")
+    @dataclasses.dataclass
+    class Sum:
+        a: int
+        total: int = dataclasses.field(init=False)
+
+        def __post_init__(self) -> None:
+            calls.append(self.a)
+            self.total = self.a + 1
+
+    buffer = encode(Sum(4))
+    assert b"total" not in buffer
+    assert decode(buffer).total == 5
+    assert calls == [4, 4]
+
+
+def test_fields_of_a_newer_peer_are_ignored_and_missing_ones_take_their_default() -> None:
+    buffer = encode(point(x=..., y=..., z=...)(1, 2, 3))
+    forget()
+    older = point(x=..., w=7)
+    assert decode(buffer) == older(1, 7)
+
+
+def test_a_field_inserted_in_the_middle_shifts_nothing() -> None:
+    buffer = encode(point(x=..., y=...)(1, 2))
+    forget()
+    newer = point(x=..., middle=None, y=None)
+    assert decode(buffer) == newer(1, None, 2)
+
+
+def test_a_missing_field_without_default_names_type_and_field() -> None:
+    buffer = encode(point(x=...)(1))
+    forget()
+    point(x=..., y=...)
+    with pytest.raises(MissingFieldError) as caught:
+        decode(buffer)
+    assert (caught.value.type_name, caught.value.field) == ("tests.Point", "y")
+
+
+def test_a_newer_version_is_refused_and_an_older_one_read() -> None:
+    buffer = encode(point(2, x=...)(1))
+    assert decode(buffer).x == 1
+    forget()
+    point(3, x=...)
+    assert decode(buffer).x == 1
+    forget()
+    point(1, x=...)
+    with pytest.raises(VersionError) as caught:
+        decode(buffer)
+    assert (caught.value.theirs, caught.value.ours) == (2, 1)
+
+
+def test_a_type_nobody_registered_is_named_and_not_imported() -> None:
+    buffer = encode(point(x=...)(1))
+    forget()
+    with pytest.raises(UnknownTypeError, match=r"tests\.Point"):
+        decode(buffer)
+
+
+def test_values_a_type_refuses_are_an_error_that_keeps_the_reason() -> None:
+    buffer = encode(point(x=...)(-1))
+    forget()
+
+    @wire_type("tests.Point")
+    @dataclasses.dataclass
+    class Positive:
+        x: int
+
+        def __post_init__(self) -> None:
+            if self.x < 0:
+                raise ValueError("x is negative")
+
+    with pytest.raises(MalformedError, match=r"tests\.Point refused .*x is negative"):
+        decode(buffer)
+
+
+def test_enums_travel_by_member_name_whatever_their_values() -> None:
+    @wire_type("tests.Finish")
+    class Finish(enum.StrEnum):
+        STOP = "stop"
+        LENGTH = "length"
+
+    @wire_type("tests.Level")
+    class Level(enum.IntEnum):
+        LOW = 1
+
+    back = decode(encode([Finish.STOP, Level.LOW, "stop", 1]))
+    assert back[0] is Finish.STOP
+    assert back[1] is Level.LOW
+    assert [type(plain) for plain in back[2:]] == [str, int]
+
+
+def test_an_enum_member_this_side_does_not_have_is_named() -> None:
+    buffer = encode(wire_type("tests.E")(enum.Enum("E", ["A", "B"])).B)
+    forget()
+    wire_type("tests.E")(enum.Enum("E", ["A"]))
+    with pytest.raises(MalformedError, match=r"tests\.E has no member 'B'"):
+        decode(buffer)
+
+
+def test_a_taken_name_and_a_second_name_are_refused_and_the_same_again_is_not() -> None:
+    first = point(x=...)
+    assert wire_type("tests.Point")(first) is first
+    with pytest.raises(RegistrationError, match=r"registered as 'tests\.Point'"):
+        point(x=...)
+    with pytest.raises(RegistrationError):
+        wire_type("tests.Other")(first)
+    with pytest.raises(RegistrationError):
+        wire_type("tests.Point", 2)(first)
+
+
+@pytest.mark.parametrize("cls", [int, type("Plain", (), {}), enum.Flag("F", ["A"])])
+def test_only_dataclasses_and_plain_enums_register(cls: type) -> None:
+    with pytest.raises(RegistrationError, match="neither a dataclass nor a plain enum"):
+        wire_type("tests.No")(cls)
+
+
+def test_a_subclass_of_a_registered_class_is_not_that_class() -> None:
+    base = point(x=...)
+    with pytest.raises(Exception, match="Register the class"):
+        encode(type("Sub", (base,), {})(1))

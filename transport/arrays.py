@@ -1,0 +1,215 @@
+"""numpy arrays and torch tensors as (description, raw bytes), and back.
+
+The raw bytes are the elements in C order, in the byte order that the dtype names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.errors import MalformedError, UnknownTypeError
+
+if TYPE_CHECKING:
+    import torch
+
+Bytes = npt.NDArray[np.uint8]
+
+# The spellings `dtype.str` has for plain element types. np.dtype() itself reads far more ("O", "f4,f4", "(9,9)f4"), and
+# a message must not reach that.
+_DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
+_MAX_DIMENSIONS = 64
+
+_TENSOR_ITEM_BYTES = {
+    "bool": 1,
+    **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+class UnsupportedArrayError(ValueError):
+    """Why an array or tensor cannot be sent, and the cure; the codec adds where it sits."""
+
+    def __init__(self, reason: str, cure: str) -> None:
+        super().__init__(reason, cure)
+        self.reason = reason
+        self.cure = cure
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """A torch tensor where torch is not installed: its dtype by torch's name, its shape, its elements as bytes.
+
+    `data` is a read-only uint8 array of `prod(shape) * item size` bytes, in C order. Encoding it again sends the tensor
+    it stands for, so a relay needs no torch.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes = field(repr=False)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """The elements as a view. Raises `TypeError` for a dtype numpy does not have, such as bfloat16."""
+        return self.data.view(np.dtype(self.dtype)).reshape(self.shape)
+
+
+def is_array(obj: object) -> bool:
+    """A numpy array of the plain class. Other subclasses mean more than their elements (a mask, field names)."""
+    return type(obj) is np.ndarray or type(obj) is np.memmap
+
+
+def is_tensor(obj: object) -> bool:
+    """A torch tensor or parameter, or one at rest as `RawTensor`."""
+    if type(obj) is RawTensor:
+        return True
+    torch = sys.modules.get("torch")  # without torch loaded there is no tensor to meet
+    return torch is not None and (type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter)
+
+
+def describe_dtype(dtype: np.dtype[Any]) -> str:
+    """The dtype's name on the wire. Raises `UnsupportedArrayError`."""
+    if dtype.hasobject:
+        raise UnsupportedArrayError(
+            f"dtype {dtype} holds Python objects", "Convert it to a numeric dtype, or send a list with .tolist()."
+        )
+    if dtype.names is not None:
+        raise UnsupportedArrayError(f"dtype {dtype} is structured", "Send one array per field.")
+    # Third-party element types (ml_dtypes.bfloat16) all call themselves '<V2'; they would come back as plain bytes.
+    if not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
+        raise UnsupportedArrayError(
+            f"dtype {dtype} has no name on the wire", "Send array.view(numpy.uint8) beside its name."
+        )
+    return dtype.str
+
+
+def array_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """The elements as flat uint8, sharing memory with a C-contiguous array; any other layout is copied once."""
+    if array.nbytes == 0:
+        return np.empty(0, np.uint8)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
+    """dtype name, shape and flat uint8 elements. A view gives its own elements, not its storage.
+
+    Shares memory with a contiguous tensor on the CPU. Gradients are not part of it.
+    """
+    if isinstance(tensor, RawTensor):
+        if math.prod(tensor.shape) * _TENSOR_ITEM_BYTES.get(tensor.dtype, 0) != tensor.data.nbytes:
+            raise UnsupportedArrayError(
+                f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size."
+            )
+        return tensor.dtype, list(tensor.shape), array_bytes(tensor.data)
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or tensor.is_meta or name not in _TENSOR_ITEM_BYTES:
+        raise UnsupportedArrayError(
+            f"torch tensor with layout {tensor.layout}, dtype {tensor.dtype}, device {tensor.device}",
+            "Send a dense tensor that holds data, in one of: " + ", ".join(_TENSOR_ITEM_BYTES) + ".",
+        )
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if dense.numel() == 0:
+        return name, list(tensor.shape), np.empty(0, np.uint8)
+    return name, list(tensor.shape), dense.reshape(-1).view(torch.uint8).numpy()
+
+
+def read_dtype(name: object) -> np.dtype[Any]:
+    """The dtype a message names. Raises `MalformedError`."""
+    if type(name) is not str or not _DTYPE.fullmatch(name):
+        raise MalformedError(f"{name!r:.80} is not the name of an array dtype")
+    try:
+        return np.dtype(name)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MalformedError(
+            f"array dtype {name!r} does not exist on this machine", "Send it as another dtype."
+        ) from error
+
+
+def build_array(name: object, shape: object, data: memoryview) -> npt.NDArray[Any]:
+    """A read-only view on `data`."""
+    dtype = read_dtype(name)
+    dims = _read_shape(shape, dtype.itemsize, data.nbytes)
+    try:
+        # frombuffer refuses an empty buffer; an ndarray over it is fine, and allocates nothing.
+        flat = np.ndarray(dims, dtype, buffer=data) if data.nbytes == 0 else np.frombuffer(data, dtype).reshape(dims)
+    except (TypeError, ValueError, OverflowError) as error:  # more dimensions or larger ones than this numpy takes
+        raise MalformedError(f"array of shape {dims} and dtype {name} cannot exist here") from error
+    flat.setflags(write=False)
+    _check_text(flat)
+    return flat
+
+
+def build_tensor(name: object, shape: object, data: memoryview) -> torch.Tensor | RawTensor:
+    """A tensor where torch is installed, else a `RawTensor`.
+
+    The tensor owns a copy: torch has no read-only tensors, and an in-place operation on a view would change the
+    received bytes or, on a mapped file, kill the process.
+    """
+    if type(name) is not str or name not in _TENSOR_ITEM_BYTES:
+        raise UnknownTypeError(f"torch.{name!s:.80}")
+    dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], data.nbytes)
+    raw = np.frombuffer(data, np.uint8) if data.nbytes else np.empty(0, np.uint8)
+    try:
+        import torch
+    except ImportError:
+        raw.setflags(write=False)
+        return RawTensor(name, dims, raw)
+    dtype = getattr(torch, name)
+    try:
+        return torch.from_numpy(raw.copy()).view(dtype).reshape(dims) if raw.size else torch.empty(dims, dtype=dtype)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise MalformedError(f"tensor of shape {dims} and dtype {name} cannot exist here") from error
+
+
+def pack_scalar(scalar: np.generic) -> list[object]:
+    """A numpy scalar as [dtype name, bytes]."""
+    name = describe_dtype(scalar.dtype)
+    if scalar.dtype.kind in "SU" and np.asarray(scalar)[()] != scalar:
+        raise UnsupportedArrayError("numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
+    return [name, scalar.tobytes()[: scalar.dtype.itemsize]]  # numpy gives an empty string four bytes
+
+
+def build_scalar(payload: object) -> np.generic:
+    """The numpy scalar for what `pack_scalar` gave."""
+    if type(payload) is not list or len(payload) != 2 or type(payload[1]) is not bytes:
+        raise MalformedError("numpy scalar is not a pair of dtype and bytes")
+    dtype = read_dtype(payload[0])
+    if dtype.itemsize != len(payload[1]):
+        raise MalformedError(f"numpy scalar of dtype {payload[0]} came with {len(payload[1])} bytes")
+    if dtype.itemsize == 0:
+        if dtype.kind not in "SU":
+            raise MalformedError(f"numpy scalar of dtype {payload[0]} has no bytes")
+        return dtype.type()  # type: ignore[no-any-return]
+    values = np.frombuffer(payload[1], dtype)
+    _check_text(values)
+    return values[0]  # type: ignore[no-any-return]
+
+
+def _check_text(array: npt.NDArray[Any]) -> None:
+    """Refuse code points past Unicode's last; reading such an element fails inside numpy, long after decoding."""
+    if array.dtype.kind != "U" or array.size == 0:
+        return
+    points = array.reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+    if int(points.max()) > sys.maxunicode:
+        raise MalformedError(f"text array of dtype {array.dtype.str} holds {int(points.max()):#x}, not a code point")
+
+
+def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, ...]:
+    """The shape, once it is known to describe exactly the bytes that came."""
+    if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+        raise MalformedError("array shape is not a list of at most 64 sizes")
+    if item_bytes == 0:
+        raise MalformedError("array whose elements have no bytes")
+    if math.prod(shape) * item_bytes != data_bytes:
+        raise MalformedError(f"array of shape {shape} with {item_bytes} bytes an element came with {data_bytes} bytes")
+    return tuple(shape)

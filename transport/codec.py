@@ -1,0 +1,63 @@
+"""Objects to bytes and back: as one run of bytes, or as frames for a transport that sends several buffers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from renderers.media.source import MediaSource
+from transport import container
+from transport.limits import DecodeLimits
+from transport.packing import Held, pack
+from transport.unpacking import FindMedia, unpack
+from transport.wire import Buffer
+
+_DEFAULT_LIMITS = DecodeLimits()
+
+
+def _nothing_held(source: MediaSource) -> bool:
+    return False
+
+
+def _nothing_found(digest: str) -> MediaSource | None:
+    return None
+
+
+def encode_frames(obj: object, *, held: Held = _nothing_held) -> list[Buffer]:
+    """`obj` as a header frame and one frame per array, tensor and media source.
+
+    Supported: None, bool, int of 64 bits, float, str, bytes, list, tuple, set and frozenset of plain values, dict with
+    plain keys, numpy arrays and scalars of every dtype but object and structured, torch tensors, `MediaSource`, and
+    dataclasses and enums registered with `wire_type`; nested as you like, without cycles. bytearray and memoryview
+    come back as bytes. Exact types only: a subclass of str or dict is an `EncodeError`, not a str or dict at the far
+    end.
+
+    A frame of a C-contiguous array shares the array's memory, so send it before changing the array; other layouts are
+    copied once. A media source is one frame however often it is referred to, and so is an array object; a registered
+    object that is referred to twice is one object after decoding, too.
+
+    `held(source)` is asked once per media source; those it affirms are left out, and the receiver's `find_media` must
+    supply them. Raises `EncodeError`, which says where in `obj` the trouble is.
+    """
+    return pack(obj, held)
+
+
+def decode_frames(
+    frames: Sequence[Buffer], *, limits: DecodeLimits = _DEFAULT_LIMITS, find_media: FindMedia = _nothing_found
+) -> Any:
+    """The object that `encode_frames` was given.
+
+    Arrays are read-only views on the frames and keep them alive; tensors are copied, torch having no read-only ones.
+    Media sources are verified against their digests. Raises `DecodeError`, whatever the bytes are.
+    """
+    return unpack(frames, limits, find_media)
+
+
+def encode(obj: object, *, held: Held = _nothing_held) -> bytes:
+    """`encode_frames` in one container, each frame at a multiple of 64 bytes, its header under a CRC-32."""
+    return container.join(pack(obj, held))
+
+
+def decode(buffer: Buffer, *, limits: DecodeLimits = _DEFAULT_LIMITS, find_media: FindMedia = _nothing_found) -> Any:
+    """`decode_frames` for what `encode` gave. Arrays are views on `buffer`."""
+    return unpack(container.split(buffer, limits), limits, find_media)

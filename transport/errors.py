@@ -1,0 +1,146 @@
+"""Every exception of `transport`, under one root.
+
+Each one carries what went wrong as attributes, and its message ends with the cure.
+"""
+
+from __future__ import annotations
+
+
+class TransportError(Exception):
+    """Root of every error that `transport` raises on purpose."""
+
+
+class RegistrationError(TransportError):
+    """A class cannot be registered under the wire name it asks for."""
+
+    def __init__(self, name: str, reason: str, cure: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"wire type {name!r}: {reason}. {cure}")
+
+
+class EncodeError(TransportError):
+    """A value cannot be put on the wire; `path` says where inside the object it sits."""
+
+    def __init__(self, path: str, reason: str, cure: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}. {cure}")
+
+
+class DecodeError(TransportError):
+    """Bytes that cannot be turned back into an object."""
+
+
+class MalformedError(DecodeError):
+    """The bytes are not what this format writes."""
+
+    def __init__(self, what: str, cure: str = "Ask the sender for the message again.") -> None:
+        self.what = what
+        super().__init__(f"{what}. {cure}")
+
+
+class TruncatedError(DecodeError):
+    """The bytes stop early. `expected` and `actual` are byte counts."""
+
+    def __init__(self, what: str, expected: int, actual: int) -> None:
+        self.what = what
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{what} needs {expected} bytes and {actual} are there. Ask the sender for the message again.")
+
+
+class ChecksumError(DecodeError):
+    """Bytes changed between writing and reading.
+
+    `expected` and `actual` are the two checksums in hex, None where the damage hit the checksum's own record. For a
+    record file, `index` is the record that cannot be read and `offset` the byte where what is damaged begins.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        expected: str | None = None,
+        actual: str | None = None,
+        *,
+        index: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        self.what = what
+        self.expected = expected
+        self.actual = actual
+        self.index = index
+        self.offset = offset
+        change = "is damaged" if expected is None else f"was written with checksum {expected} and now has {actual}"
+        super().__init__(f"{what} {change}. Restore it from another copy, or ask the sender for it again.")
+
+
+class UnknownTypeError(DecodeError):
+    """The sender used a type that this process has not registered."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"no type is registered under the wire name {name!r}. "
+            "Import the module that declares it with @wire_type, or update this installation."
+        )
+
+
+class VersionError(DecodeError):
+    """The sender writes a newer version than this process reads."""
+
+    def __init__(self, what: str, theirs: int, ours: int) -> None:
+        self.what = what
+        self.theirs = theirs
+        self.ours = ours
+        super().__init__(
+            f"{what} has version {theirs} and this installation reads up to {ours}. Update mmrollouts here."
+        )
+
+
+class MissingFieldError(DecodeError):
+    """The sender left out a field that has no default here."""
+
+    def __init__(self, type_name: str, field: str) -> None:
+        self.type_name = type_name
+        self.field = field
+        super().__init__(
+            f"{type_name} came without its field {field!r}, which has no default. "
+            "Give the field a default, or bring both sides to one version."
+        )
+
+
+class MissingMediaError(DecodeError):
+    """A message refers to media that was left out as already held, and it is not held here."""
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        super().__init__(
+            f"media sha256 {digest} was not sent with this message and is not held here. Ask the sender for that media."
+        )
+
+
+class LimitError(DecodeError):
+    """A message is larger than the receiver accepts. `limit` is the name of the `DecodeLimits` field."""
+
+    def __init__(self, limit: str, allowed: int, actual: int) -> None:
+        self.limit = limit
+        self.allowed = allowed
+        self.actual = actual
+        super().__init__(
+            f"the message has {limit[4:].replace('_', ' ')} {actual} and {allowed} are allowed. "
+            f"If the sender is trusted, pass DecodeLimits({limit}=...)."
+        )
+
+
+class FileChangedError(TransportError):
+    """A record file is not as its writer left it. `expected` and `actual` are sizes in bytes."""
+
+    def __init__(self, path: str, expected: int, actual: int) -> None:
+        self.path = path
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"{path} has {actual} bytes and its writer left it at {expected}: something else wrote to it. "
+            "Give each writer a file of its own."
+        )

@@ -1,0 +1,32 @@
+"""How much a message may cost the process that decodes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transport.errors import LimitError
+
+MAX_DEPTH = 1000
+"""Objects inside each other that the encoder writes, and the decoder accepts by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """Bounds checked before anything is allocated.
+
+    `max_frames` and `max_total_bytes` bound the message with its arrays and media, which are views and cost no memory
+    of their own. `max_header_bytes` bounds the part that becomes Python objects: up to about 80 bytes of memory for
+    each byte of it. `max_depth` counts tuples, sets and registered objects inside each other; lists and dicts between
+    two of those may nest 1024 deep (a fixed limit of msgpack).
+    """
+
+    max_frames: int = 1 << 16
+    max_header_bytes: int = 64 << 20
+    max_total_bytes: int = 4 << 30
+    max_depth: int = MAX_DEPTH
+
+    def check(self, limit: str, actual: int) -> None:
+        """Raise `LimitError` if `actual` is above the field called `limit`."""
+        allowed: int = getattr(self, limit)
+        if actual > allowed:
+            raise LimitError(limit, allowed, actual)

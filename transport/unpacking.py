@@ -1,0 +1,207 @@
+"""From frames back to the object. Nothing is believed before it is checked, and nothing is copied.
+
+The header is parsed twice: first without building anything, which proves that every length in it is backed by bytes,
+then for real. A few hostile bytes can therefore not ask for gigabytes of list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+
+from renderers.errors import MediaDigestError
+from renderers.media.source import MediaSource
+from transport import registry, wire
+from transport.arrays import build_array, build_scalar, build_tensor
+from transport.errors import ChecksumError, MalformedError, MissingMediaError, TruncatedError, VersionError
+from transport.limits import DecodeLimits
+
+FindMedia = Callable[[str], MediaSource | None]
+
+# Everything msgpack raises on bytes it cannot read, by its own account and by trial.
+_MSGPACK_ERRORS = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
+
+
+def unpack(frames: Sequence[wire.Buffer], limits: DecodeLimits, find_media: FindMedia) -> Any:
+    """The object that `pack` was given. `find_media` supplies media that the sender left out."""
+    views = [as_bytes(frame) for frame in frames]
+    limits.check("max_frames", len(views))
+    limits.check("max_total_bytes", sum(view.nbytes for view in views))
+    if not views:
+        raise TruncatedError("message", wire.PRELUDE.size, 0)
+    limits.check("max_header_bytes", views[0].nbytes)
+    entries, body = _read_prelude(views[0])
+    _check_structure(body, 1 + entries)
+    building = _Building(limits, find_media)
+    values = msgpack.Unpacker(
+        strict_map_key=False,
+        ext_hook=building.resolve,
+        object_pairs_hook=build_dict,
+        max_buffer_size=max(body.nbytes, 1),
+    )
+    values.feed(body)
+    try:
+        building.take_blobs(values.unpack(), views[1:])
+        for _ in range(entries):
+            building.take_entry(values.unpack())
+    except _MSGPACK_ERRORS as error:
+        raise MalformedError(f"message header is not valid: {error}") from error
+    return building.root()
+
+
+def as_bytes(buffer: wire.Buffer) -> memoryview:
+    """A flat, read-only view: what is decoded from it cannot be used to change what was received."""
+    try:
+        view = memoryview(buffer).toreadonly()
+        return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses a view with nothing in it
+    except TypeError as error:
+        raise MalformedError(f"frame is not a contiguous buffer: {error}", "Pass bytes or a memoryview.") from error
+
+
+def check_version(what: str, version: int) -> None:
+    """Raise `VersionError` for a format newer than this one."""
+    if version > wire.FORMAT_VERSION:
+        raise VersionError(what, version, wire.FORMAT_VERSION)
+
+
+def _read_prelude(header: memoryview) -> tuple[int, memoryview]:
+    if header.nbytes < wire.PRELUDE.size:
+        raise TruncatedError("message header", wire.PRELUDE.size, header.nbytes)
+    magic, version, entries = wire.PRELUDE.unpack_from(header)
+    if magic != wire.PRELUDE_MAGIC:
+        raise MalformedError(f"message header starts with {magic!r}, not {wire.PRELUDE_MAGIC!r}")
+    check_version("message", version)
+    return entries, header[wire.PRELUDE.size :]
+
+
+def _check_structure(body: memoryview, expected: int) -> None:
+    """Prove that `body` is `expected` complete msgpack values and nothing more, without building them."""
+    skipping = msgpack.Unpacker(max_buffer_size=max(body.nbytes, 1))
+    skipping.feed(body)
+    try:
+        for _ in range(expected):
+            skipping.skip()
+    except _MSGPACK_ERRORS as error:
+        raise MalformedError(f"message header breaks off or is not msgpack: {error!r}") from error
+    if skipping.tell() != body.nbytes:
+        raise MalformedError(f"message header has {body.nbytes - skipping.tell()} bytes after its last entry")
+
+
+def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
+    """A dict whose keys are safe to hash (see `wire.KEY_TYPES`) and distinct."""
+    for key, _ in pairs:
+        if type(key) not in wire.KEY_TYPES:
+            raise MalformedError(f"dict key of type {type(key).__name__}", "Use str or int keys.")
+    built = dict(pairs)
+    if len(built) != len(pairs):
+        raise MalformedError("dict with one key twice")
+    return built
+
+
+class _Building:
+    """One message being rebuilt."""
+
+    def __init__(self, limits: DecodeLimits, find_media: FindMedia) -> None:
+        self.limits = limits
+        self.find_media = find_media
+        self.blobs: list[object] = []
+        self.built: dict[int, object] = {}
+        self.depths: dict[int, int] = {}
+        self.depth = 0  # of the deepest entry that the current one refers to
+        self.roots: list[object] = []
+
+    def resolve(self, code: int, data: bytes) -> object:
+        """The object a reference stands for; msgpack calls this for each."""
+        number = int.from_bytes(data, "big")
+        if code == wire.REF_BLOB and number < len(self.blobs):
+            return self.blobs[number]
+        if code == wire.REF_ENTRY and number in self.built:
+            self.depth = max(self.depth, self.depths[number] + 1)
+            return self.built[number]
+        raise MalformedError(f"reference {code}:{number} to something that has not come before it")
+
+    def take_blobs(self, table: object, frames: list[memoryview]) -> None:
+        if type(table) is not list or any(type(row) is not list or not row for row in table):
+            raise MalformedError("blob table is not a list of descriptions")
+        self.limits.check("max_frames", len(table))
+        carried = sum(row[0] != wire.BLOB_HELD for row in table)
+        if carried != len(frames):
+            raise MalformedError(f"message describes {carried} arrays and media and carries {len(frames)}")
+        following = iter(frames)
+        blobs = [
+            self.held_media(row) if row[0] == wire.BLOB_HELD else _build_blob(row, next(following)) for row in table
+        ]
+        self.blobs.extend(blobs)
+
+    def held_media(self, row: list[Any]) -> MediaSource:
+        if len(row) != 2 or type(row[1]) is not str:
+            raise MalformedError("description of held media is not a digest")
+        source = self.find_media(row[1])
+        if source is None:
+            raise MissingMediaError(row[1])
+        return source
+
+    def take_entry(self, entry: object) -> None:
+        if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not int or entry[0] in self.built:
+            raise MalformedError("entry is not [id, tag, payload] with an id of its own")
+        number, tag, payload = entry
+        self.limits.check("max_depth", self.depth)
+        self.depths[number], self.depth = self.depth, 0
+        if type(tag) is int and tag == wire.TAG_ROOT:
+            self.roots.append(payload)
+            self.built[number] = None
+        else:
+            self.built[number] = _build_entry(tag, payload)
+
+    def root(self) -> object:
+        if len(self.roots) != 1:
+            raise MalformedError(f"message has {len(self.roots)} roots instead of one")
+        return self.roots[0]
+
+
+def _build_blob(row: list[Any], data: memoryview) -> object:
+    kind = row[0]
+    if kind == wire.BLOB_MEDIA and len(row) == 2 and type(row[1]) is str:
+        return build_media(row[1], data)
+    if kind == wire.BLOB_ARRAY and len(row) == 3:
+        return build_array(row[1], row[2], data)
+    if kind == wire.BLOB_TENSOR and len(row) == 3:
+        return build_tensor(row[1], row[2], data)
+    raise MalformedError(f"blob of unknown kind {kind!r:.80} with {len(row) - 1} values")
+
+
+def build_media(digest: str, data: memoryview) -> MediaSource:
+    """The source, once its bytes are known to hash to its digest. Raises `ChecksumError`."""
+    source = MediaSource(digest, data)
+    try:
+        source.verify()
+    except MediaDigestError as error:
+        raise ChecksumError(f"media source of {data.nbytes} bytes", error.expected, error.actual) from error
+    return source
+
+
+def _build_entry(tag: object, payload: Any) -> object:
+    if type(tag) is list and len(tag) == 2 and type(tag[0]) is str and type(tag[1]) is int:
+        return registry.of_name(tag[0]).build(payload, tag[1])
+    if type(tag) is not int:
+        raise MalformedError(f"entry tag {tag!r:.80} is neither a number nor a [name, version]")
+    if tag == wire.TAG_SCALAR:
+        return build_scalar(payload)
+    if type(payload) is not list:
+        raise MalformedError(f"entry with tag {tag} is not a list")
+    if tag == wire.TAG_TUPLE:
+        return tuple(payload)
+    if tag == wire.TAG_SET or tag == wire.TAG_FROZENSET:
+        return _build_set(tag, payload)
+    raise MalformedError(f"entry tag {tag} is unknown")
+
+
+def _build_set(tag: int, members: list[Any]) -> object:
+    if not set(map(type, members)) <= wire.KEY_TYPES:
+        raise MalformedError("set with members that are not plain values")
+    built = frozenset(members)
+    if len(built) != len(members):
+        raise MalformedError("set with one member twice")
+    return built if tag == wire.TAG_FROZENSET else set(built)
