@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from renderers.media.source import MediaSource
+from renderers.vision.normalise import PixelScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class MediaItem(Mapping[str, np.ndarray]):
 
     `item["pixel_values"]` holds canonical uint8 patches (after resize, before rescale and normalise), for Qwen-VL of
     shape (t*h*w, 3 * temporal_patch * patch * patch); `item["image_grid_thw"]` is int64 of shape (3,). `mm_hash` names
-    exactly these pixels: the source's digest and the fingerprint of the processor that made them.
+    exactly these pixels: the source's digest and the fingerprint of the processor that made them. `scale` makes floats
+    of the uint8 pixels (`renderers.vision.normalise`).
     """
 
     modality: str
@@ -41,6 +43,7 @@ class MediaItem(Mapping[str, np.ndarray]):
     source: MediaSource
     tensors: Mapping[str, np.ndarray]
     num_tokens: int
+    scale: PixelScale
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.tensors[name]

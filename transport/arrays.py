@@ -144,7 +144,6 @@ def build_array(name: object, shape: object, data: memoryview) -> npt.NDArray[An
         flat = np.ndarray(dims, dtype, buffer=data) if data.nbytes == 0 else np.frombuffer(data, dtype).reshape(dims)
     except (TypeError, ValueError, OverflowError) as error:  # more dimensions or larger ones than this numpy takes
         raise MalformedError(f"array of shape {dims} and dtype {name} cannot exist here") from error
-    flat.setflags(write=False)
     _check_text(flat)
     return flat
 

@@ -2,7 +2,7 @@
 
 Follows `Qwen2VLImageProcessorPil` of transformers (the Pillow backend, which Qwen3-VL checkpoints name too). Patches
 are kept as uint8, after the resize and before rescale and normalise: a quarter of the float32 bytes, lossless, and
-what a vLLM that normalises on the device expects. `normalise` gives the floats that the transformers processor gives.
+what a vLLM that normalises on the device expects. `vision.normalise` makes the processor's floats of them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.rendered import MediaItem
+from renderers.vision.normalise import PixelScale
 
 # The processor refuses longer pictures; resizing them would squeeze one side to nothing.
 MAX_ASPECT_RATIO = 200
@@ -41,9 +42,7 @@ class QwenVLConfig:
     min_pixels: int = 65536
     max_pixels: int = 16777216
     resample: int = 3
-    rescale_factor: float = 1 / 255
-    image_mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    image_std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    scale: PixelScale = PixelScale()
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, path: str) -> Self:
@@ -60,9 +59,11 @@ class QwenVLConfig:
                 min_pixels=int(config.get("min_pixels") or size["shortest_edge"]),
                 max_pixels=int(config.get("max_pixels") or size["longest_edge"]),
                 resample=int(config.get("resample", 3)),
-                rescale_factor=float(config.get("rescale_factor", 1 / 255)),
-                image_mean=tuple(float(value) for value in config["image_mean"]),
-                image_std=tuple(float(value) for value in config["image_std"]),
+                scale=PixelScale(
+                    factor=float(config.get("rescale_factor", 1 / 255)),
+                    mean=tuple(float(value) for value in config["image_mean"]),
+                    std=tuple(float(value) for value in config["image_std"]),
+                ),
             )
         except KeyError as error:
             raise InvalidFileError(path, f"misses {error.args[0]!r}, which decides the pixels") from error
@@ -108,7 +109,8 @@ class QwenVLProcessor:
         for array in tensors.values():
             array.setflags(write=False)
         num_tokens = math.prod(grid) // self.config.merge_size**2
-        return self.store.put(MediaItem(self.modality, self.mm_hash(source), source, tensors, num_tokens))
+        item = MediaItem(self.modality, self.mm_hash(source), source, tensors, num_tokens, self.config.scale)
+        return self.store.put(item)
 
 
 def resized_size(width: int, height: int, config: QwenVLConfig) -> tuple[int, int]:
@@ -144,26 +146,3 @@ def patchify(pixels: np.ndarray, config: QwenVLConfig) -> np.ndarray:
     blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5)  # block row, block column, row, column in block, C, y, x
     shape = (*blocks.shape[:5], temporal, patch, patch)
     return np.broadcast_to(blocks[:, :, :, :, :, None], shape).reshape(grid_h * grid_w, -1)
-
-
-def normalise(patches: np.ndarray, config: QwenVLConfig) -> np.ndarray:
-    """uint8 patches -> the float32 `pixel_values` of the transformers processor, bit for bit.
-
-    A uint8 has 256 values and a channel one mean and one deviation, so a table of 3 x 256 floats holds every result;
-    it is filled with the processor's own arithmetic (rescale in float64 rounded to float32, then normalise in float32).
-    """
-    table = _normalised_values(config)
-    per_channel = patches.shape[1] // len(config.image_mean)
-    channels = patches.reshape(len(patches), len(config.image_mean), per_channel)
-    out = np.empty(channels.shape, dtype=np.float32)
-    for channel, values in enumerate(table):
-        np.take(values, channels[:, channel], out=out[:, channel])
-    return out.reshape(patches.shape)
-
-
-def _normalised_values(config: QwenVLConfig) -> np.ndarray:
-    """float32 of shape (channels, 256)."""
-    rescaled = (np.arange(256, dtype=np.uint8).astype(np.float64) * config.rescale_factor).astype(np.float32)
-    mean = np.array(config.image_mean, dtype=np.float32)[:, None]
-    std = np.array(config.image_std, dtype=np.float32)[:, None]
-    return (rescaled[None, :] - mean) / std

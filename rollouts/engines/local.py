@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from renderers.vision.qwen_vl import QwenVLConfig
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
@@ -69,23 +68,19 @@ class _Queue:
 class LocalEngine:
     """`Engine` over a `Qwen3VLForConditionalGeneration` in this process.
 
-    `pixels` is the processor configuration of the renderer that made the requests' media (`renderer.image_processor`
-    has it); `max_batch_rows` bounds how many completions are sampled at once; `max_feature_bytes` bounds the cache of
-    encoded pictures.
+    `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded pictures.
     """
 
     def __init__(
         self,
         model: Any,
         *,
-        pixels: QwenVLConfig,
         weight_version: str = "0",
         max_batch_rows: int = 512,
         max_feature_bytes: int = 256 * 2**20,
     ) -> None:
         require_qwen3_vl(model)
         self._model = model.eval()
-        self._pixels = pixels
         self._max_batch_rows = max_batch_rows
         self._max_feature_bytes = max_feature_bytes
         self._features: OrderedDict[str, VisionFeatures] = OrderedDict()
@@ -98,10 +93,14 @@ class LocalEngine:
         self._closed = False
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, *, pixels: QwenVLConfig, **options: Any) -> Self:
+    def from_pretrained(
+        cls, directory: str | Path, *, attn_implementation: str = "sdpa", **options: Any
+    ) -> Self:
         """Load a checkpoint directory in float32."""
-        model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
-        return cls(model, pixels=pixels, **options)
+        model = AutoModelForImageTextToText.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation=attn_implementation
+        )
+        return cls(model, **options)
 
     @property
     def weight_version(self) -> str:
@@ -222,7 +221,7 @@ class LocalEngine:
         """Features of pictures, encoding those that these weights have not seen."""
         missing = [item for item in items if item.mm_hash not in self._features]
         if missing:
-            fresh = vision_features(self._model, missing, self._pixels)
+            fresh = vision_features(self._model, missing)
             for item, features in zip(missing, fresh, strict=True):
                 self._features[item.mm_hash] = features
         found = []

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from renderers import MediaItem
-from renderers.vision.qwen_vl import QwenVLConfig, normalise
+from renderers.vision.normalise import normalise
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.placement import PlacedRows
 
@@ -39,15 +39,22 @@ def require_qwen3_vl(model: Any) -> None:
         )
 
 
-def vision_features(model: Any, items: Sequence[MediaItem], pixels: QwenVLConfig) -> list[VisionFeatures]:
+def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatures]:
     """Encode pictures in one pass of the vision tower; one `VisionFeatures` an item."""
     parameter = model.model.visual.pos_embed.weight
-    patches = normalise(np.concatenate([item["pixel_values"] for item in items]), pixels)
+    values = torch.from_numpy(float_pixels(items)).to(parameter.device, parameter.dtype)
     grids = torch.from_numpy(np.stack([item["image_grid_thw"] for item in items])).to(parameter.device)
-    values = torch.from_numpy(patches).to(parameter.device, parameter.dtype)
     output = model.model.get_image_features(values, grids, return_dict=True)
     layers = zip(*output.deepstack_features, strict=True)
     return [VisionFeatures(embeds, deepstack) for embeds, deepstack in zip(output.pooler_output, layers, strict=True)]
+
+
+def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
+    """The normalised patches of pictures, one after the other: float32 (patches of all, patch size)."""
+    scales = {item.scale for item in items}
+    if len(scales) == 1:
+        return normalise(np.concatenate([item["pixel_values"] for item in items]), scales.pop())
+    return np.concatenate([normalise(item["pixel_values"], item.scale) for item in items])
 
 
 def hidden_states(

@@ -83,7 +83,7 @@ CHAT_TEMPLATE = """\
 def tiny_qwen3_vl(directory: str | Path, seed: int = 0) -> Path:
     """Write a `Qwen3VLForConditionalGeneration` checkpoint that transformers' Auto classes load; return its directory.
 
-    About 0.4 M float32 parameters, random from `seed`; a byte-level tokenizer (256 bytes, then the Qwen control
+    About 0.35 M float32 parameters, random from `seed`; a byte-level tokenizer (256 bytes, then the Qwen control
     tokens); a ChatML template with images and tools; a processor configuration with 8-pixel patches, so that a 32x32
     picture is 16 patches and 4 tokens. Needs the `torch` extra.
     """
@@ -152,9 +152,10 @@ def _write_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
             "hidden_size": 64,
             "intermediate_size": 128,
             "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
             "head_dim": 32,
+            "initializer_range": 0.05,
             "max_position_embeddings": 4096,
             "tie_word_embeddings": True,
             "eos_token_id": stop,
@@ -175,7 +176,8 @@ def _write_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
             "temporal_patch_size": 2,
             "spatial_merge_size": 2,
             "out_hidden_size": 64,
-            "num_position_embeddings": 256,
+            "num_position_embeddings": 16,
+            "initializer_range": 0.05,
             "deepstack_visual_indexes": [0],
             "hidden_act": "gelu_pytorch_tanh",
         },

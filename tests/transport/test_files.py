@@ -193,6 +193,18 @@ def test_an_image_stored_under_another_digest_is_refused_although_the_file_is_so
         list(read_records(path))
 
 
+def test_a_record_file_stored_inside_a_damaged_record_is_not_taken_for_records(path: Path) -> None:
+    inner = path.with_name("inner.mmr")
+    write(inner, "from inside")
+    write(path, "first")
+    start = path.stat().st_size
+    write(path, np.fromfile(inner, np.uint8), "third")
+    flip(path, start + 8)
+    with RecordReader(path) as reader:
+        assert (len(reader), reader[0], reader[2]) == (3, "first", "third")
+        assert failure(reader, 1) is not None
+
+
 def test_appending_continues_behind_a_damaged_record(path: Path) -> None:
     write(path, "first")
     start = path.stat().st_size

@@ -240,6 +240,7 @@ def test_arrays_that_do_not_fit_their_bytes_are_refused(dtype: Any, shape: Any, 
     [
         ("load", [1], b"1", UnknownTypeError),
         ("float32", [1], b"12345", MalformedError),
+        ("float32", [1000], b"", MalformedError),
         ("bfloat16", [2**62], b"", MalformedError),
         ("float32", [0, 2**62, 2**62], b"", MalformedError),
         ("float32", [0, 2**63], b"", MalformedError),

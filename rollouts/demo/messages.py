@@ -1,0 +1,48 @@
+"""What the two processes of the demonstration say to each other, always as bytes of `transport.encode`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollouts.training.mismatch import MismatchReport
+from rollouts.trajectory import Trajectory
+from transport import wire_type
+
+
+@wire_type("rollouts.demo.WarmStart")
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """Make this many supervised steps."""
+
+    steps: int
+
+
+@wire_type("rollouts.demo.Learn")
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Make one policy-gradient step on these episodes; `progress` in [0, 1) is how much of the run is behind."""
+
+    trajectories: list[Trajectory]
+    progress: float
+
+
+@wire_type("rollouts.demo.Learned")
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The weights after the step (by parameter name), and what the step saw."""
+
+    weights: dict[str, np.ndarray]
+    loss: float
+    mismatch: MismatchReport = MismatchReport()
+    trained_tokens: int = 0
+    images_derived: int = 0
+
+
+@wire_type("rollouts.demo.Failed")
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The trainer could not go on."""
+
+    reason: str

@@ -1,0 +1,26 @@
+"""What the same episodes weigh in the form that is common: every step carries everything so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgpack
+import numpy as np
+
+from renderers.vision.qwen_vl import QwenVLProcessor
+from rollouts.trajectory import Trajectory
+
+
+def naive_bytes(trajectories: Sequence[Trajectory], processor: QwenVLProcessor) -> int:
+    """Bytes of all steps, each with its whole prompt and completion as msgpack lists, the log-probabilities as floats,
+    and float32 pixels of every picture so far."""
+    total = 0
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            completion = trajectory.nodes[turn.node]
+            ids = trajectory.token_ids(turn.node)
+            total += len(msgpack.packb([ids.tolist(), completion.logprobs.tolist()]))
+            for reference in trajectory.media(turn.node):
+                item = processor.process(reference.source)
+                total += item["pixel_values"].size * np.dtype(np.float32).itemsize + item["image_grid_thw"].nbytes
+    return total

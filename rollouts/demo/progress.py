@@ -1,0 +1,56 @@
+"""Live progress on the terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+from rollouts.demo.recipe import Recipe
+
+
+class Progress:
+    """One bar for the warm start, one for RL, and a line for each evaluation."""
+
+    def __init__(self, console: Console, recipe: Recipe) -> None:
+        self._console = console
+        self._bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+        )
+        self._recipe = recipe
+        self._warm = self._bars.add_task("warm start", total=recipe.sft_max_steps, figures="")
+        self._rl = self._bars.add_task("RL", total=recipe.rl_steps, figures="", start=False)
+
+    def warmed(self, steps: int, loss: float, accuracy: float) -> None:
+        done = accuracy >= self._recipe.sft_target
+        self._bars.update(
+            self._warm,
+            completed=steps,
+            total=steps if done else self._recipe.sft_max_steps,
+            figures=f"loss {loss:.3f}  accuracy {accuracy:.2f}",
+        )
+
+    def learned(self, step: int, accuracy: float, reward: float, mismatch: float, seconds: float) -> None:
+        self._bars.start_task(self._rl)
+        figures = f"accuracy {accuracy:.3f}  reward {reward:.3f}  mismatch {mismatch:.1e}  {seconds:.1f} s/step"
+        self._bars.update(self._rl, completed=step, figures=figures)
+
+    def evaluated(self, step: int, accuracy: float) -> None:
+        self._console.print(f"step {step:>3}: held-out first-try accuracy {accuracy:.3f}")
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()

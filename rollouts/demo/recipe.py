@@ -1,0 +1,51 @@
+"""The numbers of the demonstration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Warm start: supervised on few labelled digits, stopped when the policy is mediocre. Then RL only.
+
+    An RL step plays `groups` digits, `group_size` episodes each, and makes one optimizer step on all of them.
+    """
+
+    rl_steps: int
+    groups: int = 128
+    group_size: int = 8
+    rl_learning_rate: float = 2e-3
+    rl_warmup: int = 3
+    evaluate_every: int = 15
+    labelled: int = 60
+    sft_batch: int = 32
+    sft_learning_rate: float = 2e-3
+    sft_warmup: int = 20
+    sft_chunk: int = 10
+    sft_max_steps: int = 200
+    sft_target: float = 0.5
+    probe_digits: int = 120
+    max_tokens: int = 4
+    max_turns: int = 2
+    clip_gradient: float = 1.0
+    micro_batch: int = 256
+
+
+QUICK = Recipe(rl_steps=50, rl_learning_rate=2.5e-3, evaluate_every=10)
+FULL = Recipe(rl_steps=150)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the demonstration must reach."""
+
+    accuracy: float = 0.90
+    lift: float = 0.25
+    blank_low: float = 0.05
+    blank_high: float = 0.20
+    max_mismatch: float = 1e-4
+    max_memory_gb: float = 3.0
+
+
+TARGETS = Targets()

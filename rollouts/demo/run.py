@@ -1,0 +1,325 @@
+"""The rollout side of the demonstration: engine, episodes, file, figures. The training side is another process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+
+from renderers import TemplateRenderer, load_renderer
+from rollouts.demo.messages import Failed, Learn, Learned, WarmStart
+from rollouts.demo.naive import naive_bytes
+from rollouts.demo.progress import Progress
+from rollouts.demo.recipe import TARGETS, Recipe
+from rollouts.demo.trainer import trainer_main
+from rollouts.engines.local import LocalEngine
+from rollouts.engines.protocol import SamplingParams
+from rollouts.environments.digits import DigitsEnvironment, DigitSet, load_digit_sets
+from rollouts.episode import turn_seed
+from rollouts.errors import RolloutsError
+from rollouts.runner import EpisodeSpec, run_episodes
+from rollouts.testing import tiny_qwen3_vl
+from rollouts.trajectory import Trajectory
+from transport import RecordWriter, decode, encode
+
+T = TypeVar("T")
+
+
+class TrainerDiedError(RolloutsError):
+    """The training process ended or failed; its traceback is in the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Held-out digits, every one played once: how many first answers were right, and the mean reward."""
+
+    accuracy: float
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One RL step."""
+
+    step: int
+    train_accuracy: float
+    train_reward: float
+    loss: float
+    max_mismatch: float
+    mean_mismatch: float
+    kl: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything that the demonstration measured. Byte counts are of the RL phase."""
+
+    seed: int
+    recipe: Recipe
+    before: Score = Score(0, 0)
+    after: Score = Score(0, 0)
+    blank: Score = Score(0, 0)
+    warm_steps: int = 0
+    steps: list[Step] = field(default_factory=list)
+    held_out: dict[int, float] = field(default_factory=dict)
+    episodes: int = 0
+    turns: int = 0
+    tokens: int = 0
+    sampled_tokens: int = 0
+    images: int = 0
+    distinct_images: int = 0
+    bridged: int = 0
+    bridge_refused: int = 0
+    wire_bytes: int = 0
+    naive_bytes: int = 0
+    file_bytes: int = 0
+    seconds: float = 0.0
+    peak_memory_gb: float = 0.0
+
+    @property
+    def max_mismatch(self) -> float:
+        return max((step.max_mismatch for step in self.steps), default=float("nan"))
+
+    @property
+    def mean_mismatch(self) -> float:
+        return sum(step.mean_mismatch for step in self.steps) / max(1, len(self.steps))
+
+    def missed_targets(self) -> list[str]:
+        """What was not reached, in words; empty if everything was."""
+        lift = self.after.accuracy - self.before.accuracy
+        checks = {
+            f"held-out accuracy {self.after.accuracy:.3f} is below {TARGETS.accuracy}": self.after.accuracy
+            >= TARGETS.accuracy,
+            f"RL lifted accuracy by {lift:.3f}, less than {TARGETS.lift}": lift >= TARGETS.lift,
+            f"blanked pictures score {self.blank.accuracy:.3f}, not chance": TARGETS.blank_low
+            <= self.blank.accuracy
+            <= TARGETS.blank_high,
+            f"max mismatch {self.max_mismatch:.2e} is not below {TARGETS.max_mismatch}": self.max_mismatch
+            < TARGETS.max_mismatch,
+            f"peak memory {self.peak_memory_gb:.2f} GB": self.peak_memory_gb < TARGETS.max_memory_gb,
+        }
+        return [words for words, holds in checks.items() if not holds]
+
+    def save(self, path: Path) -> None:
+        summary = {"max_mismatch": self.max_mismatch, "mean_mismatch": self.mean_mismatch}
+        path.write_text(json.dumps({**asdict(self), **summary, "missed": self.missed_targets()}, indent=2) + "\n")
+
+
+class TrainerProcess:
+    """The training process behind a pipe that carries bytes of `transport.encode` and nothing else."""
+
+    def __init__(self, model_directory: Path, recipe: Recipe, seed: int, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=trainer_main, args=(theirs, str(model_directory), recipe, seed, threads), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    async def ask(self, request: WarmStart | Learn) -> tuple[Learned, int]:
+        """The trainer's reply, and how many bytes the request took."""
+        message = encode(request)
+        reply = await asyncio.to_thread(self._exchange, message)
+        if isinstance(reply, Failed):
+            raise TrainerDiedError(reply.reason)
+        assert isinstance(reply, Learned)
+        return reply, len(message)
+
+    def _exchange(self, message: bytes) -> object:
+        try:
+            self._connection.send_bytes(message)
+            return decode(self._connection.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            raise TrainerDiedError(f"the training process ended with exit code {self._process.exitcode}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        self._process.join(timeout=5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class Demo:
+    """One run, from random weights to the table."""
+
+    def __init__(
+        self,
+        *,
+        recipe: Recipe,
+        seed: int,
+        model_directory: Path,
+        trainer: TrainerProcess,
+        writer: RecordWriter,
+        progress: Progress,
+    ) -> None:
+        self.recipe, self.seed = recipe, seed
+        self.trainer, self.writer, self.progress = trainer, writer, progress
+        self.renderer: TemplateRenderer = load_renderer(model_directory)
+        self.engine = LocalEngine.from_pretrained(model_directory, attn_implementation="eager")
+        self.train_digits, self.held_out_digits = load_digit_sets()
+        self.sampling = SamplingParams(max_tokens=recipe.max_tokens)
+        self.results = Results(seed=seed, recipe=recipe)
+        self._seen_images: set[str] = set()
+
+    async def run(self) -> Results:
+        try:
+            await self._warm_start()
+            self.results.before = await self._score(self.held_out_digits, "before")
+            for step in range(self.recipe.rl_steps):
+                await self._learn(step)
+                if (step + 1) % self.recipe.evaluate_every == 0:
+                    score = await self._score(self.held_out_digits, f"step-{step}")
+                    self.results.held_out[step + 1] = score.accuracy
+                    self.progress.evaluated(step + 1, score.accuracy)
+            self.results.after = await self._score(self.held_out_digits, "after")
+            self.results.blank = await self._score(self.held_out_digits, "blank", blank=True)
+        finally:
+            await self.engine.close()
+        stats = self.renderer.bridge_stats
+        self.results.bridged, self.results.bridge_refused = stats.bridged, stats.refused.total()
+        return self.results
+
+    async def _warm_start(self) -> None:
+        """Supervised steps until the sampled answers to unseen training digits are right about half the time."""
+        first = self.recipe.labelled
+        probe = self.train_digits.take(range(first, first + self.recipe.probe_digits))
+        while self.results.warm_steps < self.recipe.sft_max_steps:
+            learned, _ = await self.trainer.ask(WarmStart(self.recipe.sft_chunk))
+            self.results.warm_steps += self.recipe.sft_chunk
+            await self.engine.update_weights(learned.weights, f"warm-{self.results.warm_steps}")
+            score = await self._score(probe, f"warm-{self.results.warm_steps}", samples=2)
+            self.progress.warmed(self.results.warm_steps, learned.loss, score.accuracy)
+            if score.accuracy >= self.recipe.sft_target:
+                return
+
+    async def _learn(self, step: int) -> None:
+        started = time.perf_counter()
+        trajectories = await self._play(self.train_digits, self._specs(step))
+        for trajectory in trajectories:
+            self.writer.append(trajectory)
+        progress = step / self.recipe.rl_steps
+        learned, sent = await self.trainer.ask(Learn(trajectories, progress))
+        await self.engine.update_weights(learned.weights, f"rl-{step + 1}")
+        self._count(trajectories, sent)
+        mismatch = learned.mismatch
+        row = Step(
+            step=step + 1,
+            train_accuracy=_first_try_accuracy(trajectories),
+            train_reward=_mean([t.reward for t in trajectories]),
+            loss=learned.loss,
+            max_mismatch=mismatch.max_abs,
+            mean_mismatch=mismatch.mean_abs,
+            kl=mismatch.kl,
+            seconds=time.perf_counter() - started,
+        )
+        self.results.steps.append(row)
+        self.progress.learned(row.step, row.train_accuracy, row.train_reward, row.max_mismatch, row.seconds)
+
+    def _specs(self, step: int) -> list[EpisodeSpec]:
+        """The episodes of an RL step: the next digits of an endless shuffled pass, each played by a whole group."""
+        total = len(self.train_digits)
+        specs = []
+        for group in range(self.recipe.groups):
+            number = step * self.recipe.groups + group
+            order = torch.randperm(total, generator=torch.Generator().manual_seed(self.seed + number // total))
+            digit = int(order[number % total])
+            for member in range(self.recipe.group_size):
+                name = f"{step}-{group}"
+                sampling_seed = turn_seed(self.seed, number * self.recipe.group_size + member)
+                specs.append(EpisodeSpec(digit, sampling_seed, name, f"{name}-{member}"))
+        return specs
+
+    async def _score(self, digits: DigitSet, name: str, *, samples: int = 1, blank: bool = False) -> Score:
+        specs = [
+            EpisodeSpec(index, turn_seed(self.seed, 10_000_000 + sample * len(digits) + index), name)
+            for sample in range(samples)
+            for index in range(len(digits))
+        ]
+        trajectories = await self._play(digits, specs, blank=blank)
+        return Score(_first_try_accuracy(trajectories), _mean([t.reward for t in trajectories]))
+
+    async def _play(self, digits: DigitSet, specs: Sequence[EpisodeSpec], *, blank: bool = False) -> list[Trajectory]:
+        return await run_episodes(
+            lambda: DigitsEnvironment(digits, blank=blank),
+            specs,
+            engine=self.engine,
+            renderer=self.renderer,
+            sampling=self.sampling,
+            max_turns=self.recipe.max_turns,
+        )
+
+    def _count(self, trajectories: Sequence[Trajectory], sent: int) -> None:
+        results = self.results
+        results.episodes += len(trajectories)
+        results.turns += sum(t.num_turns for t in trajectories)
+        results.tokens += sum(len(node) for t in trajectories for node in t.nodes)
+        results.sampled_tokens += sum(len(node.logprobs) for t in trajectories for node in t.nodes)
+        references = [reference for t in trajectories for reference in t.all_media()]
+        results.images += len(references)
+        self._seen_images.update(reference.mm_hash for reference in references)
+        results.distinct_images = len(self._seen_images)
+        results.wire_bytes += sent
+        assert self.renderer.image_processor is not None
+        results.naive_bytes += naive_bytes(trajectories, self.renderer.image_processor)
+
+
+def run_demo(*, recipe: Recipe, seed: int, out: Path, progress: Progress) -> Results:
+    """Run the demonstration; leaves `model/`, `trajectories.mmr` and `results.json` in `out`.
+
+    Interrupted, it raises `KeyboardInterrupt` with every episode that was finished in a readable file.
+    """
+    started = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    episodes = out / "trajectories.mmr"
+    episodes.unlink(missing_ok=True)
+    threads = min(2, torch.get_num_threads())
+    torch.set_num_threads(threads)
+    model_directory = tiny_qwen3_vl(out / "model", seed)
+    with TrainerProcess(model_directory, recipe, seed, threads) as trainer, RecordWriter(episodes) as writer:
+        demo = Demo(
+            recipe=recipe,
+            seed=seed,
+            model_directory=model_directory,
+            trainer=trainer,
+            writer=writer,
+            progress=progress,
+        )
+        results = asyncio.run(demo.run())
+    results.file_bytes = episodes.stat().st_size
+    results.seconds = time.perf_counter() - started
+    results.peak_memory_gb = _peak_memory_gb()
+    results.save(out / "results.json")
+    return results
+
+
+def _first_try_accuracy(trajectories: Sequence[Trajectory]) -> float:
+    return _mean([bool(t.turns[0].info["right"]) for t in trajectories])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _peak_memory_gb() -> float:
+    """Peak resident memory of this process plus that of the largest finished child."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(peaks) * unit / 2**30

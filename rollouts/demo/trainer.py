@@ -1,0 +1,171 @@
+"""The training side: a process of its own that sees episodes only as bytes."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForImageTextToText
+
+from renderers import Message, load_renderer
+from rollouts.demo.messages import Failed, Learn, Learned, WarmStart
+from rollouts.demo.recipe import Recipe
+from rollouts.environments.digits import DigitsEnvironment, load_digit_sets
+from rollouts.training import (
+    TrainingBatch,
+    TrainingSample,
+    group_advantages,
+    mismatch_report,
+    policy_gradient_loss,
+    sample_from_rendered,
+    samples_from_trajectory,
+    sft_loss,
+    token_logprobs,
+)
+from rollouts.training.mismatch import joined
+from rollouts.trajectory import Trajectory
+from transport import decode, encode
+
+
+def trainer_main(connection: Connection, model_directory: str, recipe: Recipe, seed: int, threads: int) -> None:
+    """Serve requests until the other end is closed. Ctrl-C is the other process's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    trainer = Trainer(Path(model_directory), recipe, seed)
+    while True:
+        try:
+            request = decode(connection.recv_bytes())
+        except EOFError:
+            return
+        try:
+            reply: Learned | Failed = trainer.answer(request)
+        except BaseException:
+            connection.send_bytes(encode(Failed(traceback.format_exc())))
+            raise
+        connection.send_bytes(encode(reply))
+
+
+class Trainer:
+    """The model being trained, its optimizer, and the renderer that derives pixels from sources."""
+
+    def __init__(self, model_directory: Path, recipe: Recipe, seed: int) -> None:
+        self.recipe = recipe
+        self.renderer = load_renderer(model_directory)
+        self.model = AutoModelForImageTextToText.from_pretrained(
+            model_directory, dtype=torch.float32, attn_implementation="eager"
+        )
+        self.pad_id = int(self.model.config.text_config.pad_token_id)
+        self.optimizer = self._new_optimizer()
+        self._updates = 0
+        self._learning_from_rewards = False
+        self._order = np.random.default_rng(seed)
+        self._labelled = self._labelled_samples()
+
+    def answer(self, request: object) -> Learned:
+        if isinstance(request, WarmStart):
+            return self._warm_start(request.steps)
+        assert isinstance(request, Learn)
+        return self._learn(request.trajectories, request.progress)
+
+    # Supervised.
+
+    def _labelled_samples(self) -> list[TrainingSample]:
+        """Of each labelled digit a conversation that answers at once and one that errs first; only the right answer is
+        trained."""
+        digits, _ = load_digit_sets()
+        environment = DigitsEnvironment(digits)
+        samples = []
+        for index in range(self.recipe.labelled):
+            opening = environment.reset(index)
+            right = environment.answer()
+            wrong = str((int(right) + 1 + self._order.integers(9)) % 10)
+            again = environment.step({"role": "assistant", "content": wrong}).messages
+            told: Message = {"role": "assistant", "content": right}
+            erred: list[Message] = [*opening, {"role": "assistant", "content": wrong}, *again, told]
+            for conversation in ([*opening, told], erred):
+                rendered = self.renderer.render(conversation)
+                last = len(conversation) - 1
+                samples.append(sample_from_rendered(rendered, trained_messages={last}, name=f"labelled-{index}"))
+        return samples
+
+    def _warm_start(self, steps: int) -> Learned:
+        total = 0.0
+        for _ in range(steps):
+            # Seven in ten answer at once, three err first.
+            rows = 2 * self._order.integers(self.recipe.labelled, size=self.recipe.sft_batch)
+            rows += self._order.random(self.recipe.sft_batch) < 0.3
+            batch = TrainingBatch.from_samples([self._labelled[row] for row in rows], pad_id=self.pad_id)
+            loss = sft_loss(token_logprobs(self.model, batch), batch.loss_mask, normaliser=len(batch))
+            loss.backward()
+            self._update(self.recipe.sft_learning_rate * min(1, (self._updates + 1) / self.recipe.sft_warmup))
+            total += float(loss.detach())
+        return Learned(self._weights(), total / steps)
+
+    # From rewards.
+
+    def _learn(self, trajectories: list[Trajectory], progress: float) -> Learned:
+        """One step on all episodes. Every forward pass runs on the weights that sampled them, so the mismatch of the
+        whole batch is measured on the way."""
+        if not self._learning_from_rewards:
+            self._learning_from_rewards, self._updates, self.optimizer = True, 0, self._new_optimizer()
+        samples = self._samples(trajectories)
+        reports, total = [], 0.0
+        for batch in self._micro_batches(samples):
+            # A group whose rewards are equal has no gradient, but its log-probabilities are checked all the same.
+            with torch.set_grad_enabled(bool(batch.advantages.any())):
+                logprobs = token_logprobs(self.model, batch)
+                loss, _, _ = policy_gradient_loss(
+                    logprobs, batch.logprobs, batch.advantages, batch.loss_mask, normaliser=len(trajectories)
+                )
+            names = [sample.name for sample in batch.samples]
+            reports.append(
+                mismatch_report(
+                    batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names
+                )
+            )
+            if loss.requires_grad:
+                loss.backward()
+            total += float(loss.detach())
+        warmup = min(1, (self._updates + 1) / self.recipe.rl_warmup)
+        self._update(self.recipe.rl_learning_rate * warmup * (1 - 0.9 * progress))
+        pictures = {item.mm_hash for sample in samples for item, _ in sample.media}
+        trained = sum(int(sample.loss_mask.sum()) for sample in samples)
+        return Learned(self._weights(), total, joined(reports), trained, len(pictures))
+
+    def _samples(self, trajectories: list[Trajectory]) -> list[TrainingSample]:
+        advantages = group_advantages([t.reward for t in trajectories], [t.group_id for t in trajectories])
+        processor = self.renderer.image_processor
+        assert processor is not None
+        return [
+            sample
+            for trajectory, advantage in zip(trajectories, advantages, strict=True)
+            for sample in samples_from_trajectory(trajectory, advantage=float(advantage), processor=processor)
+        ]
+
+    def _micro_batches(self, samples: list[TrainingSample]) -> Iterator[TrainingBatch]:
+        """Rows with a gradient apart from rows without, short beside short: padding costs as much as tokens."""
+        for taught in (True, False):
+            rows = sorted((s for s in samples if bool(s.advantages.any()) is taught), key=len)
+            if rows:
+                yield from TrainingBatch.from_samples(rows, pad_id=self.pad_id).split(self.recipe.micro_batch)
+
+    # Optimizing.
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+
+    def _update(self, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_gradient)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._updates += 1
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        return {name: parameter.detach().numpy() for name, parameter in self.model.named_parameters()}

@@ -1,0 +1,97 @@
+"""Reading handwritten digits: the 1,797 pictures of 8x8 that ship inside scikit-learn, two tries each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from renderers import Message
+from rollouts.environment import StepResult
+from rollouts.errors import MissingExtraError
+
+QUESTION = "Which digit is this?"
+SECOND_QUESTION = "No. Look again."
+
+_SIDE = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DigitSet:
+    """Pictures uint8 (n, 8, 8), black on white, and labels int64 (n,)."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> DigitSet:
+        return DigitSet(self.images[indices], self.labels[indices])
+
+
+def load_digit_sets(held_out: float = 0.2) -> tuple[DigitSet, DigitSet]:
+    """(training set, held-out set). The split is the same everywhere and keeps the share of each digit."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError("DigitsEnvironment", "demo") from error
+    data = load_digits()
+    ink = data.images / data.images.max()
+    everything = DigitSet((255 - np.round(ink * 255)).astype(np.uint8), data.target.astype(np.int64))
+    shuffled = np.random.default_rng(0).permutation(len(everything))
+    in_held_out = np.zeros(len(everything), dtype=bool)
+    for digit in range(10):
+        of_this_digit = shuffled[everything.labels[shuffled] == digit]
+        in_held_out[of_this_digit[: round(len(of_this_digit) * held_out)]] = True
+    return everything.take(shuffled[~in_held_out[shuffled]]), everything.take(shuffled[in_held_out[shuffled]])
+
+
+class DigitsEnvironment:
+    """Show a digit and ask which it is; after a wrong answer show a sharpened view and ask once more.
+
+    Reward 1.0 for a right first answer, 0.5 for a right second one, 0 otherwise. An answer is right if it is the digit
+    and nothing else. `reset(seed)` shows digit `seed` modulo the size of the set. `blank` shows white pictures instead:
+    whoever still scores above chance is not looking.
+    """
+
+    def __init__(self, digits: DigitSet, *, blank: bool = False) -> None:
+        self._digits = digits
+        self._blank = blank
+        self._index = 0
+        self._tries = 0
+
+    def reset(self, seed: int) -> list[Message]:
+        self._index = seed % len(self._digits)
+        self._tries = 0
+        return [self._ask("plain", QUESTION)]
+
+    def step(self, assistant: Message) -> StepResult:
+        self._tries += 1
+        right = assistant["content"] == str(self._digits.labels[self._index])
+        info: dict[str, Any] = {"right": right}
+        if right:
+            return StepResult(reward=1.0 if self._tries == 1 else 0.5, done=True, info=info)
+        if self._tries == 2:
+            return StepResult(done=True, info=info)
+        return StepResult(messages=[self._ask("sharp", SECOND_QUESTION)], info=info)
+
+    def _ask(self, view: Literal["plain", "sharp"], text: str) -> Message:
+        pixels = np.full((8, 8), 255, dtype=np.uint8) if self._blank else self._digits.images[self._index]
+        picture = {"type": "image", "image": digit_picture(pixels, view)}
+        return {"role": "user", "content": [picture, {"type": "text", "text": text}]}  # type: ignore[list-item]
+
+    def answer(self) -> str:
+        """The right answer to the question just asked."""
+        return str(self._digits.labels[self._index])
+
+
+def digit_picture(pixels: np.ndarray, view: Literal["plain", "sharp"]) -> Image.Image:
+    """uint8 (8, 8) -> a grey 32x32 picture, as it is or with its contrast raised until strokes are black."""
+    if view == "sharp":
+        ink = np.clip((1 - pixels / 255 - 0.3) / 0.4, 0, 1)
+        pixels = (255 - np.round(ink * 255)).astype(np.uint8)
+    return Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.NEAREST)

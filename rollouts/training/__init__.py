@@ -1,0 +1,32 @@
+"""From trajectories to gradients: samples, batches, model inputs, losses and the mismatch. Needs the `torch` extra."""
+
+from rollouts.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError("rollouts.training", "torch") from error
+
+from rollouts.training.batch import TrainingBatch
+from rollouts.training.logprobs import token_logprobs
+from rollouts.training.losses import PolicyLoss, group_advantages, policy_gradient_loss, sft_loss
+from rollouts.training.mismatch import MismatchReport, mismatch_report
+from rollouts.training.model_inputs import model_inputs
+from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
+from rollouts.training.tensor_list import TensorList
+
+__all__ = [
+    "MismatchReport",
+    "PolicyLoss",
+    "TensorList",
+    "TrainingBatch",
+    "TrainingSample",
+    "group_advantages",
+    "mismatch_report",
+    "model_inputs",
+    "policy_gradient_loss",
+    "sample_from_rendered",
+    "samples_from_trajectory",
+    "sft_loss",
+    "token_logprobs",
+]

@@ -1,0 +1,87 @@
+"""Rows with and without pictures, padded to one width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rollouts.errors import SampleError
+from rollouts.training.samples import TrainingSample
+from rollouts.training.tensor_list import TensorList
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingBatch:
+    """B rows, padded on the right to T columns.
+
+    `input_ids` int64, `attention_mask` bool, `loss_mask` bool, `logprobs` float32 and `advantages` float32, all (B, T);
+    padding is False or 0 everywhere but in `input_ids`, where it is the pad id. Pictures stay with their samples: they
+    are not padded, not copied, and absent where a row has none.
+    """
+
+    samples: tuple[TrainingSample, ...]
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    loss_mask: torch.Tensor
+    logprobs: torch.Tensor
+    advantages: torch.Tensor
+    pad_id: int
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[TrainingSample], *, pad_id: int) -> TrainingBatch:
+        if not samples:
+            raise SampleError("-", "a batch needs at least one sample")
+        width = max(len(sample) for sample in samples)
+
+        def padded(column: str, dtype: type, fill: int = 0) -> torch.Tensor:
+            rows = np.full((len(samples), width), fill, dtype=dtype)
+            for row, sample in zip(rows, samples, strict=True):
+                row[: len(sample)] = getattr(sample, column)
+            return torch.from_numpy(rows)
+
+        lengths = np.array([len(sample) for sample in samples])
+        return cls(
+            samples=tuple(samples),
+            input_ids=padded("token_ids", np.int64, pad_id),
+            attention_mask=torch.from_numpy(np.arange(width) < lengths[:, None]),
+            loss_mask=padded("loss_mask", np.bool_),
+            logprobs=padded("logprobs", np.float32),
+            advantages=padded("advantages", np.float32),
+            pad_id=pad_id,
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def has_media(self) -> torch.Tensor:
+        """bool (B,): which rows hold a picture."""
+        return torch.tensor([bool(sample.media) for sample in self.samples])
+
+    @property
+    def mm_token_type_ids(self) -> torch.Tensor:
+        """int64 (B, T): 1 on picture tokens, taken from ranges; a literal placeholder that was sampled stays 0."""
+        types = torch.zeros_like(self.input_ids)
+        for row, sample in zip(types, self.samples, strict=True):
+            for _, where in sample.media:
+                row[where.offset : where.end] = 1
+        return types
+
+    def media_tensors(self, name: str) -> TensorList:
+        """One tensor a row: the arrays called `name` of its pictures, concatenated; None for a row without pictures."""
+        return TensorList([_row_tensor(sample, name) for sample in self.samples])
+
+    def split(self, rows: int) -> Iterator[TrainingBatch]:
+        """Micro-batches of at most `rows` rows, each padded to its own width only."""
+        for start in range(0, len(self), rows):
+            yield TrainingBatch.from_samples(self.samples[start : start + rows], pad_id=self.pad_id)
+
+
+def _row_tensor(sample: TrainingSample, name: str) -> torch.Tensor | None:
+    if not sample.media:
+        return None
+    # np.atleast_2d: a grid is one row (3,) an item, patches are many rows an item.
+    return torch.from_numpy(np.concatenate([np.atleast_2d(item[name]) for item, _ in sample.media]))

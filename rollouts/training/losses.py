@@ -1,0 +1,72 @@
+"""Supervised and policy-gradient losses on token log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+
+class PolicyLoss(NamedTuple):
+    """The loss to minimise (scalar), the fraction of tokens whose ratio was clipped, and the mean ratio."""
+
+    loss: torch.Tensor
+    clipped: float
+    mean_ratio: float
+
+
+def sft_loss(logprobs: torch.Tensor, mask: torch.Tensor, *, normaliser: float | None = None) -> torch.Tensor:
+    """Negative log-likelihood of the masked tokens, divided by `normaliser` (default: their number).
+
+    `logprobs` float32 and `mask` bool, both (B, T). A micro-batch passes the token count of the whole batch.
+    """
+    mask = mask.to(logprobs.device)
+    return -logprobs[mask].sum() / (normaliser or max(1, int(mask.sum())))
+
+
+def policy_gradient_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip: float = 0.2,
+    normaliser: float | None = None,
+) -> PolicyLoss:
+    """The clipped surrogate of PPO (Schulman et al. 2017, eq. 7), the sampler's log-probabilities as old policy.
+
+    All tensors (B, T). The sum over masked tokens is divided by `normaliser` (default: their number).
+    """
+    mask = mask.to(logprobs.device)
+    new, old = logprobs[mask], old_logprobs.to(logprobs.device)[mask]
+    advantage = advantages.to(logprobs.device)[mask]
+    ratio = torch.exp(new - old)
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    loss = -surrogate.sum() / (normaliser or max(1, int(mask.sum())))
+    if not len(new):
+        return PolicyLoss(loss, 0.0, 1.0)
+    clipped = ((ratio - 1).abs() > clip).float().mean()
+    return PolicyLoss(loss, float(clipped), float(ratio.detach().mean()))
+
+
+def group_advantages(
+    rewards: Sequence[float], groups: Sequence[Hashable], *, scale: Literal["std", "none"] = "std"
+) -> np.ndarray:
+    """Reward minus the mean of its group, divided by the group's standard deviation if `scale` is "std".
+
+    Group-relative advantages as in GRPO (Shao et al. 2024, arXiv:2402.03300). float32 (n,); a group in which all
+    rewards are equal teaches nothing and gets 0.
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    advantages = np.zeros(len(values))
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    for indices in members.values():
+        centred = values[indices] - values[indices].mean()
+        spread = centred.std()
+        if spread > 0:
+            advantages[indices] = centred / spread if scale == "std" else centred
+    return advantages.astype(np.float32)
