@@ -1,4 +1,4 @@
-"""From encoded text to `RenderedTokens`: who owns each token, which ones are sampled, where the media sit."""
+"""From encoded text to a layout: who owns each token, which ones are sampled, where the media sit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from renderers.template.chat_template import Printed
 from renderers.tokens.encoding import EncodedText
 
 
-class PlacedMedia(NamedTuple):
-    """An item and the message that shows it."""
+class MediaSlot(NamedTuple):
+    """A picture to be shown: which message holds it, and how many tokens it takes."""
 
     message_index: int
-    item: MediaItem
+    num_tokens: int
 
 
 class TurnShape(NamedTuple):
@@ -27,18 +27,37 @@ class TurnShape(NamedTuple):
     turn_end_id: int
 
 
+class TokenLayout(NamedTuple):
+    """A rendered conversation but for the pixels: expanded ids, attribution, and the range of each picture."""
+
+    token_ids: list[int]
+    spans: tuple[TokenSpan, ...]
+    roles: list[str]
+    ranges: list[PlaceholderRange]
+
+    def with_media(self, items: Sequence[MediaItem], *, sees: bool) -> RenderedTokens:
+        """Fresh `RenderedTokens`; `sees` is whether the model has media at all (None against empty)."""
+        media = MultiModalData.from_items(zip(items, self.ranges, strict=True)) if sees else None
+        return RenderedTokens(self.token_ids.copy(), self.spans, self.roles.copy(), media)
+
+    @property
+    def nbytes(self) -> int:
+        """About what this holds: list slots and int objects, span tuples with their ints."""
+        return 36 * len(self.token_ids) + 200 * len(self.spans) + 100 * len(self.ranges)
+
+
 def attribute(
     printed: Printed,
     encoded: EncodedText,
     roles: Sequence[str],
-    media: Sequence[PlacedMedia],
+    slots: Sequence[MediaSlot],
     *,
     shape: TurnShape,
     placeholder_id: int | None,
-) -> RenderedTokens:
+) -> TokenLayout:
     """Attribute every token and expand each placeholder that the template printed into its item's tokens.
 
-    Raises `PlaceholderCountError` when the template printed more or fewer placeholders than there are `media`.
+    Raises `PlaceholderCountError` when the template printed more or fewer placeholders than there are `slots`.
     """
     ids = np.array(encoded.ids, dtype=np.int64)
     begins = np.array([segment.start for segment in printed.segments], dtype=np.int64)
@@ -53,21 +72,18 @@ def attribute(
     is_assistant = np.array([role == "assistant" for role in roles] + [False], dtype=bool)[owner]  # -1 hits the False
     content = np.where(is_assistant, sampled, from_message | placeholder)
 
-    _check_placeholders(owner[placeholder], media)
+    _check_placeholders(owner[placeholder], slots)
     lengths = np.ones(len(ids), dtype=np.int64)
-    lengths[placeholder] = [placed.item.num_tokens for placed in media]
+    lengths[placeholder] = [slot.num_tokens for slot in slots]
     offsets = np.cumsum(lengths) - lengths
-    ranges = [
-        PlaceholderRange(int(offset), placed.item.num_tokens)
-        for offset, placed in zip(offsets[placeholder], media, strict=True)
-    ]
-    return RenderedTokens(
+    return TokenLayout(
         token_ids=np.repeat(ids, lengths).tolist(),
         spans=_spans(owner, sampled, content, offsets, int(lengths.sum())),
-        message_roles=list(roles),
-        multi_modal_data=None
-        if placeholder_id is None
-        else MultiModalData.from_items([(placed.item, where) for placed, where in zip(media, ranges, strict=True)]),
+        roles=list(roles),
+        ranges=[
+            PlaceholderRange(int(offset), slot.num_tokens)
+            for offset, slot in zip(offsets[placeholder], slots, strict=True)
+        ],
     )
 
 
@@ -101,9 +117,9 @@ def _common_prefix_length(text: str, start: int, prefix: str) -> int:
     return next((i for i, character in enumerate(prefix) if text[start + i : start + i + 1] != character), len(prefix))
 
 
-def _check_placeholders(owners: np.ndarray, media: Sequence[PlacedMedia]) -> None:
-    """Placeholders and media must pair off in order, message by message (-1: printed outside any loop)."""
-    expected = [placed.message_index for placed in media]
+def _check_placeholders(owners: np.ndarray, slots: Sequence[MediaSlot]) -> None:
+    """Placeholders and slots must pair off in order, message by message (-1: printed outside any loop)."""
+    expected = [slot.message_index for slot in slots]
     actual = owners.tolist()
     if len(expected) == len(actual) and all(a in (-1, e) for a, e in zip(actual, expected, strict=True)):
         return

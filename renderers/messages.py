@@ -89,6 +89,22 @@ def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, 
                 yield index, part
 
 
+def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same checked messages with a mark in place of every picture and video: all that a template may see of them."""
+    shown = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(part["type"] != "text" for part in content):
+            message = {**message, "content": [_part_without_media(part) for part in content]}
+        shown.append(dict(message))
+    return shown
+
+
+def _part_without_media(part: Mapping[str, Any]) -> dict[str, Any]:
+    media_keys = (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
+    return {key: "<media>" if key in media_keys else value for key, value in part.items()}
+
+
 def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise MessageError(f"a message is a dict, not {type(message).__name__}", message_index=index)
@@ -98,12 +114,17 @@ def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
         raise UnknownRoleError(f"unknown role {role!r}; a role is one of {', '.join(ROLES)}", message_index=index)
     if "content" not in message and not checked.get("tool_calls"):
         raise MessageError("no content; give a text, a list of parts, or None beside tool_calls", message_index=index)
-    checked["content"] = _check_content(message.get("content"), index)
+    if "content" in message:  # absent and None differ to a template, which prints the one as nothing, the other as None
+        checked["content"] = _check_content(message["content"], index)
     if "reasoning_content" in checked and not isinstance(checked["reasoning_content"], str):
         raise MessageError("reasoning_content is text or absent", message_index=index)
     if "tool_calls" in checked:
         if role != "assistant":
             raise MessageError(f"only the assistant makes tool calls, not {role!r}", message_index=index)
+        if not isinstance(checked["tool_calls"], (list, tuple)):
+            raise MessageError(
+                f"tool_calls is a list, not {type(checked['tool_calls']).__name__}", message_index=index
+            )
         checked["tool_calls"] = [_check_tool_call(call, index) for call in checked["tool_calls"]]
     return checked
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import marshal
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from renderers.attribution import PlacedMedia, TurnShape, attribute
+from renderers.attribution import MediaSlot, TokenLayout, TurnShape, attribute
+from renderers.bounded_cache import BoundedCache
 from renderers.bridge import (
     BridgeRefusal,
     BridgeStats,
@@ -19,7 +21,7 @@ from renderers.bridge import (
 from renderers.errors import MediaError, UnsupportedModalityError
 from renderers.formats.format import Format
 from renderers.media.reference import source_of_part
-from renderers.messages import IMAGE_PART_TYPES, check_messages, media_parts
+from renderers.messages import IMAGE_PART_TYPES, check_messages, media_parts, without_media
 from renderers.parsing.parser import parse_response
 from renderers.parsing.response import ParsedResponse
 from renderers.rendered import MediaItem, MultiModalData, RenderedTokens
@@ -32,6 +34,13 @@ _log = logging.getLogger("renderers")
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
+
+
+class _ShownItem(NamedTuple):
+    """A picture and the message that holds it."""
+
+    message_index: int
+    item: MediaItem
 
 
 class TemplateRenderer:
@@ -50,6 +59,7 @@ class TemplateRenderer:
         image_processor: QwenVLProcessor | None = None,
         image_token: str | None = None,
         body_policies: Mapping[str, BodyPolicy] | None = None,
+        cache_bytes: int = 64 * 2**20,
     ) -> None:
         self.template = template
         self.tokenizer = tokenizer
@@ -61,6 +71,10 @@ class TemplateRenderer:
         self.bridge_stats = BridgeStats()
         self._body_policies = {**DEFAULT_BODY_POLICIES, **(body_policies or {})}
         self._stop_ids = [tokenizer.require_control_id(token, "the format") for token in format.stop_tokens]
+        # A template that prints the time may print another text for the same messages.
+        self._layouts: BoundedCache[bytes, TokenLayout] = BoundedCache(
+            0 if "strftime_now" in template.source else cache_bytes
+        )
         self._shape = TurnShape(self._probe_generation_prompt(), self._stop_ids[0])
 
     # Messages -> tokens.
@@ -75,8 +89,15 @@ class TemplateRenderer:
         """
         checked = check_messages(messages)
         media = self._process_media(checked)
-        printed = self.template.print(checked, tools=tools, add_generation_prompt=add_generation_prompt)
-        return self._encode(printed, [message["role"] for message in checked], media)
+        shown = without_media(checked)
+
+        def lay_out() -> TokenLayout:
+            printed = self.template.print(shown, tools=tools, add_generation_prompt=add_generation_prompt)
+            return self._lay_out(printed, shown, media)
+
+        layout = self._cached(("render", shown, tools, add_generation_prompt), media, lay_out)
+        assert layout is not None
+        return layout.with_media([entry.item for entry in media], sees=self.image_token_id is not None)
 
     def render_ids(
         self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False
@@ -172,15 +193,32 @@ class TemplateRenderer:
             return BridgeRefusal.REWRITES_HISTORY
 
         history = history_for_bridge(previous, parsed.to_message(), new)
-        printed = self.template.print([*history, *new], tools=tools, add_generation_prompt=True)
-        behind = cut_behind_turn(printed, len(history) - 1, self.tokenizer, self._stop_ids[0])
-        if behind is None:
+        media_of_new = self._process_media(new, first_index=len(history))
+        extension = self._extension(history, new, tools, media_of_new)
+        if extension is None:
             return BridgeRefusal.NO_TURN_END
-        roles = [message["role"] for message in [*history, *new]]
-        extension = self._encode(behind, roles, self._process_media(new, first_index=len(history)))
         closed = bool(completion_ids) and completion_ids[-1] == self._stop_ids[0]
-        close_ids = [] if closed else self._stop_ids[:1]
-        return join_extension(prompt_ids, completion_ids, close_ids, extension, len(history), media)
+        return join_extension(
+            prompt_ids,
+            completion_ids,
+            [] if closed else self._stop_ids[:1],
+            extension.with_media([entry.item for entry in media_of_new], sees=self.image_token_id is not None),
+            len(history),
+            media,
+        )
+
+    def _extension(
+        self, history: Messages, new: Messages, tools: Tools | None, media: Sequence[_ShownItem]
+    ) -> TokenLayout | None:
+        """What the template prints behind the turn that ends `history`; None if it does not end that turn."""
+        shown = without_media([*history, *new])
+
+        def lay_out() -> TokenLayout | None:
+            printed = self.template.print(shown, tools=tools, add_generation_prompt=True)
+            behind = cut_behind_turn(printed, len(history) - 1, self.tokenizer, self._stop_ids[0])
+            return None if behind is None else self._lay_out(behind, shown, media)
+
+        return self._cached(("extend", shown, tools, len(history)), media, lay_out)
 
     # Media.
 
@@ -189,9 +227,9 @@ class TemplateRenderer:
         """Placeholder id -> 1 for pictures; empty for a model that only reads text."""
         return {} if self.image_token_id is None else {self.image_token_id: 1}
 
-    def _process_media(self, messages: Messages, first_index: int = 0) -> list[PlacedMedia]:
+    def _process_media(self, messages: Messages, first_index: int = 0) -> list[_ShownItem]:
         return [
-            PlacedMedia(index, self._process_part(part, index, part_index))
+            _ShownItem(index, self._process_part(part, index, part_index))
             for index, message in enumerate(messages, first_index)
             for part_index, part in media_parts(message)
         ]
@@ -245,9 +283,27 @@ class TemplateRenderer:
         markers = (token_id for token_id in reversed(prompt_ids) if token_id in (start, end))
         return next(markers, None) == start
 
-    def _encode(self, printed: Printed, roles: Sequence[str], media: Sequence[PlacedMedia]) -> RenderedTokens:
+    # Layouts.
+
+    def _lay_out(self, printed: Printed, messages: Messages, media: Sequence[_ShownItem]) -> TokenLayout:
+        roles = [message["role"] for message in messages]
         encoded = encode_printed(printed, self.tokenizer, roles, self._body_policies)
-        return attribute(printed, encoded, roles, media, shape=self._shape, placeholder_id=self.image_token_id)
+        slots = [MediaSlot(entry.message_index, entry.item.num_tokens) for entry in media]
+        return attribute(printed, encoded, roles, slots, shape=self._shape, placeholder_id=self.image_token_id)
+
+    def _cached(
+        self, text: tuple[Any, ...], media: Sequence[_ShownItem], lay_out: Callable[[], TokenLayout | None]
+    ) -> TokenLayout | None:
+        """The layout of a text that was laid out before with pictures of the same sizes, or a new one."""
+        try:
+            # Version 2 writes equal values as equal bytes; later ones depend on which objects are shared.
+            key = marshal.dumps((text, [entry.item.num_tokens for entry in media]), 2)
+        except ValueError:  # holds something other than plain data; the template may still print it
+            return lay_out()
+        layout = self._layouts.get(key)
+        if layout is None and (layout := lay_out()) is not None:
+            self._layouts.put(key, layout, len(key) + layout.nbytes)
+        return layout
 
 
 def _user_speaks(messages: Messages) -> bool:

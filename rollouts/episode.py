@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from renderers import Message, MultimodalRenderer, RenderedTokens, RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams, check_result
@@ -116,4 +115,5 @@ def turn_seed(seed: int | None, turn: int) -> int | None:
     """A seed for turn `turn`, unrelated to those of other turns and of neighbouring seeds."""
     if seed is None:
         return None
-    return int(np.random.SeedSequence([seed, turn]).generate_state(1, np.uint64)[0] >> 1)
+    digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -39,6 +39,8 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
         source = MediaSource.of(array_to_raw(value))
     elif isinstance(value, str):
         source = MediaSource.of(_read_url(value, policy))
+    elif isinstance(value, os.PathLike):
+        raise _refused("file path")
     else:
         raise MediaDecodeError(
             f"an image is bytes, a PIL image, a uint8 array or a data URL, not {type(value).__name__}"
@@ -54,13 +56,17 @@ def _check_pixels(width: int, height: int, policy: MediaPolicy) -> None:
         raise MediaLimitError(f"{width}x{height} pixels, more than max_pixels={policy.max_pixels} of the policy")
 
 
+def _refused(kind: str) -> MediaPolicyError:
+    return MediaPolicyError(
+        f"a {kind} is not followed under this media policy; pass the bytes, a PIL image or a data URL instead"
+    )
+
+
 def _read_url(url: str, policy: MediaPolicy) -> bytes:
     scheme, separator, rest = url.partition(":")
     if not separator or scheme.lower() != "data":
         kind = f"{scheme.lower()} URL" if separator and "/" in rest else "file path"
-        raise MediaPolicyError(
-            f"a {kind} is not followed under this media policy; pass the bytes, a PIL image or a data URL instead"
-        )
+        raise _refused(kind)
     header, comma, payload = rest.partition(",")
     if not comma:
         raise MediaDecodeError("a data URL without a comma holds no data")
@@ -70,5 +76,5 @@ def _read_url(url: str, policy: MediaPolicy) -> bytes:
         return unquote_to_bytes(payload)
     try:
         return base64.b64decode(payload, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error, or characters beyond ASCII
         raise MediaDecodeError(f"a data URL with broken base64: {error}") from error

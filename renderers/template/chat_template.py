@@ -9,12 +9,8 @@ from typing import Any, NamedTuple
 import jinja2
 
 from renderers.errors import TemplateError, TemplateSyntaxError
-from renderers.messages import IMAGE_PART_TYPES, VIDEO_PART_TYPES
 from renderers.template.environment import TracedMessage, TracingEnvironment
 from renderers.template.traced import LoopMark, Origin, TracedStr, plain
-
-# What a template sees in place of a picture. It may ask whether the key is there; the pixels are none of its business.
-_MEDIA_MARK = "<media>"
 
 
 class Segment(NamedTuple):
@@ -64,7 +60,7 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> Printed:
-        """Run the template over checked messages. Raises `TemplateError` with the template's own words."""
+        """Run the template over checked messages without their media. Raises `TemplateError` with the template's own words."""
         try:
             text = self._template.render(
                 messages=[_traced_message(message, index) for index, message in enumerate(messages)],
@@ -97,11 +93,8 @@ def _traced_message(message: Mapping[str, Any], index: int) -> TracedMessage:
 
 
 def _traced_part(part: Mapping[str, Any], index: int, path: str) -> dict[str, Any]:
-    media_keys = (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
-    return {
-        key: value if key == "type" else _MEDIA_MARK if key in media_keys else _traced(value, index, f"{path}.{key}")
-        for key, value in part.items()
-    }
+    # The type is one of a few known words, which templates compare and sometimes print as scaffold.
+    return {key: value if key == "type" else _traced(value, index, f"{path}.{key}") for key, value in part.items()}
 
 
 def _traced(value: Any, index: int, path: str) -> Any:

@@ -1,9 +1,9 @@
 """The Jinja environment in which chat templates run: what transformers offers them, made provenance-preserving.
 
 Settings and helpers follow `transformers.utils.chat_template_utils` (trim_blocks, lstrip_blocks, loop controls, tojson
-without ASCII escaping, raise_exception, strftime_now, the `{% generation %}` tag). Four places in Jinja would silently
-drop spans, and each is replaced here: the `concat` that joins a template's output, the `~` operator, methods called on
-string literals (`', '.join(items)`), and filters that build new strings.
+without ASCII escaping, raise_exception, strftime_now, the `{% generation %}` tag). Six places in Jinja would silently
+drop spans, and each is replaced here: the `concat` that joins a template's output, the text of a printed list or dict,
+the operators `~` and `%`, methods called on string literals (`', '.join(items)`), and filters that build new strings.
 """
 
 from __future__ import annotations
@@ -17,11 +17,22 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes as nodes
 import jinja2.parser
+import jinja2.sandbox
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from renderers.template.json_dump import traced_json
-from renderers.template.traced import LoopMark, Span, TracedStr, tainted_like, traced_join
+from renderers.template.traced import (
+    LoopMark,
+    Span,
+    TracedStr,
+    plain,
+    tainted_like,
+    traced_format,
+    traced_join,
+    traced_percent,
+    traced_text,
+)
 
 _JOIN, _ENTER, _LEAVE = "_traced_join", "_enter_loop_body", "_leave_loop"
 
@@ -40,19 +51,30 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox whose templates print `TracedStr`."""
 
     concat = staticmethod(functools.partial(traced_join, ""))
+    intercepted_binops = frozenset("%")  # `'%s' % (traced,)` is plain: Python asks the tuple, not what is in it
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols], autoescape=False
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, jinja2.ext.loopcontrols],
+            autoescape=False,
+            finalize=_printed,
         )
+        self.binop_table["%"] = _percent
         self.filters = {name: _tainting(function) for name, function in self.filters.items()}
         self.filters.update(
-            tojson=traced_json, join=_join_filter, indent=_indent_filter, reverse=_reverse_filter, safe=_identity
+            tojson=traced_json,
+            join=_join_filter,
+            indent=_indent_filter,
+            replace=_replace_filter,
+            reverse=_reverse_filter,
+            safe=_identity,
         )
         self.globals.update(
             raise_exception=_raise_exception,
             strftime_now=lambda fmt: now().strftime(fmt),
-            dict=_template_dict,
+            dict=_TemplateDict(),
             namespace=_TemplateNamespace,
         )
         self.globals.update({_JOIN: self.concat, _ENTER: _enter_loop_body, _LEAVE: _leave_loop})
@@ -72,9 +94,28 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` runs in Jinja's own formatter (it must not reach attributes); the result is tainted."""
+        """`str.format` runs in Jinja's own formatter (it must not reach attributes); its fields keep their spans."""
         safe_format = super().wrap_str_format(value)
-        return None if safe_format is None else _tainting(safe_format, value.__self__)
+        if safe_format is None:
+            return None
+        template: str = value.__self__
+        formatter = jinja2.sandbox.SandboxedFormatter(self)
+
+        @functools.wraps(safe_format)
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            expected = safe_format(*args, **kwargs)  # raises what a wrong call raises
+            positional, named = ((), args[0]) if value.__name__ == "format_map" else (args, kwargs)
+            if not (isinstance(template, TracedStr) and template.spans):
+                text = traced_format(
+                    template,
+                    lambda one: formatter.vformat(one, positional, named),
+                    lambda name: formatter.get_field(name, positional, named)[0],
+                )
+                if text == expected:
+                    return text
+            return str(tainted_like(plain(expected), (template, *args, kwargs)))
+
+        return formatted
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -167,6 +208,7 @@ def _tainting(function: Callable[..., Any], *more_inputs: Any) -> Callable[..., 
 
 @jinja2.pass_eval_context
 def _join_filter(eval_context: Any, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    value, d = list(value), str(d)
     if attribute is not None:
         pick = jinja2.filters.make_attrgetter(eval_context.environment, attribute)
         value = [pick(item) for item in value]
@@ -185,6 +227,25 @@ def _indent_filter(s: str, width: int | str = 4, first: bool = False, blank: boo
     return traced_join("", (indention, text)) if first else text
 
 
+@jinja2.pass_eval_context
+def _replace_filter(eval_context: Any, s: str, old: str, new: str, count: int | None = None) -> str:
+    return TracedStr.replace(_as_traced(s), str(old), str(new), -1 if count is None else count)
+
+
+def _as_traced(value: Any) -> TracedStr:
+    text = traced_text(value)
+    return text if isinstance(text, TracedStr) else TracedStr(text)
+
+
+def _printed(value: Any) -> Any:
+    """What `{{ value }}` prints: the text of a list or a dict is content, as what it holds is."""
+    return value if isinstance(value, (str, jinja2.Undefined)) else traced_text(value)
+
+
+def _percent(left: Any, right: Any) -> Any:
+    return traced_percent(left, right) if isinstance(left, str) else left % right
+
+
 def _reverse_filter(value: Any) -> Any:
     return value[::-1] if isinstance(value, str) else jinja2.filters.do_reverse(value)
 
@@ -197,14 +258,31 @@ def _raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(message)
 
 
-def _template_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
+class _TemplateDict:
+    """`dict(...)` and `dict.fromkeys(...)`, without the class that a template could climb from."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
 
 
 class _TemplateNamespace(Namespace):
     """A namespace that a template cannot use to reach into Python's internals."""
 
+    def __init__(*args: Any, **kwargs: Any) -> None:  # as Jinja's own: `self` may be the name of an attribute
+        self, *values = args
+        attributes = dict(*values, **kwargs)
+        for name in attributes:
+            _check_attribute(name)
+        Namespace.__init__(self, attributes)
+
     def __setitem__(self, name: str, value: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold an underscore name, got {name!r}")
+        _check_attribute(name)
         super().__setitem__(name, value)
+
+
+def _check_attribute(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold an underscore name, got {name!r}")

@@ -10,8 +10,10 @@ may claim a neighbour's punctuation, but can never pass for template text and so
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+import string
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 
@@ -79,12 +81,15 @@ class TracedStr(str):
         return traced_join("", (other, self)) if isinstance(other, str) else NotImplemented
 
     def __mul__(self, count: SupportsIndex) -> str:
-        return traced_join("", [self] * max(0, count.__index__()))
+        return traced_join("", [self] * max(0, operator.index(count)))
 
     __rmul__ = __mul__
 
     def join(self, parts: Iterable[str], /) -> str:
-        return traced_join(self, list(parts))
+        pieces = list(parts)
+        if not all(isinstance(piece, str) for piece in pieces):
+            return plain(self).join(pieces)  # raises TypeError, as str does
+        return traced_join(self, pieces)
 
     def __mod__(self, values: Any) -> str:
         return traced_percent(self, values)
@@ -95,6 +100,9 @@ class TracedStr(str):
     def format(self, *args: Any, **kwargs: Any) -> str:
         return _tainted(plain(self).format(*args, **kwargs), (self, *args, *kwargs.values()))
 
+    def format_map(self, mapping: Any, /) -> str:
+        return _tainted(plain(self).format_map(mapping), (self, mapping))
+
     # Cutting.
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
@@ -102,8 +110,8 @@ class TracedStr(str):
             start, stop, step = key.indices(len(self))
             if step != 1:
                 return traced_join("", [self._cut(index, index + 1) for index in range(start, stop, step)])
-            return self._cut(start, max(start, stop))
-        index = key.__index__()
+            return self._cut(start, max(start, stop), all_marks=True)
+        index = operator.index(key)
         text = plain(self)[index]  # raises IndexError as str does
         start = index if index >= 0 else index + len(self)
         return self._cut(start, start + len(text))
@@ -111,15 +119,20 @@ class TracedStr(str):
     def __iter__(self) -> Iterator[str]:
         return (self._cut(index, index + 1) for index in range(len(self)))
 
-    def _cut(self, start: int, stop: int) -> TracedStr:
-        """The characters `start:stop`, and of the marks those that stand before one of them."""
+    def _cut(self, start: int, stop: int, *, all_marks: bool = False) -> TracedStr:
+        """The characters `start:stop`, and of the marks those that stand before one of them.
+
+        With `all_marks` the marks that were cut off move to the nearer edge: which loop runs at a character, and that
+        it has ended behind the last one, does not change when the white space around them goes.
+        """
         text = plain(self)[start:stop]
         at_end = stop == len(self)
         kept = []
         for begin, end, origin in self._spans:
             if begin == end:
-                if start <= begin < stop or (at_end and begin == stop):
-                    kept.append(Span(begin - start, begin - start, origin))
+                if all_marks or start <= begin < stop or (at_end and begin == stop):
+                    at = min(max(begin, start), stop) - start
+                    kept.append(Span(at, at, origin))
             elif begin < stop and end > start:
                 kept.append(Span(max(begin, start) - start, min(end, stop) - start, origin))
         return TracedStr(text, kept)
@@ -128,16 +141,16 @@ class TracedStr(str):
         return cast(TracedStr, self.lstrip(chars)).rstrip(chars)
 
     def lstrip(self, chars: str | None = None, /) -> str:
-        return self._cut(len(self) - len(plain(self).lstrip(chars)), len(self))
+        return self._cut(len(self) - len(plain(self).lstrip(chars)), len(self), all_marks=True)
 
     def rstrip(self, chars: str | None = None, /) -> str:
-        return self._cut(0, len(plain(self).rstrip(chars)))
+        return self._cut(0, len(plain(self).rstrip(chars)), all_marks=True)
 
     def removeprefix(self, prefix: str, /) -> str:
-        return self._cut(len(prefix) if plain(self).startswith(prefix) else 0, len(self))
+        return self._cut(len(self) - len(plain(self).removeprefix(prefix)), len(self), all_marks=True)
 
     def removesuffix(self, suffix: str, /) -> str:
-        return self._cut(0, len(self) - len(suffix) if suffix and plain(self).endswith(suffix) else len(self))
+        return self._cut(0, len(plain(self).removesuffix(suffix)), all_marks=True)
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         return self._align(plain(self).split(sep, maxsplit), sep)
@@ -168,6 +181,8 @@ class TracedStr(str):
         return self._partition_at(plain(self).rfind(sep), sep, missing_first=True)
 
     def _partition_at(self, at: int, sep: str, *, missing_first: bool) -> tuple[str, str, str]:
+        if not sep:
+            raise ValueError("empty separator")
         if at < 0:
             return ("", "", self) if missing_first else (self, "", "")
         return self._cut(0, at), self._cut(at, at + len(sep)), self._cut(at + len(sep), len(self))
@@ -185,7 +200,7 @@ class TracedStr(str):
     # Rewriting.
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        text, limit = plain(self), count.__index__()
+        text, limit = plain(self), operator.index(count)
         if not old:
             return _tainted(text.replace(old, new, limit), (self, new))
         pieces: list[str] = []
@@ -217,28 +232,31 @@ class TracedStr(str):
         return self._mapped(str.capitalize)
 
     def translate(self, table: Any, /) -> str:
-        return self._mapped(lambda text: text.translate(table))
+        # Character by character: one may vanish while another becomes two.
+        return traced_join("", [_as_long(plain(piece).translate(table), piece) for piece in self])
 
     def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
         return self._mapped(lambda text: text.expandtabs(tabsize))
 
     def center(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
-        margin = max(0, width.__index__() - len(self))
-        left = margin // 2 + (margin & width.__index__() & 1)  # str.center's own rounding
-        return traced_join("", (fillchar * left, self, fillchar * (margin - left)))
+        wide = plain(self).center(width, fillchar)
+        margin = len(wide) - len(self)
+        left = margin // 2 + (margin & len(wide) & 1)  # str.center's own rounding
+        return traced_join("", (wide[:left], self, wide[left + len(self) :]))
 
     def ljust(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
-        return traced_join("", (self, fillchar * (width.__index__() - len(self))))
+        return traced_join("", (self, plain(self).ljust(width, fillchar)[len(self) :]))
 
     def rjust(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
-        return traced_join("", (fillchar * (width.__index__() - len(self)), self))
+        wide = plain(self).rjust(width, fillchar)
+        return traced_join("", (wide[: len(wide) - len(self)], self))
 
     def zfill(self, width: SupportsIndex, /) -> str:
         return self._mapped(lambda text: text.zfill(width))
 
     def _mapped(self, change: Callable[[str], str]) -> str:
         changed = change(plain(self))
-        return TracedStr(changed, self._spans) if len(changed) == len(self) else _tainted(changed, (self,))
+        return _as_long(changed, self)
 
 
 def plain(text: str) -> str:
@@ -246,9 +264,19 @@ def plain(text: str) -> str:
     return str.__str__(text)
 
 
+def traced_text(value: Any) -> str:
+    """`str(value)`; what a list, dict or any other object spells counts as content, since it may hold some."""
+    if isinstance(value, str):
+        return value
+    text = str(value)
+    if not text or value is None or isinstance(value, (int, float)):
+        return text
+    return TracedStr.of(text, _first_origin(value) or Origin(-1, type(value).__name__))
+
+
 def traced_join(separator: str, parts: Iterable[Any]) -> str:
     """`separator.join(map(str, parts))` with the spans of all of them; plain when nothing carries one."""
-    pieces = [part if isinstance(part, str) else str(part) for part in parts]
+    pieces = [part if isinstance(part, str) else traced_text(part) for part in parts]
     text = str.join(separator, pieces)
     spans: list[Span] = []
     offset, first = 0, True
@@ -281,17 +309,44 @@ def traced_percent(template: str, values: Any) -> str:
         position = match.end()
         key, conversion = match.groups()
         if conversion == "%":
-            pieces.append("%")
+            pieces.append(template[position - 1 : position])
             continue
-        if conversion != "s":
-            return _tainted(expected, (template, *arguments, *_mapping_values(values)))
+        if conversion != "s" or (key is not None and key not in values):
+            return _tainted(expected, (template, *arguments))
         if key is None:
             value, taken = arguments[taken], taken + 1
         else:
             value = values[key]
-        pieces.append(value if isinstance(value, str) else str(value))
+        pieces.append(value)
     result = traced_join("", [*pieces, template[position:]])
-    return result if result == expected else _tainted(expected, (template, *arguments, *_mapping_values(values)))
+    return result if result == expected else _tainted(expected, (template, *arguments))
+
+
+_FORMATTER = string.Formatter()
+
+
+def traced_format(template: str, format_one: Callable[[str], str], pick: Callable[[str], Any]) -> str | None:
+    """The text of `template.format(...)`, literal pieces kept apart from fields, or None where that cannot be done.
+
+    `format_one` formats a template with one field, `pick` returns the object that a field names.
+    """
+    pieces: list[str] = []
+    automatic = 0
+    for literal, name, spec, conversion in _FORMATTER.parse(plain(template)):
+        pieces.append(literal)
+        if name is None:
+            continue
+        if spec and "{" in spec:
+            return None
+        if not name or name[0] in ".[":
+            name, automatic = f"{automatic}{name}", automatic + 1
+        value = pick(name)
+        if not spec and not conversion:
+            pieces.append(traced_text(value))
+        else:
+            suffix = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            pieces.append(_tainted(format_one(f"{{{name}{suffix}}}"), (value,)))
+    return traced_join("", pieces)
 
 
 def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:
@@ -299,6 +354,13 @@ def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:
     if isinstance(result, str) and not isinstance(result, TracedStr):
         return _tainted(result, inputs)
     return result
+
+
+def _as_long(text: str, source: str) -> str:
+    """`text`, made of `source`, with the spans of `source` where the lengths agree and tainted where not."""
+    if isinstance(source, TracedStr):
+        return TracedStr(text, source._spans) if len(text) == len(source) else _tainted(text, (source,))
+    return text
 
 
 def _tainted(text: str, inputs: Iterable[Any]) -> str:
@@ -312,12 +374,8 @@ def _tainted(text: str, inputs: Iterable[Any]) -> str:
 def _first_origin(value: Any) -> Origin | None:
     if isinstance(value, TracedStr):
         return next((span.origin for span in value._spans if isinstance(span.origin, Origin)), None)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return next((found for item in value.items() for part in item if (found := _first_origin(part))), None)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Collection) and not isinstance(value, (str, bytes, bytearray, range)):
         return next((found for part in value if (found := _first_origin(part))), None)
     return None
-
-
-def _mapping_values(values: Any) -> tuple[Any, ...]:
-    return tuple(values.values()) if isinstance(values, dict) else ()

@@ -1,7 +1,6 @@
 """From provenance text to token ids: control tokens by table, everything else by one BPE pass per run."""
 
 from renderers.tokens.encoding import BodyPolicy, EncodedText, encode_printed
-from renderers.tokens.run_cache import RunCache
 from renderers.tokens.tokenizer import TemplateTokenizer
 
-__all__ = ["BodyPolicy", "EncodedText", "RunCache", "TemplateTokenizer", "encode_printed"]
+__all__ = ["BodyPolicy", "EncodedText", "TemplateTokenizer", "encode_printed"]

@@ -12,13 +12,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from renderers.bounded_cache import BoundedCache
 from renderers.errors import InvalidFileError, MissingTokenError, TokenizerError
-from renderers.tokens.run_cache import EncodedRun, RunCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,17 @@ class ControlMatch:
     start: int
     end: int
     token_id: int
+
+
+class EncodedRun(NamedTuple):
+    """One BPE pass: token ids, and per token the character of the run where it starts (int32, same length)."""
+
+    ids: list[int]
+    starts: np.ndarray
+
+    def held_bytes(self, text: str) -> int:
+        """About what a cache entry costs: a list slot and an int object a token, the string, the dict entry."""
+        return 4 * len(text) + 36 * len(self.ids) + self.starts.nbytes + 150
 
 
 class TemplateTokenizer:
@@ -49,7 +60,7 @@ class TemplateTokenizer:
         # Longest first: a token takes priority over the tokens that it begins with.
         spelled = sorted((re.escape(content) for content in self._id_of), key=len, reverse=True)
         self._pattern = re.compile("|".join(spelled) or r"(?!)")
-        self._runs = RunCache(cache_bytes)
+        self._runs: BoundedCache[str, EncodedRun] = BoundedCache(cache_bytes)
 
     @classmethod
     def from_file(cls, path: Path, *, model: str) -> TemplateTokenizer:
@@ -90,7 +101,7 @@ class TemplateTokenizer:
         run = self._runs.get(text)
         if run is None:
             run = self._encode(text)
-            self._runs.put(text, run)
+            self._runs.put(text, run, run.held_bytes(text))
         return run
 
     def _encode(self, text: str) -> EncodedRun:

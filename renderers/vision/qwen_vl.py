@@ -50,6 +50,9 @@ class QwenVLConfig:
         kind = config.get("image_processor_type")
         if kind not in _PROCESSOR_TYPES:
             raise InvalidFileError(path, f"image_processor_type {kind!r} is not one of {', '.join(_PROCESSOR_TYPES)}")
+        for step in ("do_resize", "do_rescale", "do_normalize"):
+            if config.get(step) is False:
+                raise InvalidFileError(path, f"{step} is false; only processors that take every step are read")
         size = config.get("size") or {}
         try:
             return cls(
@@ -67,6 +70,8 @@ class QwenVLConfig:
             )
         except KeyError as error:
             raise InvalidFileError(path, f"misses {error.args[0]!r}, which decides the pixels") from error
+        except (TypeError, ValueError) as error:
+            raise InvalidFileError(path, f"holds a number that is none: {error}") from error
 
     @property
     def factor(self) -> int:

@@ -148,9 +148,11 @@ class Trainer:
         ]
 
     def _micro_batches(self, samples: list[TrainingSample]) -> Iterator[TrainingBatch]:
-        """Rows with a gradient apart from rows without, short beside short: padding costs as much as tokens."""
+        """Rows with a gradient apart from rows without; short beside short, because padding costs as much as tokens,
+        and those of one picture together, because a micro-batch encodes it once."""
         for taught in (True, False):
-            rows = sorted((s for s in samples if bool(s.advantages.any()) is taught), key=len)
+            rows = [sample for sample in samples if bool(sample.advantages.any()) is taught]
+            rows.sort(key=lambda sample: (len(sample), [item.mm_hash for item, _ in sample.media]))
             if rows:
                 yield from TrainingBatch.from_samples(rows, pad_id=self.pad_id).split(self.recipe.micro_batch)
 

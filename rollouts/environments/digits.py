@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from renderers import Message
 from rollouts.environment import StepResult
@@ -16,15 +16,24 @@ from rollouts.errors import MissingExtraError
 QUESTION = "Which digit is this?"
 SECOND_QUESTION = "No. Look again."
 
-_SIDE = 32
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class DigitSet:
     """Pictures uint8 (n, 8, 8), black on white, and labels int64 (n,)."""
 
     images: np.ndarray
     labels: np.ndarray
+
+    @cached_property
+    def plain(self) -> np.ndarray:
+        """uint8 (n, 32, 32): every pixel a 4x4 square."""
+        return _enlarged(self.images)
+
+    @cached_property
+    def sharp(self) -> np.ndarray:
+        """uint8 (n, 32, 32): the same with the contrast raised until strokes are black."""
+        ink = np.clip((1 - self.images / 255 - 0.3) / 0.4, 0, 1)
+        return _enlarged((255 - np.round(ink * 255)).astype(np.uint8))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,7 +76,7 @@ class DigitsEnvironment:
     def reset(self, seed: int) -> list[Message]:
         self._index = seed % len(self._digits)
         self._tries = 0
-        return [self._ask("plain", QUESTION)]
+        return [self._ask(self._digits.plain, QUESTION)]
 
     def step(self, assistant: Message) -> StepResult:
         self._tries += 1
@@ -77,21 +86,16 @@ class DigitsEnvironment:
             return StepResult(reward=1.0 if self._tries == 1 else 0.5, done=True, info=info)
         if self._tries == 2:
             return StepResult(done=True, info=info)
-        return StepResult(messages=[self._ask("sharp", SECOND_QUESTION)], info=info)
+        return StepResult(messages=[self._ask(self._digits.sharp, SECOND_QUESTION)], info=info)
 
-    def _ask(self, view: Literal["plain", "sharp"], text: str) -> Message:
-        pixels = np.full((8, 8), 255, dtype=np.uint8) if self._blank else self._digits.images[self._index]
-        picture = {"type": "image", "image": digit_picture(pixels, view)}
-        return {"role": "user", "content": [picture, {"type": "text", "text": text}]}  # type: ignore[list-item]
+    def _ask(self, view: np.ndarray, text: str) -> Message:
+        pixels = np.full_like(view[0], 255) if self._blank else view[self._index]
+        return {"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": text}]}
 
     def answer(self) -> str:
         """The right answer to the question just asked."""
         return str(self._digits.labels[self._index])
 
 
-def digit_picture(pixels: np.ndarray, view: Literal["plain", "sharp"]) -> Image.Image:
-    """uint8 (8, 8) -> a grey 32x32 picture, as it is or with its contrast raised until strokes are black."""
-    if view == "sharp":
-        ink = np.clip((1 - pixels / 255 - 0.3) / 0.4, 0, 1)
-        pixels = (255 - np.round(ink * 255)).astype(np.uint8)
-    return Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.NEAREST)
+def _enlarged(images: np.ndarray) -> np.ndarray:
+    return images.repeat(4, axis=1).repeat(4, axis=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,18 +10,20 @@ import torch
 from rollouts.models.placement import place_rows
 from rollouts.models.qwen3_vl import hidden_states, require_qwen3_vl, vision_features
 from rollouts.training.batch import TrainingBatch
+from rollouts.training.samples import TrainingSample
 
 
 def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
 
-    Pictures are placed by range and each distinct one runs through the vision tower once, however many rows show it;
-    the output layer runs on trained positions only.
+    Nothing runs twice: equal rows (a group's members often sample the same answer) share one forward pass, a picture
+    runs through the vision tower once however many rows show it, and the output layer runs on trained positions only.
     """
     require_qwen3_vl(model)
+    distinct, row_of = _distinct_rows(batch.samples)
     rows = place_rows(
-        [sample.token_ids for sample in batch.samples],
-        [sample.media for sample in batch.samples],
+        [sample.token_ids for sample in distinct],
+        [sample.media for sample in distinct],
         pad_id=batch.pad_id,
         merge_size=model.config.vision_config.spatial_merge_size,
         side="right",
@@ -28,9 +31,25 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     features = vision_features(model, rows.items) if rows.items else []
     hidden = hidden_states(model, rows, features)
     mask = batch.loss_mask.to(hidden.device)
-    before = torch.zeros_like(mask)
-    before[:, :-1] = mask[:, 1:]  # the position that predicts a trained token is the one before it
-    logits = model.lm_head(hidden[before]).float()
+    row, column = mask.nonzero(as_tuple=True)
+    source = torch.tensor(row_of, device=hidden.device)[row]
+    # The position that predicts a token is the one before it; the first token of a row is never trained.
+    logits = model.lm_head(hidden[source, column - 1]).float()
     targets = batch.input_ids.to(hidden.device)[mask]
     scored = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None])[:, 0]
     return torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device).masked_scatter(mask, scored)
+
+
+def _distinct_rows(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], list[int]]:
+    """The samples that differ in ids or pictures, and for every sample which of them it equals."""
+    index_of: dict[tuple[bytes, tuple[str, ...]], int] = {}
+    distinct: list[TrainingSample] = []
+    row_of = []
+    for sample in samples:
+        # Offsets belong to the key: a literal placeholder beside a picture leaves two places for the same ids.
+        pictures = tuple(f"{item.mm_hash}@{where.offset}" for item, where in sample.media)
+        index = index_of.setdefault((sample.token_ids.tobytes(), pictures), len(distinct))
+        if index == len(distinct):
+            distinct.append(sample)
+        row_of.append(index)
+    return distinct, row_of
