@@ -11,7 +11,7 @@ from typing import Any
 from renderers import Message, MultimodalRenderer, RenderedTokens, RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams, check_result
 from rollouts.environment import Environment, reset_environment, step_environment
-from rollouts.errors import EngineError, EnvironmentProtocolError, EpisodeError, TrajectoryError
+from rollouts.errors import EngineError, EnvironmentProtocolError, EpisodeError
 from rollouts.trajectory import Trajectory
 
 
@@ -37,7 +37,7 @@ async def run_episode(
     trajectory = Trajectory(episode_id or uuid.uuid4().hex, seed=seed, group_id=group_id)
     try:
         await _play(trajectory, environment, engine, renderer, sampling, max_turns)
-    except (EngineError, EnvironmentProtocolError, RendererError, TrajectoryError) as error:
+    except (EngineError, EnvironmentProtocolError, RendererError) as error:
         raise EpisodeError(str(error), trajectory) from error
     return trajectory
 

@@ -101,11 +101,7 @@ class EpisodeError(RolloutsError):
         super().__init__(f"episode {trajectory.episode_id} failed in turn {trajectory.num_turns}: {reason}")
 
 
-# Trajectories and training.
-
-
-class TrajectoryError(RolloutsError):
-    """A turn does not fit the trajectory that it is added to."""
+# Training.
 
 
 class SampleError(RolloutsError):

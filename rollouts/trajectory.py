@@ -1,21 +1,21 @@
 """What happened in an episode, exactly as the engine saw it: a tree of token nodes.
 
 A node holds what one prompt extension or one completion added. Root to leaf, concatenated, is what the engine was
-given and what it sampled. A turn attaches to the longest path that is a *token* prefix of its prompt and forks
-otherwise, so a shared prefix exists once, and a picture lives on the node that introduced it.
+given and what it sampled. A turn attaches to the longest path that is a prefix of its prompt, token by token and
+picture by picture (two pictures of one size have the same placeholder tokens), and forks otherwise. So a shared prefix
+exists once, and a picture lives on the node that introduced it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from renderers import MediaSource, Message, MultiModalData, PlaceholderRange
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan
-from rollouts.errors import TrajectoryError
 from transport import wire_type
 
 wire_type("renderers.PlaceholderRange")(PlaceholderRange)
@@ -82,18 +82,17 @@ class Trajectory:
     def add_turn(
         self, prompt_ids: Sequence[int], media: MultiModalData | None, completion: Completion, message: Message
     ) -> int:
-        """Attach a prompt and its completion; return the index of the completion's node.
-
-        Raises `TrajectoryError` if a picture's placeholder range crosses a node that is already there.
-        """
+        """Attach a prompt and its completion; return the index of the completion's node."""
         prompt = np.asarray(prompt_ids, dtype=np.int32)
-        parent, shared = self._longest_prefix(prompt)
-        if self.nodes and parent == -1:
-            self.forks += 1
-        elif self.turns and parent != self.turns[-1].node:
+        references = [
+            MediaReference(item.modality, item.mm_hash, item.source, where)
+            for item, where in (media.items() if media is not None else ())
+        ]
+        parent, shared = self._longest_prefix(prompt, references)
+        if self.turns and parent != self.turns[-1].node:
             self.forks += 1
         if shared < len(prompt):
-            parent = self._append(_prompt_node(parent, prompt, shared, media))
+            parent = self._append(_prompt_node(parent, prompt, shared, references))
         node = self._append(
             TokenNode(
                 parent=parent,
@@ -138,7 +137,7 @@ class Trajectory:
     def media(self, leaf: int) -> list[MediaReference]:
         """The pictures along the path to `leaf`, in prompt order, with absolute ranges."""
         return [
-            MediaReference(reference.modality, reference.mm_hash, reference.source, reference.where.shifted(start))
+            replace(reference, where=reference.where.shifted(start))
             for start, node in self._with_starts(leaf)
             for reference in node.media
         ]
@@ -157,8 +156,8 @@ class Trajectory:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def _longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
-        """(node, tokens): the deepest node whose whole path is a prefix of `prompt`, and that path's length."""
+    def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference]) -> tuple[int, int]:
+        """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length."""
         best, best_length = -1, 0
         lengths: dict[int, int] = {-1: 0}  # nodes whose path is a prefix; parents come before their children
         for index, node in enumerate(self.nodes):
@@ -166,28 +165,32 @@ class Trajectory:
             if start is None:
                 continue
             end = start + len(node)
-            if end <= len(prompt) and np.array_equal(prompt[start:end], node.token_ids):
+            if (
+                end <= len(prompt)
+                and np.array_equal(prompt[start:end], node.token_ids)
+                and node.media == _within(references, start, end)
+            ):
                 lengths[index] = end
                 if end >= best_length:
                     best, best_length = index, end
         return best, best_length
 
 
-def _prompt_node(parent: int, prompt: np.ndarray, start: int, media: MultiModalData | None) -> TokenNode:
-    references = []
-    for item, where in media.items() if media is not None else ():
-        if where.offset >= start:
-            references.append(MediaReference(item.modality, item.mm_hash, item.source, where.shifted(-start)))
-        elif where.end > start:
-            raise TrajectoryError(
-                f"the picture at tokens {where.offset}:{where.end} begins in a shared prefix of {start} tokens and ends "
-                "behind it: the prompt was cut inside a picture"
-            )
+def _prompt_node(parent: int, prompt: np.ndarray, start: int, references: Sequence[MediaReference]) -> TokenNode:
     added = prompt[start:]
     return TokenNode(
         parent=parent,
         token_ids=added,
         sampled=np.zeros(len(added), dtype=bool),
         logprobs=np.empty(0, dtype=np.float32),
-        media=tuple(references),
+        media=_within(references, start, len(prompt)),
+    )
+
+
+def _within(references: Sequence[MediaReference], start: int, end: int) -> tuple[MediaReference, ...]:
+    """The references that begin in tokens `start:end`, with ranges relative to `start`."""
+    return tuple(
+        replace(reference, where=reference.where.shifted(-start))
+        for reference in references
+        if start <= reference.where.offset < end
     )

@@ -26,6 +26,10 @@ Bytes = npt.NDArray[np.uint8]
 _DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
 _MAX_DIMENSIONS = 64
 
+# Vectors of these few dtypes make up most of what is sent; a message names them by their place here. Only append.
+_COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
+_COMMON_CODES = {dtype: code for code, dtype in enumerate(_COMMON_DTYPES)}
+
 _TENSOR_ITEM_BYTES = {
     "bool": 1,
     **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
@@ -91,6 +95,11 @@ def describe_dtype(dtype: np.dtype[Any]) -> str:
     return dtype.str
 
 
+def vector_code(array: npt.NDArray[Any]) -> int | None:
+    """The number of the dtype of a one-dimensional array, if it has one."""
+    return _COMMON_CODES.get(array.dtype) if array.ndim == 1 else None
+
+
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
     """The elements as flat uint8, sharing memory with a C-contiguous array; any other layout is copied once."""
     if array.nbytes == 0:
@@ -135,20 +144,33 @@ def read_dtype(name: object) -> np.dtype[Any]:
         ) from error
 
 
-def build_array(name: object, shape: object, data: memoryview) -> npt.NDArray[Any]:
-    """A read-only view on `data`."""
+def build_vector(code: int, data: bytes) -> npt.NDArray[Any]:
+    """A read-only view on `data`, one-dimensional, of the dtype that has this number.
+
+    CPython keeps the contents of `bytes` at multiples of 16, so the view is aligned for every dtype.
+    """
+    if not 0 <= code < len(_COMMON_DTYPES):
+        raise MalformedError(f"array dtype number {code} is unknown", "Update mmrollouts here.")
+    dtype = _COMMON_DTYPES[code]
+    if len(data) % dtype.itemsize:
+        raise MalformedError(f"array of dtype {dtype} came with {len(data)} bytes")
+    return np.frombuffer(data, dtype) if data else np.ndarray(0, dtype, buffer=data)
+
+
+def build_array(name: object, shape: object, data: bytes | memoryview) -> npt.NDArray[Any]:
+    """A read-only view on `data`, which is flat bytes."""
     dtype = read_dtype(name)
-    dims = _read_shape(shape, dtype.itemsize, data.nbytes)
+    dims = _read_shape(shape, dtype.itemsize, len(data))
     try:
         # frombuffer refuses an empty buffer; an ndarray over it is fine, and allocates nothing.
-        flat = np.ndarray(dims, dtype, buffer=data) if data.nbytes == 0 else np.frombuffer(data, dtype).reshape(dims)
+        flat = np.frombuffer(data, dtype).reshape(dims) if data else np.ndarray(dims, dtype, buffer=data)
     except (TypeError, ValueError, OverflowError) as error:  # more dimensions or larger ones than this numpy takes
         raise MalformedError(f"array of shape {dims} and dtype {name} cannot exist here") from error
     _check_text(flat)
     return flat
 
 
-def build_tensor(name: object, shape: object, data: memoryview) -> torch.Tensor | RawTensor:
+def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch.Tensor | RawTensor:
     """A tensor where torch is installed, else a `RawTensor`.
 
     The tensor owns a copy: torch has no read-only tensors, and an in-place operation on a view would change the
@@ -156,8 +178,8 @@ def build_tensor(name: object, shape: object, data: memoryview) -> torch.Tensor 
     """
     if type(name) is not str or name not in _TENSOR_ITEM_BYTES:
         raise UnknownTypeError(f"torch.{name!s:.80}")
-    dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], data.nbytes)
-    raw = np.frombuffer(data, np.uint8) if data.nbytes else np.empty(0, np.uint8)
+    dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], len(data))
+    raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     try:
         import torch
     except ImportError:

@@ -24,7 +24,7 @@ def _nothing_found(digest: str) -> MediaSource | None:
 
 
 def encode_frames(obj: object, *, held: Held = _nothing_held) -> list[Buffer]:
-    """`obj` as a header frame and one frame per array, tensor and media source.
+    """`obj` as a header frame and one frame per media source and per array or tensor of more than 1024 bytes.
 
     Supported: None, bool, int of 64 bits, float, str, bytes, list, tuple, set and frozenset of plain values, dict with
     plain keys, numpy arrays and scalars of every dtype but object and structured, torch tensors, `MediaSource`, and
@@ -33,8 +33,8 @@ def encode_frames(obj: object, *, held: Held = _nothing_held) -> list[Buffer]:
     end.
 
     A frame of a C-contiguous array shares the array's memory, so send it before changing the array; other layouts are
-    copied once. A media source is one frame however often it is referred to, and so is an array object; a registered
-    object that is referred to twice is one object after decoding, too.
+    copied once, and smaller arrays into the header. A media source and an array object are sent once however often they
+    are referred to, and a registered object that is referred to twice is one object after decoding, too.
 
     `held(source)` is asked once per media source; those it affirms are left out, and the receiver's `find_media` must
     supply them. Raises `EncodeError`, which says where in `obj` the trouble is.
@@ -47,7 +47,8 @@ def decode_frames(
 ) -> Any:
     """The object that `encode_frames` was given.
 
-    Arrays are read-only views on the frames and keep them alive; tensors are copied, torch having no read-only ones.
+    Arrays are read-only: views on the frames, which they keep alive, or if they came in the header on a few bytes of
+    their own. Tensors are copied, torch having no read-only ones.
     Media sources are verified against their digests. Raises `DecodeError`, whatever the bytes are.
     """
     return unpack(frames, limits, find_media)
@@ -59,5 +60,5 @@ def encode(obj: object, *, held: Held = _nothing_held) -> bytes:
 
 
 def decode(buffer: Buffer, *, limits: DecodeLimits = _DEFAULT_LIMITS, find_media: FindMedia = _nothing_found) -> Any:
-    """`decode_frames` for what `encode` gave. Arrays are views on `buffer`."""
+    """`decode_frames` for what `encode` gave. Large arrays are views on `buffer`."""
     return unpack(container.split(buffer, limits), limits, find_media)

@@ -36,7 +36,7 @@ def aligned(size: int) -> int:
 
 def join(frames: Sequence[Buffer]) -> bytes:
     """The frames as one container; every byte is copied once."""
-    lengths = np.array([memoryview(frame).nbytes for frame in frames], "<u8").tobytes()
+    lengths = struct.pack(f"<{len(frames)}Q", *[memoryview(frame).nbytes for frame in frames])
     fixed = _FIXED.pack(_MAGIC, FORMAT_VERSION, len(frames))
     checksum = _CHECKSUM.pack(_crc(fixed, lengths, frames[0]))
     parts: list[Buffer] = [fixed, checksum, lengths]

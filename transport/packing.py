@@ -1,19 +1,22 @@
-"""From an object to frames: one header and the raw bytes of every array and media source.
+"""From an object to frames: one header with everything small in it, and the raw bytes of large arrays and of media.
 
 msgpack's C packer walks lists, dicts and plain values by itself and hands back only what it does not know. Each such
-thing becomes a numbered entry or blob, is queued, and is packed by itself later. That keeps the walk flat however deep
-objects nest, and gives an object that is referred to twice one entry.
+thing becomes a numbered entry or blob; entries are queued, and each is packed by itself later. That keeps the walk flat
+however deep objects nest, and gives an object that is referred to twice one entry.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from renderers.media.source import MediaSource
 from transport import registry, wire
@@ -26,6 +29,7 @@ from transport.arrays import (
     is_tensor,
     pack_scalar,
     tensor_parts,
+    vector_code,
 )
 from transport.errors import EncodeError
 from transport.limits import MAX_DEPTH
@@ -34,52 +38,52 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Held = Callable[[MediaSource], bool]
 
+# An ExtType without the checks of its constructor, which would take a tenth of the whole encoding.
+_reference = functools.partial(tuple.__new__, msgpack.ExtType)
+
+_NESTS = {list, dict}  # what a dict can stand in
+_Take: TypeAlias = "Callable[[_Packing, Any], msgpack.ExtType]"
+
 
 def pack(obj: object, held: Held) -> list[wire.Buffer]:
     """The frames of `obj`. `held` is asked once per media source; the bytes of one it affirms are left out."""
-    packing = _Packing(held)
-    packing.add(obj, parent=-1)
+    packing = _Packing(obj, held)
+    packer = msgpack.Packer(default=packing.refer, strict_types=True, use_bin_type=True)
     # The list grows while it is read: packing an entry queues what it refers to.
-    packed = [packing.pack_entry(number) for number in packing.queue()]
+    packed = [packing.pack_entry(packer, number, obj) for number, obj in enumerate(packing.objects)]
+    packing.check_keys(packed)
     order = packing.children_first()
     prelude = wire.PRELUDE.pack(wire.PRELUDE_MAGIC, wire.FORMAT_VERSION, len(packed))
-    blobs = msgpack.packb(packing.blobs)
-    return [b"".join((prelude, blobs, *(packed[number] for number in order))), *packing.frames]
+    tables = packer.pack(packing.types), packer.pack(packing.blobs)
+    header = b"".join((prelude, *tables, *[packed[number] for number in order]))
+    return [header, *packing.frames]
 
 
 class _Packing:
-    """One message being made."""
+    """One message being made. Holds neither itself nor its packer, so what it keeps goes when it does."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, root: object, held: Held) -> None:
         self.held = held
+        self.takers: dict[type, _Take] = {}  # what to do with instances of each class
+        self.types: list[list[object]] = []
+        self.openers: dict[type, tuple[int, Callable[[Any], str | list[object]]]] = {}  # tag and payload of entries
         self.blobs: list[list[object]] = []
         self.frames: list[wire.Buffer] = []
-        self.objects: list[Any] = []
-        self.parents: list[int] = []  # the entry that mentioned it first; only error messages need it
-        self.children: list[list[int]] = []
+        self.objects: list[Any] = [root]
+        self.children: list[list[int]] = [[]]
         self.references: dict[int | str, msgpack.ExtType] = {}  # by id() for objects kept alive here, by media digest
         self.kept: list[object] = []
+        self.hashes = False  # whether the current entry refers to something Python takes for a dict key
+        self.suspects: list[int] = []  # entries that may have such a key
         self.current = -1
-        self.packer = msgpack.Packer(default=self.refer, strict_types=True, use_bin_type=True)
 
-    def add(self, obj: object, parent: int) -> int:
-        self.objects.append(obj)
-        self.parents.append(parent)
-        self.children.append([])
-        return len(self.objects) - 1
-
-    def queue(self) -> Iterator[int]:
-        number = 0
-        while number < len(self.objects):
-            yield number
-            number += 1
-
-    def pack_entry(self, number: int) -> bytes:
+    def pack_entry(self, packer: msgpack.Packer, number: int, obj: Any) -> bytes:
         self.current = number
-        obj = self.objects[number]
-        tag, payload = (wire.TAG_ROOT, obj) if number == 0 else self.open(obj)
+        self.hashes = False
+        tag, open_ = self.openers[type(obj)] if number else (wire.TAG_ROOT, _as_is)
+        payload = open_(obj)
         try:
-            packed: bytes = self.packer.pack([number, tag, payload])
+            packed: bytes = packer.pack([number, tag, payload])
         except UnicodeEncodeError as error:
             raise EncodeError(
                 self.path(number), f"text that is not Unicode: {error.reason}", "Replace lone surrogates."
@@ -90,61 +94,91 @@ class _Packing:
                 f"msgpack cannot pack it: {error}",
                 "Remove cycles, lists nested over 1000 deep, non-contiguous memoryviews and strings over 4 GiB.",
             ) from error
-        if any(type(self.objects[child]).__hash__ is not None for child in self.children[number]):
-            self.check_keys(number, packed)
+        if self.hashes and (number == 0 or not _NESTS.isdisjoint(map(type, payload))):
+            self.suspects.append(number)
         return packed
-
-    def open(self, obj: Any) -> tuple[object, object]:
-        """The tag and the payload of an entry."""
-        kind = type(obj)
-        if kind is tuple:
-            return wire.TAG_TUPLE, list(obj)
-        if kind is set or kind is frozenset:
-            return wire.TAG_SET if kind is set else wire.TAG_FROZENSET, self.set_members(obj)
-        if isinstance(obj, np.generic):
-            return wire.TAG_SCALAR, pack_scalar(obj)
-        registered = registry.of_class(kind)
-        assert registered is not None  # refer() queues nothing else
-        return [registered.name, registered.version], registered.pack(obj)
-
-    def set_members(self, obj: Any) -> list[object]:
-        strangers = set(map(type, obj)) - wire.KEY_TYPES
-        if strangers:
-            names = ", ".join(sorted(kind.__name__ for kind in strangers))
-            raise EncodeError(self.path(self.current), f"set with members of type {names}", "Send a list.")
-        return list(obj)
 
     def refer(self, obj: Any) -> msgpack.ExtType:
         """What msgpack writes for something it does not know: a reference, and the thing itself is queued."""
-        reference = self.references.get(obj.digest if type(obj) is MediaSource else id(obj))
+        kind = type(obj)
+        if kind is not np.ndarray:
+            self.hashes = True
+        reference = self.references.get(obj.digest if kind is MediaSource else id(obj))
         if reference is None:
+            take = self.takers.get(kind)
+            if take is None:
+                take = self.takers[kind] = self.choose(obj)
             try:
-                reference = self.take(obj)
+                reference = take(self, obj)
             except UnsupportedArrayError as error:
                 raise EncodeError(self.path_of(obj), error.reason, error.cure) from error
-        if reference.code == wire.REF_ENTRY:
+        elif reference.code == wire.REF_ENTRY:
             self.children[self.current].append(int.from_bytes(reference.data, "big"))
         return reference
 
-    def take(self, obj: Any) -> msgpack.ExtType:
-        if type(obj) is MediaSource:
-            return self.take_media(obj)
+    def choose(self, obj: Any) -> _Take:
+        """What to do with objects of the class of this one, which the message has not met before."""
+        kind = type(obj)
         if is_array(obj):
-            return self.take_blob(obj, [wire.BLOB_ARRAY, describe_dtype(obj.dtype), list(obj.shape)], array_bytes(obj))
+            return _Packing.take_array
+        if kind is MediaSource:
+            return _Packing.take_media
         if is_tensor(obj):
-            name, shape, data = tensor_parts(obj)
-            return self.take_blob(obj, [wire.BLOB_TENSOR, name, shape], data)
+            return _Packing.take_tensor
         if isinstance(obj, np.generic):
-            pack_scalar(obj)  # raises here, where the path is at hand
-        elif type(obj) not in (tuple, set, frozenset) and registry.of_class(type(obj)) is None:
+            self.openers[kind] = wire.TAG_SCALAR, pack_scalar
+            return _Packing.take_scalar
+        if kind is set or kind is frozenset:
+            self.openers[kind] = wire.TAG_SET if kind is set else wire.TAG_FROZENSET, list
+            return _Packing.take_set
+        if kind is tuple:
+            self.openers[kind] = wire.TAG_TUPLE, list
+            return _Packing.take_entry
+        registered = registry.of_class(kind)
+        if registered is None:
             raise self.unsupported(obj)
-        number = self.add(obj, parent=self.current)
+        self.openers[kind] = wire.TAG_TYPES + len(self.types), registered.pack
+        self.types.append([registered.name, registered.version, list(registered.fields)])
+        return _Packing.take_entry
+
+    def take_entry(self, obj: object) -> msgpack.ExtType:
+        number = len(self.objects)
+        self.objects.append(obj)
+        self.children.append([])
+        self.children[self.current].append(number)
         return self.remember(id(obj), wire.REF_ENTRY, number)
 
+    def take_scalar(self, scalar: np.generic) -> msgpack.ExtType:
+        pack_scalar(scalar)  # raises here, where the path is at hand
+        return self.take_entry(scalar)
+
+    def take_set(self, members: Any) -> msgpack.ExtType:
+        strangers = set(map(type, members)) - wire.KEY_TYPES
+        if strangers:
+            names = ", ".join(sorted(kind.__name__ for kind in strangers))
+            raise EncodeError(self.path_of(members), f"set with members of type {names}", "Send a list.")
+        return self.take_entry(members)
+
+    def take_array(self, array: npt.NDArray[Any]) -> msgpack.ExtType:
+        code = vector_code(array)
+        if code is None or array.nbytes > wire.INLINE_BYTES:
+            description = [wire.BLOB_ARRAY, describe_dtype(array.dtype), list(array.shape)]
+            return self.take_blob(array, description, array_bytes(array))
+        return self.take_row(array, [code, array.tobytes()])
+
+    def take_tensor(self, tensor: Any) -> msgpack.ExtType:
+        name, shape, data = tensor_parts(tensor)
+        return self.take_blob(tensor, [wire.BLOB_TENSOR, name, shape], data)
+
     def take_blob(self, obj: object, description: list[object], data: Bytes) -> msgpack.ExtType:
-        self.kept.append(obj)
-        self.blobs.append(description)
+        if data.nbytes <= wire.INLINE_BYTES:
+            return self.take_row(obj, [*description, data.tobytes()])
         self.frames.append(data.data)
+        return self.take_row(obj, description)
+
+    def take_row(self, obj: object, row: list[object]) -> msgpack.ExtType:
+        self.kept.append(obj)
+        self.blobs.append(row)
         return self.remember(id(obj), wire.REF_BLOB, len(self.blobs) - 1)
 
     def take_media(self, source: MediaSource) -> msgpack.ExtType:
@@ -160,7 +194,8 @@ class _Packing:
         return self.remember(source.digest, wire.REF_BLOB, len(self.blobs) - 1)
 
     def remember(self, key: int | str, code: int, number: int) -> msgpack.ExtType:
-        reference = msgpack.ExtType(code, number.to_bytes(4, "big"))
+        size = 1 if number < 1 << 8 else 2 if number < 1 << 16 else 4
+        reference = _reference((code, number.to_bytes(size, "big")))
         self.references[key] = reference
         return reference
 
@@ -182,41 +217,49 @@ class _Packing:
             "Register the class with @wire_type, or convert it to plain data first.",
         )
 
-    def check_keys(self, number: int, packed: bytes) -> None:
+    def check_keys(self, packed: list[bytes]) -> None:
         """Refuse a dict key that the receiver would refuse.
 
-        msgpack does not say whether what it hands back is a key or a value. Reading the entry with something that
+        msgpack does not say whether what it hands back is a key or a value. Reading the entries with something that
         cannot be a key in place of every reference does say.
         """
-        try:
-            msgpack.unpackb(packed, strict_map_key=False, ext_hook=lambda code, data: [])
-        except TypeError as error:
-            raise EncodeError(
-                self.path(number), "dict with a key that is neither str nor int", "Use str or int keys."
-            ) from error
+        entries = b"".join([packed[number] for number in self.suspects])
+        reading = msgpack.Unpacker(
+            strict_map_key=False, ext_hook=lambda code, data: [], max_buffer_size=max(len(entries), 1)
+        )
+        reading.feed(entries)
+        for number in self.suspects:
+            try:
+                reading.unpack()
+            except TypeError as error:
+                raise EncodeError(
+                    self.path(number), "dict with a key that is neither str nor int", "Use str or int keys."
+                ) from error
 
     def children_first(self) -> list[int]:
         """Every entry after all those it refers to. Raises `EncodeError` for a cycle and for too deep a nest."""
         waiting = [0] * len(self.objects)
-        for children in self.children:
-            for child in children:
-                waiting[child] += 1
-        depth = [0] * len(self.objects)
-        order = [] if waiting[0] else [0]
-        for number in order:
-            for child in self.children[number]:
+        for child in itertools.chain.from_iterable(self.children):
+            waiting[child] += 1
+        order: list[int] = []
+        depth = -1
+        wave = [0]  # what nothing but `order` refers to, the last wave among it
+        while wave:
+            order += wave
+            depth += 1
+            ready = []
+            for child in itertools.chain.from_iterable([self.children[number] for number in wave]):
                 waiting[child] -= 1
-                depth[child] = max(depth[child], depth[number] + 1)
-                if waiting[child] == 0:
-                    order.append(child)
+                if not waiting[child]:
+                    ready.append(child)
+            wave = ready
         if len(order) < len(self.objects):
             looped = next(number for number, count in enumerate(waiting) if count)
             raise EncodeError(self.path(looped), "the object contains itself", "Refer to the parent by index or id.")
-        deepest = max(order, key=depth.__getitem__)
-        if depth[deepest] > MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise EncodeError(
                 type(self.objects[0]).__qualname__,
-                f"objects nest {depth[deepest]} deep and {MAX_DEPTH} is the most",
+                f"objects nest {depth} deep and {MAX_DEPTH} is the most",
                 "Keep the objects in a list and refer to them by index.",
             )
         order.reverse()
@@ -227,12 +270,21 @@ class _Packing:
         return self.path(self.current) + _locate(self.objects[self.current], target)
 
     def path(self, number: int) -> str:
+        """Where an entry sits inside the whole object, by way of the entries that mentioned it and each other first."""
+        parents: dict[int, int] = {}
+        for parent, children in enumerate(self.children):
+            for child in children:
+                parents.setdefault(child, parent)
         steps = []
-        while (parent := self.parents[number]) >= 0:
-            steps.append(_locate(self.objects[parent], self.objects[number]))
-            number = parent
+        while number:
+            steps.append(_locate(self.objects[parents[number]], self.objects[number]))
+            number = parents[number]
         root = type(self.objects[0])
         return (root.__qualname__ if dataclasses.is_dataclass(root) else "value") + "".join(reversed(steps))
+
+
+def _as_is(obj: Any) -> Any:
+    return obj
 
 
 def _locate(container: Any, target: object) -> str:

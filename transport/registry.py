@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from transport.errors import MalformedError, MissingFieldError, RegistrationError, UnknownTypeError, VersionError
@@ -21,42 +22,69 @@ _REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, Recur
 
 @dataclass(frozen=True, slots=True)
 class WireType:
-    """A registered class. `fields` are sent; `required` are those of them without a default."""
+    """A registered class: a dataclass, or an enum with its `members`.
+
+    `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)` in the order
+    of `fields` means what naming each value means, at half the time.
+    """
 
     name: str
     version: int
     cls: type
-    fields: tuple[str, ...]
-    required: tuple[str, ...]
+    fields: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    positional: bool = False
+    members: Mapping[str, object] | None = field(default=None, compare=False)
 
-    def pack(self, obj: Any) -> object:
-        """What stands for `obj` in a message: a dict by field name, for an enum the member's name."""
-        if isinstance(obj, enum.Enum):
-            return obj.name
-        return {field: getattr(obj, field) for field in self.fields}
+    def pack(self, obj: Any) -> str | list[object]:
+        """What stands for `obj` in a message: its values in the order of `fields`, for an enum the member's name."""
+        if self.members is not None:
+            return str(obj.name)
+        return [getattr(obj, field) for field in self.fields]
 
-    def build(self, payload: object, version: int) -> object:
-        """The object for a payload that the peer wrote at `version` of this type."""
+    def as_sent(self, version: int, names: list[Any]) -> SentType:
+        """This type as a peer lays it out that writes `version` of it with the fields `names`."""
         if version > self.version:
             raise VersionError(f"wire type {self.name!r}", version, self.version)
-        if issubclass(self.cls, enum.Enum):
-            return self._member(payload)
-        if type(payload) is not dict:
-            raise MalformedError(f"{self.name} is not a map of its fields")
+        if tuple(names) == self.fields and self.positional:
+            return SentType(self, len(names), None)
+        if any(type(name) is not str for name in names) or len(set(names)) < len(names):
+            raise MalformedError(f"fields of {self.name} are not distinct names")
         for field in self.required:
-            if field not in payload:
+            if field not in names:
                 raise MissingFieldError(self.name, field)
-        known = {field: payload[field] for field in self.fields if field in payload}
-        try:
-            return self.cls(**known)
-        except _REFUSALS as refusal:
-            raise MalformedError(f"{self.name} refused the values it came with: {refusal}") from refusal
+        return SentType(self, len(names), [(field, names.index(field)) for field in self.fields if field in names])
 
-    def _member(self, payload: object) -> object:
-        members: Mapping[str, object] = self.cls.__members__  # type: ignore[attr-defined]
+
+@dataclass(frozen=True, slots=True)
+class SentType:
+    """A registered type as one message lays it out.
+
+    An instance comes as `width` values. `known` are the fields that exist here and where among the values each is; None
+    where the values are the arguments of the class as they stand.
+    """
+
+    type: WireType
+    width: int
+    known: list[tuple[str, int]] | None
+
+    def build(self, payload: object) -> object:
+        """The object for a payload that the peer's `pack` made."""
+        if self.type.members is not None:
+            return self._member(self.type.members, payload)
+        if not isinstance(payload, list) or len(payload) != self.width:
+            raise MalformedError(f"{self.type.name} is not a list of its {self.width} fields")
+        try:
+            if self.known is None:
+                return self.type.cls(*payload)
+            return self.type.cls(**{field: payload[place] for field, place in self.known})
+        except _REFUSALS as refusal:
+            raise MalformedError(f"{self.type.name} refused the values it came with: {refusal}") from refusal
+
+    def _member(self, members: Mapping[str, object], payload: object) -> object:
         if type(payload) is not str or payload not in members:
             raise MalformedError(
-                f"{self.name} has no member {payload!r}", "Bring both sides to one version of mmrollouts."
+                f"{self.type.name} has no member {payload!r}", "Bring both sides to one version of mmrollouts."
             )
         return members[payload]
 
@@ -72,8 +100,8 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
         @dataclass(frozen=True, slots=True)
         class Node: ...
 
-    A dataclass travels as a map by field name: fields this process does not know are dropped, fields the peer left out
-    take their default, fields with `init=False` are not sent. Raise `version` when an older reader would misunderstand
+    A dataclass is decoded by field name: fields this process does not know are dropped, fields the peer left out take
+    their default, fields with `init=False` are not sent. Raise `version` when an older reader would misunderstand
     what is sent; it then refuses with `VersionError`. Field types are not checked: `__post_init__` runs on decoded
     values, and its `ValueError` or `TypeError` becomes a `MalformedError`. An enum travels by member name.
 
@@ -114,7 +142,7 @@ def _describe(cls: type, name: str, version: int) -> WireType:
         raise RegistrationError(name, f"version {version}", "Use a name that is not empty and a version from 1 up.")
     # A combination of flags has no member name to travel by.
     if issubclass(cls, enum.Enum) and not issubclass(cls, enum.Flag):
-        return WireType(name, version, cls, (), ())
+        return WireType(name, version, cls, members=cls.__members__)
     if not dataclasses.is_dataclass(cls):
         raise RegistrationError(
             name,
@@ -123,4 +151,11 @@ def _describe(cls: type, name: str, version: int) -> WireType:
         )
     sent = [field for field in dataclasses.fields(cls) if field.init]
     required = [f for f in sent if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    return WireType(name, version, cls, tuple(f.name for f in sent), tuple(f.name for f in required))
+    fields = tuple(f.name for f in sent)
+    return WireType(name, version, cls, fields, tuple(f.name for f in required), _takes_in_order(cls, fields))
+
+
+def _takes_in_order(cls: type, fields: tuple[str, ...]) -> bool:
+    """Whether `cls` takes `fields` by position; not so with keyword-only fields, or an InitVar between the others."""
+    leading = list(inspect.signature(cls).parameters.values())[: len(fields)]
+    return tuple(p.name for p in leading) == fields and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in leading)

@@ -6,7 +6,7 @@ then for real. A few hostile bytes can therefore not ask for gigabytes of list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -14,7 +14,7 @@ import msgpack
 from renderers.errors import MediaDigestError
 from renderers.media.source import MediaSource
 from transport import registry, wire
-from transport.arrays import build_array, build_scalar, build_tensor
+from transport.arrays import build_array, build_scalar, build_tensor, build_vector
 from transport.errors import ChecksumError, MalformedError, MissingMediaError, TruncatedError, VersionError
 from transport.limits import DecodeLimits
 
@@ -33,7 +33,7 @@ def unpack(frames: Sequence[wire.Buffer], limits: DecodeLimits, find_media: Find
         raise TruncatedError("message", wire.PRELUDE.size, 0)
     limits.check("max_header_bytes", views[0].nbytes)
     entries, body = _read_prelude(views[0])
-    _check_structure(body, 1 + entries)
+    _check_structure(body, 2 + entries)
     building = _Building(limits, find_media)
     values = msgpack.Unpacker(
         strict_map_key=False,
@@ -43,6 +43,7 @@ def unpack(frames: Sequence[wire.Buffer], limits: DecodeLimits, find_media: Find
     )
     values.feed(body)
     try:
+        building.take_types(values.unpack())
         building.take_blobs(values.unpack(), views[1:])
         for _ in range(entries):
             building.take_entry(values.unpack())
@@ -106,6 +107,7 @@ class _Building:
     def __init__(self, limits: DecodeLimits, find_media: FindMedia) -> None:
         self.limits = limits
         self.find_media = find_media
+        self.types: list[registry.SentType] = []
         self.blobs: list[object] = []
         self.built: dict[int, object] = {}
         self.depths: dict[int, int] = {}
@@ -118,22 +120,33 @@ class _Building:
         if code == wire.REF_BLOB and number < len(self.blobs):
             return self.blobs[number]
         if code == wire.REF_ENTRY and number in self.built:
-            self.depth = max(self.depth, self.depths[number] + 1)
+            if self.depth <= self.depths[number]:
+                self.depth = self.depths[number] + 1
             return self.built[number]
-        raise MalformedError(f"reference {code}:{number} to something that has not come before it")
+        raise MalformedError(f"reference {code}:{data[:8].hex()} to something that has not come before it")
+
+    def take_types(self, table: object) -> None:
+        if type(table) is not list or any(type(row) is not list or len(row) != 3 for row in table):
+            raise MalformedError("type table is not a list of [name, version, fields]")
+        self.types = [_find_type(*row) for row in table]
 
     def take_blobs(self, table: object, frames: list[memoryview]) -> None:
         if type(table) is not list or any(type(row) is not list or not row for row in table):
             raise MalformedError("blob table is not a list of descriptions")
-        self.limits.check("max_frames", len(table))
-        carried = sum(row[0] != wire.BLOB_HELD for row in table)
+        elsewhere = [row for row in table if not _is_inline(row)]
+        self.limits.check("max_frames", len(elsewhere))
+        carried = sum(row[0] != wire.BLOB_HELD for row in elsewhere)
         if carried != len(frames):
             raise MalformedError(f"message describes {carried} arrays and media and carries {len(frames)}")
         following = iter(frames)
-        blobs = [
-            self.held_media(row) if row[0] == wire.BLOB_HELD else _build_blob(row, next(following)) for row in table
-        ]
-        self.blobs.extend(blobs)
+        self.blobs = [self.build_blob(row, following) for row in table]
+
+    def build_blob(self, row: list[Any], following: Iterator[memoryview]) -> object:
+        if _is_inline(row):
+            return _build_inline(row)
+        if row[0] == wire.BLOB_HELD:
+            return self.held_media(row)
+        return _build_framed(row, next(following))
 
     def held_media(self, row: list[Any]) -> MediaSource:
         if len(row) != 2 or type(row[1]) is not str:
@@ -147,9 +160,16 @@ class _Building:
         if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not int or entry[0] in self.built:
             raise MalformedError("entry is not [id, tag, payload] with an id of its own")
         number, tag, payload = entry
-        self.limits.check("max_depth", self.depth)
+        if self.depth > self.limits.max_depth:
+            self.limits.check("max_depth", self.depth)
         self.depths[number], self.depth = self.depth, 0
-        if type(tag) is int and tag == wire.TAG_ROOT:
+        if type(tag) is not int:
+            raise MalformedError(f"entry tag {tag!r:.80} is not a number")
+        if tag >= wire.TAG_TYPES:
+            if tag >= wire.TAG_TYPES + len(self.types):
+                raise MalformedError(f"entry tag {tag} is beyond the type table")
+            self.built[number] = self.types[tag - wire.TAG_TYPES].build(payload)
+        elif tag == wire.TAG_ROOT:
             self.roots.append(payload)
             self.built[number] = None
         else:
@@ -161,7 +181,31 @@ class _Building:
         return self.roots[0]
 
 
-def _build_blob(row: list[Any], data: memoryview) -> object:
+def _find_type(name: object, version: object, fields: object) -> registry.SentType:
+    if type(name) is not str or type(version) is not int:
+        raise MalformedError(f"type {name!r:.80} version {version!r:.80} is not a name and a number")
+    if type(fields) is not list:
+        raise MalformedError(f"fields of {name:.80} are not a list")
+    return registry.of_name(name).as_sent(version, fields)
+
+
+def _is_inline(row: list[Any]) -> bool:
+    return type(row[0]) is int or len(row) == 4
+
+
+def _build_inline(row: list[Any]) -> object:
+    kind, data = row[0], row[-1]
+    if type(data) is bytes:
+        if type(kind) is int and len(row) == 2:
+            return build_vector(kind, data)
+        if kind == wire.BLOB_ARRAY:
+            return build_array(row[1], row[2], data)
+        if kind == wire.BLOB_TENSOR:
+            return build_tensor(row[1], row[2], data)
+    raise MalformedError(f"blob of kind {kind!r:.80} with {len(row) - 1} values does not hold its bytes")
+
+
+def _build_framed(row: list[Any], data: memoryview) -> object:
     kind = row[0]
     if kind == wire.BLOB_MEDIA and len(row) == 2 and type(row[1]) is str:
         return build_media(row[1], data)
@@ -182,11 +226,7 @@ def build_media(digest: str, data: memoryview) -> MediaSource:
     return source
 
 
-def _build_entry(tag: object, payload: Any) -> object:
-    if type(tag) is list and len(tag) == 2 and type(tag[0]) is str and type(tag[1]) is int:
-        return registry.of_name(tag[0]).build(payload, tag[1])
-    if type(tag) is not int:
-        raise MalformedError(f"entry tag {tag!r:.80} is neither a number nor a [name, version]")
+def _build_entry(tag: int, payload: Any) -> object:
     if tag == wire.TAG_SCALAR:
         return build_scalar(payload)
     if type(payload) is not list:

@@ -10,13 +10,28 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from renderers.errors import MediaDecodeError
 
 _HEADER = struct.Struct("<4s4sII")
 _MAGIC = b"mmpx"
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+_STRAIGHT = {"La": "LA", "RGBa": "RGBA"}
+
+#: What Pillow's decoders raise for broken files, besides its own errors.
+PILLOW_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+    struct.error,
+)
 _MODE_OF_CHANNELS = {count: mode for mode, count in _CHANNELS.items()}
 
 
@@ -44,10 +59,24 @@ def raw_to_image(data: bytes | memoryview) -> Image.Image:
 
 
 def image_to_raw(image: Image.Image) -> bytes:
-    """Snapshot a PIL image; modes other than L and RGBA become RGB, as a vision model would see them."""
-    if image.mode not in _CHANNELS:
-        image = image.convert("RGBA" if "transparency" in image.info or image.mode in ("LA", "PA", "La") else "RGB")
+    """Snapshot a PIL image, upright; modes other than L and RGBA become RGB, as a vision model would see them.
+
+    Raises `MediaDecodeError` for a file that Pillow opened but cannot read to its end.
+    """
+    try:
+        image = eight_bits(ImageOps.exif_transpose(image))
+        if image.mode not in _CHANNELS:
+            image = image.convert("RGBA" if "transparency" in image.info or image.mode in ("LA", "PA") else "RGB")
+    except PILLOW_ERRORS as error:
+        raise MediaDecodeError(f"a PIL image of mode {image.mode} cannot be read: {error}") from error
     return _HEADER.pack(_MAGIC, image.mode.encode().ljust(4, b"\0"), *image.size) + image.tobytes()
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey scaled to 8 bits (Pillow would clip it: a white square), premultiplied alpha undone."""
+    if image.mode.startswith("I;16"):
+        return image.convert("I").point(lambda value: value / 256).convert("L")
+    return image.convert(_STRAIGHT[image.mode]) if image.mode in _STRAIGHT else image
 
 
 def array_to_raw(array: np.ndarray) -> bytes:

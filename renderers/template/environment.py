@@ -65,6 +65,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: _tainting(function) for name, function in self.filters.items()}
         self.filters.update(
             tojson=traced_json,
+            format=_format_filter,
             join=_join_filter,
             indent=_indent_filter,
             replace=_replace_filter,
@@ -225,6 +226,12 @@ def _indent_filter(s: str, width: int | str = 4, first: bool = False, blank: boo
     else:
         text = traced_join("\n", [head, *(traced_join("", (indention, line)) if line else line for line in rest)])
     return traced_join("", (indention, text)) if first else text
+
+
+def _format_filter(value: Any, *args: Any, **kwargs: Any) -> str:
+    if args and kwargs:
+        raise jinja2.exceptions.FilterArgumentError("format takes positional or keyword arguments, not both")
+    return traced_percent(traced_text(value), kwargs or args)
 
 
 @jinja2.pass_eval_context

@@ -133,7 +133,7 @@ class TracedStr(str):
                 if all_marks or start <= begin < stop or (at_end and begin == stop):
                     at = min(max(begin, start), stop) - start
                     kept.append(Span(at, at, origin))
-            elif begin < stop and end > start:
+            elif max(begin, start) < min(end, stop):
                 kept.append(Span(max(begin, start) - start, min(end, stop) - start, origin))
         return TracedStr(text, kept)
 
@@ -300,7 +300,7 @@ _PERCENT = re.compile(r"%(?:\(([^)]*)\))?(%|s|[^%s]*?[a-zA-Z])")
 
 def traced_percent(template: str, values: Any) -> str:
     """`template % values`; `%s` keeps the spans of its value, other conversions taint the whole result."""
-    expected = plain(template) % values
+    expected = str.__mod__(plain(template), values)  # not `%`, which would ask a traced value first: this function
     pieces: list[str] = []
     position, taken = 0, 0
     arguments = values if isinstance(values, tuple) else (values,)

@@ -26,6 +26,7 @@ class Recipe:
     sft_max_steps: int = 200
     sft_target: float = 0.5
     probe_digits: int = 120
+    held_out_digits: int = 360
     max_tokens: int = 4
     max_turns: int = 2
     clip_gradient: float = 1.0

@@ -174,7 +174,8 @@ class Demo:
         self.trainer, self.writer, self.progress = trainer, writer, progress
         self.renderer: TemplateRenderer = load_renderer(model_directory)
         self.engine = LocalEngine.from_pretrained(model_directory, attn_implementation="eager")
-        self.train_digits, self.held_out_digits = load_digit_sets()
+        self.train_digits, held_out = load_digit_sets()
+        self.held_out_digits = held_out.take(range(min(recipe.held_out_digits, len(held_out))))
         self.sampling = SamplingParams(max_tokens=recipe.max_tokens)
         self.results = Results(seed=seed, recipe=recipe)
         self._seen_images: set[str] = set()

@@ -239,16 +239,17 @@ class LocalEngine:
         if parameters.keys() != weights.keys():
             odd = sorted(parameters.keys() ^ weights.keys())
             raise WeightUpdateError(f"{len(odd)} parameter names differ, among them {odd[0]!r}; nothing was changed")
-        tensors = {name: torch.as_tensor(value) for name, value in weights.items()}
         for name, parameter in parameters.items():
-            if tensors[name].shape != parameter.shape:
+            if tuple(weights[name].shape) != tuple(parameter.shape):
                 raise WeightUpdateError(
-                    f"{name} has shape {tuple(tensors[name].shape)}, the model wants {tuple(parameter.shape)}; "
+                    f"{name} has shape {tuple(weights[name].shape)}, the model wants {tuple(parameter.shape)}; "
                     "nothing was changed"
                 )
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(tensors[name])
+                value = weights[name]
+                # Arrays off the wire are read-only, which torch cannot represent: it gets a copy.
+                parameter.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
         self._features.clear()
         self._weight_version = version
 

@@ -1,0 +1,26 @@
+"""Fixtures of every test folder: one tiny checkpoint per session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from renderers import TemplateRenderer
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3-VL checkpoint with random weights. Read only: copy what you want to change."""
+    from rollouts.testing import tiny_qwen3_vl
+
+    return tiny_qwen3_vl(tmp_path_factory.mktemp("tiny_qwen3_vl"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def renderer(tiny_model_dir: Path) -> TemplateRenderer:
+    from renderers import load_renderer
+
+    return load_renderer(tiny_model_dir)

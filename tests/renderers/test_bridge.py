@@ -1,0 +1,432 @@
+"""prompt + completion + new messages -> the next prompt, verbatim, or a refusal with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from renderers import BridgeRefusal, MultiModalData, RenderedTokens, TemplateRenderer, load_renderer
+from rollouts.testing import CHAT_TEMPLATE
+
+benign = st.text(max_size=8).filter(lambda text: "<" not in text)
+COLOURS = {colour: Image.new("RGB", (32 + 16 * colour, 32), (colour, 0, 0)) for colour in range(3)}
+
+
+def image_part(colour: int = 0) -> dict[str, Any]:
+    return {"type": "image", "image": COLOURS[colour]}
+
+
+parts = st.lists(
+    benign.map(lambda text: {"type": "text", "text": text}) | st.sampled_from(list(COLOURS)).map(image_part), max_size=3
+)
+contents = benign | parts
+users = st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": contents})
+tools = st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": st.just("call_0"), "content": contents})
+call = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": {"at": ["x", 1]}}}
+assistants = st.builds(
+    lambda text, calls: {"role": "assistant", "content": text.rstrip("\n"), "tool_calls": [call] * calls},
+    benign,
+    st.integers(0, 2),
+)
+histories = st.lists(users | assistants | tools, min_size=1, max_size=3)
+new_messages = st.lists(users | tools, min_size=1, max_size=3)
+
+QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "Q"}]
+REPLY: list[dict[str, Any]] = [{"role": "user", "content": "R"}]
+
+
+def ids_of(renderer: TemplateRenderer, *pieces: str) -> list[int]:
+    """Each piece is a control token or plain text."""
+    found: list[int] = []
+    for piece in pieces:
+        control = renderer.tokenizer.control_id(piece)
+        found += renderer.tokenizer.encode_run(piece).ids if control is None else [control]
+    return found
+
+
+def sampled_turn(renderer: TemplateRenderer, history: list[Any], assistant: Any) -> list[int]:
+    """The tokens of the last turn that the model would have sampled."""
+    rendered = renderer.render([*history, assistant])
+    columns = zip(rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True)
+    return [token_id for token_id, owner, sampled in columns if sampled and owner == len(history)]
+
+
+def check_media(result: RenderedTokens, expected: RenderedTokens) -> None:
+    assert result.multi_modal_data is not None
+    assert expected.multi_modal_data is not None
+    for one, other in zip(result.multi_modal_data.items(), expected.multi_modal_data.items(), strict=True):
+        assert one[0].mm_hash == other[0].mm_hash
+        assert one[1] == other[1]
+    assert result.multi_modal_data.mm_hashes == expected.multi_modal_data.mm_hashes
+
+
+def check_spans(rendered: RenderedTokens) -> None:
+    position = 0
+    for span in rendered.spans:
+        assert span.start == position < span.end
+        position = span.end
+    assert position == len(rendered.token_ids)
+
+
+def bridged(outcome: RenderedTokens | BridgeRefusal | None) -> RenderedTokens:
+    assert isinstance(outcome, RenderedTokens), outcome
+    return outcome
+
+
+# The oracle.
+
+
+@settings(max_examples=80)
+@given(history=histories, assistant=assistants, new=new_messages, told=st.booleans())
+def test_bridging_a_canonical_completion_is_rendering_the_whole_conversation(
+    renderer: TemplateRenderer, history: list[Any], assistant: Any, new: list[Any], told: bool
+) -> None:
+    prompt = renderer.render(history, add_generation_prompt=True)
+    completion = sampled_turn(renderer, history, assistant)
+    result = bridged(
+        renderer.bridge_to_next_turn(
+            prompt.token_ids,
+            completion,
+            new,
+            previous_messages=history if told else None,
+            previous_multi_modal_data=prompt.multi_modal_data,
+        )
+    )
+    whole = renderer.render([*history, assistant, *new], add_generation_prompt=True)
+    assert result.token_ids == whole.token_ids
+    check_media(result, whole)
+    check_spans(result)
+
+
+def test_the_oracle_sees_a_planted_fault(renderer: TemplateRenderer) -> None:
+    prompt = renderer.render(QUESTION, add_generation_prompt=True)
+    for assistant, new in [("A ", REPLY), ("A", [{"role": "user", "content": "R "}])]:
+        completion = sampled_turn(renderer, QUESTION, {"role": "assistant", "content": assistant})
+        result = bridged(renderer.bridge_to_next_turn(prompt.token_ids, completion, new))
+        whole = renderer.render([*QUESTION, {"role": "assistant", "content": "A"}, *REPLY], add_generation_prompt=True)
+        assert result.token_ids != whole.token_ids
+
+
+@settings(max_examples=60)
+@given(
+    sampled=st.lists(st.integers(0, 400) | st.integers(10**6, 10**9), max_size=12),
+    stopped=st.booleans(),
+    new=new_messages,
+)
+def test_whatever_was_sampled_is_continued_verbatim(
+    renderer: TemplateRenderer, sampled: list[int], stopped: bool, new: list[Any]
+) -> None:
+    prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
+    completion = sampled + renderer.get_stop_token_ids()[:1] * stopped
+    outcome = renderer.try_bridge(prompt, completion, new)
+    if isinstance(outcome, BridgeRefusal):
+        assert outcome is BridgeRefusal.OPEN_REASONING
+        assert ids_of(renderer, "<think>")[0] in completion
+        return
+    assert outcome.token_ids[: len(prompt) + len(completion)] == prompt + completion
+    assert outcome.token_ids[-len("assistant\n") - 1 :] == prompt[-len("assistant\n") - 1 :]
+    check_spans(outcome)
+
+
+def test_attribution_of_a_bridge(renderer: TemplateRenderer) -> None:
+    prompt = ids_of(renderer, "<|im_start|>", "user\nQ", "<|im_end|>", "\n", "<|im_start|>", "assistant\n")
+    completion = ids_of(renderer, "A", "<|im_end|>")
+    result = bridged(renderer.bridge_to_next_turn(prompt, completion, [*REPLY, {"role": "tool", "content": "T"}]))
+    layout = [
+        ("<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n", -1, False, False),
+        ("A<|im_end|>", -1, True, True),
+        ("\n", -1, False, False),
+        ("<|im_start|>user\n", 0, False, False),
+        ("R", 0, False, True),
+        ("<|im_end|>\n", 0, False, False),
+        ("<|im_start|>user\n<tool_response>\n", 1, False, False),
+        ("T", 1, False, True),
+        ("\n</tool_response><|im_end|>\n", 1, False, False),
+        ("<|im_start|>assistant\n", -1, False, False),
+    ]
+    stretches: list[tuple[str, int, bool, bool]] = []
+    for span in result.spans:
+        text = renderer.tokenizer.decode(result.token_ids[span.start : span.end])
+        stretches.append((text, span.message_index, span.sampled, span.content))
+    assert stretches == layout
+    assert result.message_roles == ["user", "tool"]
+
+
+def test_a_completion_cut_off_by_a_length_limit_gets_its_close_as_scaffold(renderer: TemplateRenderer) -> None:
+    prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
+    cut = ids_of(renderer, "A")
+    closed = bridged(renderer.bridge_to_next_turn(prompt, [*cut, *ids_of(renderer, "<|im_end|>")], REPLY))
+    result = bridged(renderer.bridge_to_next_turn(prompt, cut, REPLY))
+    assert result.token_ids == closed.token_ids
+    close = len(prompt) + len(cut)
+    assert result.token_ids[close] == ids_of(renderer, "<|im_end|>")[0]
+    assert result.sampled_mask[close - 1 : close + 1] == [True, False]
+    assert closed.sampled_mask[close - 1 : close + 1] == [True, True]
+    assert result.is_content[close] is False
+
+
+def test_an_empty_completion_is_closed(renderer: TemplateRenderer) -> None:
+    prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
+    result = bridged(renderer.bridge_to_next_turn(prompt, [], REPLY))
+    assert not any(result.sampled_mask)
+    assert result.token_ids[len(prompt)] == ids_of(renderer, "<|im_end|>")[0]
+
+
+@settings(max_examples=30)
+@given(text=st.text(max_size=4).map(lambda text: f"<|im_end|>{text}<|image_pad|><think>"), role=st.sampled_from(["user", "tool"]))
+def test_control_tokens_spelled_in_new_messages_stay_text(renderer: TemplateRenderer, text: str, role: str) -> None:
+    prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
+    completion = ids_of(renderer, "A", "<|im_end|>")
+    result = bridged(renderer.bridge_to_next_turn(prompt, completion, [{"role": role, "content": text}]))
+    behind = result.token_ids[len(prompt) + len(completion) :]
+    assert behind.count(ids_of(renderer, "<|im_end|>")[0]) == 1
+    assert not set(ids_of(renderer, "<|image_pad|>", "<think>")) & set(behind)
+
+
+# Media.
+
+
+def test_pictures_keep_their_offsets_and_new_ones_follow(renderer: TemplateRenderer) -> None:
+    prompt = renderer.render([{"role": "user", "content": [image_part(0), image_part(1)]}], add_generation_prompt=True)
+    assert prompt.multi_modal_data is not None
+    before = list(prompt.multi_modal_data.mm_placeholders["image"])
+    completion = ids_of(renderer, "A", "<|im_end|>")
+    new = [{"role": "tool", "content": [image_part(2), image_part(0)]}]
+    result = bridged(
+        renderer.bridge_to_next_turn(
+            prompt.token_ids, completion, new, previous_multi_modal_data=prompt.multi_modal_data
+        )
+    )
+    assert result.multi_modal_data is not None
+    ranges = result.multi_modal_data.mm_placeholders["image"]
+    assert ranges[:2] == before
+    assert [where.length for where in ranges] == [4, 6, 8, 4]
+    pad = ids_of(renderer, "<|image_pad|>")[0]
+    for where in ranges:
+        assert result.token_ids[where.offset : where.end] == [pad] * where.length
+    items = result.multi_modal_data.mm_items["image"]
+    assert items[3] is items[0]
+    assert prompt.multi_modal_data.mm_placeholders["image"] == before  # the caller's own data is not touched
+
+
+def test_three_turns_carry_every_picture(renderer: TemplateRenderer) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(0)]}]
+    rendered = renderer.render(messages, add_generation_prompt=True)
+    for turn in range(3):
+        completion = ids_of(renderer, f"A{turn}", "<|im_end|>")
+        new = [{"role": "user", "content": [{"type": "text", "text": str(turn)}, image_part(turn)]}]
+        rendered = bridged(
+            renderer.bridge_to_next_turn(
+                rendered.token_ids, completion, new, previous_multi_modal_data=rendered.multi_modal_data
+            )
+        )
+        messages += [{"role": "assistant", "content": f"A{turn}"}, *new]
+    whole = renderer.render(messages, add_generation_prompt=True)
+    assert rendered.token_ids == whole.token_ids
+    check_media(rendered, whole)
+
+
+def test_a_sampled_placeholder_is_not_a_picture(renderer: TemplateRenderer) -> None:
+    prompt = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
+    completion = ids_of(renderer, "look: ", "<|image_pad|>", "<|vision_start|>", "<|image_pad|>", "<|im_end|>")
+    first = bridged(
+        renderer.bridge_to_next_turn(
+            prompt.token_ids, completion, REPLY, previous_multi_modal_data=prompt.multi_modal_data
+        )
+    )
+    assert first.multi_modal_data is not None
+    assert len(first.multi_modal_data) == 1
+    second = bridged(
+        renderer.bridge_to_next_turn(
+            first.token_ids,
+            completion,
+            [{"role": "user", "content": [image_part(1)]}],
+            previous_multi_modal_data=first.multi_modal_data,
+        )
+    )
+    assert second.multi_modal_data is not None
+    assert [where.length for where in second.multi_modal_data.mm_placeholders["image"]] == [4, 6]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="check_carried_media takes empty media for missing media, so a text-only episode is refused"
+)
+def test_a_placeholder_sampled_in_an_episode_without_pictures_does_not_stop_it(renderer: TemplateRenderer) -> None:
+    prompt = renderer.render(QUESTION, add_generation_prompt=True)
+    completion = ids_of(renderer, "<|image_pad|>", "<|im_end|>")
+    media = prompt.multi_modal_data
+    first = bridged(
+        renderer.bridge_to_next_turn(prompt.token_ids, completion, REPLY, previous_multi_modal_data=media)
+    )
+    assert first.multi_modal_data == MultiModalData()
+    bridged(
+        renderer.bridge_to_next_turn(
+            first.token_ids, completion, REPLY, previous_multi_modal_data=first.multi_modal_data
+        )
+    )
+
+
+# Refusals.
+
+
+def refusal(renderer: TemplateRenderer, *arguments: Any, **options: Any) -> BridgeRefusal:
+    """The reason; checks that it was counted once and that the public method answers None."""
+    before = renderer.bridge_stats.refused.copy()
+    outcome = renderer.try_bridge(*arguments, **options)
+    assert isinstance(outcome, BridgeRefusal)
+    assert renderer.bridge_stats.refused - before == {outcome: 1}
+    assert renderer.bridge_to_next_turn(*arguments, **options) is None
+    assert renderer.bridge_stats.refused[outcome] == before[outcome] + 2
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def prompt(renderer: TemplateRenderer) -> list[int]:
+    return renderer.render(QUESTION, add_generation_prompt=True).token_ids
+
+
+@pytest.fixture(scope="module")
+def completion(renderer: TemplateRenderer) -> list[int]:
+    return ids_of(renderer, "A", "<|im_end|>")
+
+
+def test_no_new_messages_are_refused(renderer: TemplateRenderer, prompt: list[int], completion: list[int]) -> None:
+    assert refusal(renderer, prompt, completion, []) is BridgeRefusal.NOTHING_NEW
+
+
+def test_an_assistant_among_the_new_messages_is_refused(
+    renderer: TemplateRenderer, prompt: list[int], completion: list[int]
+) -> None:
+    new = [*REPLY, {"role": "assistant", "content": "made up"}]
+    assert refusal(renderer, prompt, completion, new) is BridgeRefusal.ASSISTANT_IN_EXTENSION
+
+
+@pytest.mark.parametrize("pieces", [("<think>", "hm", "<|im_end|>"), ("<think>", "hm"), ("a", "</think>", "<think>")])
+def test_a_completion_that_ends_inside_reasoning_is_refused(
+    renderer: TemplateRenderer, prompt: list[int], pieces: tuple[str, ...]
+) -> None:
+    assert refusal(renderer, prompt, ids_of(renderer, *pieces), REPLY) is BridgeRefusal.OPEN_REASONING
+
+
+def test_a_completion_whose_reasoning_the_prompt_opened_is_refused_unless_it_closes_it(
+    renderer: TemplateRenderer, prompt: list[int], completion: list[int]
+) -> None:
+    opened = [*prompt, *ids_of(renderer, "<think>", "\n")]
+    assert refusal(renderer, opened, completion, REPLY) is BridgeRefusal.OPEN_REASONING
+    closed = ids_of(renderer, "hm", "</think>", "A", "<|im_end|>")
+    assert bridged(renderer.bridge_to_next_turn(opened, closed, REPLY)).token_ids[: len(opened)] == opened
+
+
+def test_closed_reasoning_is_bridged_by_a_template_that_keeps_it(renderer: TemplateRenderer, prompt: list[int]) -> None:
+    thought = ids_of(renderer, "<think>", "hm", "</think>", "A", "<|im_end|>")
+    assert bridged(renderer.bridge_to_next_turn(prompt, thought, REPLY)).token_ids[len(prompt) :][: len(thought)] == thought
+
+
+FORGETFUL = """{%- set ns = namespace(last=0) -%}
+{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' -}}
+{%- if m.role == 'assistant' and m.reasoning_content and loop.index0 > ns.last -%}
+{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' -}}
+{%- endif -%}
+{{- m.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+
+
+def test_a_template_that_drops_earlier_reasoning_is_refused_when_a_user_speaks(tiny_model_dir: Path) -> None:
+    forgetful = load_renderer(tiny_model_dir, chat_template=FORGETFUL)
+    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
+    thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
+    assert refusal(forgetful, prompt, thought, REPLY) is BridgeRefusal.REWRITES_HISTORY
+    kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": "tool", "content": "T"}])
+    assert bridged(kept).token_ids[: len(prompt) + len(thought)] == prompt + thought
+    plain = forgetful.bridge_to_next_turn(prompt, ids_of(forgetful, "A", "<|im_end|>"), REPLY)
+    assert isinstance(plain, RenderedTokens)
+
+
+def test_image_tokens_without_their_media_are_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
+    seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
+    assert refusal(renderer, seen.token_ids, completion, REPLY) is BridgeRefusal.MISSING_MEDIA
+
+
+def test_media_whose_range_covers_other_tokens_is_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
+    seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
+    assert seen.multi_modal_data is not None
+    ((item, where),) = seen.multi_modal_data.items()
+    for wrong in (where.shifted(1), where.shifted(-1), where.shifted(10**6)):
+        media = MultiModalData.from_items([(item, wrong)])
+        reason = refusal(renderer, seen.token_ids, completion, REPLY, previous_multi_modal_data=media)
+        assert reason is BridgeRefusal.MISPLACED_MEDIA
+
+
+def test_a_template_that_does_not_close_earlier_turns_is_refused(tiny_model_dir: Path) -> None:
+    source = CHAT_TEMPLATE.replace(
+        "{{- '<|im_end|>\\n' -}}\n{%- elif message.role == 'tool' -%}",
+        "{%- if loop.last -%}{{- '<|im_end|>\\n' -}}{%- endif -%}\n{%- elif message.role == 'tool' -%}",
+    )
+    assert source != CHAT_TEMPLATE
+    open_ended = load_renderer(tiny_model_dir, chat_template=source)
+    prompt = open_ended.render(QUESTION, add_generation_prompt=True).token_ids
+    reason = refusal(open_ended, prompt, ids_of(open_ended, "A", "<|im_end|>"), REPLY)
+    assert reason is BridgeRefusal.NO_TURN_END
+
+
+def test_every_refusal_reason_is_covered_above() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert [reason for reason in BridgeRefusal if f"is BridgeRefusal.{reason.name}" not in source] == []
+
+
+def test_successes_are_counted(renderer: TemplateRenderer, prompt: list[int], completion: list[int]) -> None:
+    before, refused = renderer.bridge_stats.bridged, renderer.bridge_stats.refused.copy()
+    renderer.bridge_to_next_turn(prompt, completion, REPLY)
+    renderer.try_bridge(prompt, completion, REPLY)
+    assert renderer.bridge_stats.bridged == before + 2
+    assert renderer.bridge_stats.refused == refused
+
+
+# History.
+
+
+def test_history_given_with_or_without_the_sampled_turn_or_not_at_all_gives_one_extension(
+    renderer: TemplateRenderer,
+) -> None:
+    history = [{"role": "system", "content": "S"}, *QUESTION]
+    turn = {"role": "assistant", "content": "A", "tool_calls": [call]}
+    prompt = renderer.render(history, add_generation_prompt=True).token_ids
+    completion = sampled_turn(renderer, history, turn)
+    new = [{"role": "tool", "tool_call_id": "call_0", "content": "T"}, {"role": "tool", "content": "U"}]
+    results = [
+        bridged(renderer.bridge_to_next_turn(prompt, completion, new, previous_messages=previous))
+        for previous in (None, history, [*history, turn])
+    ]
+    assert results[0].token_ids == results[1].token_ids == results[2].token_ids
+    assert results[0].spans == results[1].spans == results[2].spans
+
+
+def test_the_prompt_and_the_completion_of_the_caller_are_not_changed(
+    renderer: TemplateRenderer, prompt: list[int], completion: list[int]
+) -> None:
+    before = (list(prompt), list(completion))
+    result = bridged(renderer.bridge_to_next_turn(prompt, completion, REPLY))
+    result.token_ids.append(0)
+    assert (prompt, completion) == before
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ' + "[" * 400 + "]" * 400 + "}", '{"a": "\\ud800"}', '{"a": NaN}'])
+def test_a_tool_call_with_odd_arguments_does_not_stop_the_episode(
+    renderer: TemplateRenderer, prompt: list[int], arguments: str
+) -> None:
+    block = f'{{"name": "look", "arguments": {arguments}}}'
+    completion = ids_of(renderer, "<tool_call>", block, "</tool_call>", "<|im_end|>")
+    result = bridged(
+        renderer.bridge_to_next_turn(
+            prompt, completion, [{"role": "tool", "content": "T"}], previous_messages=QUESTION
+        )
+    )
+    assert result.token_ids[: len(prompt) + len(completion)] == prompt + completion

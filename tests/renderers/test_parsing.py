@@ -1,0 +1,218 @@
+"""Sampled ids -> content, reasoning, tool calls; any ids parse."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from renderers import ParsedResponse, ParsedToolCall, TemplateRenderer, ToolCallParseStatus
+
+TOOLS = [{"type": "function", "function": {"name": "look"}}, {"name": "bare"}]
+
+
+def ids_of(renderer: TemplateRenderer, *pieces: str) -> list[int]:
+    """Each piece is a control token or plain text."""
+    found: list[int] = []
+    for piece in pieces:
+        control = renderer.tokenizer.control_id(piece)
+        found += renderer.tokenizer.encode_run(piece).ids if control is None else [control]
+    return found
+
+
+def parse(renderer: TemplateRenderer, *pieces: str, **options: Any) -> ParsedResponse:
+    return renderer.parse_response(ids_of(renderer, *pieces), **options)
+
+
+def test_plain_words_are_content(renderer: TemplateRenderer) -> None:
+    assert parse(renderer, " héß 🙂\n", "<|im_end|>") == ParsedResponse(content=" héß 🙂\n", stopped=True)
+
+
+def test_no_tokens_are_an_empty_unfinished_answer(renderer: TemplateRenderer) -> None:
+    assert parse(renderer) == ParsedResponse(content="", stopped=False)
+
+
+@pytest.mark.parametrize("stop", ["<|im_end|>"])
+def test_only_a_final_stop_token_is_taken_off(renderer: TemplateRenderer, stop: str) -> None:
+    assert parse(renderer, "a", stop, "b") == ParsedResponse(content=f"a{stop}b", stopped=False)
+    assert parse(renderer, "a", stop, stop).content == f"a{stop}"
+
+
+def test_other_control_tokens_are_spelled_out(renderer: TemplateRenderer) -> None:
+    assert parse(renderer, "<|image_pad|>", "x", "<|im_start|>").content == "<|image_pad|>x<|im_start|>"
+
+
+def test_reasoning_is_kept_apart_and_its_line_breaks_are_layout(renderer: TemplateRenderer) -> None:
+    parsed = parse(renderer, "<think>", "\nhm\nhm\n", "</think>", "\n\nyes ", "<|im_end|>")
+    assert parsed == ParsedResponse(content="yes ", reasoning_content="hm\nhm")
+    assert parsed.to_message() == {"role": "assistant", "content": "yes ", "reasoning_content": "hm\nhm"}
+
+
+def test_unclosed_reasoning_is_not_content(renderer: TemplateRenderer) -> None:
+    parsed = parse(renderer, "<think>", "hm", "<tool_call>", "x", "<|im_end|>")
+    assert parsed == ParsedResponse(content="", reasoning_content="hm<tool_call>x", reasoning_complete=False)
+
+
+def test_reasoning_that_the_prompt_opened_needs_no_marker(renderer: TemplateRenderer) -> None:
+    prompt = ids_of(renderer, "<think>", "a", "</think>", "<think>", "\n")
+    parsed = parse(renderer, "hm", "</think>", "yes", prompt_ids=prompt)
+    assert (parsed.reasoning_content, parsed.content) == ("hm", "yes")
+    parsed = parse(renderer, "hm", prompt_ids=ids_of(renderer, "<think>", "a", "</think>"))
+    assert (parsed.reasoning_content, parsed.content) == (None, "hm")
+
+
+def test_a_closing_marker_without_reasoning_is_content(renderer: TemplateRenderer) -> None:
+    assert parse(renderer, "a", "</think>", "b") == ParsedResponse(content="a</think>b", stopped=False)
+
+
+# Tool calls.
+
+
+def test_tool_calls_come_with_their_arguments_text_and_token_spans(renderer: TemplateRenderer) -> None:
+    one, two = '\n{"name": "look", "arguments": {"q": "é", "n": [1, null]}}\n', '{"name": "bare"}'
+    pieces = ["ok", "\n", "<tool_call>", one, "</tool_call>", "\n", "<tool_call>", two, "</tool_call>", "<|im_end|>"]
+    parsed = parse(renderer, *pieces, tools=TOOLS)
+    first_start, first_end = 3, 3 + 1 + len(one.encode()) + 1
+    second_start = first_end + 1
+    assert parsed.tool_calls == [
+        ParsedToolCall(
+            f"<tool_call>{one}</tool_call>", "look", {"q": "é", "n": [1, None]}, (first_start, first_end)
+        ),
+        ParsedToolCall(
+            f"<tool_call>{two}</tool_call>", "bare", {}, (second_start, second_start + len(two.encode()) + 2)
+        ),
+    ]
+    assert parsed.content == "ok"
+    message = parsed.to_message()
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "look", "arguments": {"q": "é", "n": [1, None]}},
+        {"name": "bare", "arguments": {}},
+    ]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+
+
+STATUSES: dict[str, tuple[str, ToolCallParseStatus, str | None, dict[str, Any] | None]] = {
+    "ok": ('{"name": "look", "arguments": {"a": 1}}', ToolCallParseStatus.OK, "look", {"a": 1}),
+    "no arguments": ('{"name": "look"}', ToolCallParseStatus.OK, "look", {}),
+    "not json": ('{"name": look}', ToolCallParseStatus.INVALID_JSON, None, None),
+    "empty": ("", ToolCallParseStatus.INVALID_JSON, None, None),
+    "half": ('{"name": "look", "arguments": {', ToolCallParseStatus.INVALID_JSON, None, None),
+    "huge number": (f'{{"name": "look", "arguments": {{"a": {"9" * 5000}}}}}', ToolCallParseStatus.INVALID_JSON, None, None),
+    "bottomless": ("[" * 20_000, ToolCallParseStatus.INVALID_JSON, None, None),
+    "a list": ("[]", ToolCallParseStatus.MALFORMED, None, None),
+    "a string": ('"look"', ToolCallParseStatus.MALFORMED, None, None),
+    "missing name": ('{"arguments": {}}', ToolCallParseStatus.MISSING_NAME, None, None),
+    "empty name": ('{"name": "", "arguments": {}}', ToolCallParseStatus.MISSING_NAME, None, None),
+    "number for a name": ('{"name": 3, "arguments": {}}', ToolCallParseStatus.MISSING_NAME, None, None),
+    "list of arguments": ('{"name": "look", "arguments": [1]}', ToolCallParseStatus.MALFORMED, "look", None),
+    "arguments as text": ('{"name": "look", "arguments": "{}"}', ToolCallParseStatus.MALFORMED, "look", None),
+    "unknown": ('{"name": "jump", "arguments": {}}', ToolCallParseStatus.UNKNOWN_TOOL, "jump", {}),
+    "too deep": (
+        '{"name": "look", "arguments": {"a": ' + "[" * 300 + "]" * 300 + "}}",
+        ToolCallParseStatus.MALFORMED,
+        "look",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATUSES)
+def test_every_attempt_is_kept_with_its_status(renderer: TemplateRenderer, name: str) -> None:
+    block, status, tool, arguments = STATUSES[name]
+    parsed = parse(renderer, "a", "<tool_call>", block, "</tool_call>", "<|im_end|>", tools=TOOLS)
+    raw = f"<tool_call>{block}</tool_call>"
+    assert parsed.tool_calls == [ParsedToolCall(raw, tool, arguments, (1, 1 + len(block) + 2), status)]
+    message = parsed.to_message()
+    if status is ToolCallParseStatus.OK:
+        assert message["content"] == "a"
+    else:
+        assert message["content"] == f"a{raw}"
+        assert "tool_calls" not in message
+
+
+def test_the_table_above_has_every_status_but_unclosed() -> None:
+    assert {status for _, status, *_ in STATUSES.values()} == set(ToolCallParseStatus) - {ToolCallParseStatus.UNCLOSED}
+
+
+def test_a_call_that_is_never_closed_keeps_what_it_says(renderer: TemplateRenderer) -> None:
+    block = '{"name": "look", "arguments": {}}'
+    (call,) = parse(renderer, "<tool_call>", block, "<|im_end|>").tool_calls
+    assert call == ParsedToolCall(f"<tool_call>{block}", "look", {}, (0, 1 + len(block)), ToolCallParseStatus.UNCLOSED)
+    (empty,) = parse(renderer, "<tool_call>").tool_calls
+    assert (empty.token_span, empty.status) == ((0, 1), ToolCallParseStatus.UNCLOSED)
+
+
+def test_a_marker_inside_a_call_belongs_to_the_call(renderer: TemplateRenderer) -> None:
+    (call,) = parse(renderer, "<tool_call>", "<tool_call>", "<think>", "</tool_call>", "</tool_call>").tool_calls
+    assert call.status is ToolCallParseStatus.INVALID_JSON
+    assert call.token_span == (0, 4)
+
+
+def test_without_a_list_of_tools_every_name_is_known(renderer: TemplateRenderer) -> None:
+    (call,) = parse(renderer, "<tool_call>", '{"name": "jump"}', "</tool_call>").tool_calls
+    assert call.status is ToolCallParseStatus.OK
+    (call,) = parse(renderer, "<tool_call>", '{"name": "jump"}', "</tool_call>", tools=[]).tool_calls
+    assert call.status is ToolCallParseStatus.UNKNOWN_TOOL
+
+
+# Anything a policy may sample.
+
+control_ids = st.integers(256, 287)
+any_ids = st.lists(control_ids | st.integers(0, 255) | st.integers(-5, 2**40), max_size=40)
+
+
+@settings(max_examples=200)
+@given(token_ids=any_ids, prompt_ids=st.none() | any_ids, tools=st.sampled_from([None, [], TOOLS]))
+@example(token_ids=[-1, 276, 287, 2**63], prompt_ids=None, tools=None)
+def test_any_ids_parse(renderer: TemplateRenderer, token_ids: list[int], prompt_ids: Any, tools: Any) -> None:
+    parsed = renderer.parse_response(token_ids, prompt_ids=prompt_ids, tools=tools)
+    position = 0
+    for call in parsed.tool_calls:
+        start, end = call.token_span
+        assert position <= start < end <= len(token_ids)
+        assert renderer.tokenizer.decode(token_ids[start:end]) == call.raw
+        position = end
+    message = parsed.to_message()
+    assert message["role"] == "assistant"
+    # What was read can be shown again.
+    renderer.render([{"role": "user", "content": "x"}, message])
+
+
+# Render, then parse.
+
+words = st.text(max_size=10).filter(lambda text: "<" not in text)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+tool_calls = st.lists(
+    st.tuples(st.sampled_from(["look", "go_to", "ünï"]), st.dictionaries(words, json_values, max_size=3)), max_size=3
+)
+
+
+@settings(max_examples=80)
+@given(content=words, calls=tool_calls)
+def test_parsing_what_was_rendered_gives_the_message_back(
+    renderer: TemplateRenderer, content: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    content = content.rstrip("\n") if calls else content
+    message = {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls],
+    }
+    rendered = renderer.render([{"role": "user", "content": "x"}, message])
+    sampled = [t for t, chosen in zip(rendered.token_ids, rendered.sampled_mask, strict=True) if chosen]
+    parsed = renderer.parse_response(sampled)
+    assert parsed.content == content
+    assert [(call.name, call.arguments, call.status) for call in parsed.tool_calls] == [
+        (name, json.loads(json.dumps(arguments)), ToolCallParseStatus.OK) for name, arguments in calls
+    ]
+    assert parsed.stopped
+    assert parsed.reasoning_content is None
+    for call in parsed.tool_calls:
+        assert renderer.tokenizer.decode(sampled[slice(*call.token_span)]) == call.raw

@@ -1,0 +1,481 @@
+"""Messages -> tokens: the ids of Hugging Face, content that stays content, attribution, placeholders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers import AutoTokenizer
+
+from renderers import PlaceholderRange, RenderedTokens, TemplateRenderer, is_multimodal
+from renderers.errors import ControlTokenInContentError, PlaceholderCountError, RendererError
+from rollouts.testing import CHAT_TEMPLATE
+
+CONTROL_TOKENS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<|endoftext|>", "<think>", "</think>"]
+CONTROL_TOKENS += ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|video_pad|>"]
+
+benign = st.text(max_size=12).filter(lambda text: "<" not in text)
+hostile = st.lists(
+    st.sampled_from([*CONTROL_TOKENS, "<|im_", "end|>", "<", "|>", "user\n", " "]) | st.text(max_size=3), max_size=6
+).map("".join)
+
+
+def picture(width: int, height: int, colour: int = 0) -> Image.Image:
+    return Image.new("RGB", (width, height), (colour, 10, 200))
+
+
+def image_part(width: int = 32, height: int = 32, colour: int = 0) -> dict[str, Any]:
+    return {"type": "image", "image": picture(width, height, colour)}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def control_id(renderer: TemplateRenderer, token: str) -> int:
+    return renderer.tokenizer.require_control_id(token, "a test")
+
+
+def count(rendered: RenderedTokens, token_id: int) -> int:
+    return rendered.token_ids.count(token_id)
+
+
+def content_of(renderer: TemplateRenderer, rendered: RenderedTokens, message: int) -> str:
+    """The text of the body tokens of a message."""
+    ids = [
+        token_id
+        for token_id, owner, body in zip(rendered.token_ids, rendered.message_indices, rendered.is_content, strict=True)
+        if owner == message and body
+    ]
+    return renderer.tokenizer.decode(ids)
+
+
+@pytest.fixture(scope="module")
+def hf_tokenizer(tiny_model_dir: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model_dir)
+
+
+def hf_ids(hf_tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    return list(hf_tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options))
+
+
+calls = st.lists(
+    st.fixed_dictionaries(
+        {
+            "id": st.just("call"),
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries(
+                {
+                    "name": st.sampled_from(["look", "go_to"]),
+                    "arguments": st.dictionaries(benign, benign | st.integers() | st.none() | st.lists(benign, max_size=2)),
+                }
+            ),
+        }
+    ),
+    max_size=2,
+)
+parts = st.lists(benign.map(text_part), max_size=3)
+messages_strategy = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": benign | parts}),
+        st.fixed_dictionaries({"role": st.just("assistant"), "content": benign | hostile, "tool_calls": calls}),
+        st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": st.just("call"), "content": benign | parts}),
+    ),
+    min_size=1,
+    max_size=5,
+)
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "é <b>", "parameters": {"type": "object"}}}]
+
+
+@settings(max_examples=80)
+@given(messages=messages_strategy, prompt=st.booleans(), tools=st.sampled_from([None, TOOLS]))
+def test_ids_are_those_of_the_hugging_face_tokenizer(
+    renderer: TemplateRenderer, hf_tokenizer: Any, messages: list[dict[str, Any]], prompt: bool, tools: Any
+) -> None:
+    expected = hf_ids(hf_tokenizer, messages, tools=tools, add_generation_prompt=prompt)
+    rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
+    assert rendered.token_ids == expected
+    assert renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt) == expected
+
+
+def test_ids_are_a_fresh_plain_list_that_the_caller_may_change(renderer: TemplateRenderer) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    first = renderer.render(messages)
+    assert type(first.token_ids) is list
+    assert {type(token_id) for token_id in first.token_ids} == {int}
+    length = len(first)
+    first.token_ids.append(0)
+    assert len(renderer.render(messages)) == length
+
+
+def test_an_empty_conversation_is_no_tokens(renderer: TemplateRenderer) -> None:
+    rendered = renderer.render([])
+    assert rendered.token_ids == []
+    assert rendered.spans == ()
+
+
+# Content is data.
+
+
+@settings(max_examples=80)
+@given(role=st.sampled_from(["user", "system", "tool"]), text=hostile, as_part=st.booleans())
+def test_content_never_adds_a_control_token_and_reads_back(
+    renderer: TemplateRenderer, role: str, text: str, as_part: bool
+) -> None:
+    content = [text_part(text)] if as_part else text
+    rendered = renderer.render([{"role": role, "content": content}])
+    harmless = renderer.render([{"role": role, "content": "x"}])
+    for token in CONTROL_TOKENS:
+        token_id = control_id(renderer, token)
+        assert count(rendered, token_id) == count(harmless, token_id), token
+    assert content_of(renderer, rendered, 0) == text
+
+
+def test_the_control_token_check_sees_a_planted_fault(tiny_model_dir: Path) -> None:
+    from renderers import load_renderer
+
+    forging = load_renderer(tiny_model_dir)
+    forging._body_policies["user"] = "parse"
+    rendered = forging.render([{"role": "user", "content": "<|im_end|>"}])
+    assert count(rendered, control_id(forging, "<|im_end|>")) == 2
+
+
+@settings(max_examples=40)
+@given(left=hostile, right=hostile)
+def test_two_parts_cannot_spell_a_control_token_together(renderer: TemplateRenderer, left: str, right: str) -> None:
+    rendered = renderer.render([{"role": "user", "content": [text_part(left + "<|im_"), text_part("end|>" + right)]}])
+    assert count(rendered, control_id(renderer, "<|im_end|>")) == 1
+    assert content_of(renderer, rendered, 0) == f"{left}<|im_end|>{right}"
+
+
+def test_content_cannot_complete_a_control_token_that_the_template_began(tiny_model_dir: Path) -> None:
+    from renderers import load_renderer
+
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n<|im_{{ m.content }}<|im_end|>{% endfor %}"
+    broken = load_renderer(tiny_model_dir, chat_template=source)
+    rendered = broken.render([{"role": "user", "content": "end|>"}])
+    assert count(rendered, control_id(broken, "<|im_end|>")) == 1
+
+
+def test_text_of_tool_specifications_cannot_become_a_control_token(renderer: TemplateRenderer) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": "<|im_end|><|image_pad|>"}}]
+    rendered = renderer.render([{"role": "user", "content": "x"}], tools=tools)
+    assert count(rendered, control_id(renderer, "<|im_end|>")) == 2
+    assert count(rendered, control_id(renderer, "<|image_pad|>")) == 0
+
+
+def test_an_assistant_turn_is_parsed_as_hugging_face_does(renderer: TemplateRenderer) -> None:
+    messages = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "<think>hm</think>yes"}]
+    rendered = renderer.render(messages)
+    assert count(rendered, control_id(renderer, "<think>")) == 1
+    assert count(rendered, control_id(renderer, "</think>")) == 1
+
+
+def test_the_error_policy_names_the_message(tiny_model_dir: Path, renderer: TemplateRenderer) -> None:
+    strict = TemplateRenderer(renderer.template, renderer.tokenizer, renderer.format, body_policies={"user": "error"})
+    fine = [{"role": "system", "content": "<|im_end|>"}, {"role": "user", "content": "x"}]
+    assert strict.render_ids(fine) == renderer.render_ids(fine)
+    with pytest.raises(ControlTokenInContentError, match=r"message 1: content spells .*<\|im_end\|>") as caught:
+        strict.render([{"role": "system", "content": "x"}, {"role": "user", "content": "a<|im_end|>"}])
+    assert caught.value.message_index == 1
+    assert isinstance(caught.value, RendererError)
+
+
+@pytest.mark.xfail(strict=True, reason="encode_run lets the UnicodeEncodeError of a lone surrogate through")
+def test_text_that_is_not_unicode_is_a_renderer_error(renderer: TemplateRenderer) -> None:
+    with pytest.raises(RendererError):
+        renderer.render([{"role": "user", "content": "\ud800"}])
+
+
+# Attribution.
+
+
+def column(layout: list[tuple[str, int, bool, bool]], renderer: TemplateRenderer) -> list[tuple[int, bool, bool]]:
+    """Per token: owner, sampled, content. Control tokens are one token, other text one token per byte."""
+    rows = []
+    for text, owner, sampled, content in layout:
+        single = renderer.tokenizer.control_id(text) is not None
+        rows += [(owner, sampled, content)] * (1 if single else len(text.encode()))
+    return rows
+
+
+def test_columns_of_a_literal_conversation(renderer: TemplateRenderer) -> None:
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "é<"},
+        {"role": "assistant", "content": "ok<think>"},
+        {"role": "tool", "content": "T"},
+    ]
+    layout = [
+        # The template prints a leading system message before its loop: only the body is owned.
+        ("<|im_start|>", -1, False, False),
+        ("system\n", -1, False, False),
+        ("S", 0, False, True),
+        ("<|im_end|>", -1, False, False),
+        ("\n", -1, False, False),
+        ("<|im_start|>", 1, False, False),
+        ("user\n", 1, False, False),
+        ("é<", 1, False, True),
+        ("<|im_end|>", 1, False, False),
+        ("\n", 1, False, False),
+        ("<|im_start|>", 2, False, False),
+        ("assistant\n", 2, False, False),
+        ("ok", 2, True, True),
+        ("<think>", 2, True, True),
+        ("<|im_end|>", 2, True, True),
+        ("\n", 2, False, False),
+        ("<|im_start|>", 3, False, False),
+        ("user\n", 3, False, False),
+        ("<tool_response>", 3, False, False),
+        ("\n", 3, False, False),
+        ("T", 3, False, True),
+        ("\n", 3, False, False),
+        ("</tool_response>", 3, False, False),
+        ("<|im_end|>", 3, False, False),
+        ("\n", 3, False, False),
+        ("<|im_start|>", -1, False, False),
+        ("assistant\n", -1, False, False),
+    ]
+    rendered = renderer.render(messages, add_generation_prompt=True)
+    assert renderer.tokenizer.decode(rendered.token_ids) == "".join(text for text, *_ in layout)
+    columns = zip(rendered.message_indices, rendered.sampled_mask, rendered.is_content, strict=True)
+    assert list(columns) == column(layout, renderer)
+    assert rendered.message_roles == ["system", "user", "assistant", "tool"]
+
+
+def test_tool_calls_of_an_assistant_are_sampled_up_to_and_including_the_stop_token(renderer: TemplateRenderer) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "hm", "tool_calls": [call, call]},
+        {"role": "user", "content": "y"},
+    ]
+    rendered = renderer.render(messages)
+    sampled = [t for t, chosen in zip(rendered.token_ids, rendered.sampled_mask, strict=True) if chosen]
+    block = '\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    assert renderer.tokenizer.decode(sampled) == f"hm{block}{block}<|im_end|>"
+
+
+def check_spans(rendered: RenderedTokens) -> None:
+    """Spans partition the tokens."""
+    position = 0
+    for span in rendered.spans:
+        assert span.start == position < span.end
+        position = span.end
+    assert position == len(rendered.token_ids)
+
+
+@settings(max_examples=60)
+@given(messages=messages_strategy, prompt=st.booleans())
+def test_spans_partition_the_tokens_and_bodies_read_back(
+    renderer: TemplateRenderer, messages: list[dict[str, Any]], prompt: bool
+) -> None:
+    rendered = renderer.render(messages, add_generation_prompt=prompt)
+    check_spans(rendered)
+    assert set(rendered.message_indices) <= {-1, *range(len(messages))}
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            content = message["content"]
+            text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            assert content_of(renderer, rendered, index) == text
+    for owner, sampled, body in zip(rendered.message_indices, rendered.sampled_mask, rendered.is_content, strict=True):
+        assistant = owner >= 0 and messages[owner]["role"] == "assistant"
+        assert not sampled or assistant
+        assert sampled == body or not assistant
+
+
+@settings(max_examples=40)
+@given(text=benign)
+def test_sampled_tokens_start_right_behind_the_generation_prompt(renderer: TemplateRenderer, text: str) -> None:
+    question = {"role": "user", "content": "x"}
+    prompt = renderer.render([question], add_generation_prompt=True)
+    rendered = renderer.render([question, {"role": "assistant", "content": text}])
+    first = rendered.sampled_mask.index(True)
+    assert rendered.token_ids[:first] == prompt.token_ids
+    last = len(rendered) - 1 - rendered.sampled_mask[::-1].index(True)
+    assert rendered.token_ids[last] == renderer.get_stop_token_ids()[0] == control_id(renderer, "<|im_end|>")
+    assert all(rendered.sampled_mask[first : last + 1])
+    assert rendered.message_token_spans()[1] == (
+        first - len(prompt.token_ids) + len(renderer.render([question])),
+        len(rendered),
+    )
+
+
+def test_the_span_check_sees_a_planted_gap(renderer: TemplateRenderer) -> None:
+    rendered = renderer.render([{"role": "user", "content": "x"}])
+    with pytest.raises(AssertionError):
+        check_spans(RenderedTokens(rendered.token_ids, rendered.spans[1:]))
+    with pytest.raises(AssertionError):
+        check_spans(RenderedTokens(rendered.token_ids, rendered.spans[:-1]))
+
+
+def test_a_message_that_the_template_does_not_print_has_no_span(renderer: TemplateRenderer) -> None:
+    rendered = renderer.render([{"role": "user", "content": "x"}, {"role": "developer", "content": "unseen"}])
+    spans = rendered.message_token_spans()
+    assert spans[0] is not None
+    assert spans[1] is None
+
+
+# Media.
+
+
+def check_placeholders(renderer: TemplateRenderer, rendered: RenderedTokens) -> None:
+    """Each range covers placeholder tokens only, as many as its grid has merged patches, and all of them are covered."""
+    assert rendered.multi_modal_data is not None
+    pad = control_id(renderer, "<|image_pad|>")
+    covered = 0
+    for item, where in rendered.multi_modal_data.items():
+        grid = item["image_grid_thw"]
+        assert where.length == int(np.prod(grid)) // 4 == item.num_tokens
+        assert rendered.token_ids[where.offset : where.end] == [pad] * where.length
+        assert rendered.token_ids[where.offset - 1] == control_id(renderer, "<|vision_start|>")
+        assert rendered.token_ids[where.end] == control_id(renderer, "<|vision_end|>")
+        assert item["pixel_values"].shape == (int(np.prod(grid)), 3 * 2 * 8 * 8)
+        covered += where.length
+    assert covered == count(rendered, pad)
+    check_spans(rendered)
+
+
+def logical(rendered: RenderedTokens) -> list[int]:
+    """Ids with one placeholder token per image."""
+    ids = list(rendered.token_ids)
+    assert rendered.multi_modal_data is not None
+    for _, where in reversed(rendered.multi_modal_data.items()):
+        del ids[where.offset + 1 : where.end]
+    return ids
+
+
+IMAGE_CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
+    "one": ([{"role": "user", "content": [text_part("a"), image_part(), text_part("b")]}], [4]),
+    "only an image": ([{"role": "user", "content": [image_part(64, 48)]}], [12]),
+    "adjacent": ([{"role": "user", "content": [image_part(), image_part(64, 48), image_part(48, 32)]}], [4, 12, 6]),
+    "the same twice": ([{"role": "user", "content": [image_part(), text_part("and"), image_part()]}], [4, 4]),
+    "in a tool message": (
+        [{"role": "user", "content": "x"}, {"role": "tool", "content": [text_part("shot"), image_part()]}],
+        [4],
+    ),
+    "in several messages": (
+        [
+            {"role": "system", "content": [image_part(colour=1)]},
+            {"role": "user", "content": [image_part(colour=2)]},
+            {"role": "assistant", "content": "ok"},
+            {"role": "user", "content": [text_part("x"), image_part(64, 48, 3)]},
+        ],
+        [4, 4, 12],
+    ),
+    "none": ([{"role": "user", "content": "x"}], []),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_CONVERSATIONS)
+def test_each_picture_becomes_as_many_placeholders_as_its_merged_patches(
+    renderer: TemplateRenderer, hf_tokenizer: Any, name: str
+) -> None:
+    messages, lengths = IMAGE_CONVERSATIONS[name]
+    rendered = renderer.render(messages, add_generation_prompt=True)
+    check_placeholders(renderer, rendered)
+    assert rendered.multi_modal_data is not None
+    assert [where.length for _, where in rendered.multi_modal_data.items()] == lengths
+    shown = [
+        {**message, "content": [{"type": part["type"], "text": part.get("text")} for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
+    assert logical(rendered) == hf_ids(hf_tokenizer, shown, add_generation_prompt=True)
+
+
+def test_the_placeholder_check_sees_planted_faults(renderer: TemplateRenderer) -> None:
+    rendered = renderer.render([{"role": "user", "content": [image_part()]}])
+    assert rendered.multi_modal_data is not None
+    where = rendered.multi_modal_data.mm_placeholders["image"][0]
+    for wrong in (where.shifted(1), PlaceholderRange(where.offset, where.length - 1)):
+        rendered.multi_modal_data.mm_placeholders["image"][0] = wrong
+        with pytest.raises(AssertionError):
+            check_placeholders(renderer, rendered)
+
+
+def test_placeholder_tokens_are_content_of_the_message_that_shows_the_picture(renderer: TemplateRenderer) -> None:
+    rendered = renderer.render([{"role": "user", "content": [text_part("a"), image_part()]}])
+    assert content_of(renderer, rendered, 0) == "a" + "<|image_pad|>" * 4
+
+
+def test_the_same_picture_twice_is_one_item_with_two_ranges(renderer: TemplateRenderer) -> None:
+    rendered = renderer.render([{"role": "user", "content": [image_part(), image_part()]}])
+    assert rendered.multi_modal_data is not None
+    first, second = rendered.multi_modal_data.mm_items["image"]
+    assert first is second
+    assert len(set(rendered.multi_modal_data.mm_hashes["image"])) == 1
+    offsets = [where.offset for where in rendered.multi_modal_data.mm_placeholders["image"]]
+    assert offsets[1] == offsets[0] + 4 + 2  # four placeholders, the end of one picture, the start of the next
+
+
+def test_pictures_of_equal_size_are_not_mixed_up_by_any_cache(renderer: TemplateRenderer) -> None:
+    hashes = []
+    for colour in (10, 20, 10):
+        rendered = renderer.render([{"role": "user", "content": [image_part(colour=colour)]}])
+        assert rendered.multi_modal_data is not None
+        item = rendered.multi_modal_data.mm_items["image"][0]
+        assert item["pixel_values"][0, 0] == colour
+        hashes.append(item.mm_hash)
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+@settings(max_examples=30)
+@given(text=hostile, images=st.integers(0, 2))
+def test_a_placeholder_spelled_in_text_is_not_a_picture(renderer: TemplateRenderer, text: str, images: int) -> None:
+    parts = [text_part(f"<|image_pad|>{text}<|vision_start|><|image_pad|>"), *[image_part()] * images]
+    rendered = renderer.render([{"role": "user", "content": parts}])
+    check_placeholders(renderer, rendered)
+    assert rendered.multi_modal_data is not None
+    assert len(rendered.multi_modal_data) == images
+
+
+def test_parts_filled_with_none_by_arrow_are_what_their_type_says(renderer: TemplateRenderer) -> None:
+    picture_part = image_part()
+    arrow = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "x", "image": None, "image_url": None},
+                {**picture_part, "text": None, "image_url": None},
+            ],
+            "tool_calls": None,
+            "tool_call_id": None,
+            "name": None,
+            "reasoning_content": None,
+        }
+    ]
+    plain = [{"role": "user", "content": [text_part("x"), picture_part]}]
+    assert renderer.render(arrow).token_ids == renderer.render(plain).token_ids
+    check_placeholders(renderer, renderer.render(arrow))
+
+
+def test_a_template_that_does_not_show_pictures_in_a_role_is_reported(tiny_model_dir: Path) -> None:
+    from renderers import load_renderer
+
+    source = CHAT_TEMPLATE.replace("show(message.content) + '\\n</tool_response>'", "'\\n</tool_response>'")
+    assert source != CHAT_TEMPLATE
+    blind = load_renderer(tiny_model_dir, chat_template=source)
+    with pytest.raises(PlaceholderCountError) as caught:
+        blind.render([{"role": "user", "content": "x"}, {"role": "tool", "content": [image_part()]}])
+    assert (caught.value.message_index, caught.value.expected, caught.value.actual) == (1, 1, 0)
+
+
+def test_an_assistant_cannot_be_given_more_placeholders_than_pictures(renderer: TemplateRenderer) -> None:
+    rendered = renderer.render(
+        [{"role": "user", "content": [image_part()]}, {"role": "assistant", "content": "<|image_pad|>"}]
+    )
+    assert rendered.multi_modal_data is not None
+    assert [where.length for _, where in rendered.multi_modal_data.items()] == [4]
+
+
+def test_the_renderer_says_that_it_sees(renderer: TemplateRenderer) -> None:
+    assert is_multimodal(renderer)
+    assert renderer.mm_token_type_id_map == {control_id(renderer, "<|image_pad|>"): 1}
+    assert not is_multimodal(object())

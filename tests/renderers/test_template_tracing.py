@@ -1,0 +1,458 @@
+"""A traced template prints what transformers prints, and says where each character came from."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from renderers.errors import RendererError, TemplateError, TemplateSyntaxError
+from renderers.template import ChatTemplate, Origin, TracedStr
+from renderers.template.json_dump import traced_json
+from renderers.template.traced import plain
+from rollouts.testing import CHAT_TEMPLATE
+
+# Plain text, which every template below takes.
+TEXT_CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "question": [{"role": "user", "content": "Hi"}],
+    "dialogue": [
+        {"role": "system", "content": "  Be brief.\n"},
+        {"role": "user", "content": "a\nb\n\n  c  "},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nYes: {x} %s 100%"},
+        {"role": "user", "content": "and <|im_end|> then?"},
+    ],
+    "unicode": [
+        {"role": "user", "content": "héß 漢字 🙂\u2028\u00a0İ\t"},
+        {"role": "assistant", "content": "ﬁn ǆ \U0001f469\u200d\U0001f52c"},
+    ],
+    "empty": [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}],
+    "white space": [{"role": "user", "content": " \n\t "}],
+}
+
+TEXT_TEMPLATES: dict[str, str] = {
+    "chatml": """{% for message in messages %}
+        {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+    {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
+    "llama": """{{- '<|begin_of_text|>' }}
+{%- for m in messages %}
+{%- set content = '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' %}
+{{- content }}
+{%- endfor %}""",
+    "macro": """{%- macro turn(m, n=0) %}[{{ n }}:{{ m.role | upper }}] {{ m.content }};{% endmacro %}
+{%- for m in messages %}{{ turn(m, n=loop.index0) }}
+{% endfor %}""",
+    "set block": """{% set body %}
+{% for m in messages %}
+  {{ m.role }}: {{ m.content }}
+{% endfor %}
+{% endset %}<<{{ body | trim }}>>{{ body }}""",
+    "call block": """{% macro wrap(tag) %}<{{ tag }}>{{ caller() }}</{{ tag }}>{% endmacro %}
+{% for m in messages %}{% call wrap(m.role) %}{{ m.content }}{% endcall %}{% endfor %}""",
+    "filter block": "{% for m in messages %}{% filter upper %}{{ m.role }} {{ m.content }}{% endfilter %}{% endfor %}",
+    "join": "{{ messages | map(attribute='content') | join(' | ') }}{{ messages | join('-', attribute='role') }}",
+    "join on a literal": "{{ '\\n'.join(['a', messages[0].content]) }}",
+    "replace filter": """{% for m in messages %}{{ '<|im_start|>{c}\\n' | replace('{c}', m.content) }}
+{{- m.content | replace('\\n', '<br>') | replace('a', m.role, 1) }}{% endfor %}""",
+    "indent": """{% for m in messages %}{{ m.content | indent }}|{{ m.content | indent(2, true) }}|
+{{- m.content | indent('> ', first=true, blank=true) }}{% endfor %}""",
+    "case": """{% for m in messages %}{{ m.content | upper }}{{ m.content | lower }}{{ m.content | title }}
+{{- m.content | capitalize }}{{ m.content.swapcase() }}{{ m.content.title() }}{% endfor %}""",
+    "default": "{% for m in messages %}{{ m.name | default('nobody') }}{{ m.content | default('x', true) }}{% endfor %}",
+    "selectattr": """{% for m in messages | selectattr('role', 'equalto', 'user') %}{{ m.content }};{% endfor %}
+{%- for m in messages | rejectattr('role', 'in', ['user']) | list %}{{ m.content }}{% endfor %}""",
+    "namespace": """{% set ns = namespace(n=0, seen='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}
+{%- set ns.seen = ns.seen ~ m.content %}{{ ns.n }}{% endfor %}{{ ns.seen }}""",
+    "neighbours": """{% for m in messages %}{% if loop.previtem is defined %}{{ loop.previtem.content }}<{% endif %}
+{{- m.content }}{% if not loop.last %}>{{ loop.nextitem.role }}{% endif %}{{ loop.changed(m.role) }}{% endfor %}""",
+    "reversed": """{% for m in messages[::-1] %}{{ m.content }}{{ m.content[::-1] }}{% endfor %}
+{%- for m in messages | reverse %}{{ m.content | reverse }}{% endfor %}""",
+    "sliced": "{% for m in messages[1:] %}{{ m.content[1:-1] }}{{ m.content[:3] }}{{ m.content[-1:] }}{% endfor %}",
+    "filtered loop": "{% for m in messages if m.role != 'system' %}{{ loop.index }}{{ m.content }}{% endfor %}",
+    "continue and break": """{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}
+{{- m.role }}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}end""",
+    "else of a loop": "{% for m in messages if m.role == 'tool' %}{{ m.content }}{% else %}none{% endfor %}",
+    "tilde": "{% for m in messages %}{{ '<' ~ m.role ~ 1 ~ none ~ m.content ~ '>' ~ [m.content] }}{% endfor %}",
+    "generation": """{% for m in messages %}{% if m.role == 'assistant' %}
+{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}""",
+    "methods on literals": """{% for m in messages %}{{ 'x-{}'.format(m.content) }}{{ '{a}{0!s:>9}'.format(1, a=m.content) }}
+{{- '<a>'.replace('a', m.content) }}{{ '-'.join(m.content.split()) }}{{ 'ab'.center(9) }}{% endfor %}""",
+    "format": """{% for m in messages %}{{ '%s: %s' % (m.role, m.content) }}{{ '%s' % m.content }}{{ '%05d' % 3 }}
+{{- '%s=%r' | format(m.role, m.content) }}{% endfor %}""",
+    "splitting": """{% for m in messages %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}
+{{- m.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1] }}{{ m.content.partition(' ') | join('/') }}
+{{- m.content.splitlines() | join('+') }}{{ m.content.rsplit(none, 1) | list | tojson }}{% endfor %}""",
+    "containers": "{{ messages[0].content.split() }}{{ [messages[0].content, 1] }}{{ {'k': messages[0].content} }}",
+    "dict": """{% set d = dict(a=messages[0].content, b=1) %}{{ d.a }}{{ d | tojson }}
+{%- for k, v in d.items() %}{{ k }}{{ v }}{% endfor %}{{ dict.fromkeys(['q'], messages[0].content).q }}""",
+    "more filters": """{% for m in messages %}{{ m.content | string | length }}{{ m.content | list | join('') }}
+{{- m.content | first | default('') }}{{ m.content | wordcount }}{{ m.content | truncate(4, true, '') }}
+{{- m.content | center(20) }}{{ m.content | e }}{{ m.content | urlencode }}{{ m.content | wordwrap(3) }}
+{{- m.content | striptags }}{{ m.content | safe }}{{ (m.content ~ 'x') | batch(2) | list }}{% endfor %}""",
+    "lookups that fail": "{{ messages[0].content['x'] is defined }}{{ messages[0].nothing }}{{ messages[0]['no'] is none }}",
+    "arithmetic": "{% for m in messages %}{{ m.content * 2 }}{{ 2 * m.content }}{{ 7 % 4 }}{{ loop.index0 % 2 }}{% endfor %}",
+    "tests": "{% for m in messages %}{{ m.content is string }}{{ 'a' in m.content }}{{ m.content == '' }}{% endfor %}",
+    "zero matches": "{{ messages[0].content.removeprefix('H').removesuffix('i') }}{{ messages[0].content.find('i') }}",
+}
+
+
+def by_transformers(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+    rendered, _ = render_jinja_template([messages], chat_template=source, **variables)
+    return rendered[0]
+
+
+def pieces(source: str, messages: list[dict[str, Any]], **variables: Any) -> list[tuple[str, int, str | None]]:
+    """(text, owner, field) of each stretch of equal owner and field."""
+    text, segments = ChatTemplate(source, model="m").print(messages, **variables)
+    return [
+        ("".join(text[s.start : s.end] for s in stretch), owner, field)
+        for (owner, field), stretch in groupby(segments, key=lambda s: (s.owner, s.origin and s.origin.path))
+    ]
+
+
+@pytest.mark.parametrize("conversation", TEXT_CONVERSATIONS)
+@pytest.mark.parametrize("template", TEXT_TEMPLATES)
+def test_the_printed_text_is_the_one_that_transformers_prints(template: str, conversation: str) -> None:
+    source, messages = TEXT_TEMPLATES[template], TEXT_CONVERSATIONS[conversation]
+    printed = ChatTemplate(source, model="m").print(messages, add_generation_prompt=True)
+    assert printed.text == by_transformers(source, messages, add_generation_prompt=True)
+    assert "".join(printed.text[s.start : s.end] for s in printed.segments) == printed.text
+    assert type(printed.text) is str
+
+
+# Characters that no template above writes itself, not even after a case map.
+SECRET = "ЖЩЮ"
+
+
+@pytest.mark.parametrize("template", TEXT_TEMPLATES)
+def test_no_character_of_content_passes_for_template_text(template: str) -> None:
+    messages = [{"role": "user", "content": f" {SECRET} {SECRET}\n"}, {"role": "assistant", "content": f"{SECRET}a"}]
+    text, segments = ChatTemplate(TEXT_TEMPLATES[template], model="m").print(messages)
+    leaked = [text[s.start : s.end] for s in segments if s.origin is None]
+    assert not set("".join(leaked).upper()) & set(SECRET)
+
+
+def test_the_leak_check_sees_a_planted_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("renderers.template.chat_template._traced", lambda value, index, path: value)
+    with pytest.raises(AssertionError):
+        test_no_character_of_content_passes_for_template_text("chatml")
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "look", "description": 'Finds "é" & <b>', "parameters": {"type": "object", "properties": {}}},
+    }
+]
+TOOL_CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": [{"type": "text", "text": "What"}, {"type": "image"}, {"type": "text", "text": "?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"q": "é\n\"", "n": [1, 2.5, None]}}},
+            {"id": "2", "type": "function", "function": {"name": "look", "arguments": {}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "<tool_call>"},
+    {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "b"}, {"type": "image"}]},
+]
+TOOL_TEMPLATES: dict[str, str] = {
+    "tiny": CHAT_TEMPLATE,
+    "tojson": "{{ tools | tojson }}{{ tools | tojson(indent=4) }}{{ tools | tojson(separators=(',', ':')) }}"
+    "{{ tools | tojson(ensure_ascii=true, sort_keys=true) }}{{ messages[2].tool_calls | tojson(indent=2) }}",
+    "printed containers": "{{ tools }}{{ messages[1].content }}{{ messages[2].tool_calls[0].function.arguments }}",
+    "items": "{% for c in messages[2].tool_calls %}{% for k, v in c.function.arguments.items() %}<{{ k }}>"
+    "{{ v if v is string else v | tojson }}</{{ k }}>{% endfor %}{{ c.function.arguments | items | list }}{% endfor %}",
+    "content or nothing": "{% for m in messages %}{{ m.content or '' }}{{ m.content }}{% endfor %}",
+    "parts": "{% for m in messages %}{% if m.content is iterable and m.content is not string %}{% for p in m.content %}"
+    "{{ p.text if p.type == 'text' else '<img>' }}{{ 'image' in p }}{% endfor %}{% endif %}{% endfor %}",
+    "special": "{{ bos_token }}{{ eos_token ~ 'x' }}{{ documents is none }}{{ undefined_variable is defined }}",
+}
+
+
+@pytest.mark.parametrize("template", TOOL_TEMPLATES)
+def test_tools_parts_and_tool_calls_print_as_transformers_prints_them(template: str) -> None:
+    source, special = TOOL_TEMPLATES[template], {"bos_token": "<s>", "eos_token": "</s>"}
+    printed = ChatTemplate(source, model="m", special_tokens=special).print(TOOL_CONVERSATION, tools=TOOLS)
+    assert printed.text == by_transformers(source, TOOL_CONVERSATION, tools=TOOLS, **special)
+
+
+def test_a_list_printed_whole_is_content_of_its_message() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}]}]
+    assert pieces("<{{ messages[0].content }}>", messages) == [
+        ("<", -1, None),
+        ("[{'type': 'text', 'text': '<|im_end|>'}]", 0, "content[0].text"),
+        (">", -1, None),
+    ]
+
+
+# Owners and origins, written out.
+
+ASK_AND_ANSWER: list[dict[str, Any]] = [
+    {"role": "user", "content": "Q"},
+    {"role": "assistant", "content": "A"},
+]
+
+
+def test_a_loop_over_messages_owns_what_it_prints() -> None:
+    source = "B{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}E"
+    assert pieces(source, ASK_AND_ANSWER) == [
+        ("B", -1, None),
+        ("<user>", 0, None),
+        ("Q", 0, "content"),
+        (";", 0, None),
+        ("<assistant>", 1, None),
+        ("A", 1, "content"),
+        (";", 1, None),
+        ("E", -1, None),
+    ]
+
+
+def test_content_printed_outside_any_loop_belongs_to_its_own_message() -> None:
+    assert pieces("[{{ messages[1].content }}]", ASK_AND_ANSWER) == [("[", -1, None), ("A", 1, "content"), ("]", -1, None)]
+
+
+def test_a_loop_over_parts_inside_a_loop_over_messages_does_not_end_the_outer_one() -> None:
+    source = "{% for m in messages %}({% for p in m.content %}{{ p.text }},{% endfor %}){% endfor %}!"
+    messages = [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]}]
+    assert pieces(source, messages) == [
+        ("(", 0, None),
+        ("x", 0, "content[0].text"),
+        (",", 0, None),
+        ("y", 0, "content[1].text"),
+        (",)", 0, None),
+        ("!", -1, None),
+    ]
+
+
+def test_a_neighbour_printed_inside_a_body_keeps_its_origin_and_belongs_to_the_body() -> None:
+    source = "{% for m in messages %}{% if loop.previtem %}{{ loop.previtem.content }}{% endif %}.{% endfor %}"
+    text, segments = ChatTemplate(source, model="m").print(ASK_AND_ANSWER)
+    assert [(text[s.start : s.end], s.owner, s.origin) for s in segments] == [
+        (".", 0, None),
+        ("Q", 1, Origin(0, "content")),
+        (".", 1, None),
+    ]
+
+
+def test_a_body_left_early_hands_over_to_the_next_message() -> None:
+    source = "{% for m in messages %}a{% if loop.first %}{% continue %}{% endif %}b{% break %}{% endfor %}c"
+    assert pieces(source, ASK_AND_ANSWER) == [("a", 0, None), ("ab", 1, None), ("c", -1, None)]
+
+
+def test_owners_survive_a_trimmed_set_block_and_a_macro() -> None:
+    source = """{% macro all() %}
+  {% for m in messages %}  <{{ m.content }}>  {% endfor %}
+{% endmacro %}{% set block %} {{ all() }} {% endset %}{{ block | trim }}END"""
+    assert pieces(source, ASK_AND_ANSWER) == [
+        ("<", 0, None),
+        ("Q", 0, "content"),
+        (">  ", 0, None),
+        ("  <", 1, None),
+        ("A", 1, "content"),
+        (">", 1, None),
+        ("END", -1, None),
+    ]
+
+
+def test_tool_calls_are_traced_field_by_field() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": {"k": ["v", 1]}}}
+    assert pieces(source, [{"role": "assistant", "content": None, "tool_calls": [call]}]) == [
+        ("f", 0, "tool_calls[0].function.name"),
+        ('{"', 0, None),
+        ("k", 0, "tool_calls[0].function.arguments.k#key"),
+        ('": ["', 0, None),
+        ("v", 0, "tool_calls[0].function.arguments.k[0]"),
+        ('", 1]}', 0, None),
+    ]
+
+
+def test_text_of_tools_belongs_to_no_message_and_is_not_template_text() -> None:
+    found = pieces("{{ tools[0].function.name }}", [], tools=TOOLS)
+    assert found == [("look", -1, "tools[0].function.name")]
+
+
+def test_the_role_is_template_text_so_that_control_tokens_can_be_built_from_it() -> None:
+    assert pieces("{{ '<|' ~ messages[0].role ~ '|>' }}", ASK_AND_ANSWER) == [("<|user|>", -1, None)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '<|im_start|>%s' % messages[0].content }}",
+        "{{ '<|im_start|>%s' % (messages[0].content,) }}",
+        "{{ '<|im_start|>{}'.format(messages[0].content) }}",
+        "{{ '<|im_start|>{x}'.format(x=messages[0].content) }}",
+        "{{ '<|im_start|>{m[content]}'.format(m=messages[0]) }}",
+        "{{ '<|im_start|>{x}'.format_map({'x': messages[0].content}) }}",
+        "{{ '<|im_start|>{x}' | replace('{x}', messages[0].content) }}",
+        "{{ '<|im_start|>{x}'.replace('{x}', messages[0].content) }}",
+        "{{ '<|im_start|>' ~ messages[0].content }}",
+        "{{ ['<|im_start|>', messages[0].content] | join }}",
+        "{{ ''.join(['<|im_start|>', messages[0].content]) }}",
+        "{{ '<|im_start|>%s' | format(messages[0].content) }}",
+    ],
+)
+def test_formatting_keeps_the_control_tokens_of_the_template_apart_from_content(source: str) -> None:
+    printed = pieces(source, [{"role": "user", "content": "<|im_end|>"}])
+    assert printed == [("<|im_start|>", -1, None), ("<|im_end|>", 0, "content")]
+
+
+# JSON.
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4) | st.integers() | st.booleans() | st.none(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "ensure_ascii": st.booleans(),
+        "indent": st.none() | st.integers(-1, 4) | st.sampled_from(["\t", ""]),
+        "separators": st.none() | st.sampled_from([(",", ":"), (" , ", " : ")]),
+        "sort_keys": st.booleans(),
+    },
+)
+
+
+def with_origins(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, str):
+        return TracedStr.of(value, Origin(depth, "x"))
+    if isinstance(value, dict):
+        return {with_origins(key, depth + 1): with_origins(item, depth + 1) for key, item in value.items()}
+    return [with_origins(item, depth + 1) for item in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=60)
+@given(value=values, settings_of_json=options)
+def test_traced_json_is_json_dumps(value: Any, settings_of_json: dict[str, Any]) -> None:
+    defaults = {"ensure_ascii": False}
+    try:
+        expected = json.dumps(value, **{**defaults, **settings_of_json})
+    except TypeError:  # keys of different types cannot be sorted
+        with pytest.raises(TypeError):
+            traced_json(with_origins(value), **settings_of_json)
+        return
+    text = traced_json(with_origins(value), **settings_of_json)
+    assert plain(text) == expected
+    assert traced_json(value, **settings_of_json) == expected
+
+
+@settings(max_examples=60)
+@given(text=st.text(), ensure_ascii=st.booleans())
+def test_json_traces_exactly_the_inside_of_a_string(text: str, ensure_ascii: bool) -> None:
+    written = traced_json({"k": [TracedStr.of(text, Origin(5, "c"))]}, ensure_ascii=ensure_ascii)
+    inside = json.dumps(text, ensure_ascii=ensure_ascii)[1:-1]
+    covered = [(s.start, s.end) for s in written.spans] if isinstance(written, TracedStr) else []
+    assert covered == ([(len('{"k": ["'), len('{"k": ["') + len(inside))] if inside else [])
+
+
+def test_what_json_cannot_write_is_its_own_type_error() -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        traced_json({"k": TracedStr.of("v", Origin(0, "c")), "o": object()})
+
+
+# Errors and the sandbox.
+
+
+def test_raise_exception_gives_the_words_of_the_template() -> None:
+    template = ChatTemplate("{{ raise_exception('Roles must alternate') }}", model="the-model")
+    with pytest.raises(TemplateError) as caught:
+        template.print(ASK_AND_ANSWER)
+    assert caught.value.template_message == "Roles must alternate"
+    assert caught.value.model == "the-model"
+    assert isinstance(caught.value, RendererError)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].nothing.at_all }}",
+        "{{ messages[9].content }}",
+        "{{ 'a' + 1 }}",
+        "{{ messages[0].content.nothing() }}",
+        "{{ object() | tojson }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(x=1) }}",
+        "{{ ', '.join([1]) }}",
+        "{{ '{}'.format() }}",
+        "{{ '%s %s' % 'x' }}",
+    ],
+)
+def test_a_template_that_fails_where_transformers_fails_raises_a_template_error(source: str) -> None:
+    with pytest.raises((jinja2.TemplateError, TypeError, IndexError)):
+        by_transformers(source, ASK_AND_ANSWER)
+    with pytest.raises(TemplateError):
+        ChatTemplate(source, model="m").print(ASK_AND_ANSWER)
+
+
+@pytest.mark.xfail(strict=True, reason="ChatTemplate.print lets ZeroDivisionError and OverflowError through")
+@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ range(10**7) | list }}"])
+def test_arithmetic_errors_of_a_template_are_template_errors(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source, model="m").print(ASK_AND_ANSWER)
+
+
+def test_a_syntax_error_names_the_line() -> None:
+    with pytest.raises(TemplateSyntaxError) as caught:
+        ChatTemplate("fine\nfine\n{% if %}\n", model="the-model")
+    assert caught.value.line == 3
+    assert "the-model" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content._spans }}",
+        "{{ messages[0].content['_spans'] }}",
+        "{{ messages[0].content | attr('_spans') }}",
+        "{{ messages[0]._index }}",
+        "{{ messages[0].content.__class__ }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ '{0.__class__}'.format(messages[0].content) }}",
+        "{{ '{0._spans}'.format(messages[0].content) }}",
+        "{{ messages[0].content.format.__self__ }}",
+        "{{ messages.__len__ }}",
+        "{{ dict.__class__ }}",
+        "{{ namespace.__init__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__closure__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ namespace(_x=1) }}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ ''.join.__self__ }}",
+        "{{ self.__dict__ }}",
+    ],
+)
+def test_a_template_cannot_reach_spans_or_the_insides_of_python(source: str) -> None:
+    try:
+        printed = ChatTemplate(source, model="m").print(ASK_AND_ANSWER).text
+    except TemplateError:
+        return
+    assert printed == ""  # an undefined value
+
+
+def test_the_sandbox_test_can_fail_because_public_attributes_do_print() -> None:
+    assert ChatTemplate("{{ messages[0].content.upper }}", model="m").print(ASK_AND_ANSWER).text != ""
+
+
+def test_the_clock_of_a_template_can_be_set() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", model="m", now=lambda: datetime(2024, 7, 26))
+    assert template.print([]).text == "26 Jul 2024"

@@ -1,0 +1,126 @@
+"""The demonstration itself, shortened: two processes, real training, real episodes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from rollouts.demo.messages import Learn
+from rollouts.demo.progress import Progress
+from rollouts.demo.recipe import QUICK
+from rollouts.demo.report import plot_curves, results_table
+from rollouts.demo.run import TrainerDiedError, TrainerProcess, run_demo
+from transport import RecordReader, read_records
+
+SHORT = replace(
+    QUICK,
+    rl_steps=2,
+    groups=6,
+    group_size=4,
+    evaluate_every=2,
+    sft_max_steps=4,
+    sft_chunk=2,
+    probe_digits=10,
+    held_out_digits=20,
+)
+
+
+def run(out, seed=0):
+    console = Console(file=open(os.devnull, "w"))  # noqa: SIM115
+    with Progress(console, SHORT) as progress:
+        return run_demo(recipe=SHORT, seed=seed, out=out, progress=progress)
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    return out, run(out)
+
+
+def played(out):
+    return [
+        (t.episode_id, [node.token_ids.tolist() for node in t.nodes], [node.logprobs.tolist() for node in t.nodes])
+        for t in read_records(out / "trajectories.mmr")
+    ]
+
+
+def test_sampler_and_trainer_agree_in_every_step(first_run):
+    _, results = first_run
+    assert [step.step for step in results.steps] == [1, 2]
+    assert all(0 < step.max_mismatch < 1e-4 for step in results.steps)
+
+
+def test_every_episode_is_in_the_file_and_every_picture_in_it_once(first_run):
+    out, results = first_run
+    trajectories = list(read_records(out / "trajectories.mmr"))
+    assert len(trajectories) == results.episodes == 2 * 6 * 4
+    assert sum(t.num_turns for t in trajectories) == results.turns
+    assert len({r.source.digest for t in trajectories for r in t.all_media()}) == results.distinct_images
+    content = (out / "trajectories.mmr").read_bytes()
+    source = bytes(next(iter(trajectories[0].all_media())).source.data)
+    assert content.count(source) == 1
+
+
+def test_the_wire_carries_far_less_than_the_naive_form(first_run):
+    _, results = first_run
+    assert 0 < results.wire_bytes < results.naive_bytes / 5
+
+
+def test_the_same_seed_gives_the_same_trajectories_token_for_token(first_run, tmp_path):
+    out, _ = first_run
+    run(tmp_path)
+    assert played(tmp_path) == played(out)
+
+
+def test_the_report_shows_what_was_measured(first_run, tmp_path):
+    out, results = first_run
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(results_table(results))
+    text = console.export_text()
+    assert f"{results.after.accuracy:.3f}" in text
+    assert f"{results.max_mismatch:.2e}" in text
+    plot_curves(results, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((out / "results.json").read_text())
+    assert saved["max_mismatch"] == results.max_mismatch
+    assert saved["missed"], "two steps cannot have reached the targets"
+
+
+def test_a_training_process_that_dies_is_noticed(first_run):
+    out, _ = first_run
+    import asyncio
+
+    with TrainerProcess(out / "no-such-model", SHORT, 0, 1) as trainer, pytest.raises(TrainerDiedError):
+        asyncio.run(trainer.ask(Learn([], 0.0)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
+    shortened = (
+        "import dataclasses, rollouts.demo.recipe as recipe\n"
+        "recipe.QUICK = dataclasses.replace(recipe.QUICK, sft_max_steps=1, sft_chunk=1, held_out_digits=10)\n"
+        "from rollouts.cli import main\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
+    )
+    command = [sys.executable, "-c", shortened, "demo", "--quick", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    episodes = tmp_path / "trajectories.mmr"
+    deadline = time.monotonic() + 180
+    while (not episodes.exists() or episodes.stat().st_size < 300_000) and time.monotonic() < deadline:
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "the episodes so far are in" in output
+    with RecordReader(episodes) as reader:
+        assert len(reader) > 0
+        assert reader.truncated_bytes == 0
+        assert reader[len(reader) - 1].done

@@ -1,0 +1,307 @@
+"""The embedded engine against transformers' own forward pass."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+import rollouts.engines.local as local
+from renderers import MultiModalData, PlaceholderRange
+from rollouts import Engine, FinishReason, GenerateRequest, SamplingParams
+from rollouts.engines.local import LocalEngine
+from rollouts.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    OverlongPromptError,
+    UnsupportedModelError,
+    WeightUpdateError,
+)
+
+
+@pytest.fixture
+def engine(tiny_model_dir):
+    return LocalEngine.from_pretrained(tiny_model_dir)
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model_dir):
+    return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+
+
+def picture(seed: int, height: int = 32, width: int = 32) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def prompt(renderer, text="Which?", pictures=()):
+    parts = [{"type": "image", "image": image} for image in pictures] + [{"type": "text", "text": text}]
+    return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
+
+
+def request(rendered, **sampling):
+    sampling = {"max_tokens": 8, "seed": 0, **sampling}
+    return GenerateRequest(rendered.token_ids, SamplingParams(**sampling), rendered.multi_modal_data)
+
+
+def generate(engine, *requests):
+    async def together():
+        return await asyncio.gather(*(engine.generate(r) for r in requests))
+
+    return asyncio.run(together())
+
+
+def reference_logprobs(model, rendered, completion_ids):
+    """log p of a completion by transformers' own forward, pixels by its own processor's arithmetic."""
+    ids = torch.tensor([[*rendered.token_ids, *completion_ids]])
+    types = torch.zeros_like(ids)
+    inputs = {}
+    placed = rendered.multi_modal_data.items()
+    if placed:
+        for _, where in placed:
+            types[0, where.offset : where.end] = 1
+        pixels = np.concatenate([item["pixel_values"] for item, _ in placed]).astype(np.float64) * (1 / 255)
+        inputs["pixel_values"] = torch.from_numpy((pixels.astype(np.float32) - np.float32(0.5)) / np.float32(0.5))
+        inputs["image_grid_thw"] = torch.from_numpy(np.stack([item["image_grid_thw"] for item, _ in placed]))
+    with torch.inference_mode():
+        logits = model(input_ids=ids, mm_token_type_ids=types, use_cache=False, **inputs).logits[0]
+    start = len(rendered.token_ids)
+    scored = torch.log_softmax(logits[start - 1 : -1], -1)
+    return scored.gather(-1, ids[0, start:, None])[:, 0].numpy()
+
+
+def test_the_local_engine_is_an_engine(engine):
+    assert isinstance(engine, Engine)
+
+
+@pytest.mark.parametrize("sizes", [[], [(32, 32)], [(32, 32), (48, 80), (32, 32)]])
+def test_reported_logprobs_are_those_of_transformers_own_forward(engine, renderer, reference, sizes):
+    rendered = prompt(renderer, pictures=[picture(i, *size) for i, size in enumerate(sizes)])
+    (result,) = generate(engine, request(rendered, max_tokens=24))
+    (completion,) = result.completions
+
+    expected = reference_logprobs(reference, rendered, completion.token_ids.tolist())
+    np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
+    assert completion.logprobs.dtype == np.float32
+    assert completion.token_ids.dtype == np.int32
+
+
+def test_logprobs_stay_right_in_a_batch_of_prompts_of_different_lengths(engine, renderer, reference):
+    prompts = [
+        prompt(renderer, "a"),
+        prompt(renderer, "a much longer question than the others have", [picture(1, 64, 48)]),
+        prompt(renderer, "b", [picture(2), picture(3)]),
+    ]
+    results = generate(engine, *(request(p, seed=i, max_tokens=12, n=2) for i, p in enumerate(prompts)))
+    for rendered, result in zip(prompts, results, strict=True):
+        for completion in result.completions:
+            expected = reference_logprobs(reference, rendered, completion.token_ids.tolist())
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
+
+
+def test_another_picture_changes_the_logprobs(engine, renderer, reference):
+    """The planted fault: scored with the wrong pixels, the comparison above must fail."""
+    rendered, other = prompt(renderer, pictures=[picture(1)]), prompt(renderer, pictures=[picture(2)])
+    (result,) = generate(engine, request(rendered))
+    (completion,) = result.completions
+    wrong = reference_logprobs(reference, other, completion.token_ids.tolist())
+    assert np.abs(completion.logprobs - wrong).max() > 1e-3
+
+
+def test_logprobs_are_raw_whatever_the_temperature(engine, renderer, reference):
+    rendered = prompt(renderer)
+    (result,) = generate(engine, request(rendered, temperature=0.3, top_k=5, top_p=0.9))
+    (completion,) = result.completions
+    expected = reference_logprobs(reference, rendered, completion.token_ids.tolist())
+    np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
+
+
+def test_a_seed_decides_a_completion_whatever_shares_the_batch(engine, renderer):
+    rendered = prompt(renderer, pictures=[picture(1)])
+    (alone,) = generate(engine, request(rendered, seed=5, n=2))
+    together = generate(
+        engine, *(request(prompt(renderer, "x" * i), seed=i) for i in range(6)), request(rendered, seed=5, n=2)
+    )[-1]
+    for one, other in zip(alone.completions, together.completions, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+
+
+def test_samples_of_one_request_differ_and_so_do_seeds(engine, renderer):
+    rendered = prompt(renderer)
+    first, second = generate(engine, request(rendered, n=4), request(rendered, n=4, seed=1))
+    drawn = [tuple(c.token_ids.tolist()) for c in (*first.completions, *second.completions)]
+    assert len(set(drawn)) == len(drawn)
+    assert [c.index for c in first.completions] == [0, 1, 2, 3]
+
+
+def test_temperature_zero_and_top_k_one_are_greedy(engine, renderer, reference):
+    rendered = prompt(renderer)
+    greedy, top_one = generate(engine, request(rendered, temperature=0), request(rendered, top_k=1, seed=9))
+    ids = greedy.completions[0].token_ids.tolist()
+    assert top_one.completions[0].token_ids.tolist() == ids
+    with torch.inference_mode():
+        logits = reference(input_ids=torch.tensor([[*rendered.token_ids, *ids]]), use_cache=False).logits[0]
+    assert logits[len(rendered.token_ids) - 1 : -1].argmax(-1).tolist() == ids
+
+
+def test_generation_ends_behind_a_stop_token_which_is_part_of_the_ids(engine, renderer):
+    rendered = prompt(renderer)
+    (free,) = generate(engine, request(rendered, max_tokens=12))
+    ids = free.completions[0].token_ids.tolist()
+    assert free.completions[0].finish_reason is FinishReason.LENGTH
+    stop = ids[4]
+    (stopped,) = generate(engine, request(rendered, max_tokens=12, stop_token_ids=(stop, 2)))
+    completion = stopped.completions[0]
+    assert completion.token_ids.tolist() == ids[: ids.index(stop) + 1]
+    assert (completion.finish_reason, completion.stop_token_id) == (FinishReason.STOP, stop)
+
+
+def test_requests_awaited_together_run_as_one_batch(engine, renderer, monkeypatch):
+    sizes = []
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda requests: (sizes.append(len(requests)), run(requests))[1])
+    generate(engine, *(request(prompt(renderer), seed=i) for i in range(16)))
+    assert sizes == [16]
+
+
+def test_a_batch_is_bounded_and_the_rest_waits_its_turn(tiny_model_dir, renderer, monkeypatch):
+    engine = LocalEngine.from_pretrained(tiny_model_dir, max_batch_rows=6)
+    sizes = []
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda requests: (sizes.append(len(requests)), run(requests))[1])
+    results = generate(engine, *(request(prompt(renderer), seed=i, n=2) for i in range(7)))
+    assert sizes == [3, 3, 1]
+    assert all(len(result.completions) == 2 for result in results)
+
+
+def test_a_picture_is_encoded_once_for_all_who_show_it_and_again_after_a_weight_update(engine, renderer, monkeypatch):
+    encoded = []
+    encode = local.vision_features
+    monkeypatch.setattr(
+        local, "vision_features", lambda model, items: (encoded.append(len(items)), encode(model, items))[1]
+    )
+    asked = [request(prompt(renderer, f"{i}", [picture(1), picture(2)]), seed=i) for i in range(4)]
+    generate(engine, *asked)
+    generate(engine, *asked)
+    assert encoded == [2]
+    weights = {name: p.detach().numpy().copy() for name, p in engine._model.named_parameters()}
+    asyncio.run(engine.update_weights(weights, "1"))
+    generate(engine, asked[0])
+    assert encoded == [2, 2]
+
+
+def test_new_weights_change_the_answers_and_name_their_version(engine, renderer):
+    rendered = prompt(renderer, pictures=[picture(1)])
+    (before,) = generate(engine, request(rendered))
+    doubled = {name: 2 * p.detach().numpy() for name, p in engine._model.named_parameters()}
+    asyncio.run(engine.update_weights(doubled, "v2"))
+    (after,) = generate(engine, request(rendered))
+
+    assert before.completions[0].logprobs.tolist() != after.completions[0].logprobs.tolist()
+    (span,) = after.completions[0].weight_spans
+    assert (span.version, span.start, span.end) == ("v2", 0, len(after.completions[0].token_ids))
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
+def test_weights_that_do_not_fit_change_nothing(engine, renderer, fault):
+    rendered = prompt(renderer)
+    (before,) = generate(engine, request(rendered))
+    weights = {name: np.zeros(p.shape, np.float32) for name, p in engine._model.named_parameters()}
+    last = list(weights)[-1]
+    if fault == "shape":
+        weights[last] = np.zeros((1, 2, 3), np.float32)
+    else:
+        value = weights.pop(last)
+        if fault == "unknown":
+            weights["no.such.parameter"] = value
+    with pytest.raises(WeightUpdateError, match="nothing was changed"):
+        asyncio.run(engine.update_weights(weights, "bad"))
+    (after,) = generate(engine, request(rendered))
+    assert before.completions[0].logprobs.tolist() == after.completions[0].logprobs.tolist()
+    assert engine.weight_version == "0"
+
+
+def test_a_literal_placeholder_in_the_prompt_is_not_a_picture(engine, renderer):
+    rendered = prompt(renderer, pictures=[picture(1)])
+    pad = renderer.image_token_id
+    literal = GenerateRequest([*rendered.token_ids, pad, 65], SamplingParams(max_tokens=4), rendered.multi_modal_data)
+    (result,) = generate(engine, literal)
+    assert len(result.completions[0].token_ids) == 4
+
+
+def test_cancelling_one_caller_leaves_the_others_alone(engine, renderer):
+    async def scenario():
+        tasks = [asyncio.create_task(engine.generate(request(prompt(renderer), seed=i))) for i in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+
+    first, second, third = asyncio.run(scenario())
+    assert isinstance(second, asyncio.CancelledError)
+    assert first.completions
+    assert third.completions
+
+
+def test_a_failing_batch_fails_its_callers_and_not_the_engine(engine, renderer, monkeypatch):
+    def broken(requests):
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_run", broken)
+        with pytest.raises(MemoryError, match="no room"):
+            generate(engine, request(prompt(renderer)))
+    (result,) = generate(engine, request(prompt(renderer)))
+    assert result.completions
+
+
+def test_the_engine_serves_one_event_loop_after_another(engine, renderer):
+    for seed in range(3):
+        (result,) = generate(engine, request(prompt(renderer), seed=seed))
+        assert result.completions
+
+
+def test_a_closed_engine_refuses(engine, renderer):
+    asyncio.run(engine.close())
+    with pytest.raises(EngineClosedError):
+        generate(engine, request(prompt(renderer)))
+
+
+def test_malformed_requests_are_refused_before_the_model_sees_them(engine, renderer):
+    rendered = prompt(renderer, pictures=[picture(1)])
+    media = rendered.multi_modal_data
+    (item,), (where,) = media.mm_items["image"], media.mm_placeholders["image"]
+
+    def moved(by: int) -> MultiModalData:
+        return MultiModalData.from_items([(item, PlaceholderRange(where.offset + by, where.length))])
+
+    bad = {
+        "empty": ([], None),
+        "vocabulary": ([1, 2, 999], None),
+        "from -1": ([1, -1], None),
+        "not all the image placeholder": (rendered.token_ids, moved(1)),
+        "sits at": (rendered.token_ids, moved(1000)),
+        "behind a picture that ends": (
+            rendered.token_ids,
+            MultiModalData.from_items([(item, where), (item, where)]),
+        ),
+    }
+    for words, (ids, given) in bad.items():
+        with pytest.raises(InvalidRequestError, match=words):
+            generate(engine, GenerateRequest(ids, SamplingParams(), given))
+
+
+def test_a_prompt_without_room_for_a_token_says_both_numbers(engine):
+    with pytest.raises(OverlongPromptError, match=r"4096 tokens .* 4096") as caught:
+        generate(engine, GenerateRequest([65] * 4096, SamplingParams()))
+    assert (caught.value.prompt_tokens, caught.value.limit) == (4096, 4096)
+
+
+def test_generation_stops_at_the_end_of_the_context(engine):
+    (result,) = generate(engine, GenerateRequest([65] * 4094, SamplingParams(max_tokens=50, seed=1)))
+    assert len(result.completions[0].token_ids) == 2
+    assert result.completions[0].finish_reason is FinishReason.LENGTH
+
+
+def test_a_model_that_it_cannot_run_is_named():
+    with pytest.raises(UnsupportedModelError, match="Linear"):
+        LocalEngine(torch.nn.Linear(1, 1))

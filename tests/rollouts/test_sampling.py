@@ -1,0 +1,66 @@
+"""The row sampler draws what the parameters say."""
+
+import numpy as np
+import torch
+
+from rollouts import SamplingParams
+from rollouts.engines.sampling import RowSampler
+
+CPU = torch.device("cpu")
+
+
+def draws(logits: list[float], count: int, **params) -> np.ndarray:
+    """`count` first tokens drawn from the same logits with different sample indices."""
+    rows = torch.tensor([logits] * count)
+    sampler = RowSampler([SamplingParams(max_tokens=1, seed=3, **params)] * count, range(count), CPU)
+    return sampler.sample(rows, 0)[0].numpy()
+
+
+def test_frequencies_follow_the_softmax():
+    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
+    counts = np.bincount(draws(np.log(probabilities).tolist(), 20_000), minlength=4)
+    deviation = np.abs(counts - 20_000 * probabilities) / np.sqrt(20_000 * probabilities * (1 - probabilities))
+    assert deviation.max() < 5
+
+
+def test_temperature_sharpens():
+    logits = [1.0, 0.0]
+    warm, cold = (np.mean(draws(logits, 4000, temperature=t) == 0) for t in (1.0, 0.25))
+    assert abs(warm - 0.731) < 0.05
+    assert abs(cold - 0.982) < 0.02
+
+
+def test_top_k_keeps_the_k_most_likely():
+    assert set(draws([0.0, 1.0, 0.9, -1.0], 500, top_k=2)) == {1, 2}
+
+
+def test_top_p_keeps_the_smallest_set_that_holds_p():
+    logits = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
+    assert set(draws(logits, 2000, top_p=0.65)) == {0, 1}
+    assert set(draws(logits, 2000, top_p=0.75)) == {0, 1, 2}
+    assert set(draws(logits, 2000, top_p=0.01)) == {0}
+
+
+def test_tokens_of_probability_zero_are_never_drawn():
+    logits = [-torch.inf, 0.0, -torch.inf]
+    assert set(draws(logits, 1000)) == {1}
+
+
+def test_rows_with_different_parameters_keep_to_their_own():
+    logits = torch.tensor([[0.0, 1.0, 0.9]] * 3)
+    params = [SamplingParams(temperature=0), SamplingParams(top_k=1, seed=1), SamplingParams(seed=2)]
+    sampler = RowSampler(params, [0, 0, 0], CPU)
+    ids = np.array([sampler.sample(logits, step)[0].tolist() for step in range(100)])
+    assert set(ids[:, 0]) == {1}
+    assert set(ids[:, 1]) == {1}
+    assert set(ids[:, 2]) == {0, 1, 2}
+
+
+def test_a_row_draws_the_same_after_its_neighbours_are_dropped():
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    params = [SamplingParams(seed=i, max_tokens=5) for i in range(4)]
+    whole = RowSampler(params, [0] * 4, CPU)
+    expected = whole.sample(logits, 3)[0][[1, 3]]
+    rest = RowSampler(params, [0] * 4, CPU)
+    rest.keep(torch.tensor([1, 3]))
+    assert rest.sample(logits[[1, 3]], 3)[0].tolist() == expected.tolist()

@@ -1,0 +1,174 @@
+"""The token tree: what the engine saw, shared prefixes once, pictures on the node that introduced them."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
+from renderers.vision.normalise import PixelScale
+from rollouts import Completion, FinishReason, Trajectory, WeightSpan
+from transport import decode, encode
+
+
+def completion(*ids: int, version: str = "0") -> Completion:
+    count = len(ids)
+    logprobs = -np.arange(1, count + 1, dtype=np.float32)
+    return Completion(
+        0, np.array(ids, np.int32), logprobs, FinishReason.STOP, ids[-1], (WeightSpan(version, 0, count),)
+    )
+
+
+def picture(name: bytes, tokens: int = 2) -> MediaItem:
+    return MediaItem("image", f"hash-{name.decode()}", MediaSource.of(name), {}, tokens, PixelScale())
+
+
+def media(*placed: tuple[MediaItem, int]) -> MultiModalData:
+    return MultiModalData.from_items((item, PlaceholderRange(at, item.num_tokens)) for item, at in placed)
+
+
+def say(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def test_a_turn_that_extends_the_last_one_stores_only_what_is_new():
+    trajectory = Trajectory("e")
+    trajectory.add_turn([1, 2, 3], None, completion(4, 5), say("a"))
+    trajectory.add_turn([1, 2, 3, 4, 5, 6, 7], None, completion(8), say("b"))
+
+    assert [node.token_ids.tolist() for node in trajectory.nodes] == [[1, 2, 3], [4, 5], [6, 7], [8]]
+    assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
+    assert trajectory.leaves() == [3]
+    assert trajectory.forks == 0
+
+
+def test_a_prompt_that_rewrote_history_forks_at_the_last_shared_node():
+    trajectory = Trajectory("e")
+    trajectory.add_turn([1, 2], None, completion(3), say("a"))
+    trajectory.add_turn([1, 2, 9, 9], None, completion(4), say("b"))
+
+    first, second = trajectory.leaves()
+    assert trajectory.token_ids(first).tolist() == [1, 2, 3]
+    assert trajectory.token_ids(second).tolist() == [1, 2, 9, 9, 4]
+    assert trajectory.nodes[0].token_ids.tolist() == [1, 2], "the shared prompt exists once"
+    assert trajectory.forks == 1
+
+
+def test_a_prompt_with_another_beginning_starts_a_tree_of_its_own():
+    trajectory = Trajectory("e")
+    trajectory.add_turn([1, 2], None, completion(3), say("a"))
+    trajectory.add_turn([7, 8], None, completion(3), say("b"))
+
+    assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[1, 2, 3], [7, 8, 3]]
+    assert trajectory.forks == 1
+
+
+def test_interleaved_agents_each_continue_their_own_branch():
+    trajectory = Trajectory("e")
+    trajectory.add_turn([1], None, completion(2), say("a1"))
+    trajectory.add_turn([5], None, completion(6), say("b1"))
+    trajectory.add_turn([1, 2, 3], None, completion(4), say("a2"))
+
+    assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[5, 6], [1, 2, 3, 4]]
+
+
+def test_a_picture_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_place():
+    trajectory = Trajectory("e")
+    a, b = picture(b"a"), picture(b"b", tokens=3)
+    trajectory.add_turn([1, 0, 0, 2], media((a, 1)), completion(3), say("x"))
+    trajectory.add_turn([1, 0, 0, 2, 3, 4, 0, 0, 0], media((a, 1), (b, 6)), completion(5), say("y"))
+
+    assert [[reference.mm_hash for reference in node.media] for node in trajectory.nodes] == [["hash-a"], [], ["hash-b"], []]
+    (leaf,) = trajectory.leaves()
+    assert [(r.mm_hash, r.where) for r in trajectory.media(leaf)] == [
+        ("hash-a", PlaceholderRange(1, 2)),
+        ("hash-b", PlaceholderRange(6, 3)),
+    ]
+
+
+def test_after_a_fork_each_branch_has_its_own_pictures_in_its_own_order():
+    trajectory = Trajectory("e")
+    a, b = picture(b"a"), picture(b"b")
+    trajectory.add_turn([9, 0, 0, 0, 0], media((a, 1), (b, 3)), completion(1), say("x"))
+    trajectory.add_turn([8, 0, 0, 0, 0, 0, 0], media((b, 1), (a, 3), (a, 5)), completion(1), say("y"))
+
+    names = [[r.mm_hash for r in trajectory.media(leaf)] for leaf in trajectory.leaves()]
+    assert names == [["hash-a", "hash-b"], ["hash-b", "hash-a", "hash-a"]]
+
+
+def test_equal_tokens_with_another_picture_are_another_branch():
+    trajectory = Trajectory("e")
+    trajectory.add_turn([9, 0, 0, 2], media((picture(b"a"), 1)), completion(1), say("x"))
+    trajectory.add_turn([9, 0, 0, 2, 1, 5], media((picture(b"b"), 1)), completion(1), say("y"))
+
+    names = [[r.mm_hash for r in trajectory.media(leaf)] for leaf in trajectory.leaves()]
+    assert names == [["hash-a"], ["hash-b"]]
+    assert trajectory.forks == 1
+
+
+def test_a_literal_placeholder_that_becomes_a_picture_is_another_branch():
+    trajectory = Trajectory("e")
+    trajectory.add_turn([1], None, completion(0), say("a sampled placeholder"))
+    trajectory.add_turn([1, 0, 0], media((picture(b"a"), 1)), completion(3), say("y"))
+
+    assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[1, 0], [1, 0, 0, 3]]
+    assert [len(trajectory.media(leaf)) for leaf in trajectory.leaves()] == [0, 1]
+
+
+def test_rewards_belong_to_turns_and_sum_to_the_episode():
+    trajectory = Trajectory("e")
+    trajectory.add_turn([1], None, completion(2), say("x"))
+    trajectory.pay(0.25, {"right": False})
+    trajectory.add_turn([1, 2, 3], None, completion(4), say("y"))
+    trajectory.pay(0.5, {"right": True})
+
+    assert trajectory.reward == 0.75
+    assert [turn.info for turn in trajectory.turns] == [{"right": False}, {"right": True}]
+
+
+TURNS = st.lists(
+    st.tuples(st.integers(-1, 5), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 3)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(TURNS)
+def test_every_leaf_read_from_the_root_is_what_some_turn_saw(turns):
+    """Each turn extends an earlier turn (or starts anew) with tokens of a tiny alphabet, so that prefixes recur."""
+    trajectory = Trajectory("e")
+    seen: list[list[int]] = []
+    for base, added, sampled in turns:
+        prompt = [*(seen[base % len(seen)] if seen and base >= 0 else []), *added]
+        node = trajectory.add_turn(prompt, None, completion(sampled), say("x"))
+        seen.append([*prompt, sampled])
+        assert trajectory.token_ids(node).tolist() == seen[-1]
+    for turn, expected in zip(trajectory.turns, seen, strict=True):
+        assert trajectory.token_ids(turn.node).tolist() == expected
+    leaves = {tuple(trajectory.token_ids(leaf).tolist()) for leaf in trajectory.leaves()}
+    assert leaves <= {tuple(ids) for ids in seen}
+
+
+@given(TURNS)
+def test_a_trajectory_crosses_the_wire_unchanged(turns):
+    trajectory = Trajectory("e", seed=3, group_id="g")
+    seen: list[list[int]] = []
+    for index, (base, added, sampled) in enumerate(turns):
+        prompt = [*(seen[base % len(seen)] if seen and base >= 0 else []), *added, 0, 0]
+        item = picture(b"%d" % (index % 2))
+        node = trajectory.add_turn(prompt, media((item, len(prompt) - 2)), completion(sampled), say("x"))
+        trajectory.pay(index / 2, {"turn": index})
+        seen.append([*prompt, sampled])
+        assert trajectory.media(node)[-1].mm_hash == item.mm_hash
+    copy = decode(encode(trajectory))
+
+    assert (copy.episode_id, copy.seed, copy.group_id, copy.turns) == ("e", 3, "g", trajectory.turns)
+    for node, other in zip(trajectory.nodes, copy.nodes, strict=True):
+        assert (node.parent, node.weight_spans, node.media) == (other.parent, other.weight_spans, other.media)
+        for column in ("token_ids", "sampled", "logprobs"):
+            ours, theirs = getattr(node, column), getattr(other, column)
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+    for turn in trajectory.turns:
+        assert copy.media(turn.node) == trajectory.media(turn.node)
+    sources = {reference.source.digest: bytes(reference.source.data) for reference in copy.all_media()}
+    assert sources == {reference.source.digest: reference.source.data for reference in trajectory.all_media()}
