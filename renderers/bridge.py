@@ -50,8 +50,8 @@ def history_for_bridge(
 ) -> list[Mapping[str, Any]]:
     """What stands before the new messages when the extension is printed; ends with the assistant's turn.
 
-    With the real history, its last message is the sampled turn, or the turn is added from the parsed completion. Without
-    it, one question stands for everything earlier, and the turn calls the tools that the new messages answer.
+    With the real history, its last message is the sampled turn, or the turn is added from the parsed completion.
+    Without it, one question stands for everything earlier, and the turn calls the tools that the new messages answer.
     """
     if previous_messages is not None:
         if previous_messages and previous_messages[-1]["role"] == "assistant":

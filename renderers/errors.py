@@ -21,8 +21,8 @@ class ModelNotFoundError(LoadError):
         self.name = name
         self.reason = reason
         super().__init__(
-            f"no model at {name!r}: {reason}. Pass a directory with tokenizer.json and chat_template.jinja, or the name "
-            "of a repository that this machine can reach or has in its cache."
+            f"no model at {name!r}: {reason}. Pass a directory with tokenizer.json and chat_template.jinja, or the "
+            "name of a repository that this machine can reach or has in its cache."
         )
 
 
@@ -52,8 +52,8 @@ class MissingTokenError(LoadError):
         self.model = model
         self.needed_by = needed_by
         super().__init__(
-            f"the tokenizer of {model} has no token {token!r}, which {needed_by} needs: it would be spelled out as plain "
-            "text. Add it to added_tokens in tokenizer.json, or load the tokenizer that belongs to this template."
+            f"the tokenizer of {model} has no token {token!r}, which {needed_by} needs: it would be spelled out as "
+            "plain text. Add it to added_tokens in tokenizer.json, or load the tokenizer that belongs to this template."
         )
 
 
@@ -116,8 +116,8 @@ class PlaceholderCountError(RendererError):
         self.actual = actual
         super().__init__(
             f"message {message_index} holds {expected} {modality} part(s) but the chat template printed {actual} "
-            f"{modality} placeholder(s). This template does not show {modality}s there: move them to a role that it does "
-            "(usually user), or use a template that handles them."
+            f"{modality} placeholder(s). This template does not show {modality}s there: move them to a role that it "
+            "does (usually user), or use a template that handles them."
         )
 
 

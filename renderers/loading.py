@@ -24,7 +24,7 @@ _FILES = (
     "chat_template.json",
     "preprocessor_config.json",
 )
-_IMAGE_TOKEN = "<|image_pad|>"
+_IMAGE_PLACEHOLDER = "<|image_pad|>"
 
 
 def load_renderer(
@@ -38,8 +38,8 @@ def load_renderer(
 ) -> TemplateRenderer:
     """Build the renderer of a model.
 
-    `name_or_dir` is a directory or a repository name (fetched at `revision`, text files only); `chat_template`, a path or
-    the template's text, wins over the directory's; `format` wins over what probing finds. Raises a `LoadError` that
+    `name_or_dir` is a directory or a repository name (fetched at `revision`, text files only); `chat_template`, a path
+    or the template's text, wins over the directory's; `format` wins over what probing finds. Raises a `LoadError` that
     names the file or token at fault.
     """
     directory = _resolve(name_or_dir, revision)
@@ -68,7 +68,7 @@ def load_renderer(
         tokenizer,
         format,
         image_processor=processor,
-        image_token=None if processor is None else _IMAGE_TOKEN,
+        image_token=None if processor is None else _IMAGE_PLACEHOLDER,
     )
 
 

@@ -90,7 +90,7 @@ def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, 
 
 
 def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same checked messages with a mark in place of every picture and video: all that a template may see of them."""
+    """The same checked messages with a mark in place of every picture and video: all that a template sees of them."""
     shown = []
     for message in messages:
         content = message.get("content")
@@ -122,9 +122,7 @@ def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
         if role != "assistant":
             raise MessageError(f"only the assistant makes tool calls, not {role!r}", message_index=index)
         if not isinstance(checked["tool_calls"], (list, tuple)):
-            raise MessageError(
-                f"tool_calls is a list, not {type(checked['tool_calls']).__name__}", message_index=index
-            )
+            raise MessageError(f"tool_calls is a list, not {type(checked['tool_calls']).__name__}", message_index=index)
         checked["tool_calls"] = [_check_tool_call(call, index) for call in checked["tool_calls"]]
     return checked
 

@@ -100,7 +100,7 @@ class MultiModalData:
 
 
 class TokenSpan(NamedTuple):
-    """Tokens `start:end` share one owner and one kind. `message_index` is -1 for scaffold that belongs to no message."""
+    """Tokens `start:end` share one owner and one kind. `message_index` is -1 for scaffold without a message."""
 
     start: int
     end: int

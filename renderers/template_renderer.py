@@ -273,7 +273,7 @@ class TemplateRenderer:
         return start in prompt_ids or start in completion_ids
 
     def _reasoning_open(self, prompt_ids: Sequence[int] | None) -> bool:
-        """Whether the last reasoning marker of the prompt is an opening one (without a prompt: as the template does)."""
+        """Whether the last reasoning marker of the prompt opens (without a prompt: what the template does)."""
         if self.format.reasoning is None:
             return False
         if prompt_ids is None:

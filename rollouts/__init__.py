@@ -6,7 +6,7 @@ from rollouts.errors import ForeignRenderersError, RolloutsError
 if getattr(renderers, "__distribution__", None) != "mmrollouts":
     raise ForeignRenderersError(str(getattr(renderers, "__file__", "an unknown place")))
 
-from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is known to be ours)
+from rollouts.engines.protocol import (
     Completion,
     Engine,
     FinishReason,
@@ -15,9 +15,9 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
     SamplingParams,
     WeightSpan,
 )
-from rollouts.environment import Environment, StepResult, in_thread  # noqa: E402
-from rollouts.episode import run_episode  # noqa: E402
-from rollouts.trajectory import MediaReference, TokenNode, Trajectory, Turn  # noqa: E402
+from rollouts.environment import Environment, StepResult, in_thread
+from rollouts.episode import run_episode
+from rollouts.trajectory import MediaReference, TokenNode, Trajectory, Turn
 
 __all__ = [
     "Completion",

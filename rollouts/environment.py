@@ -46,10 +46,12 @@ class in_thread:  # noqa: N801  (reads as the adverb that it is: in_thread(env))
         self.tools = getattr(environment, "tools", None)
 
     async def reset(self, seed: int) -> Sequence[Message]:
-        return await _resolve(await asyncio.to_thread(self._environment.reset, seed))
+        messages: Sequence[Message] = await _resolve(await asyncio.to_thread(self._environment.reset, seed))
+        return messages
 
     async def step(self, assistant: Message) -> StepResult:
-        return await _resolve(await asyncio.to_thread(self._environment.step, assistant))
+        result: StepResult = await _resolve(await asyncio.to_thread(self._environment.step, assistant))
+        return result
 
 
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:

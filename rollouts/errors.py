@@ -120,8 +120,8 @@ class PixelMismatchError(RolloutsError):
         self.expected = expected
         self.actual = actual
         super().__init__(
-            f"the sampler saw pixels {expected}, this side derives {actual}: the processor fingerprints (the part behind "
-            "the dash) differ. Use the same preprocessor_config.json and Pillow version on both sides."
+            f"the sampler saw pixels {expected}, this side derives {actual}: the processor fingerprints (the part "
+            "behind the dash) differ. Use the same preprocessor_config.json and Pillow version on both sides."
         )
 
 

@@ -119,7 +119,7 @@ class RecordReader:
     """The records of a file, mapped into memory: `len(reader)`, `reader[i]`, `for obj in reader`.
 
     Opening reads the record headers and the last record; a record is checked and decoded when it is asked for, and its
-    arrays are views on the file that stay valid after `close`. `truncated_bytes` counts what a killed writer left
+    large arrays are views on the file that stay valid after `close`. `truncated_bytes` counts what a killed writer left
     unfinished at the end; it is 0 for a sound file, and those bytes are no record.
 
     Raises `MalformedError` if `path` is no record file. Reading a damaged record raises `ChecksumError`, which carries

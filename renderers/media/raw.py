@@ -48,7 +48,8 @@ def raw_size(data: bytes | memoryview) -> tuple[str, int, int]:
     expected = _CHANNELS.get(mode, 0) * width * height
     if not expected or len(data) - _HEADER.size != expected:
         raise MediaDecodeError(
-            f"raw pixels of mode {mode!r} and size {width}x{height} hold {len(data) - _HEADER.size} bytes, not {expected}"
+            f"raw pixels of mode {mode!r} and size {width}x{height} hold {len(data) - _HEADER.size} bytes, not "
+            f"{expected}"
         )
     return mode, width, height
 

@@ -11,6 +11,9 @@ from renderers.parsing.lexer import Lexeme, lex
 from renderers.parsing.response import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.tokens.tokenizer import TemplateTokenizer
 
+# Templates and JSON writers recurse; a policy can sample brackets until they run out of stack.
+_MAX_DEPTH = 64
+
 
 def parse_response(
     token_ids: Sequence[int],
@@ -89,6 +92,10 @@ def _decode_hermes(
 ) -> tuple[str | None, dict[str, Any] | None, ToolCallParseStatus]:
     try:
         call = json.loads(block)
+        if "\\u" in block:
+            json.dumps(
+                call, ensure_ascii=False
+            ).encode()  # half a surrogate pair is no text: nothing could show it again
     except (ValueError, RecursionError):
         return None, None, ToolCallParseStatus.INVALID_JSON
     if not isinstance(call, dict):
@@ -96,11 +103,21 @@ def _decode_hermes(
     name, arguments = call.get("name"), call.get("arguments", {})
     if not isinstance(name, str) or not name:
         return None, None, ToolCallParseStatus.MISSING_NAME
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) or _deeper_than(arguments, _MAX_DEPTH):
         return name, None, ToolCallParseStatus.MALFORMED
     if tool_names is not None and name not in tool_names:
         return name, arguments, ToolCallParseStatus.UNKNOWN_TOOL
     return name, arguments, ToolCallParseStatus.OK
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    """Whether containers are nested more than `levels` deep; level by level, so that no depth exhausts the stack."""
+    layer = [value]
+    while layer and levels >= 0:
+        containers = [item for item in layer if isinstance(item, (dict, list))]
+        layer = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+        levels -= bool(containers)
+    return any(isinstance(item, (dict, list)) for item in layer)
 
 
 def _tool_names(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str] | None:

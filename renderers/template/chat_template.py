@@ -60,7 +60,10 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> Printed:
-        """Run the template over checked messages without their media. Raises `TemplateError` with the template's own words."""
+        """Run the template over checked messages without their media.
+
+        Raises `TemplateError` with the template's own words.
+        """
         try:
             text = self._template.render(
                 messages=[_traced_message(message, index) for index, message in enumerate(messages)],

@@ -16,7 +16,7 @@ from renderers.template.chat_template import Printed, Segment
 from renderers.tokens.tokenizer import ControlMatch, TemplateTokenizer
 
 BodyPolicy = Literal["text", "parse", "error"]
-"""What a control token spelled in a message body is: plain text, a control token (as Hugging Face reads it), an error."""
+"""A control token spelled in a message body is plain text, a control token (as Hugging Face reads it) or an error."""
 
 DEFAULT_BODY_POLICIES: Mapping[str, BodyPolicy] = {
     "system": "text",

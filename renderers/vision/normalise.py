@@ -23,7 +23,9 @@ def normalise(patches: np.ndarray, scale: PixelScale) -> np.ndarray:
     result; it is filled with the processor's own arithmetic (rescale in float64, round to float32, then normalise).
     """
     rescaled = (np.arange(256, dtype=np.float64) * scale.factor).astype(np.float32)
-    table = (rescaled - np.array(scale.mean, dtype=np.float32)[:, None]) / np.array(scale.std, dtype=np.float32)[:, None]
+    table = (rescaled - np.array(scale.mean, dtype=np.float32)[:, None]) / np.array(scale.std, dtype=np.float32)[
+        :, None
+    ]
     channels = patches.reshape(len(patches), len(table), -1)
     out = np.empty(channels.shape, dtype=np.float32)
     for channel, values in enumerate(table):

@@ -44,7 +44,9 @@ def results_table(results: Results) -> Table:
     table.add_row("trajectory file", "", _megabytes(results.file_bytes), "")
     table.add_section()
     table.add_row("time", "", f"{results.seconds:.0f} s", "")
-    table.add_row("peak memory, both processes", "", f"{results.peak_memory_gb:.2f} GB", f"< {TARGETS.max_memory_gb} GB")
+    table.add_row(
+        "peak memory, both processes", "", f"{results.peak_memory_gb:.2f} GB", f"< {TARGETS.max_memory_gb} GB"
+    )
     return table
 
 

@@ -101,7 +101,7 @@ class Trainer:
             rows += self._order.random(self.recipe.sft_batch) < 0.3
             batch = TrainingBatch.from_samples([self._labelled[row] for row in rows], pad_id=self.pad_id)
             loss = sft_loss(token_logprobs(self.model, batch), batch.loss_mask, normaliser=len(batch))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self._update(self.recipe.sft_learning_rate * min(1, (self._updates + 1) / self.recipe.sft_warmup))
             total += float(loss.detach())
         return Learned(self._weights(), total / steps)
@@ -124,12 +124,10 @@ class Trainer:
                 )
             names = [sample.name for sample in batch.samples]
             reports.append(
-                mismatch_report(
-                    batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names
-                )
+                mismatch_report(batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names)
             )
             if loss.requires_grad:
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         warmup = min(1, (self._updates + 1) / self.recipe.rl_warmup)
         self._update(self.recipe.rl_learning_rate * warmup * (1 - 0.9 * progress))

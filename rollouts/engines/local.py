@@ -93,9 +93,7 @@ class LocalEngine:
         self._closed = False
 
     @classmethod
-    def from_pretrained(
-        cls, directory: str | Path, *, attn_implementation: str = "sdpa", **options: Any
-    ) -> Self:
+    def from_pretrained(cls, directory: str | Path, *, attn_implementation: str = "sdpa", **options: Any) -> Self:
         """Load a checkpoint directory in float32."""
         model = AutoModelForImageTextToText.from_pretrained(
             directory, dtype=torch.float32, attn_implementation=attn_implementation
@@ -255,10 +253,10 @@ class LocalEngine:
 
 
 class _Sample(NamedTuple):
-    """One completion to draw: sample `index` of request `request`, continuing prompt row `prompt`."""
+    """One completion to draw: sample `number` of request `request`, continuing prompt row `prompt`."""
 
     request: int
-    index: int
+    number: int
     prompt: int
 
 
@@ -278,7 +276,7 @@ class _Batch:
             row = row_of.setdefault(key, len(row_of))
             if row == len(self._prompts):
                 self._prompts.append((np.asarray(request.prompt_ids, dtype=np.int64), media))
-            self._samples += [_Sample(number, index, row) for index in range(request.sampling.n)]
+            self._samples += [_Sample(number, sample, row) for sample in range(request.sampling.n)]
 
     def run(self) -> list[GenerateResult]:
         logits, cache, mask, positions = self._prefill()
@@ -316,7 +314,7 @@ class _Batch:
         """Per sample the drawn ids (int32) and their log-probabilities (float32)."""
         device = logits.device
         params = [self._requests[sample.request].sampling for sample in self._samples]
-        sampler = RowSampler(params, [sample.index for sample in self._samples], device)
+        sampler = RowSampler(params, [sample.number for sample in self._samples], device)
         budgets = torch.tensor([self._budget(sample) for sample in self._samples], device=device)
         stops = _stop_table(params, device)
         steps = int(budgets.max())
@@ -357,7 +355,7 @@ class _Batch:
         last = int(ids[-1])
         stopped = last in self._requests[sample.request].sampling.stop_token_ids
         return Completion(
-            index=sample.index,
+            index=sample.number,
             token_ids=ids,
             logprobs=logprobs,
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,

@@ -79,7 +79,8 @@ def hidden_states(
         past_key_values=cache,
         use_cache=cache is not None,
     )
-    return output.last_hidden_state
+    hidden: torch.Tensor = output.last_hidden_state
+    return hidden
 
 
 def next_hidden_states(
@@ -96,4 +97,5 @@ def next_hidden_states(
         past_key_values=cache,
         use_cache=True,
     )
-    return output.last_hidden_state[:, -1]
+    hidden: torch.Tensor = output.last_hidden_state[:, -1]
+    return hidden

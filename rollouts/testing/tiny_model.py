@@ -117,7 +117,7 @@ def _write_tokenizer(directory: Path) -> dict[str, int]:
             "model_max_length": 4096,
         },
     )
-    return {token: tokenizer.token_to_id(token) for token in (*_CONTROL_TOKENS, *_MARKER_TOKENS)}
+    return tokenizer.get_vocab(with_added_tokens=True)
 
 
 def _write_processor(directory: Path) -> None:

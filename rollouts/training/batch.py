@@ -37,7 +37,7 @@ class TrainingBatch:
         width = max(len(sample) for sample in samples)
 
         def padded(column: str, dtype: type, fill: int = 0) -> torch.Tensor:
-            rows = np.full((len(samples), width), fill, dtype=dtype)
+            rows: np.ndarray = np.full((len(samples), width), fill, dtype=dtype)
             for row, sample in zip(rows, samples, strict=True):
                 row[: len(sample)] = getattr(sample, column)
             return torch.from_numpy(rows)

@@ -47,8 +47,8 @@ class TrainingSample:
             if where.offset < end or where.end > count or where.length != item.num_tokens:
                 raise SampleError(
                     self.name,
-                    f"picture {item.mm_hash[:12]} of {item.num_tokens} tokens cannot sit at {where.offset}:{where.end} of "
-                    f"{count} tokens, behind a picture that ends at {end}",
+                    f"picture {item.mm_hash[:12]} of {item.num_tokens} tokens cannot sit at {where.offset}:{where.end} "
+                    f"of {count} tokens, behind a picture that ends at {end}",
                 )
             end = where.end
 
@@ -101,7 +101,9 @@ def samples_from_trajectory(
                 loss_mask=loss_mask,
                 logprobs=np.where(loss_mask, logprobs, np.float32(0)),
                 advantages=np.where(loss_mask, np.float32(advantage), np.float32(0)),
-                media=tuple((derive_item(reference, processor), reference.where) for reference in trajectory.media(leaf)),
+                media=tuple(
+                    (derive_item(reference, processor), reference.where) for reference in trajectory.media(leaf)
+                ),
                 weight_spans=_joined_spans([node.weight_spans for node in nodes]),
                 name=f"{trajectory.episode_id}/{leaf}",
             )

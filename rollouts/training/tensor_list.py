@@ -18,7 +18,7 @@ class TensorList(Sequence[torch.Tensor | None]):
     def __getitem__(self, key: int) -> torch.Tensor | None: ...
     @overload
     def __getitem__(self, key: slice) -> TensorList: ...
-    def __getitem__(self, key: int | slice) -> torch.Tensor | None | TensorList:
+    def __getitem__(self, key: int | slice) -> torch.Tensor | TensorList | None:
         return TensorList(self._rows[key]) if isinstance(key, slice) else self._rows[key]
 
     def __len__(self) -> int:

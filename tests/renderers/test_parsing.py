@@ -78,9 +78,7 @@ def test_tool_calls_come_with_their_arguments_text_and_token_spans(renderer: Tem
     first_start, first_end = 3, 3 + 1 + len(one.encode()) + 1
     second_start = first_end + 1
     assert parsed.tool_calls == [
-        ParsedToolCall(
-            f"<tool_call>{one}</tool_call>", "look", {"q": "é", "n": [1, None]}, (first_start, first_end)
-        ),
+        ParsedToolCall(f"<tool_call>{one}</tool_call>", "look", {"q": "é", "n": [1, None]}, (first_start, first_end)),
         ParsedToolCall(
             f"<tool_call>{two}</tool_call>", "bare", {}, (second_start, second_start + len(two.encode()) + 2)
         ),
@@ -100,8 +98,15 @@ STATUSES: dict[str, tuple[str, ToolCallParseStatus, str | None, dict[str, Any] |
     "not json": ('{"name": look}', ToolCallParseStatus.INVALID_JSON, None, None),
     "empty": ("", ToolCallParseStatus.INVALID_JSON, None, None),
     "half": ('{"name": "look", "arguments": {', ToolCallParseStatus.INVALID_JSON, None, None),
-    "huge number": (f'{{"name": "look", "arguments": {{"a": {"9" * 5000}}}}}', ToolCallParseStatus.INVALID_JSON, None, None),
+    "huge number": (
+        f'{{"name": "look", "arguments": {{"a": {"9" * 5000}}}}}',
+        ToolCallParseStatus.INVALID_JSON,
+        None,
+        None,
+    ),
     "bottomless": ("[" * 20_000, ToolCallParseStatus.INVALID_JSON, None, None),
+    "half a character": ('{"name": "look", "arguments": {"a": "\\ud800"}}', ToolCallParseStatus.INVALID_JSON, None, None),
+    "escapes": ('{"name": "look", "arguments": {"a": "\\ud83d\\ude00"}}', ToolCallParseStatus.OK, "look", {"a": "\U0001f600"}),
     "a list": ("[]", ToolCallParseStatus.MALFORMED, None, None),
     "a string": ('"look"', ToolCallParseStatus.MALFORMED, None, None),
     "missing name": ('{"arguments": {}}', ToolCallParseStatus.MISSING_NAME, None, None),
@@ -110,6 +115,12 @@ STATUSES: dict[str, tuple[str, ToolCallParseStatus, str | None, dict[str, Any] |
     "list of arguments": ('{"name": "look", "arguments": [1]}', ToolCallParseStatus.MALFORMED, "look", None),
     "arguments as text": ('{"name": "look", "arguments": "{}"}', ToolCallParseStatus.MALFORMED, "look", None),
     "unknown": ('{"name": "jump", "arguments": {}}', ToolCallParseStatus.UNKNOWN_TOOL, "jump", {}),
+    "deep": (
+        '{"name": "look", "arguments": {"a": ' + "[" * 60 + "]" * 60 + "}}",
+        ToolCallParseStatus.OK,
+        "look",
+        {"a": json.loads("[" * 60 + "]" * 60)},
+    ),
     "too deep": (
         '{"name": "look", "arguments": {"a": ' + "[" * 300 + "]" * 300 + "}}",
         ToolCallParseStatus.MALFORMED,

@@ -16,7 +16,15 @@ from renderers import PlaceholderRange, RenderedTokens, TemplateRenderer, is_mul
 from renderers.errors import ControlTokenInContentError, PlaceholderCountError, RendererError
 from rollouts.testing import CHAT_TEMPLATE
 
-CONTROL_TOKENS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<|endoftext|>", "<think>", "</think>"]
+CONTROL_TOKENS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|image_pad|>",
+    "<|vision_start|>",
+    "<|endoftext|>",
+    "<think>",
+    "</think>",
+]
 CONTROL_TOKENS += ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|video_pad|>"]
 
 benign = st.text(max_size=12).filter(lambda text: "<" not in text)
@@ -72,7 +80,9 @@ calls = st.lists(
             "function": st.fixed_dictionaries(
                 {
                     "name": st.sampled_from(["look", "go_to"]),
-                    "arguments": st.dictionaries(benign, benign | st.integers() | st.none() | st.lists(benign, max_size=2)),
+                    "arguments": st.dictionaries(
+                        benign, benign | st.integers() | st.none() | st.lists(benign, max_size=2)
+                    ),
                 }
             ),
         }

@@ -147,7 +147,11 @@ def test_the_leak_check_sees_a_planted_leak(monkeypatch: pytest.MonkeyPatch) -> 
 TOOLS = [
     {
         "type": "function",
-        "function": {"name": "look", "description": 'Finds "é" & <b>', "parameters": {"type": "object", "properties": {}}},
+        "function": {
+            "name": "look",
+            "description": 'Finds "é" & <b>',
+            "parameters": {"type": "object", "properties": {}},
+        },
     }
 ]
 TOOL_CONVERSATION: list[dict[str, Any]] = [
@@ -157,7 +161,11 @@ TOOL_CONVERSATION: list[dict[str, Any]] = [
         "role": "assistant",
         "content": None,
         "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"q": "é\n\"", "n": [1, 2.5, None]}}},
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "look", "arguments": {"q": 'é\n"', "n": [1, 2.5, None]}},
+            },
             {"id": "2", "type": "function", "function": {"name": "look", "arguments": {}}},
         ],
     },
@@ -217,7 +225,11 @@ def test_a_loop_over_messages_owns_what_it_prints() -> None:
 
 
 def test_content_printed_outside_any_loop_belongs_to_its_own_message() -> None:
-    assert pieces("[{{ messages[1].content }}]", ASK_AND_ANSWER) == [("[", -1, None), ("A", 1, "content"), ("]", -1, None)]
+    assert pieces("[{{ messages[1].content }}]", ASK_AND_ANSWER) == [
+        ("[", -1, None),
+        ("A", 1, "content"),
+        ("]", -1, None),
+    ]
 
 
 def test_a_loop_over_parts_inside_a_loop_over_messages_does_not_end_the_outer_one() -> None:

@@ -49,7 +49,9 @@ class Guessing:
         self.turns, self.heard = turns, []
 
     def reset(self, seed):
-        return [{"role": "user", "content": [{"type": "image", "image": PICTURE}, {"type": "text", "text": f"{seed}?"}]}]
+        return [
+            {"role": "user", "content": [{"type": "image", "image": PICTURE}, {"type": "text", "text": f"{seed}?"}]}
+        ]
 
     def step(self, assistant):
         self.heard.append(assistant["content"])
@@ -151,7 +153,9 @@ def test_a_refused_bridge_renders_anew_and_forks(renderer, monkeypatch):
 
     assert trajectory.done
     first_leaf = trajectory.turns[0].node
-    assert trajectory.token_ids(first_leaf).tolist()[: len(engine.requests[0].prompt_ids)] == engine.requests[0].prompt_ids
+    assert (
+        trajectory.token_ids(first_leaf).tolist()[: len(engine.requests[0].prompt_ids)] == engine.requests[0].prompt_ids
+    )
     assert trajectory.token_ids(trajectory.turns[1].node).tolist()[: len(engine.requests[1].prompt_ids)] == (
         engine.requests[1].prompt_ids
     )

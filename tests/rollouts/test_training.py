@@ -157,9 +157,9 @@ class Block:
         return self.grid
 
 
-LAYOUTS = st.lists(
-    st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4)), min_size=0, max_size=4
-).flatmap(lambda blocks: st.tuples(st.just(blocks), st.integers(0, 5)))
+LAYOUTS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4)), min_size=0, max_size=4).flatmap(
+    lambda blocks: st.tuples(st.just(blocks), st.integers(0, 5))
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -77,7 +77,12 @@ def test_a_picture_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_p
     trajectory.add_turn([1, 0, 0, 2], media((a, 1)), completion(3), say("x"))
     trajectory.add_turn([1, 0, 0, 2, 3, 4, 0, 0, 0], media((a, 1), (b, 6)), completion(5), say("y"))
 
-    assert [[reference.mm_hash for reference in node.media] for node in trajectory.nodes] == [["hash-a"], [], ["hash-b"], []]
+    assert [[reference.mm_hash for reference in node.media] for node in trajectory.nodes] == [
+        ["hash-a"],
+        [],
+        ["hash-b"],
+        [],
+    ]
     (leaf,) = trajectory.leaves()
     assert [(r.mm_hash, r.where) for r in trajectory.media(leaf)] == [
         ("hash-a", PlaceholderRange(1, 2)),

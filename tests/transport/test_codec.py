@@ -175,8 +175,8 @@ def test_numpy_scalars_keep_their_type(scalar: np.generic) -> None:
     assert back.dtype == scalar.dtype
 
 
-def test_decoded_arrays_are_views_on_the_buffer_at_aligned_offsets() -> None:
-    buffer = encode([np.arange(1000.0), np.arange(7, dtype=np.uint8), np.ones((3, 5), np.float32)])
+def test_large_decoded_arrays_are_views_on_the_buffer_at_aligned_offsets() -> None:
+    buffer = encode([np.arange(1000.0), np.ones(1025, dtype=np.uint8), np.ones((30, 50), np.float32)])
     whole = np.frombuffer(buffer, np.uint8)
     for array in decode(buffer):
         assert np.shares_memory(array, whole)
@@ -190,7 +190,7 @@ def test_arrays_from_a_writable_buffer_are_read_only() -> None:
 
 
 def test_a_contiguous_array_is_not_copied_into_its_frame_and_another_layout_is() -> None:
-    array = np.arange(24.0).reshape(4, 6)
+    array = np.arange(2400.0).reshape(4, 600)
     _, contiguous, strided = encode_frames([array, array[:, ::2]])
     assert np.shares_memory(np.frombuffer(contiguous, np.uint8), array)
     assert not np.shares_memory(np.frombuffer(strided, np.uint8), array)
@@ -210,8 +210,21 @@ def test_an_image_referred_to_eight_times_is_one_frame_and_one_object_after_deco
     assert len(encode_frames([*value["images"], MediaSource.of(b"another")])) == 3
 
 
-def test_one_array_object_is_one_frame_and_two_equal_arrays_are_two() -> None:
-    array = np.arange(5)
+@pytest.mark.parametrize("count", [5, 500])
+def test_one_array_object_is_sent_once_and_two_equal_arrays_are_two(count: int) -> None:
+    array = np.arange(count)
+    frames = encode_frames([array, array, {"again": array}])
+    assert sum(bytes(frame).count(array.tobytes()) for frame in frames) == 1
+    first, second, third = decode_frames(frames)
+    assert first is second is third["again"]
+    twice = encode_frames([array, array.copy()])
+    assert sum(bytes(frame).count(array.tobytes()) for frame in twice) == 2
+    first, second = decode_frames(twice)
+    assert first is not second
+
+
+def test_large_array_objects_are_one_frame_each() -> None:
+    array = np.arange(500)
     assert len(encode_frames([array, array, {"again": array}])) == 2
     assert len(encode_frames([array, array.copy()])) == 3
 
@@ -288,6 +301,9 @@ class Unregistered:
         ({(1, 2): 3}, "key"),
         ({"a": {Mood.CALM: 3}}, "key"),
         ([{1, (2, 3)}], r"value\[0\]: set with members of type tuple"),
+        ({np.float32(1): 3}, "key"),
+        ({MediaSource.of(b"picture"): 3}, "key"),
+        (Node([(), {"deep": [{(): 1}]}]), r"Node: dict with a key"),
         (["\ud800"], "value: text that is not Unicode"),
         ([1 + 2j], r"value\[0\]: .*complex"),
         (looped_list(), "cycle"),
@@ -357,12 +373,16 @@ class TestTensors:
         assert self.t.equal(decode(encode(big.T[:2])), big.T[:2])
 
     def test_a_contiguous_tensor_is_not_copied_into_its_frame(self) -> None:
-        tensor = self.t.arange(10)
+        tensor = self.t.arange(1000)
         assert np.shares_memory(np.frombuffer(encode_frames(tensor)[1], np.uint8), tensor.numpy())
 
     def test_parameters_travel_as_tensors_and_conjugates_as_their_values(self) -> None:
         assert self.t.equal(decode(encode(self.t.nn.Parameter(self.t.ones(2)))), self.t.ones(2))
         assert decode(encode(self.t.tensor([1 + 2j]).conj())).tolist() == [1 - 2j]
+
+    def test_a_tensor_as_a_dict_key_is_refused(self) -> None:
+        with pytest.raises(EncodeError, match="key"):
+            encode({self.t.ones(2): 1})
 
     def test_sparse_and_meta_tensors_are_refused(self) -> None:
         for tensor in (self.t.eye(3).to_sparse(), self.t.empty(3, device="meta")):

@@ -51,15 +51,22 @@ SAMPLE = [
 BUFFER = encode(SAMPLE)
 
 
-def message(entries: list[Any], blobs: Any = (), frames: tuple[bytes, ...] = (), count: int | None = None) -> list[Any]:
+def message(
+    entries: list[Any],
+    blobs: Any = (),
+    frames: tuple[bytes, ...] = (),
+    count: int | None = None,
+    types: Any = (["tests.hostile.Item", 1, ["a", "b"]],),
+) -> list[Any]:
     """Frames whose header is valid in form and says whatever the test wants."""
     header = struct.pack("<4sHxxI", b"MMRH", 1, len(entries) if count is None else count)
-    body = [msgpack.packb(value, strict_types=False) for value in (list(blobs), *entries)]
+    tables = [list(table) if isinstance(table, tuple) else table for table in (types, blobs)]
+    body = [msgpack.packb(value, strict_types=False) for value in (*tables, *entries)]
     return [header + b"".join(body), *frames]
 
 
 def raw(body: bytes, count: int = 1) -> list[Any]:
-    return [struct.pack("<4sHxxI", b"MMRH", 1, count) + b"\x90" + body]
+    return [struct.pack("<4sHxxI", b"MMRH", 1, count) + b"\x90\x90" + body]
 
 
 def ref(number: int) -> msgpack.ExtType:
@@ -79,6 +86,11 @@ def test_the_messages_made_here_are_read_when_they_are_well_formed() -> None:
     assert decode_frames(message([[1, 1, [7]], root([ref(1)])])) == [(7,)]
     array = decode_frames(message([root(blob())], [["array", "<i2", [2]]], (b"\1\0\2\0",)))
     assert array.tolist() == [1, 2]
+    assert decode_frames(message([[1, 16, [5, 6]], root(ref(1))])) == Item(5, 6)
+    swapped = (["tests.hostile.Item", 1, ["b", "a"]],)
+    assert decode_frames(message([[1, 16, [6, 5]], root(ref(1))], types=swapped)) == Item(5, 6)
+    assert decode_frames(message([root(blob())], [[1, b"\0\0\x80\x3f"]])).tolist() == [1.0]
+    assert decode_frames(message([root(blob())], [["array", ">u2", [1, 2], b"\0\1\0\2"]])).tolist() == [[1, 2]]
 
 
 def test_truncation_at_every_offset_is_an_error() -> None:
@@ -164,6 +176,8 @@ MALFORMED = {
     "unknown extension": message([root(msgpack.ExtType(77, b"1234"))]),
     "broken timestamp": raw(b"\x93\x00\x00\xc7\x03\xff123"),
     "unknown tag": message([[1, 99, []], root(1)]),
+    "negative tag": message([[1, -1, []], root(1)]),
+    "tag beyond the type table": message([[1, 17, [1, 2]], root(1)]),
     "tag of another kind": message([[1, {"a": 1}, []], root(1)]),
     "tag true": message([[1, True, []], root(1)]),
     "tuple of no list": message([[1, 1, 5], root(1)]),
@@ -183,13 +197,38 @@ MALFORMED = {
     "string of 4 GiB": raw(b"\x93\x00\x00\xdb\xff\xff\xff\xff"),
     "nested 100,000 deep": raw(b"\x93\x00\x00" + b"\x91" * 100_000 + b"\xc0"),
     "maps nested 100,000 deep": raw(b"\x93\x00\x00" + b"\x81\x01" * 100_000 + b"\xc0"),
-    "fields of no map": message([[1, ["tests.hostile.Item", 1], [1]], root(1)]),
+    "values of no list": message([[1, 16, {"a": 1}], root(1)]),
+    "fewer values than fields": message([[1, 16, [1]], root(1)]),
+    "more values than fields": message([[1, 16, [1, 2, 3]], root(1)]),
+    "type table of no list": message([root(1)], types={"tests.hostile.Item": 1}),
+    "type of no list": message([root(1)], types=[5]),
+    "type of too few values": message([root(1)], types=[["tests.hostile.Item", 1]]),
+    "type without a name": message([root(1)], types=[[["unhashable"], 1, []]]),
+    "type with a version of no number": message([root(1)], types=[["tests.hostile.Item", True, ["a", "b"]]]),
+    "fields of no list": message([root(1)], types=[["tests.hostile.Item", 1, "ab"]]),
+    "field of no text": message([root(1)], types=[["tests.hostile.Item", 1, ["a", ["b"]]]]),
+    "field twice": message([root(1)], types=[["tests.hostile.Item", 1, ["a", "b", "a"]]]),
+    "reference in the type table": message([root(1)], types=[["tests.hostile.Item", 1, [ref(0)]]]),
+    "reference in the blob table": message([root(1)], [[0, b"1234"], [blob(0), b""]]),
     "blob table of no list": message([root(1)], [5]),
     "empty description": message([root(1)], [[]], (b"",)),
     "unknown blob": message([root(1)], [["soup", 1]], (b"",)),
     "unhashable blob kind": message([root(1)], [[["array"], "<f4", [1]]], (b"1234",)),
     "more frames than blobs": message([root(1)], [], (b"1",)),
     "fewer frames than blobs": message([root(1)], [["array", "|u1", [1]]]),
+    "vector of an unknown dtype": message([root(1)], [[6, b"12345678"]]),
+    "vector of a negative dtype": message([root(1)], [[-1, b"12345678"]]),
+    "vector of a dtype of true": message([root(1)], [[True, b"1234"]]),
+    "vector that does not fit its dtype": message([root(1)], [[0, b"12345"]]),
+    "vector of text": message([root(1)], [[3, "1234"]]),
+    "vector of numbers": message([root(1)], [[3, [1, 2]]]),
+    "vector without bytes": message([root(1)], [[3]]),
+    "vector with a shape": message([root(1)], [[3, [1], b"1"]]),
+    "array here and in a frame": message([root(1)], [["array", "|u1", [1], b"1"]], (b"1",)),
+    "array of text": message([root(1)], [["array", "|u1", [1], "1"]]),
+    "array of too many values": message([root(1)], [["array", "|u1", [1], b"1", b"1"]]),
+    "media here": message([root(1)], [["media", MediaSource.of(b"").digest, 0, b""]]),
+    "held media with bytes": message([root(1)], [["held", MediaSource.of(b"").digest, 0, b""]]),
     "digest of no text": message([root(1)], [["media", 5]], (b"",)),
     "scalar of nothing": message([[1, 4, []], root(1)]),
     "scalar too short": message([[1, 4, ["<f8", b"1"]], root(1)]),
@@ -233,6 +272,8 @@ def test_malformed_messages_are_errors(frames: list[Any]) -> None:
 def test_arrays_that_do_not_fit_their_bytes_are_refused(dtype: Any, shape: Any, data: bytes) -> None:
     with pytest.raises(MalformedError):
         decode_frames(message([root(blob())], [["array", dtype, shape]], (data,)))
+    with pytest.raises(MalformedError):
+        decode_frames(message([root(blob())], [["array", dtype, shape, data]]))
 
 
 @pytest.mark.parametrize(
@@ -252,12 +293,14 @@ def test_tensors_that_do_not_fit_their_bytes_are_refused(
     pytest.importorskip("torch")
     with pytest.raises(error):
         decode_frames(message([root(blob())], [["tensor", dtype, shape]], (data,)))
+    with pytest.raises(error):
+        decode_frames(message([root(blob())], [["tensor", dtype, shape, data]]))
 
 
 def test_a_type_that_is_not_registered_is_not_constructed() -> None:
     for name in ("builtins.eval", "os.system", "subprocess.Popen"):
         with pytest.raises(UnknownTypeError) as caught:
-            decode_frames(message([[1, [name, 1], {"command": "true"}], root(ref(1))]))
+            decode_frames(message([[1, 16, ["true"]], root(ref(1))], types=[[name, 1, ["command"]]]))
         assert caught.value.name == name
 
 
@@ -277,7 +320,7 @@ def test_newer_formats_are_named_as_such() -> None:
     [("max_frames", 4), ("max_header_bytes", 300), ("max_total_bytes", 500), ("max_depth", 1)],
 )
 def test_each_limit_holds_and_names_itself(limit: str, value: int) -> None:
-    big = [Item((np.zeros(30), np.zeros(30), np.ones(9), np.ones(8)), "x" * 400)]
+    big = [Item((np.zeros(300), np.zeros(300), np.ones(200), np.ones(200)), "x" * 400)]
     limits = DecodeLimits(**{limit: value})
     assert decode(encode(big))[0].b == "x" * 400
     with pytest.raises(LimitError, match=rf"DecodeLimits\({limit}=") as caught:
@@ -286,6 +329,13 @@ def test_each_limit_holds_and_names_itself(limit: str, value: int) -> None:
     assert caught.value.actual > value
     with pytest.raises(LimitError):
         decode(encode(big), limits=limits)
+
+
+def test_arrays_in_the_header_count_as_header_and_not_as_frames() -> None:
+    small = [np.zeros(30) for _ in range(100)]
+    assert len(decode_frames(encode_frames(small), limits=DecodeLimits(max_frames=1))) == 100
+    with pytest.raises(LimitError, match="max_header_bytes"):
+        decode_frames(encode_frames(small), limits=DecodeLimits(max_header_bytes=20_000))
 
 
 def test_a_chain_of_objects_past_the_limit_is_a_limit_error() -> None:
@@ -312,6 +362,24 @@ def test_nested_lists_that_each_claim_the_whole_message_allocate_nothing() -> No
     seconds, peak = measured(bomb)
     assert peak < 10 * len(bomb[0])  # building the lists as claimed would take 900 * 900,000 * 8 bytes
     assert seconds < 2
+
+
+@pytest.mark.parametrize(
+    ("types", "row"),
+    [((), [0, b""]), ((), [3, b"x"]), ((), ["array", "|u1", [0], b""]), (["tests.hostile.Item", 1, ["a"]], None)],
+)
+def test_tables_of_the_shortest_rows_cost_no_more_memory_than_the_limit_on_headers_promises(
+    types: Any, row: Any
+) -> None:
+    many = 50_000
+    frames = message([root(None)], [row] * many if row else [], types=[types] * many if types else [])
+    tracemalloc.start()
+    try:
+        assert decode_frames(frames) is None
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 80 * len(frames[0])
 
 
 def test_a_frame_count_or_length_beyond_the_buffer_allocates_nothing() -> None:

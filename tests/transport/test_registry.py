@@ -7,6 +7,8 @@ import enum
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transport import (
     MalformedError,
@@ -19,6 +21,9 @@ from transport import (
     registry,
     wire_type,
 )
+
+
+names = st.lists(st.sampled_from("abcdef"), unique=True)
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +91,43 @@ def test_a_field_inserted_in_the_middle_shifts_nothing() -> None:
     forget()
     newer = point(x=..., middle=None, y=None)
     assert decode(buffer) == newer(1, None, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names.flatmap(st.permutations), names.flatmap(st.permutations), st.sampled_from([False, True]))
+def test_whatever_fields_the_two_sides_have_and_in_whatever_order_values_go_by_name(
+    theirs: list[str], ours: list[str], keyword_only: bool
+) -> None:
+    forget()
+    sent = {name: f"{name} of the sender" for name in theirs}
+    buffer = encode([point(**dict.fromkeys(theirs))(**sent)] * 2)
+    forget()
+    fields = [(name, Any, f"{name} by default") for name in ours]
+    reader = wire_type("tests.Point")(dataclasses.make_dataclass("Point", fields, kw_only=keyword_only))
+    first, second = decode(buffer)
+    assert first is second
+    assert type(first) is reader
+    assert dataclasses.asdict(first) == {name: sent.get(name, f"{name} by default") for name in ours}
+
+
+def test_fields_that_cannot_be_given_by_position_are_still_given_by_name() -> None:
+    @wire_type("tests.Mixed")
+    @dataclasses.dataclass
+    class Mixed:
+        a: int
+        scale: dataclasses.InitVar[int] = 10
+        b: int = 0
+        c: int = dataclasses.field(default=0, kw_only=True)
+
+        def __post_init__(self, scale: int) -> None:
+            assert scale == 10
+
+    assert decode(encode(Mixed(1, b=2, c=3))) == Mixed(1, b=2, c=3)
+
+
+def test_field_names_are_sent_once_however_many_objects_there_are() -> None:
+    cls = point(unmistakable=...)
+    assert encode([cls(number) for number in range(50)]).count(b"unmistakable") == 1
 
 
 def test_a_missing_field_without_default_names_type_and_field() -> None:

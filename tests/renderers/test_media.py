@@ -1,0 +1,441 @@
+"""What a picture may be, how it becomes upright RGB, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from renderers import MediaPolicy, MediaSource, MediaStore, TemplateRenderer, load_renderer
+from renderers.errors import (
+    MediaDecodeError,
+    MediaDigestError,
+    MediaError,
+    MediaLimitError,
+    MediaPolicyError,
+    RendererError,
+)
+from renderers.media.decoding import decode_image
+from renderers.media.raw import array_to_raw, image_to_raw
+from renderers.media.reference import source_of_part
+from renderers.rendered import MediaItem
+from renderers.vision.normalise import PixelScale
+
+POLICY = MediaPolicy()
+NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def pixels(value: Any, policy: MediaPolicy = POLICY) -> np.ndarray:
+    """The RGB pixels that a part with this value shows."""
+    image = decode_image(source_of_part({"type": "image", "image": value}, policy), policy)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def render(renderer: TemplateRenderer, value: Any) -> Any:
+    """Message 1, part 2 holds the picture."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image", "image": value}]
+    return renderer.render([{"role": "system", "content": "s"}, {"role": "user", "content": parts}])
+
+
+# Forms.
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: data,
+        bytearray,
+        memoryview,
+        data_url,
+        lambda data: data_url(data).replace("data:image/png;base64", "DATA:;BASE64"),
+        MediaSource.of,
+        lambda data: Image.open(io.BytesIO(data)),
+        lambda data: NOISE,
+        lambda data: np.ascontiguousarray(NOISE[:, ::-1])[:, ::-1],
+        lambda data: {"url": data_url(data)},
+    ],
+    ids=["bytes", "bytearray", "memoryview", "data", "DATA", "source", "PIL", "array", "strided", "url"],
+)
+def test_a_picture_shows_the_same_pixels_in_every_form(wrap: Any) -> None:
+    np.testing.assert_array_equal(pixels(wrap(encoded(Image.fromarray(NOISE)))), NOISE)
+
+
+def test_an_openai_image_url_part_is_read() -> None:
+    url = data_url(encoded(Image.fromarray(NOISE)))
+    for part in ({"type": "image_url", "image_url": {"url": url}}, {"type": "image_url", "image_url": url}):
+        np.testing.assert_array_equal(np.asarray(decode_image(source_of_part(part, POLICY), POLICY)), NOISE)
+
+
+def test_a_data_url_need_not_be_base64() -> None:
+    data = encoded(Image.fromarray(NOISE))
+    url = "data:image/png," + "".join(f"%{byte:02x}" for byte in data)
+    np.testing.assert_array_equal(pixels(url), NOISE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((4, 6), [7, 7, 7]), ((4, 6, 1), [7, 7, 7]), ((4, 6, 3), [7, 7, 7])],
+)
+def test_arrays_are_grey_or_colour(shape: tuple[int, ...], expected: list[int]) -> None:
+    shown = pixels(np.full(shape, 7, dtype=np.uint8))
+    assert shown.shape == (4, 6, 3)
+    assert shown[0, 0].tolist() == expected
+
+
+def test_an_array_with_alpha_is_laid_on_white() -> None:
+    array = np.zeros((1, 2, 4), dtype=np.uint8)
+    array[0, 1] = [1, 2, 3, 255]
+    assert pixels(array).tolist() == [[[255, 255, 255], [1, 2, 3]]]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((2, 2, 3), dtype=np.float32),
+        np.zeros((2, 2, 3), dtype=np.int64),
+        np.zeros((2, 2, 2), dtype=np.uint8),
+        np.zeros((2, 2, 3, 1), dtype=np.uint8),
+        np.zeros((0, 2, 3), dtype=np.uint8),
+        np.zeros((5,), dtype=np.uint8),
+        np.zeros((), dtype=np.uint8),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_an_array_that_is_no_picture_is_refused(array: np.ndarray) -> None:
+    with pytest.raises(MediaDecodeError, match="image array"):
+        pixels(array)
+
+
+# Modes, orientation, transparency.
+
+OPAQUE: dict[str, tuple[Image.Image, list[int]]] = {
+    "L": (Image.new("L", (4, 2), 90), [90, 90, 90]),
+    "RGB": (Image.new("RGB", (4, 2), (1, 2, 3)), [1, 2, 3]),
+    "1": (Image.new("1", (4, 2), 1), [255, 255, 255]),
+    "P": (Image.new("RGB", (4, 2), (10, 20, 30)).convert("P", palette=Image.Palette.ADAPTIVE), [10, 20, 30]),
+    "CMYK": (Image.new("CMYK", (4, 2), (0, 255, 255, 0)), [255, 0, 0]),
+    "I;16": (Image.frombytes("I;16", (4, 2), b"\x34\x80" * 8), [128, 128, 128]),
+    "I;16B": (Image.frombytes("I;16B", (4, 2), b"\x80\x34" * 8), [128, 128, 128]),
+    "RGBA": (Image.new("RGBA", (4, 2), (9, 8, 7, 255)), [9, 8, 7]),
+    "RGBa": (Image.new("RGBA", (4, 2), (9, 8, 7, 255)).convert("RGBa"), [9, 8, 7]),
+    "La": (Image.new("LA", (4, 2), (50, 255)).convert("La"), [50, 50, 50]),
+}
+
+
+@pytest.mark.parametrize("mode", OPAQUE)
+@pytest.mark.parametrize("form", ["PIL", "PNG", "TIFF"])
+def test_every_mode_becomes_the_colour_that_a_viewer_shows(mode: str, form: str) -> None:
+    image, colour = OPAQUE[mode]
+    assert image.mode == mode
+    if form != "PIL" and mode in ("RGBa", "La"):
+        pytest.skip("no file holds premultiplied alpha")
+    if form == "PNG" and mode == "CMYK":
+        pytest.skip("PNG has no CMYK")
+    shown = pixels(image if form == "PIL" else encoded(image, form))
+    assert shown.shape == (2, 4, 3)
+    assert (shown == colour).all()
+
+
+def transparent_palette() -> Image.Image:
+    image = Image.new("P", (2, 1))
+    image.putpalette([200, 0, 0, 0, 0, 250])
+    image.putpixel((1, 0), 1)
+    image.info["transparency"] = 0
+    return image
+
+
+SEE_THROUGH: dict[str, tuple[Image.Image, list[list[int]]]] = {
+    "RGBA": (Image.frombytes("RGBA", (2, 1), bytes([0, 0, 0, 0, 100, 0, 0, 255])), [[255, 255, 255], [100, 0, 0]]),
+    "LA": (Image.frombytes("LA", (2, 1), bytes([0, 0, 60, 255])), [[255, 255, 255], [60, 60, 60]]),
+    "P": (transparent_palette(), [[255, 255, 255], [0, 0, 250]]),
+    "half": (Image.new("RGBA", (2, 1), (0, 0, 0, 51)), [[204, 204, 204]] * 2),
+}
+
+
+@pytest.mark.parametrize("name", SEE_THROUGH)
+@pytest.mark.parametrize("as_file", [False, True])
+def test_transparency_is_laid_on_white(name: str, as_file: bool) -> None:
+    image, expected = SEE_THROUGH[name]
+    assert pixels(encoded(image) if as_file else image)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_upright(format: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    # Left half black, right half white: 40 wide, 20 high.
+    stored = Image.fromarray(np.repeat(np.repeat(np.array([[0, 255]], dtype=np.uint8), 20, 0), 20, 1)).convert("RGB")
+    data = encoded(stored, format, exif=exif, **({"lossless": True} if format == "WEBP" else {}))
+    shown, opened = pixels(data), pixels(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(shown, opened)
+    # EXIF 2.3, tag 274: which side of the stored picture is the top, and which the left.
+    dark = {1: "left", 2: "right", 3: "right", 4: "left", 5: "top", 6: "top", 7: "bottom", 8: "bottom"}[orientation]
+    assert shown.shape[:2] == ((20, 40) if orientation < 5 else (40, 20))
+    corner = {"left": shown[10, 2], "right": shown[10, -3], "top": shown[2, 10], "bottom": shown[-3, 10]}
+    assert [side for side, pixel in corner.items() if pixel.max() < 50] == [dark] if orientation < 5 else True
+    assert corner[dark].max() < 50
+    opposite = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}[dark]
+    assert corner[opposite].min() > 200
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("reference", "word"),
+    [
+        ("http://user:secret@example.com/a.png?token=x", "http URL"),
+        ("https://example.com/a.png", "https URL"),
+        ("file:///etc/passwd", "file URL"),
+        ("ftp://example.com/a", "ftp URL"),
+        ("/etc/passwd", "file path"),
+        ("picture.png", "file path"),
+        ("C:\\pictures\\a.png", "file path"),
+        ("", "file path"),
+        (Path("picture.png"), "file path"),
+    ],
+)
+def test_urls_and_paths_are_refused_by_policy_and_say_where(
+    renderer: TemplateRenderer, reference: Any, word: str
+) -> None:
+    with pytest.raises(MediaPolicyError, match=word) as caught:
+        render(renderer, reference)
+    assert (caught.value.message_index, caught.value.part_index) == (1, 2)
+    assert str(caught.value).startswith("message 1, part 2: ")
+    assert "secret" not in str(caught.value)
+    assert "token=x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, 3, ["x"], {"url": None}, {}])
+def test_what_is_no_reference_at_all_is_a_decode_error(renderer: TemplateRenderer, value: Any) -> None:
+    with pytest.raises(MediaDecodeError) as caught:
+        render(renderer, value)
+    assert (caught.value.message_index, caught.value.part_index) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "url", ["data:image/png;base64", "data:;base64,@@@", "data:;base64,AAA", "data:;base64,é", "data:,", "data:,hello"]
+)
+def test_a_broken_data_url_is_a_decode_error(url: str) -> None:
+    with pytest.raises(MediaDecodeError):
+        pixels(url)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A small PNG whose header announces a picture of this size."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
+def test_a_decompression_bomb_is_a_limit_error_before_anything_is_decompressed(side: int) -> None:
+    with pytest.raises(MediaLimitError):
+        pixels(bomb(side, side))
+
+
+def test_the_bomb_is_a_picture_when_its_header_is_small() -> None:
+    assert pixels(bomb(3, 3)).shape == (3, 3, 3)
+
+
+def test_pixels_are_bounded_by_the_policy_in_every_form() -> None:
+    policy = MediaPolicy(max_pixels=20 * 30 - 1)
+    for value in (encoded(Image.fromarray(NOISE)), Image.fromarray(NOISE), NOISE):
+        with pytest.raises(MediaLimitError, match="30x20"):
+            pixels(value, policy)
+        assert pixels(value, MediaPolicy(max_pixels=20 * 30)).shape == (20, 30, 3)
+
+
+def test_bytes_are_bounded_by_the_policy_in_every_form() -> None:
+    data = encoded(Image.fromarray(NOISE))
+    for value in (data, data_url(data), MediaSource.of(data), data_url(data + bytes(10 * len(data)))):
+        with pytest.raises(MediaLimitError, match="max_bytes"):
+            pixels(value, MediaPolicy(max_bytes=len(data) - 1))
+    for value in (data, data_url(data), MediaSource.of(data)):
+        assert pixels(value, MediaPolicy(max_bytes=len(data))).shape == (20, 30, 3)
+
+
+def animation(format: str) -> bytes:
+    frames = [Image.new("RGB", (8, 8), (50 * i, 0, 0)) for i in range(3)]
+    return encoded(frames[0], format, save_all=True, append_images=frames[1:])
+
+
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_an_animation_is_refused_and_says_how_many_frames_it_has(format: str) -> None:
+    with pytest.raises(MediaDecodeError, match="3 frames"):
+        pixels(animation(format))
+
+
+def test_a_single_frame_of_an_animated_format_is_a_picture() -> None:
+    assert pixels(encoded(Image.new("RGB", (8, 8), (50, 0, 0)), "GIF"))[0, 0].tolist() == [50, 0, 0]
+
+
+def test_a_photo_with_a_preview_behind_it_is_a_picture() -> None:
+    assert pixels(animation("MPO")).shape == (8, 8, 3)
+
+
+def test_postscript_is_not_handed_to_an_interpreter() -> None:
+    with pytest.raises(MediaDecodeError, match="not a picture"):
+        pixels(encoded(Image.new("RGB", (8, 8)), "EPS"))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x89PNG\r\n\x1a\n", b"hello", b"<svg/>", b"%PDF-1.4", bytes(100), b"mmpx", b"mmpxRGB\0" + bytes(8)])
+def test_what_is_no_picture_is_a_decode_error(data: bytes) -> None:
+    with pytest.raises(MediaDecodeError):
+        pixels(data)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_a_truncated_picture_is_a_decode_error(format: str) -> None:
+    data = encoded(Image.fromarray(NOISE), format)
+    for length in (len(data) // 4, len(data) // 2, len(data) * 3 // 4):
+        with pytest.raises(MediaDecodeError):
+            pixels(data[:length])
+
+
+def test_a_truncated_file_opened_by_the_caller_is_a_decode_error(renderer: TemplateRenderer) -> None:
+    data = encoded(Image.fromarray(NOISE))
+    with pytest.raises(MediaDecodeError, match="message 1, part 2"):
+        render(renderer, Image.open(io.BytesIO(data[: len(data) // 2])))
+
+
+FILES = [encoded(Image.fromarray(NOISE), format) for format in ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "ICO", "AVIF")]
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=150)
+@given(
+    data=st.sampled_from(FILES),
+    changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6),
+    length=st.none() | st.integers(0, 600),
+)
+def test_broken_files_raise_media_errors_and_nothing_else(
+    data: bytes, changes: list[tuple[int, int]], length: int | None
+) -> None:
+    broken = bytearray(data)
+    for position, byte in changes:
+        broken[position % len(broken)] = byte
+    try:
+        shown = pixels(bytes(broken[:length]), MediaPolicy(max_pixels=10**6))
+    except MediaError as error:
+        assert isinstance(error, RendererError)
+    else:
+        assert shown.dtype == np.uint8
+
+
+# Digests.
+
+
+@settings(max_examples=50)
+@given(one=st.binary(max_size=8), other=st.binary(max_size=8))
+def test_digests_are_equal_exactly_when_the_bytes_are(one: bytes, other: bytes) -> None:
+    assert (MediaSource.of(one).digest == MediaSource.of(other).digest) == (one == other)
+    assert (MediaSource.of(one) == MediaSource.of(other)) == (one == other)
+    assert MediaSource.of(one).digest == hashlib.sha256(one).hexdigest()
+
+
+def test_a_source_whose_bytes_changed_says_so() -> None:
+    honest = MediaSource.of(b"picture")
+    honest.verify()
+    with pytest.raises(MediaDigestError) as caught:
+        MediaSource(honest.digest, b"Picture").verify()
+    assert caught.value.expected == honest.digest
+    assert caught.value.actual == hashlib.sha256(b"Picture").hexdigest()
+
+
+def test_raw_pixels_are_named_by_mode_size_and_values() -> None:
+    flat = np.zeros((4, 6, 3), dtype=np.uint8)
+    sources = [array_to_raw(array) for array in (flat, flat.reshape(6, 4, 3), flat[:, :, 0], flat + 1)]
+    sources.append(array_to_raw(np.zeros((4, 6, 4), dtype=np.uint8)))
+    assert len({MediaSource.of(source).digest for source in sources}) == len(sources)
+    assert array_to_raw(flat) == image_to_raw(Image.fromarray(flat))
+
+
+def test_the_picture_is_a_snapshot_that_later_changes_do_not_reach(renderer: TemplateRenderer) -> None:
+    array = np.full((32, 32, 3), 5, dtype=np.uint8)
+    item = render(renderer, array).multi_modal_data.mm_items["image"][0]
+    array[:] = 9
+    assert item["pixel_values"][0, 0] == 5
+    with pytest.raises(ValueError, match="read-only"):
+        item["pixel_values"][0, 0] = 9
+
+
+# The store.
+
+
+def item(name: str, nbytes: int) -> MediaItem:
+    tensors = {"pixel_values": np.zeros(nbytes - 1, dtype=np.uint8)}
+    return MediaItem("image", name, MediaSource(name, b"s"), tensors, 1, PixelScale())
+
+
+def test_the_store_forgets_the_least_recently_used_when_it_is_full() -> None:
+    store = MediaStore(max_bytes=30)
+    first, second, third = (store.put(item(name, 10)) for name in "abc")
+    assert store.nbytes == 30
+    assert store.get("a") is first
+    fourth = store.put(item("d", 15))
+    assert [store.get(name) for name in "abcd"] == [first, None, None, fourth]
+    assert third.mm_hash == "c"
+    assert second.mm_hash == "b"
+    assert (store.nbytes, len(store)) == (25, 2)
+
+
+@settings(max_examples=50)
+@given(sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=30))
+def test_the_store_never_holds_more_than_its_bytes(sizes: list[tuple[int, int]]) -> None:
+    store = MediaStore(max_bytes=50)
+    held: dict[str, MediaItem] = {}
+    for number, size in sizes:
+        entry = item(str(number), size)
+        kept = store.put(entry)
+        assert kept is entry or kept is held[entry.mm_hash]
+        held[entry.mm_hash] = kept
+        assert store.nbytes <= 50
+        assert store.nbytes == sum(
+            found.nbytes + 1 for name in held if (found := store.get(name)) is not None
+        )
+
+
+def test_an_item_larger_than_the_store_is_handed_back_but_not_kept() -> None:
+    store = MediaStore(max_bytes=10)
+    kept = store.put(item("small", 10))
+    large = item("large", 11)
+    assert store.put(large) is large
+    assert store.get("large") is None
+    assert store.get("small") is kept
+
+
+def test_one_picture_is_processed_once_and_shared_between_conversations(tiny_model_dir: Path) -> None:
+    store = MediaStore()
+    one, other = (load_renderer(tiny_model_dir, media_store=store) for _ in range(2))
+    data = encoded(Image.fromarray(NOISE))
+    items = [render(renderer, data).multi_modal_data.mm_items["image"][0] for renderer in (one, one, other)]
+    assert items[0] is items[1] is items[2]
+    assert len(store) == 1
