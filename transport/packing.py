@@ -119,27 +119,27 @@ class _Packing:
     def choose(self, obj: Any) -> _Take:
         """What to do with objects of the class of this one, which the message has not met before."""
         kind = type(obj)
+        registered = registry.of_class(kind)
+        if registered is not None:
+            self.openers[kind] = wire.TAG_TYPES + len(self.types), registered.pack
+            self.types.append([registered.name, registered.version, list(registered.fields)])
+            return _Packing.take_entry
+        if kind is tuple:
+            self.openers[kind] = wire.TAG_TUPLE, list
+            return _Packing.take_entry
+        if kind is set or kind is frozenset:
+            self.openers[kind] = wire.TAG_SET if kind is set else wire.TAG_FROZENSET, list
+            return _Packing.take_set
+        if isinstance(obj, np.generic):
+            self.openers[kind] = wire.TAG_SCALAR, pack_scalar
+            return _Packing.take_scalar
         if is_array(obj):
             return _Packing.take_array
         if kind is MediaSource:
             return _Packing.take_media
         if is_tensor(obj):
             return _Packing.take_tensor
-        if isinstance(obj, np.generic):
-            self.openers[kind] = wire.TAG_SCALAR, pack_scalar
-            return _Packing.take_scalar
-        if kind is set or kind is frozenset:
-            self.openers[kind] = wire.TAG_SET if kind is set else wire.TAG_FROZENSET, list
-            return _Packing.take_set
-        if kind is tuple:
-            self.openers[kind] = wire.TAG_TUPLE, list
-            return _Packing.take_entry
-        registered = registry.of_class(kind)
-        if registered is None:
-            raise self.unsupported(obj)
-        self.openers[kind] = wire.TAG_TYPES + len(self.types), registered.pack
-        self.types.append([registered.name, registered.version, list(registered.fields)])
-        return _Packing.take_entry
+        raise self.unsupported(obj)
 
     def take_entry(self, obj: object) -> msgpack.ExtType:
         number = len(self.objects)
@@ -162,7 +162,7 @@ class _Packing:
     def take_array(self, array: npt.NDArray[Any]) -> msgpack.ExtType:
         code = vector_code(array)
         if code is None or array.nbytes > wire.INLINE_BYTES:
-            description = [wire.BLOB_ARRAY, describe_dtype(array.dtype), list(array.shape)]
+            description: list[object] = [wire.BLOB_ARRAY, describe_dtype(array.dtype), list(array.shape)]
             return self.take_blob(array, description, array_bytes(array))
         return self.take_row(array, [code, array.tobytes()])
 

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from transport.errors import MalformedError, MissingFieldError, RegistrationError, UnknownTypeError, VersionError
@@ -24,8 +24,8 @@ _REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, Recur
 class WireType:
     """A registered class: a dataclass, or an enum with its `members`.
 
-    `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)` in the order
-    of `fields` means what naming each value means, at half the time.
+    `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)`, in the
+    order of `fields`, means what naming each value means, at half the time.
     """
 
     name: str
@@ -34,7 +34,7 @@ class WireType:
     fields: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     positional: bool = False
-    members: Mapping[str, object] | None = field(default=None, compare=False)
+    members: Mapping[str, object] | None = dataclasses.field(default=None, compare=False)
 
     def pack(self, obj: Any) -> str | list[object]:
         """What stands for `obj` in a message: its values in the order of `fields`, for an enum the member's name."""

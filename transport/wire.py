@@ -19,8 +19,8 @@ A row of the blob table holds the bytes themselves or describes the next frame t
 The payload of a dataclass is its values in the order in which the type table names its fields, that of an enum is the
 member's name; its tag is `TAG_TYPES` and its place in the type table. Inside a payload, msgpack's own types stand for
 themselves. Everything else is an extension value: the number of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`),
-big-endian, in as few of 1, 2 or 4 bytes as hold it. Extension values cannot collide with anything in a user's dict, and entries that
-stand beside each other instead of inside each other need no recursion on either side.
+big-endian, in as few of 1, 2 or 4 bytes as hold it. Extension values cannot collide with anything in a user's dict, and
+entries that stand beside each other instead of inside each other need no recursion on either side.
 """
 
 from __future__ import annotations

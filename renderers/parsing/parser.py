@@ -113,10 +113,9 @@ def _decode_hermes(
 def _deeper_than(value: Any, levels: int) -> bool:
     """Whether containers are nested more than `levels` deep; level by level, so that no depth exhausts the stack."""
     layer = [value]
-    while layer and levels >= 0:
+    for _ in range(levels):
         containers = [item for item in layer if isinstance(item, (dict, list))]
         layer = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
-        levels -= bool(containers)
     return any(isinstance(item, (dict, list)) for item in layer)
 
 

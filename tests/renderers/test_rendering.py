@@ -335,7 +335,7 @@ def test_a_message_that_the_template_does_not_print_has_no_span(renderer: Templa
 
 
 def check_placeholders(renderer: TemplateRenderer, rendered: RenderedTokens) -> None:
-    """Each range covers placeholder tokens only, as many as its grid has merged patches, and all of them are covered."""
+    """Each range covers as many placeholder tokens as its grid has merged patches; none is left uncovered."""
     assert rendered.multi_modal_data is not None
     pad = control_id(renderer, "<|image_pad|>")
     covered = 0

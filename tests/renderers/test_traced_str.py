@@ -133,7 +133,7 @@ CUTS: dict[str, tuple[Any, st.SearchStrategy[tuple[Any, ...]]]] = {
     "center": (lambda s, n, f: s.center(n, f), st.tuples(st.integers(-1, 25), fills)),
     "ljust": (lambda s, n, f: s.ljust(n, f), st.tuples(st.integers(-1, 25), fills)),
     "rjust": (lambda s, n, f: s.rjust(n, f), st.tuples(st.integers(-1, 25), fills)),
-    "percent": (lambda s: "<%s>" % s, st.tuples()),
+    "percent": (lambda s: "<%s>" % s, st.tuples()),  # noqa: UP031
 }
 
 
@@ -178,7 +178,7 @@ MAPS: dict[str, Any] = {
     "format method": lambda s: (s.replace("%", "") + "{}").format("x"),
     "format_map": lambda s: (s + "{x}").format_map({"x": 1}),
     "percent number": lambda s: (s.replace("%", "") + "%03d") % 7,
-    "percent width": lambda s: "%30s" % s,
+    "percent width": lambda s: "%30s" % s,  # noqa: UP031
     "percent percent": lambda s: (s.replace("%", "%%")) % (),
 }
 
@@ -333,8 +333,8 @@ def test_copies_and_pickles_keep_the_spans(text: TracedStr) -> None:
         lambda s: s.ljust(9, "ab"),
         lambda s: s.rjust(9, ""),
         lambda s: s % (1, 2),
-        lambda s: "%d" % s,
-        lambda s: "%(k)s" % s,
+        lambda s: "%d" % s,  # noqa: UP031
+        lambda s: "%(k)s" % s,  # noqa: UP031
         lambda s: s.format_map(3).format("{0}"),
     ],
 )

@@ -19,7 +19,6 @@ from renderers.media.source import MediaSource
 from transport import (
     EncodeError,
     MissingMediaError,
-    RawTensor,
     decode,
     decode_frames,
     encode,
@@ -347,62 +346,3 @@ def test_importing_transport_and_sending_arrays_does_not_load_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-class TestTensors:
-    @pytest.fixture(autouse=True)
-    def torch(self) -> Any:
-        self.t = pytest.importorskip("torch")
-
-    @pytest.mark.parametrize(
-        "dtype", ["float32", "bfloat16", "float16", "int64", "bool", "uint8", "complex64", "float8_e4m3fn", "uint16"]
-    )
-    @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-    def test_every_dtype_and_shape_comes_back_as_an_equal_tensor(self, dtype: str, shape: tuple[int, ...]) -> None:
-        tensor = self.t.randint(0, 2, shape).to(getattr(self.t, dtype))
-        back = decode(encode({"t": tensor}))["t"]
-        assert back.dtype == tensor.dtype
-        assert back.shape == tensor.shape
-        assert self.t.equal(back.reshape(-1).view(self.t.uint8), tensor.reshape(-1).view(self.t.uint8))
-        back.zero_()  # owns its memory: what was received cannot be changed through it
-
-    def test_a_view_sends_its_own_bytes_and_not_its_storage(self) -> None:
-        big = self.t.zeros(1000, 1000, dtype=self.t.bfloat16)
-        assert memoryview(encode_frames(big[3])[1]).nbytes == 2000
-        assert memoryview(encode_frames(big[:, 3])[1]).nbytes == 2000
-        assert self.t.equal(decode(encode(big.T[:2])), big.T[:2])
-
-    def test_a_contiguous_tensor_is_not_copied_into_its_frame(self) -> None:
-        tensor = self.t.arange(1000)
-        assert np.shares_memory(np.frombuffer(encode_frames(tensor)[1], np.uint8), tensor.numpy())
-
-    def test_parameters_travel_as_tensors_and_conjugates_as_their_values(self) -> None:
-        assert self.t.equal(decode(encode(self.t.nn.Parameter(self.t.ones(2)))), self.t.ones(2))
-        assert decode(encode(self.t.tensor([1 + 2j]).conj())).tolist() == [1 - 2j]
-
-    def test_a_tensor_as_a_dict_key_is_refused(self) -> None:
-        with pytest.raises(EncodeError, match="key"):
-            encode({self.t.ones(2): 1})
-
-    def test_sparse_and_meta_tensors_are_refused(self) -> None:
-        for tensor in (self.t.eye(3).to_sparse(), self.t.empty(3, device="meta")):
-            with pytest.raises(EncodeError, match=r"value\[0\]: torch tensor with layout"):
-                encode([tensor])
-
-    def test_without_torch_a_tensor_rests_as_its_bytes_and_is_sent_on_unchanged(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tensors = [self.t.ones(2, 2, dtype=self.t.bfloat16), self.t.arange(3), self.t.empty(0, 2)]
-        buffer = encode(tensors)
-        with monkeypatch.context() as without:
-            without.setitem(sys.modules, "torch", None)
-            raw = decode(buffer)
-            relayed = encode(raw)
-        assert all(type(r) is RawTensor and not r.data.flags.writeable for r in raw)
-        assert (raw[0].dtype, raw[0].shape, raw[0].data.nbytes) == ("bfloat16", (2, 2), 8)
-        assert raw[1].numpy().tolist() == [0, 1, 2]
-        with pytest.raises(TypeError):
-            raw[0].numpy()
-        assert all(self.t.equal(a, b) for a, b in zip(decode(relayed), tensors, strict=True))
-        with pytest.raises(EncodeError, match="bytes are not a RawTensor"):
-            encode(RawTensor("bfloat16", (3,), raw[0].data))

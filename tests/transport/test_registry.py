@@ -22,7 +22,6 @@ from transport import (
     wire_type,
 )
 
-
 names = st.lists(st.sampled_from("abcdef"), unique=True)
 
 

@@ -18,7 +18,6 @@ from renderers.rendered import PlaceholderRange
 from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.trajectory import MediaReference, TokenNode, Trajectory, Turn
 from transport import decode, decode_frames, encode, encode_frames, wire
-from transport.arrays import _TENSOR_ITEM_BYTES
 
 DTYPES = [
     *("?", "i1", "u1", "<i2", ">i2", "<u4", ">u4", "<i4", "<i8", ">i8", ">u8", "<f2", "<f4", ">f4", "<f8", "<c8"),
@@ -59,27 +58,6 @@ def test_arrays_of_every_dtype_are_exact_on_both_sides_of_the_boundary(
 def test_small_arrays_are_aligned_for_their_dtype(dtype: str, count: int) -> None:
     for back in decode(encode([np.zeros(count, dtype) for _ in range(5)])):
         assert back.flags.aligned
-
-
-@pytest.mark.parametrize("dtype", _TENSOR_ITEM_BYTES)
-@pytest.mark.parametrize("beyond", [0, 1])
-def test_tensors_of_every_dtype_are_exact_on_both_sides_of_the_boundary(dtype: str, beyond: int) -> None:
-    torch = pytest.importorskip("torch")
-    count = wire.INLINE_BYTES // _TENSOR_ITEM_BYTES[dtype] + beyond
-    raw = torch.arange(count * _TENSOR_ITEM_BYTES[dtype], dtype=torch.uint8) % 2
-    tensor = raw.view(getattr(torch, dtype))
-    assert len(encode_frames(tensor)) == 1 + beyond
-    back = decode(encode(tensor))
-    assert back.dtype == tensor.dtype
-    assert torch.equal(back.view(torch.uint8), raw)
-    back.zero_()
-
-
-def test_one_small_tensor_referred_to_twice_is_one_tensor_after_decoding() -> None:
-    torch = pytest.importorskip("torch")
-    tensor = torch.ones(3)
-    first, second = decode(encode([tensor, tensor]))
-    assert first is second
 
 
 def test_a_vector_of_a_common_dtype_is_a_number_and_its_bytes_and_any_other_array_says_more() -> None:

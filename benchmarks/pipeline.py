@@ -1,0 +1,159 @@
+"""What the pipeline costs around the model, beside the stock way of doing the same, in one run.
+
+    python benchmarks/pipeline.py
+
+Left: this library. Right: transformers' chat template, tokenizer and image processor on the whole conversation; its own
+forward pass on the batch; msgpack of whole steps with float32 pixels. The numbers of a row are taken alternately.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+
+import msgpack
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+from renderers import load_renderer
+from rollouts import Completion, FinishReason, Trajectory
+from rollouts.demo.naive import naive_bytes
+from rollouts.environments.digits import QUESTION, SECOND_QUESTION, load_digit_sets
+from rollouts.testing import tiny_qwen3_vl
+from rollouts.training import TrainingBatch, model_inputs, samples_from_trajectory, token_logprobs
+from transport import decode, encode
+
+DIGITS, GROUP = 32, 8
+
+
+def alternating(ours: Callable[[int], object], theirs: Callable[[int], object], rounds: int) -> tuple[float, float]:
+    """Median seconds of each, called in turns so that a noisy machine is noisy for both."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for index in range(rounds):
+        for times, call in zip(taken, (ours, theirs), strict=True):
+            started = time.perf_counter()
+            call(index)
+            times.append(time.perf_counter() - started)
+    return float(np.median(taken[0])), float(np.median(taken[1]))
+
+
+def ask(picture: np.ndarray, text: str) -> dict[str, object]:
+    return {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    table = Table(title="pipeline, tiny model, one thread", title_justify="left")
+    for column in ("", "mmrollouts", "stock", "ratio"):
+        table.add_column(column, justify="left" if not column else "right")
+
+    def add(name: str, ours: float, theirs: float, unit: str) -> None:
+        scale = {"ms": 1e3, "kB": 1e-3}[unit]
+        table.add_row(name, f"{ours * scale:,.3f} {unit}", f"{theirs * scale:,.3f} {unit}", f"{theirs / ours:.1f}x")
+
+    with tempfile.TemporaryDirectory() as directory:
+        tiny_qwen3_vl(directory)
+        renderer = load_renderer(directory)
+        tokenizer, pixels = AutoTokenizer.from_pretrained(directory), AutoImageProcessor.from_pretrained(directory)
+        model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+    digits, _ = load_digit_sets()
+    stop = renderer.get_stop_token_ids()[0]
+    said = [*renderer.tokenizer.encode_run("7").ids, stop]
+
+    def stock_prompt(messages: list[dict[str, object]]) -> None:
+        tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)
+        images = [part["image"] for m in messages if isinstance(m["content"], list) for part in m["content"][:1]]
+        pixels(images=[np.repeat(image[:, :, None], 3, axis=2) for image in images])
+
+    # Every round another digit: pictures and texts are new to every cache, except where a row says so.
+    opening = [ask(digits.plain[i], f"{QUESTION} {i}") for i in range(200)]
+    add(
+        "first prompt, everything new",
+        *alternating(
+            lambda i: renderer.render([opening[i]], add_generation_prompt=True), lambda i: stock_prompt([opening[i]]), 200
+        ),
+        "ms",
+    )
+    add(
+        "first prompt, seen before (the other members of a group)",
+        *alternating(
+            lambda i: renderer.render([opening[i]], add_generation_prompt=True), lambda i: stock_prompt([opening[i]]), 200
+        ),
+        "ms",
+    )
+    first = [renderer.render([message], add_generation_prompt=True) for message in opening]
+    second = [ask(digits.sharp[i], f"{SECOND_QUESTION} {i}") for i in range(200)]
+    answer = {"role": "assistant", "content": "7"}
+    add(
+        "second prompt: bridge / whole conversation again",
+        *alternating(
+            lambda i: renderer.bridge_to_next_turn(
+                first[i].token_ids, said, [second[i]], previous_multi_modal_data=first[i].multi_modal_data
+            ),
+            lambda i: stock_prompt([opening[i], answer, second[i]]),
+            200,
+        ),
+        "ms",
+    )
+
+    trajectories = []
+    for index in range(DIGITS * GROUP):
+        digit = index // GROUP
+        trajectory = Trajectory(str(index))
+        prompt = renderer.render([ask(digits.plain[digit], QUESTION)], add_generation_prompt=True)
+        for turn in range(2):
+            ids = [*renderer.tokenizer.encode_run(str(index % 3)).ids, stop]
+            completion = Completion(0, np.array(ids, np.int32), np.full(2, -0.5, np.float32), FinishReason.STOP)
+            trajectory.add_turn(prompt.token_ids, prompt.multi_modal_data, completion, answer)
+            if turn == 0:
+                bridged = renderer.bridge_to_next_turn(
+                    prompt.token_ids,
+                    ids,
+                    [ask(digits.sharp[digit], SECOND_QUESTION)],
+                    previous_multi_modal_data=prompt.multi_modal_data,
+                )
+                assert bridged is not None
+                prompt = bridged
+        trajectories.append(trajectory)
+
+    samples = [
+        sample for t in trajectories for sample in samples_from_trajectory(t, advantage=1, processor=renderer.image_processor)
+    ]
+    batch = TrainingBatch.from_samples(samples, pad_id=0)
+
+    def stock_step(_: int) -> None:
+        inputs = model_inputs(batch, model)
+        logits = model(**inputs, use_cache=False).logits[:, :-1]
+        logprobs = torch.log_softmax(logits, -1).gather(-1, batch.input_ids[:, 1:, None])
+        logprobs[batch.loss_mask[:, 1:]].sum().backward()
+
+    add(
+        f"log-probabilities and gradient, {DIGITS} groups of {GROUP}",
+        *alternating(lambda _: token_logprobs(model, batch).sum().backward(), stock_step, 5),
+        "ms",
+    )
+
+    steps = [
+        [t.token_ids(turn.node).tolist(), t.nodes[turn.node].logprobs.tolist()] for t in trajectories for turn in t.turns
+    ]
+    add(
+        f"encode + decode {len(trajectories)} episodes / msgpack of their steps without pixels",
+        *alternating(lambda _: decode(encode(trajectories)), lambda _: msgpack.unpackb(msgpack.packb(steps)), 9),
+        "ms",
+    )
+    assert renderer.image_processor is not None
+    add(
+        "bytes of those episodes / of all steps with all pixels",
+        len(encode(trajectories)),
+        naive_bytes(trajectories, renderer.image_processor),
+        "kB",
+    )
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Light at the edge: what importing the packages loads, and whose `renderers` it accepts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ["torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm"]
+
+
+def run(code: str, *first_on_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that sees these directories, then the repository."""
+    path = os.pathsep.join(str(directory) for directory in (*first_on_path, ROOT))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def loaded(imports: str) -> set[str]:
+    result = run(f"import sys\n{imports}\nprint(*(name for name in {HEAVY} if name in sys.modules))")
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["renderers", "transport", "rollouts"])
+def test_importing_a_package_loads_no_heavy_library(package: str) -> None:
+    assert loaded(f"import {package}") == set()
+
+
+def test_the_import_check_sees_a_planted_import() -> None:
+    assert loaded("import renderers, matplotlib") == {"matplotlib"}
+
+
+def test_loading_and_using_a_renderer_loads_no_heavy_library(tiny_model_dir: Path) -> None:
+    use = f"""
+import numpy, renderers
+renderer = renderers.load_renderer({str(tiny_model_dir)!r})
+part = {{"type": "image", "image": numpy.zeros((32, 32, 3), dtype=numpy.uint8)}}
+prompt = renderer.render([{{"role": "user", "content": [part]}}], add_generation_prompt=True)
+renderer.bridge_to_next_turn(prompt.token_ids, [65], [{{"role": "user", "content": "x"}}],
+    previous_multi_modal_data=prompt.multi_modal_data)
+renderer.parse_response([65])"""
+    assert loaded(use) == set()
+
+
+def test_the_renderers_package_of_another_distribution_is_refused_with_what_to_uninstall(tmp_path: Path) -> None:
+    foreign = tmp_path / "renderers"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text("__version__ = '0.1.12'\n")
+    result = run("import rollouts", tmp_path)
+    assert result.returncode != 0
+    assert "ForeignRenderersError" in result.stderr
+    assert str(foreign / "__init__.py") in result.stderr
+    assert "pip uninstall renderers" in result.stderr
+    assert "mmrollouts" in result.stderr
+
+
+def test_our_own_renderers_package_is_accepted(tmp_path: Path) -> None:
+    result = run("import rollouts, renderers; print(renderers.__file__)", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()) == ROOT / "renderers" / "__init__.py"

@@ -1,0 +1,90 @@
+"""Torch tensors survive the wire unchanged, also where torch is not installed."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from transport import EncodeError, RawTensor, decode, encode, encode_frames, wire
+from transport.arrays import _TENSOR_ITEM_BYTES
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int64", "bool", "uint8", "complex64", "float8_e4m3fn", "uint16"]
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_every_dtype_and_shape_comes_back_as_an_equal_tensor(dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 2, shape).to(getattr(torch, dtype))
+    back = decode(encode({"t": tensor}))["t"]
+    assert back.dtype == tensor.dtype
+    assert back.shape == tensor.shape
+    assert torch.equal(back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+    back.zero_()  # owns its memory: what was received cannot be changed through it
+
+
+def test_a_view_sends_its_own_bytes_and_not_its_storage() -> None:
+    big = torch.zeros(1000, 1000, dtype=torch.bfloat16)
+    assert memoryview(encode_frames(big[3])[1]).nbytes == 2000
+    assert memoryview(encode_frames(big[:, 3])[1]).nbytes == 2000
+    assert torch.equal(decode(encode(big.T[:2])), big.T[:2])
+
+
+def test_a_contiguous_tensor_is_not_copied_into_its_frame() -> None:
+    tensor = torch.arange(1000)
+    assert np.shares_memory(np.frombuffer(encode_frames(tensor)[1], np.uint8), tensor.numpy())
+
+
+def test_parameters_travel_as_tensors_and_conjugates_as_their_values() -> None:
+    assert torch.equal(decode(encode(torch.nn.Parameter(torch.ones(2)))), torch.ones(2))
+    assert decode(encode(torch.tensor([1 + 2j]).conj())).tolist() == [1 - 2j]
+
+
+def test_a_tensor_as_a_dict_key_is_refused() -> None:
+    with pytest.raises(EncodeError, match="key"):
+        encode({torch.ones(2): 1})
+
+
+def test_sparse_and_meta_tensors_are_refused() -> None:
+    for tensor in (torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
+        with pytest.raises(EncodeError, match=r"value\[0\]: torch tensor with layout"):
+            encode([tensor])
+
+
+def test_without_torch_a_tensor_rests_as_its_bytes_and_is_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.ones(2, 2, dtype=torch.bfloat16), torch.arange(3), torch.empty(0, 2)]
+    buffer = encode(tensors)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        raw = decode(buffer)
+        relayed = encode(raw)
+    assert all(type(r) is RawTensor and not r.data.flags.writeable for r in raw)
+    assert (raw[0].dtype, raw[0].shape, raw[0].data.nbytes) == ("bfloat16", (2, 2), 8)
+    assert raw[1].numpy().tolist() == [0, 1, 2]
+    with pytest.raises(TypeError):
+        raw[0].numpy()
+    assert all(torch.equal(a, b) for a, b in zip(decode(relayed), tensors, strict=True))
+    with pytest.raises(EncodeError, match="bytes are not a RawTensor"):
+        encode(RawTensor("bfloat16", (3,), raw[0].data))
+
+
+@pytest.mark.parametrize("dtype", _TENSOR_ITEM_BYTES)
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_tensors_of_every_dtype_are_exact_on_both_sides_of_the_boundary(dtype: str, beyond: int) -> None:
+    count = wire.INLINE_BYTES // _TENSOR_ITEM_BYTES[dtype] + beyond
+    raw = torch.arange(count * _TENSOR_ITEM_BYTES[dtype], dtype=torch.uint8) % 2
+    tensor = raw.view(getattr(torch, dtype))
+    assert len(encode_frames(tensor)) == 1 + beyond
+    back = decode(encode(tensor))
+    assert back.dtype == tensor.dtype
+    assert torch.equal(back.view(torch.uint8), raw)
+    back.zero_()
+
+
+def test_one_small_tensor_referred_to_twice_is_one_tensor_after_decoding() -> None:
+    tensor = torch.ones(3)
+    first, second = decode(encode([tensor, tensor]))
+    assert first is second
