@@ -74,14 +74,18 @@ def main() -> None:
     add(
         "first prompt, everything new",
         *alternating(
-            lambda i: renderer.render([opening[i]], add_generation_prompt=True), lambda i: stock_prompt([opening[i]]), 200
+            lambda i: renderer.render([opening[i]], add_generation_prompt=True),
+            lambda i: stock_prompt([opening[i]]),
+            200,
         ),
         "ms",
     )
     add(
         "first prompt, seen before (the other members of a group)",
         *alternating(
-            lambda i: renderer.render([opening[i]], add_generation_prompt=True), lambda i: stock_prompt([opening[i]]), 200
+            lambda i: renderer.render([opening[i]], add_generation_prompt=True),
+            lambda i: stock_prompt([opening[i]]),
+            200,
         ),
         "ms",
     )
@@ -121,7 +125,9 @@ def main() -> None:
         trajectories.append(trajectory)
 
     samples = [
-        sample for t in trajectories for sample in samples_from_trajectory(t, advantage=1, processor=renderer.image_processor)
+        sample
+        for t in trajectories
+        for sample in samples_from_trajectory(t, advantage=1, processor=renderer.image_processor)
     ]
     batch = TrainingBatch.from_samples(samples, pad_id=0)
 
@@ -138,7 +144,9 @@ def main() -> None:
     )
 
     steps = [
-        [t.token_ids(turn.node).tolist(), t.nodes[turn.node].logprobs.tolist()] for t in trajectories for turn in t.turns
+        [t.token_ids(turn.node).tolist(), t.nodes[turn.node].logprobs.tolist()]
+        for t in trajectories
+        for turn in t.turns
     ]
     add(
         f"encode + decode {len(trajectories)} episodes / msgpack of their steps without pixels",

@@ -53,13 +53,14 @@ async def _play(
     tools = getattr(environment, "tools", None)
     if not sampling.stop_token_ids:
         sampling = replace(sampling, stop_token_ids=tuple(renderer.get_stop_token_ids()))
+    seed = sampling.seed
     messages = await reset_environment(environment, trajectory.seed)
     prompt = renderer.render(messages, tools=tools, add_generation_prompt=True)
 
     for turn in range(max_turns):
         request = GenerateRequest(
             prompt_ids=prompt.token_ids,
-            sampling=replace(sampling, seed=turn_seed(sampling.seed, turn)),
+            sampling=sampling if seed is None else replace(sampling, seed=derived_seed(seed, turn)),
             multi_modal_data=prompt.multi_modal_data,
             session_id=trajectory.episode_id,
             request_id=f"{trajectory.episode_id}-{turn}",
@@ -111,9 +112,7 @@ def _next_prompt(
     return renderer.render([*messages, assistant, *new_messages], tools=tools, add_generation_prompt=True)
 
 
-def turn_seed(seed: int | None, turn: int) -> int | None:
-    """A seed for turn `turn`, unrelated to those of other turns and of neighbouring seeds."""
-    if seed is None:
-        return None
-    digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+def derived_seed(seed: int, *path: str | int) -> int:
+    """A seed below 2**63 for what `path` names, unrelated to those of other paths and of neighbouring seeds."""
+    name = "/".join(map(str, (seed, *path)))
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

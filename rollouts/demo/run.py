@@ -14,18 +14,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import numpy as np
 import torch
+from transformers.utils import logging as transformers_logging
 
 from renderers import TemplateRenderer, load_renderer
+from rollouts.demo.curriculum import Curriculum
 from rollouts.demo.messages import Failed, Learn, Learned, WarmStart
 from rollouts.demo.naive import naive_bytes
 from rollouts.demo.progress import Progress
-from rollouts.demo.recipe import TARGETS, Recipe
+from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.trainer import trainer_main
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import SamplingParams
 from rollouts.environments.digits import DigitsEnvironment, DigitSet, load_digit_sets
-from rollouts.episode import turn_seed
+from rollouts.episode import derived_seed
 from rollouts.errors import RolloutsError
 from rollouts.runner import EpisodeSpec, run_episodes
 from rollouts.testing import tiny_qwen3_vl
@@ -173,11 +176,12 @@ class Demo:
         self.recipe, self.seed = recipe, seed
         self.trainer, self.writer, self.progress = trainer, writer, progress
         self.renderer: TemplateRenderer = load_renderer(model_directory)
-        self.engine = LocalEngine.from_pretrained(model_directory, attn_implementation="eager")
+        self.engine = LocalEngine.from_pretrained(model_directory, attn_implementation=ATTENTION)
         self.train_digits, held_out = load_digit_sets()
         self.held_out_digits = held_out.take(range(min(recipe.held_out_digits, len(held_out))))
         self.sampling = SamplingParams(max_tokens=recipe.max_tokens)
         self.results = Results(seed=seed, recipe=recipe)
+        self._curriculum = Curriculum(len(self.train_digits), kept_solved=recipe.kept_solved, seed=seed)
         self._seen_images: set[str] = set()
 
     async def run(self) -> Results:
@@ -206,24 +210,26 @@ class Demo:
             learned, _ = await self.trainer.ask(WarmStart(self.recipe.sft_chunk))
             self.results.warm_steps += self.recipe.sft_chunk
             await self.engine.update_weights(learned.weights, f"warm-{self.results.warm_steps}")
-            score = await self._score(probe, f"warm-{self.results.warm_steps}", samples=2)
+            score = await self._score(probe, f"warm-{self.results.warm_steps}")
             self.progress.warmed(self.results.warm_steps, learned.loss, score.accuracy)
             if score.accuracy >= self.recipe.sft_target:
                 return
 
     async def _learn(self, step: int) -> None:
         started = time.perf_counter()
-        trajectories = await self._play(self.train_digits, self._specs(step))
+        digits = self._curriculum.next(self.recipe.groups)
+        trajectories = await self._play(self.train_digits, self._specs(step, digits))
+        right = np.array([_right_at_once(t) for t in trajectories]).reshape(len(digits), -1)
+        self._curriculum.played(digits, right.all(axis=1))
         for trajectory in trajectories:
             self.writer.append(trajectory)
-        progress = step / self.recipe.rl_steps
-        learned, sent = await self.trainer.ask(Learn(trajectories, progress))
+        learned, sent = await self.trainer.ask(Learn(trajectories, step / self.recipe.rl_steps))
         await self.engine.update_weights(learned.weights, f"rl-{step + 1}")
         self._count(trajectories, sent)
         mismatch = learned.mismatch
         row = Step(
             step=step + 1,
-            train_accuracy=_first_try_accuracy(trajectories),
+            train_accuracy=float(right.mean()),
             train_reward=_mean([t.reward for t in trajectories]),
             loss=learned.loss,
             max_mismatch=mismatch.max_abs,
@@ -234,26 +240,22 @@ class Demo:
         self.results.steps.append(row)
         self.progress.learned(row.step, row.train_accuracy, row.train_reward, row.max_mismatch, row.seconds)
 
-    def _specs(self, step: int) -> list[EpisodeSpec]:
-        """The episodes of an RL step: the next digits of an endless shuffled pass, each played by a whole group."""
-        total = len(self.train_digits)
-        specs = []
-        for group in range(self.recipe.groups):
-            number = step * self.recipe.groups + group
-            order = torch.randperm(total, generator=torch.Generator().manual_seed(self.seed + number // total))
-            digit = int(order[number % total])
-            for member in range(self.recipe.group_size):
-                name = f"{step}-{group}"
-                sampling_seed = turn_seed(self.seed, number * self.recipe.group_size + member)
-                specs.append(EpisodeSpec(digit, sampling_seed, name, f"{name}-{member}"))
-        return specs
-
-    async def _score(self, digits: DigitSet, name: str, *, samples: int = 1, blank: bool = False) -> Score:
-        specs = [
-            EpisodeSpec(index, turn_seed(self.seed, 10_000_000 + sample * len(digits) + index), name)
-            for sample in range(samples)
-            for index in range(len(digits))
+    def _specs(self, step: int, digits: np.ndarray) -> list[EpisodeSpec]:
+        """The episodes of an RL step: each digit played by a whole group."""
+        members = range(self.recipe.group_size)
+        return [
+            EpisodeSpec(
+                seed=int(digit),
+                sampling_seed=derived_seed(self.seed, "rl", step, group, member),
+                group_id=f"{step}-{group}",
+                episode_id=f"{step}-{group}-{member}",
+            )
+            for group, digit in enumerate(digits)
+            for member in members
         ]
+
+    async def _score(self, digits: DigitSet, name: str, *, blank: bool = False) -> Score:
+        specs = [EpisodeSpec(index, derived_seed(self.seed, "score", index), name) for index in range(len(digits))]
         trajectories = await self._play(digits, specs, blank=blank)
         return Score(_first_try_accuracy(trajectories), _mean([t.reward for t in trajectories]))
 
@@ -291,6 +293,7 @@ def run_demo(*, recipe: Recipe, seed: int, out: Path, progress: Progress) -> Res
     out.mkdir(parents=True, exist_ok=True)
     episodes = out / "trajectories.mmr"
     episodes.unlink(missing_ok=True)
+    transformers_logging.disable_progress_bar()
     threads = min(2, torch.get_num_threads())
     torch.set_num_threads(threads)
     model_directory = tiny_qwen3_vl(out / "model", seed)
@@ -312,7 +315,11 @@ def run_demo(*, recipe: Recipe, seed: int, out: Path, progress: Progress) -> Res
 
 
 def _first_try_accuracy(trajectories: Sequence[Trajectory]) -> float:
-    return _mean([bool(t.turns[0].info["right"]) for t in trajectories])
+    return _mean([_right_at_once(t) for t in trajectories])
+
+
+def _right_at_once(trajectory: Trajectory) -> bool:
+    return bool(trajectory.turns[0].info["right"])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
+from transformers.utils import logging as transformers_logging
 
 from renderers import Message, load_renderer
 from rollouts.demo.messages import Failed, Learn, Learned, WarmStart
-from rollouts.demo.recipe import Recipe
+from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.environments.digits import DigitsEnvironment, load_digit_sets
 from rollouts.training import (
     TrainingBatch,
@@ -27,7 +27,7 @@ from rollouts.training import (
     sft_loss,
     token_logprobs,
 )
-from rollouts.training.mismatch import joined
+from rollouts.training.mismatch import MismatchReport, joined
 from rollouts.trajectory import Trajectory
 from transport import decode, encode
 
@@ -36,6 +36,7 @@ def trainer_main(connection: Connection, model_directory: str, recipe: Recipe, s
     """Serve requests until the other end is closed. Ctrl-C is the other process's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    transformers_logging.disable_progress_bar()
     trainer = Trainer(Path(model_directory), recipe, seed)
     while True:
         try:
@@ -57,7 +58,7 @@ class Trainer:
         self.recipe = recipe
         self.renderer = load_renderer(model_directory)
         self.model = AutoModelForImageTextToText.from_pretrained(
-            model_directory, dtype=torch.float32, attn_implementation="eager"
+            model_directory, dtype=torch.float32, attn_implementation=ATTENTION
         )
         self.pad_id = int(self.model.config.text_config.pad_token_id)
         self.optimizer = self._new_optimizer()
@@ -65,6 +66,7 @@ class Trainer:
         self._learning_from_rewards = False
         self._order = np.random.default_rng(seed)
         self._labelled = self._labelled_samples()
+        self._queue = np.empty(0, dtype=np.int64)  # labelled digits that this pass has not shown yet
 
     def answer(self, request: object) -> Learned:
         if isinstance(request, WarmStart):
@@ -83,7 +85,7 @@ class Trainer:
         for index in range(self.recipe.labelled):
             opening = environment.reset(index)
             right = environment.answer()
-            wrong = str((int(right) + 1 + self._order.integers(9)) % 10)
+            wrong = str((int(right) + self._order.integers(1, 10)) % 10)
             again = environment.step({"role": "assistant", "content": wrong}).messages
             told: Message = {"role": "assistant", "content": right}
             erred: list[Message] = [*opening, {"role": "assistant", "content": wrong}, *again, told]
@@ -96,9 +98,11 @@ class Trainer:
     def _warm_start(self, steps: int) -> Learned:
         total = 0.0
         for _ in range(steps):
+            if len(self._queue) < self.recipe.sft_batch:
+                self._queue = self._order.permutation(self.recipe.labelled)
+            digits, self._queue = np.split(self._queue, [self.recipe.sft_batch])
             # Seven in ten answer at once, three err first.
-            rows = 2 * self._order.integers(self.recipe.labelled, size=self.recipe.sft_batch)
-            rows += self._order.random(self.recipe.sft_batch) < 0.3
+            rows = 2 * digits + (self._order.random(len(digits)) < 0.3)
             batch = TrainingBatch.from_samples([self._labelled[row] for row in rows], pad_id=self.pad_id)
             loss = sft_loss(token_logprobs(self.model, batch), batch.loss_mask, normaliser=len(batch))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -109,31 +113,39 @@ class Trainer:
     # From rewards.
 
     def _learn(self, trajectories: list[Trajectory], progress: float) -> Learned:
-        """One step on all episodes. Every forward pass runs on the weights that sampled them, so the mismatch of the
-        whole batch is measured on the way."""
+        """`epochs` optimizer steps on all episodes. The forward passes of the first run on the weights that sampled
+        them, so the mismatch of the whole batch is measured on the way."""
         if not self._learning_from_rewards:
             self._learning_from_rewards, self._updates, self.optimizer = True, 0, self._new_optimizer()
         samples = self._samples(trajectories)
-        reports, total = [], 0.0
-        for batch in self._micro_batches(samples):
-            # A group whose rewards are equal has no gradient, but its log-probabilities are checked all the same.
-            with torch.set_grad_enabled(bool(batch.advantages.any())):
+        taught = self._micro_batches([sample for sample in samples if sample.advantages.any()])
+        # A group whose rewards are equal has no gradient, but its log-probabilities are checked all the same.
+        untaught = self._micro_batches([sample for sample in samples if not sample.advantages.any()])
+        reports = []
+        with torch.no_grad():
+            for batch in untaught:
+                reports.append(self._mismatch(batch, token_logprobs(self.model, batch)))
+        total = 0.0
+        for epoch in range(self.recipe.epochs):
+            for batch in taught:
                 logprobs = token_logprobs(self.model, batch)
-                loss, _, _ = policy_gradient_loss(
+                if epoch == 0:
+                    reports.append(self._mismatch(batch, logprobs))
+                loss = policy_gradient_loss(
                     logprobs, batch.logprobs, batch.advantages, batch.loss_mask, normaliser=len(trajectories)
-                )
-            names = [sample.name for sample in batch.samples]
-            reports.append(
-                mismatch_report(batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names)
-            )
-            if loss.requires_grad:
+                ).loss
                 loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        warmup = min(1, (self._updates + 1) / self.recipe.rl_warmup)
-        self._update(self.recipe.rl_learning_rate * warmup * (1 - 0.9 * progress))
+                total += float(loss.detach())
+            warmup = min(1, (self._updates + 1) / self.recipe.rl_warmup)
+            decay = 1 - (1 - self.recipe.final_rate) * progress
+            self._update(self.recipe.rl_learning_rate * warmup * decay)
         pictures = {item.mm_hash for sample in samples for item, _ in sample.media}
         trained = sum(int(sample.loss_mask.sum()) for sample in samples)
-        return Learned(self._weights(), total, joined(reports), trained, len(pictures))
+        return Learned(self._weights(), total / self.recipe.epochs, joined(reports), trained, len(pictures))
+
+    def _mismatch(self, batch: TrainingBatch, logprobs: torch.Tensor) -> MismatchReport:
+        names = [sample.name for sample in batch.samples]
+        return mismatch_report(batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[TrainingSample]:
         advantages = group_advantages([t.reward for t in trajectories], [t.group_id for t in trajectories])
@@ -145,14 +157,15 @@ class Trainer:
             for sample in samples_from_trajectory(trajectory, advantage=float(advantage), processor=processor)
         ]
 
-    def _micro_batches(self, samples: list[TrainingSample]) -> Iterator[TrainingBatch]:
-        """Rows with a gradient apart from rows without; short beside short, because padding costs as much as tokens,
-        and those of one picture together, because a micro-batch encodes it once."""
-        for taught in (True, False):
-            rows = [sample for sample in samples if bool(sample.advantages.any()) is taught]
-            rows.sort(key=lambda sample: (len(sample), [item.mm_hash for item, _ in sample.media]))
-            if rows:
-                yield from TrainingBatch.from_samples(rows, pad_id=self.pad_id).split(self.recipe.micro_batch)
+    def _micro_batches(self, samples: list[TrainingSample]) -> list[TrainingBatch]:
+        """Short rows beside short ones, because padding costs as much as tokens, and those of one picture together,
+        because a micro-batch encodes it once."""
+        rows = sorted(samples, key=lambda sample: (len(sample), [item.mm_hash for item, _ in sample.media]))
+        size = self.recipe.micro_batch
+        return [
+            TrainingBatch.from_samples(rows[start : start + size], pad_id=self.pad_id)
+            for start in range(0, len(rows), size)
+        ]
 
     # Optimizing.
 

@@ -93,7 +93,9 @@ class LocalEngine:
         self._closed = False
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, *, attn_implementation: str = "sdpa", **options: Any) -> Self:
+    def from_pretrained(
+        cls, directory: str | Path, *, attn_implementation: str | dict[str, str] = "sdpa", **options: Any
+    ) -> Self:
         """Load a checkpoint directory in float32."""
         model = AutoModelForImageTextToText.from_pretrained(
             directory, dtype=torch.float32, attn_implementation=attn_implementation
