@@ -20,8 +20,8 @@ from rich.table import Table
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from renderers import load_renderer
+from renderers.vision.normalise import normalise
 from rollouts import Completion, FinishReason, Trajectory
-from rollouts.demo.naive import naive_bytes
 from rollouts.environments.digits import QUESTION, SECOND_QUESTION, load_digit_sets
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, model_inputs, samples_from_trajectory, token_logprobs
@@ -124,11 +124,9 @@ def main() -> None:
                 prompt = bridged
         trajectories.append(trajectory)
 
-    samples = [
-        sample
-        for t in trajectories
-        for sample in samples_from_trajectory(t, advantage=1, processor=renderer.image_processor)
-    ]
+    processor = renderer.image_processor
+    assert processor is not None
+    samples = [s for t in trajectories for s in samples_from_trajectory(t, advantage=1.0, processor=processor)]
     batch = TrainingBatch.from_samples(samples, pad_id=0)
 
     def stock_step(_: int) -> None:
@@ -143,23 +141,23 @@ def main() -> None:
         "ms",
     )
 
-    steps = [
-        [t.token_ids(turn.node).tolist(), t.nodes[turn.node].logprobs.tolist()]
-        for t in trajectories
-        for turn in t.turns
-    ]
+    def naive_message() -> bytes:
+        """Every step with its whole prompt, its log-probabilities and the float32 pixels of all pictures so far."""
+        steps = []
+        for t in trajectories:
+            for turn in t.turns:
+                items = [processor.process(reference.source) for reference in t.media(turn.node)]
+                pixels_so_far = [normalise(item["pixel_values"], item.scale).tobytes() for item in items]
+                steps.append([t.token_ids(turn.node).tolist(), t.nodes[turn.node].logprobs.tolist(), pixels_so_far])
+        packed: bytes = msgpack.packb(steps)
+        return packed
+
     add(
-        f"encode + decode {len(trajectories)} episodes / msgpack of their steps without pixels",
-        *alternating(lambda _: decode(encode(trajectories)), lambda _: msgpack.unpackb(msgpack.packb(steps)), 9),
+        f"{len(trajectories)} episodes to bytes and back / as steps with pixels through msgpack",
+        *alternating(lambda _: decode(encode(trajectories)), lambda _: msgpack.unpackb(naive_message()), 9),
         "ms",
     )
-    assert renderer.image_processor is not None
-    add(
-        "bytes of those episodes / of all steps with all pixels",
-        len(encode(trajectories)),
-        naive_bytes(trajectories, renderer.image_processor),
-        "kB",
-    )
+    add("bytes of them", len(encode(trajectories)), len(naive_message()), "kB")
     Console(width=140).print(table)
 
 

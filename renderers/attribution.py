@@ -52,11 +52,12 @@ def attribute(
     roles: Sequence[str],
     slots: Sequence[MediaSlot],
     *,
-    shape: TurnShape,
+    shape: TurnShape | None,
     placeholder_id: int | None,
 ) -> TokenLayout:
     """Attribute every token and expand each placeholder that the template printed into its item's tokens.
 
+    `shape` None says that nothing here would be sampled: the text begins behind the last assistant turn.
     Raises `PlaceholderCountError` when the template printed more or fewer placeholders than there are `slots`.
     """
     ids = np.array(encoded.ids, dtype=np.int64)
@@ -67,7 +68,9 @@ def attribute(
         [segment.origin is not None and segment.origin.message_index >= 0 for segment in printed.segments], dtype=bool
     )[segment_of]
 
-    sampled = _sampled(printed, encoded, ids, owner, roles, shape)
+    sampled = np.zeros(len(ids), dtype=bool)
+    if shape is not None:
+        sampled = _sampled(printed, encoded, ids, owner, roles, shape)
     placeholder = encoded.control & (ids == placeholder_id) & ~from_message
     is_assistant = np.array([role == "assistant" for role in roles] + [False], dtype=bool)[owner]  # -1 hits the False
     content = np.where(is_assistant, sampled, from_message | placeholder)

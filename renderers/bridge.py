@@ -95,10 +95,14 @@ def cut_behind_turn(printed: Printed, turn: int, tokenizer: TemplateTokenizer, t
 def check_carried_media(
     prompt_ids: Sequence[int], media: MultiModalData | None, placeholder_id: int | None
 ) -> BridgeRefusal | None:
-    """The prompt's image tokens need their media, and every range must cover image tokens only."""
-    if media is None or media.is_empty():
+    """The prompt's image tokens need their media, and every range must cover image tokens only.
+
+    None says that no media came along; an empty `MultiModalData` says that there are none, and what looks like an image
+    token was sampled.
+    """
+    if media is None:
         return BridgeRefusal.MISSING_MEDIA if placeholder_id is not None and placeholder_id in prompt_ids else None
-    for _, where in media.items():
+    for _, where in media.placed():
         covered = prompt_ids[where.offset : where.end]
         if len(covered) != where.length or any(token_id != placeholder_id for token_id in covered):
             return BridgeRefusal.MISPLACED_MEDIA

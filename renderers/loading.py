@@ -62,7 +62,8 @@ def load_renderer(
     preprocessor_path = directory / "preprocessor_config.json"
     if preprocessor_path.is_file():
         config = QwenVLConfig.from_dict(_read_json(preprocessor_path), path=str(preprocessor_path))
-        processor = QwenVLProcessor(config, policy=media_policy or MediaPolicy(), store=media_store or MediaStore())
+        store = MediaStore() if media_store is None else media_store
+        processor = QwenVLProcessor(config, policy=media_policy or MediaPolicy(), store=store)
     return TemplateRenderer(
         template,
         tokenizer,

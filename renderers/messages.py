@@ -16,6 +16,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 IMAGE_PART_TYPES = ("image", "image_url")
 VIDEO_PART_TYPES = ("video", "video_url")
+# Names under which messages carry reasoning; the first one found counts.
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
 PART_TYPES = ("text", *IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
 
 
@@ -116,8 +119,12 @@ def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
         raise MessageError("no content; give a text, a list of parts, or None beside tool_calls", message_index=index)
     if "content" in message:  # absent and None differ to a template, which prints the one as nothing, the other as None
         checked["content"] = _check_content(message["content"], index)
-    if "reasoning_content" in checked and not isinstance(checked["reasoning_content"], str):
-        raise MessageError("reasoning_content is text or absent", message_index=index)
+    reasoning = next((checked[name] for name in _REASONING_NAMES if name in checked), None)
+    if reasoning is not None:
+        if not isinstance(reasoning, str):
+            raise MessageError("reasoning_content is text or absent", message_index=index)
+        # Both names that templates read, in the order in which transformers puts them.
+        checked = {"thinking": reasoning, **checked, "reasoning_content": reasoning}
     if "tool_calls" in checked:
         if role != "assistant":
             raise MessageError(f"only the assistant makes tool calls, not {role!r}", message_index=index)

@@ -78,7 +78,7 @@ class MultiModalData:
             data.mm_items.setdefault(item.modality, []).append(item)
         return data
 
-    def items(self) -> list[tuple[MediaItem, PlaceholderRange]]:
+    def placed(self) -> list[tuple[MediaItem, PlaceholderRange]]:
         """Every item with its range, over all modalities, in prompt order."""
         placed = [
             pair
@@ -89,8 +89,8 @@ class MultiModalData:
 
     def followed_by(self, later: MultiModalData | None, offset: int) -> MultiModalData:
         """These items at unchanged offsets, then `later`'s, moved right by `offset` tokens."""
-        moved = [] if later is None else [(item, where.shifted(offset)) for item, where in later.items()]
-        return MultiModalData.from_items([*self.items(), *moved])
+        moved = [] if later is None else [(item, where.shifted(offset)) for item, where in later.placed()]
+        return MultiModalData.from_items([*self.placed(), *moved])
 
     def is_empty(self) -> bool:
         return not any(self.mm_items.values())

@@ -93,7 +93,7 @@ class TemplateRenderer:
 
         def lay_out() -> TokenLayout:
             printed = self.template.print(shown, tools=tools, add_generation_prompt=add_generation_prompt)
-            return self._lay_out(printed, shown, media)
+            return self._lay_out(printed, shown, media, self._shape)
 
         layout = self._cached(("render", shown, tools, add_generation_prompt), media, lay_out)
         assert layout is not None
@@ -216,7 +216,7 @@ class TemplateRenderer:
         def lay_out() -> TokenLayout | None:
             printed = self.template.print(shown, tools=tools, add_generation_prompt=True)
             behind = cut_behind_turn(printed, len(history) - 1, self.tokenizer, self._stop_ids[0])
-            return None if behind is None else self._lay_out(behind, shown, media)
+            return None if behind is None else self._lay_out(behind, shown, media, None)
 
         return self._cached(("extend", shown, tools, len(history)), media, lay_out)
 
@@ -285,11 +285,13 @@ class TemplateRenderer:
 
     # Layouts.
 
-    def _lay_out(self, printed: Printed, messages: Messages, media: Sequence[_ShownItem]) -> TokenLayout:
+    def _lay_out(
+        self, printed: Printed, messages: Messages, media: Sequence[_ShownItem], shape: TurnShape | None
+    ) -> TokenLayout:
         roles = [message["role"] for message in messages]
         encoded = encode_printed(printed, self.tokenizer, roles, self._body_policies)
         slots = [MediaSlot(entry.message_index, entry.item.num_tokens) for entry in media]
-        return attribute(printed, encoded, roles, slots, shape=self._shape, placeholder_id=self.image_token_id)
+        return attribute(printed, encoded, roles, slots, shape=shape, placeholder_id=self.image_token_id)
 
     def _cached(
         self, text: tuple[Any, ...], media: Sequence[_ShownItem], lay_out: Callable[[], TokenLayout | None]

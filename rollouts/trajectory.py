@@ -86,7 +86,7 @@ class Trajectory:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         references = [
             MediaReference(item.modality, item.mm_hash, item.source, where)
-            for item, where in (media.items() if media is not None else ())
+            for item, where in (media.placed() if media is not None else ())
         ]
         parent, shared = self._longest_prefix(prompt, references)
         if self.turns and parent != self.turns[-1].node:

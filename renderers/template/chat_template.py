@@ -73,7 +73,7 @@ class ChatTemplate:
                 **self._special_tokens,
                 **variables,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # Jinja passes on whatever Python raised inside the template's expressions.
             raise TemplateError(
                 str(error) or type(error).__name__,

@@ -105,7 +105,13 @@ class TemplateTokenizer:
         return run
 
     def _encode(self, text: str) -> EncodedRun:
-        encoding = self._body.encode(text, add_special_tokens=False)
+        try:
+            encoding = self._body.encode(text, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError) as error:  # which of them depends on the release of tokenizers
+            raise TokenizerError(
+                f"text with half a surrogate pair has no tokens, because it is not Unicode: {text[:80]!r}. Decode it "
+                "with errors='replace' where it enters."
+            ) from error
         ids = encoding.ids
         if not self._token_of.keys().isdisjoint(ids):
             token = next(self._token_of[token_id] for token_id in ids if token_id in self._token_of)

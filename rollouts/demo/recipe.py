@@ -18,9 +18,9 @@ class Recipe:
     """
 
     rl_steps: int
-    groups: int = 192
+    groups: int = 128
     group_size: int = 4
-    epochs: int = 3
+    epochs: int = 2
     rl_learning_rate: float = 2e-3
     rl_warmup: int = 3
     final_rate: float = 0.03
@@ -41,8 +41,8 @@ class Recipe:
     micro_batch: int = 256
 
 
-QUICK = Recipe(rl_steps=32, evaluate_every=8)
-FULL = Recipe(rl_steps=110)
+QUICK = Recipe(rl_steps=48, rl_learning_rate=2.5e-3, evaluate_every=12)
+FULL = Recipe(rl_steps=150)
 
 
 @dataclass(frozen=True, slots=True)

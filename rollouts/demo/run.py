@@ -219,8 +219,8 @@ class Demo:
         started = time.perf_counter()
         digits = self._curriculum.next(self.recipe.groups)
         trajectories = await self._play(self.train_digits, self._specs(step, digits))
-        right = np.array([_right_at_once(t) for t in trajectories]).reshape(len(digits), -1)
-        self._curriculum.played(digits, right.all(axis=1))
+        right = np.array([_right_at_once(t) for t in trajectories]).reshape(len(digits), self.recipe.group_size)
+        self._curriculum.played(digits, np.all(right, axis=1))
         for trajectory in trajectories:
             self.writer.append(trajectory)
         learned, sent = await self.trainer.ask(Learn(trajectories, step / self.recipe.rl_steps))

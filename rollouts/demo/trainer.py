@@ -121,10 +121,9 @@ class Trainer:
         taught = self._micro_batches([sample for sample in samples if sample.advantages.any()])
         # A group whose rewards are equal has no gradient, but its log-probabilities are checked all the same.
         untaught = self._micro_batches([sample for sample in samples if not sample.advantages.any()])
-        reports = []
+        reports: list[MismatchReport] = []
         with torch.no_grad():
-            for batch in untaught:
-                reports.append(self._mismatch(batch, token_logprobs(self.model, batch)))
+            reports += [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in untaught]
         total = 0.0
         for epoch in range(self.recipe.epochs):
             for batch in taught:
@@ -148,7 +147,8 @@ class Trainer:
         return mismatch_report(batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[TrainingSample]:
-        advantages = group_advantages([t.reward for t in trajectories], [t.group_id for t in trajectories])
+        rewards, groups = [t.reward for t in trajectories], [t.group_id for t in trajectories]
+        advantages = group_advantages(rewards, groups, scale="batch")
         processor = self.renderer.image_processor
         assert processor is not None
         return [

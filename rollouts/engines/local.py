@@ -374,7 +374,7 @@ def _fail(entries: list[_Waiting], error: BaseException) -> None:
 
 
 def _media_of(request: GenerateRequest) -> list[PlacedItem]:
-    return [] if request.multi_modal_data is None else request.multi_modal_data.items()
+    return [] if request.multi_modal_data is None else request.multi_modal_data.placed()
 
 
 def _stop_table(params: Sequence[Any], device: torch.device) -> torch.Tensor:

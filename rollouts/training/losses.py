@@ -52,12 +52,12 @@ def policy_gradient_loss(
 
 
 def group_advantages(
-    rewards: Sequence[float], groups: Sequence[Hashable], *, scale: Literal["std", "none"] = "std"
+    rewards: Sequence[float], groups: Sequence[Hashable], *, scale: Literal["group", "batch", "none"] = "group"
 ) -> np.ndarray:
-    """Reward minus the mean of its group, divided by the group's standard deviation if `scale` is "std".
+    """Reward minus the mean of its group, float32 (n,); a group in which all rewards are equal teaches nothing: 0.
 
-    Group-relative advantages as in GRPO (Shao et al. 2024, arXiv:2402.03300). float32 (n,); a group in which all
-    rewards are equal teaches nothing and gets 0.
+    `scale` says which standard deviation it is divided by: that of its group's rewards, as in GRPO (Shao et al. 2024,
+    arXiv:2402.03300); that of all centred rewards, so that nearly solved groups do not weigh as much as open ones; none.
     """
     values = np.asarray(rewards, dtype=np.float64)
     advantages = np.zeros(len(values))
@@ -68,5 +68,7 @@ def group_advantages(
         centred = values[indices] - values[indices].mean()
         spread = centred.std()
         if spread > 0:
-            advantages[indices] = centred / spread if scale == "std" else centred
+            advantages[indices] = centred / spread if scale == "group" else centred
+    if scale == "batch" and (spread := advantages.std()) > 0:
+        advantages /= spread
     return advantages.astype(np.float32)

@@ -63,7 +63,7 @@ def sample_from_rendered(
     loss_mask = np.array(rendered.sampled_mask, dtype=bool)
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
-    media = rendered.multi_modal_data.items() if rendered.multi_modal_data is not None else []
+    media = rendered.multi_modal_data.placed() if rendered.multi_modal_data is not None else []
     return TrainingSample(
         token_ids=np.array(rendered.token_ids, dtype=np.int32),
         loss_mask=loss_mask,

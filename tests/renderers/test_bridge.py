@@ -59,7 +59,7 @@ def sampled_turn(renderer: TemplateRenderer, history: list[Any], assistant: Any)
 def check_media(result: RenderedTokens, expected: RenderedTokens) -> None:
     assert result.multi_modal_data is not None
     assert expected.multi_modal_data is not None
-    for one, other in zip(result.multi_modal_data.items(), expected.multi_modal_data.items(), strict=True):
+    for one, other in zip(result.multi_modal_data.placed(), expected.multi_modal_data.placed(), strict=True):
         assert one[0].mm_hash == other[0].mm_hash
         assert one[1] == other[1]
     assert result.multi_modal_data.mm_hashes == expected.multi_modal_data.mm_hashes
@@ -133,13 +133,6 @@ def test_whatever_was_sampled_is_continued_verbatim(
     check_spans(outcome)
 
 
-_SAMPLED_SCAFFOLD = pytest.mark.xfail(
-    strict=True,
-    reason="attribution._sampled takes what the template prints behind the cut-off turn (a line break) for sampled",
-)
-
-
-@_SAMPLED_SCAFFOLD
 def test_attribution_of_a_bridge(renderer: TemplateRenderer) -> None:
     prompt = ids_of(renderer, "<|im_start|>", "user\nQ", "<|im_end|>", "\n", "<|im_start|>", "assistant\n")
     completion = ids_of(renderer, "A", "<|im_end|>")
@@ -177,7 +170,6 @@ def test_a_completion_cut_off_by_a_length_limit_gets_its_close_as_scaffold(rende
     assert result.is_content[close] is False
 
 
-@_SAMPLED_SCAFFOLD
 def test_an_empty_completion_is_closed(renderer: TemplateRenderer) -> None:
     prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
     result = bridged(renderer.bridge_to_next_turn(prompt, [], REPLY))
@@ -264,9 +256,6 @@ def test_a_sampled_placeholder_is_not_a_picture(renderer: TemplateRenderer) -> N
     assert [where.length for where in second.multi_modal_data.mm_placeholders["image"]] == [4, 6]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="check_carried_media takes empty media for missing media, so a text-only episode is refused"
-)
 def test_a_placeholder_sampled_in_an_episode_without_pictures_does_not_stop_it(renderer: TemplateRenderer) -> None:
     prompt = renderer.render(QUESTION, add_generation_prompt=True)
     completion = ids_of(renderer, "<|image_pad|>", "<|im_end|>")
@@ -370,7 +359,7 @@ def test_image_tokens_without_their_media_are_refused(renderer: TemplateRenderer
 def test_media_whose_range_covers_other_tokens_is_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
     seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
     assert seen.multi_modal_data is not None
-    ((item, where),) = seen.multi_modal_data.items()
+    ((item, where),) = seen.multi_modal_data.placed()
     for wrong in (where.shifted(1), where.shifted(-1), where.shifted(10**6)):
         media = MultiModalData.from_items([(item, wrong)])
         reason = refusal(renderer, seen.token_ids, completion, REPLY, previous_multi_modal_data=media)

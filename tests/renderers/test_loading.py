@@ -269,9 +269,6 @@ def test_a_content_that_is_absent_prints_as_nothing_and_none_as_none(model: Path
     assert renderer.tokenizer.decode(none.token_ids) == "<|im_start|>assistant\nNone<|im_end|>\n"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="transformers fills reasoning_content from `reasoning` and `thinking`; we do not"
-)
 @pytest.mark.parametrize("key", ["reasoning", "thinking"])
 def test_older_names_of_reasoning_are_read(model: Path, key: str) -> None:
     source = CHATML.replace("{{ m.content }}", "{{ m.reasoning_content }}|{{ m.content }}")

@@ -443,9 +443,6 @@ def test_one_picture_is_processed_once_and_shared_between_conversations(tiny_mod
     assert items[0] is items[1]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="load_renderer: `media_store or MediaStore()` drops an empty store, which is falsy"
-)
 def test_a_store_handed_to_two_renderers_is_shared(tiny_model_dir: Path) -> None:
     store = MediaStore()
     one, other = (load_renderer(tiny_model_dir, media_store=store) for _ in range(2))

@@ -56,7 +56,7 @@ def reference_logprobs(model, rendered, completion_ids):
     ids = torch.tensor([[*rendered.token_ids, *completion_ids]])
     types = torch.zeros_like(ids)
     inputs = {}
-    placed = rendered.multi_modal_data.items()
+    placed = rendered.multi_modal_data.placed()
     if placed:
         for _, where in placed:
             types[0, where.offset : where.end] = 1

@@ -54,6 +54,9 @@ def test_clipping_removes_only_the_incentive_to_go_further(ratio, advantage, sur
 def test_advantages_compare_within_a_group_only():
     rewards, groups = [1.0, 0.0, 10.0, 10.0, 0.5], ["a", "a", "b", "b", "c"]
     assert group_advantages(rewards, groups).tolist() == [1.0, -1.0, 0.0, 0.0, 0.0]
+    deviation = math.sqrt(0.5 / 5)
+    expected = [pytest.approx(value / deviation) for value in (0.5, -0.5, 0.0, 0.0, 0.0)]
+    assert group_advantages(rewards, groups, scale="batch").tolist() == expected
     assert group_advantages(rewards, groups, scale="none").tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
 
 
