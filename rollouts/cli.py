@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -25,25 +28,37 @@ def demo(
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its target.")] = False,
 ) -> None:
     """Watch a tiny vision-language model learn to read digits, from random weights, on this machine."""
+    console = Console()
+    missing = [name for name in ("torch", "transformers", "sklearn", "matplotlib") if find_spec(name) is None]
+    if missing:
+        console.print(f'the demo needs {", ".join(missing)}: pip install "mmrollouts\\[demo]"')
+        raise typer.Exit(2)
     # Two processes take turns on the same cores; threads that spin while the other one works would slow it down.
     # Read when torch is imported, here and in the child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    console = Console()
-    try:
-        from rollouts.demo.progress import Progress
-        from rollouts.demo.recipe import FULL, QUICK
-        from rollouts.demo.report import plot_curves, results_table
-        from rollouts.demo.run import run_demo
-    except ImportError as error:
-        raise typer.BadParameter(f'{error}. Install what the demo needs: pip install "mmrollouts[demo]"') from error
+    from rollouts.demo.recipe import FULL, QUICK
+    from rollouts.demo.trainer_process import TrainerProcess
 
     recipe = QUICK if quick else FULL
+    started = time.perf_counter()
     try:
-        with Progress(console, recipe) as progress:
-            results = run_demo(recipe=recipe, seed=seed, out=out, progress=progress)
+        # Started before anything heavy is imported here, so that both processes load torch at the same time.
+        with TrainerProcess(out / "model", recipe, seed) as trainer:
+            from rollouts.demo.progress import Progress
+            from rollouts.demo.report import plot_curves, results_table
+            from rollouts.demo.run import run_demo
+
+            # Episodes make objects by the hundred thousand; scanning those of torch and transformers again each time
+            # would cost as much as sampling does.
+            gc.freeze()
+            gc.set_threshold(50_000, 20, 20)
+            with Progress(console, recipe) as progress:
+                results = run_demo(recipe=recipe, seed=seed, out=out, trainer=trainer, progress=progress)
     except KeyboardInterrupt:
         console.print(f"interrupted; the episodes so far are in {out / 'trajectories.mmr'}")
         raise typer.Exit(130) from None
+    results.seconds = time.perf_counter() - started
+    results.save(out / "results.json")
     plot_curves(results, out / "curves.png")
     console.print(results_table(results))
     console.print(f"in {out}: curves.png, trajectories.mmr, results.json, model/")

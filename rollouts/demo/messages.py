@@ -38,11 +38,3 @@ class Learned:
     mismatch: MismatchReport = MismatchReport()
     trained_tokens: int = 0
     images_derived: int = 0
-
-
-@wire_type("rollouts.demo.Failed")
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The trainer could not go on."""
-
-    reason: str

@@ -30,18 +30,18 @@ class Recipe:
     sft_batch: int = 32
     sft_learning_rate: float = 2e-3
     sft_warmup: int = 20
+    sft_first_check: int = 40
     sft_chunk: int = 4
     sft_max_steps: int = 200
-    sft_target: float = 0.56
+    sft_target: float = 0.52
     probe_digits: int = 200
     held_out_digits: int = 360
     max_tokens: int = 4
-    max_turns: int = 2
     clip_gradient: float = 1.0
     micro_batch: int = 256
 
 
-QUICK = Recipe(rl_steps=48, rl_learning_rate=2.5e-3, evaluate_every=12)
+QUICK = Recipe(rl_steps=44, rl_learning_rate=2.5e-3, evaluate_every=22)
 FULL = Recipe(rl_steps=150)
 
 

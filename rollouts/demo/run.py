@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import resource
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,26 +17,19 @@ from transformers.utils import logging as transformers_logging
 
 from renderers import TemplateRenderer, load_renderer
 from rollouts.demo.curriculum import Curriculum
-from rollouts.demo.messages import Failed, Learn, Learned, WarmStart
+from rollouts.demo.messages import Learn, WarmStart
 from rollouts.demo.naive import naive_bytes
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
-from rollouts.demo.trainer import trainer_main
+from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import SamplingParams
 from rollouts.environments.digits import DigitsEnvironment, DigitSet, load_digit_sets
 from rollouts.episode import derived_seed
-from rollouts.errors import RolloutsError
 from rollouts.runner import EpisodeSpec, run_episodes
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory import Trajectory
-from transport import RecordWriter, decode, encode
-
-T = TypeVar("T")
-
-
-class TrainerDiedError(RolloutsError):
-    """The training process ended or failed; its traceback is in the message."""
+from transport import RecordWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,47 +109,6 @@ class Results:
         path.write_text(json.dumps({**asdict(self), **summary, "missed": self.missed_targets()}, indent=2) + "\n")
 
 
-class TrainerProcess:
-    """The training process behind a pipe that carries bytes of `transport.encode` and nothing else."""
-
-    def __init__(self, model_directory: Path, recipe: Recipe, seed: int, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=trainer_main, args=(theirs, str(model_directory), recipe, seed, threads), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-
-    async def ask(self, request: WarmStart | Learn) -> tuple[Learned, int]:
-        """The trainer's reply, and how many bytes the request took."""
-        message = encode(request)
-        reply = await asyncio.to_thread(self._exchange, message)
-        if isinstance(reply, Failed):
-            raise TrainerDiedError(reply.reason)
-        assert isinstance(reply, Learned)
-        return reply, len(message)
-
-    def _exchange(self, message: bytes) -> object:
-        try:
-            self._connection.send_bytes(message)
-            return decode(self._connection.recv_bytes())
-        except (EOFError, ConnectionError) as error:
-            raise TrainerDiedError(f"the training process ended with exit code {self._process.exitcode}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._connection.close()
-        self._process.join(timeout=5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-
 class Demo:
     """One run, from random weights to the table."""
 
@@ -190,11 +139,12 @@ class Demo:
             self.results.before = await self._score(self.held_out_digits, "before")
             for step in range(self.recipe.rl_steps):
                 await self._learn(step)
-                if (step + 1) % self.recipe.evaluate_every == 0:
+                last = step + 1 == self.recipe.rl_steps
+                if last or (step + 1) % self.recipe.evaluate_every == 0:
                     score = await self._score(self.held_out_digits, f"step-{step}")
                     self.results.held_out[step + 1] = score.accuracy
                     self.progress.evaluated(step + 1, score.accuracy)
-            self.results.after = await self._score(self.held_out_digits, "after")
+                    self.results.after = score
             self.results.blank = await self._score(self.held_out_digits, "blank", blank=True)
         finally:
             await self.engine.close()
@@ -207,10 +157,11 @@ class Demo:
         first = self.recipe.labelled
         probe = self.train_digits.take(range(first, first + self.recipe.probe_digits))
         while self.results.warm_steps < self.recipe.sft_max_steps:
-            learned, _ = await self.trainer.ask(WarmStart(self.recipe.sft_chunk))
-            self.results.warm_steps += self.recipe.sft_chunk
+            steps = self.recipe.sft_chunk if self.results.warm_steps else self.recipe.sft_first_check
+            learned, _ = await self.trainer.ask(WarmStart(steps))
+            self.results.warm_steps += steps
             await self.engine.update_weights(learned.weights, f"warm-{self.results.warm_steps}")
-            score = await self._score(probe, f"warm-{self.results.warm_steps}")
+            score = await self._score(probe, f"warm-{self.results.warm_steps}", max_turns=1)
             self.progress.warmed(self.results.warm_steps, learned.loss, score.accuracy)
             if score.accuracy >= self.recipe.sft_target:
                 return
@@ -221,9 +172,11 @@ class Demo:
         trajectories = await self._play(self.train_digits, self._specs(step, digits))
         right = np.array([_right_at_once(t) for t in trajectories]).reshape(len(digits), self.recipe.group_size)
         self._curriculum.played(digits, np.all(right, axis=1))
+        learning = asyncio.create_task(self.trainer.ask(Learn(trajectories, step / self.recipe.rl_steps)))
+        await asyncio.sleep(0)  # the request is on its way; the file is written while the other process learns
         for trajectory in trajectories:
             self.writer.append(trajectory)
-        learned, sent = await self.trainer.ask(Learn(trajectories, step / self.recipe.rl_steps))
+        learned, sent = await learning
         await self.engine.update_weights(learned.weights, f"rl-{step + 1}")
         self._count(trajectories, sent)
         mismatch = learned.mismatch
@@ -254,19 +207,21 @@ class Demo:
             for member in members
         ]
 
-    async def _score(self, digits: DigitSet, name: str, *, blank: bool = False) -> Score:
+    async def _score(self, digits: DigitSet, name: str, *, max_turns: int = 2, blank: bool = False) -> Score:
         specs = [EpisodeSpec(index, derived_seed(self.seed, "score", index), name) for index in range(len(digits))]
-        trajectories = await self._play(digits, specs, blank=blank)
+        trajectories = await self._play(digits, specs, max_turns=max_turns, blank=blank)
         return Score(_first_try_accuracy(trajectories), _mean([t.reward for t in trajectories]))
 
-    async def _play(self, digits: DigitSet, specs: Sequence[EpisodeSpec], *, blank: bool = False) -> list[Trajectory]:
+    async def _play(
+        self, digits: DigitSet, specs: Sequence[EpisodeSpec], *, max_turns: int = 2, blank: bool = False
+    ) -> list[Trajectory]:
         return await run_episodes(
             lambda: DigitsEnvironment(digits, blank=blank),
             specs,
             engine=self.engine,
             renderer=self.renderer,
             sampling=self.sampling,
-            max_turns=self.recipe.max_turns,
+            max_turns=max_turns,
         )
 
     def _count(self, trajectories: Sequence[Trajectory], sent: int) -> None:
@@ -284,20 +239,19 @@ class Demo:
         results.naive_bytes += naive_bytes(trajectories, self.renderer.image_processor)
 
 
-def run_demo(*, recipe: Recipe, seed: int, out: Path, progress: Progress) -> Results:
-    """Run the demonstration; leaves `model/`, `trajectories.mmr` and `results.json` in `out`.
+def run_demo(*, recipe: Recipe, seed: int, out: Path, trainer: TrainerProcess, progress: Progress) -> Results:
+    """Run the demonstration; leaves `model/` and `trajectories.mmr` in `out`.
 
-    Interrupted, it raises `KeyboardInterrupt` with every episode that was finished in a readable file.
+    `trainer` was made for `out / "model"`, which is written here. Interrupted, it raises `KeyboardInterrupt` with every
+    episode that was finished in a readable file.
     """
-    started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     episodes = out / "trajectories.mmr"
     episodes.unlink(missing_ok=True)
     transformers_logging.disable_progress_bar()
-    threads = min(2, torch.get_num_threads())
-    torch.set_num_threads(threads)
+    torch.set_num_threads(trainer.threads)
     model_directory = tiny_qwen3_vl(out / "model", seed)
-    with TrainerProcess(model_directory, recipe, seed, threads) as trainer, RecordWriter(episodes) as writer:
+    with RecordWriter(episodes) as writer:
         demo = Demo(
             recipe=recipe,
             seed=seed,
@@ -307,10 +261,9 @@ def run_demo(*, recipe: Recipe, seed: int, out: Path, progress: Progress) -> Res
             progress=progress,
         )
         results = asyncio.run(demo.run())
+    trainer.stop()
     results.file_bytes = episodes.stat().st_size
-    results.seconds = time.perf_counter() - started
     results.peak_memory_gb = _peak_memory_gb()
-    results.save(out / "results.json")
     return results
 
 

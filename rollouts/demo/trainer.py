@@ -1,19 +1,15 @@
-"""The training side: a process of its own that sees episodes only as bytes."""
+"""The training side: it sees episodes only as what came out of bytes."""
 
 from __future__ import annotations
 
-import signal
-import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
-from transformers.utils import logging as transformers_logging
 
 from renderers import Message, load_renderer
-from rollouts.demo.messages import Failed, Learn, Learned, WarmStart
+from rollouts.demo.messages import Learn, Learned, WarmStart
 from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.environments.digits import DigitsEnvironment, load_digit_sets
 from rollouts.training import (
@@ -29,26 +25,6 @@ from rollouts.training import (
 )
 from rollouts.training.mismatch import MismatchReport, joined
 from rollouts.trajectory import Trajectory
-from transport import decode, encode
-
-
-def trainer_main(connection: Connection, model_directory: str, recipe: Recipe, seed: int, threads: int) -> None:
-    """Serve requests until the other end is closed. Ctrl-C is the other process's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    transformers_logging.disable_progress_bar()
-    trainer = Trainer(Path(model_directory), recipe, seed)
-    while True:
-        try:
-            request = decode(connection.recv_bytes())
-        except EOFError:
-            return
-        try:
-            reply: Learned | Failed = trainer.answer(request)
-        except BaseException:
-            connection.send_bytes(encode(Failed(traceback.format_exc())))
-            raise
-        connection.send_bytes(encode(reply))
 
 
 class Trainer:
@@ -158,14 +134,15 @@ class Trainer:
         ]
 
     def _micro_batches(self, samples: list[TrainingSample]) -> list[TrainingBatch]:
-        """Short rows beside short ones, because padding costs as much as tokens, and those of one picture together,
-        because a micro-batch encodes it once."""
+        """Rows of one length together, because padding costs as much as tokens, and those of one picture, because a
+        micro-batch encodes it once."""
         rows = sorted(samples, key=lambda sample: (len(sample), [item.mm_hash for item, _ in sample.media]))
-        size = self.recipe.micro_batch
-        return [
-            TrainingBatch.from_samples(rows[start : start + size], pad_id=self.pad_id)
-            for start in range(0, len(rows), size)
-        ]
+        parts: list[list[TrainingSample]] = []
+        for row in rows:
+            if not parts or len(parts[-1]) == self.recipe.micro_batch or len(row) > 1.2 * len(parts[-1][0]):
+                parts.append([])
+            parts[-1].append(row)
+        return [TrainingBatch.from_samples(part, pad_id=self.pad_id) for part in parts]
 
     # Optimizing.
 

@@ -13,8 +13,8 @@ from renderers import Message
 from rollouts.environment import StepResult
 from rollouts.errors import MissingExtraError
 
-QUESTION = "Which digit is this?"
-SECOND_QUESTION = "No. Look again."
+QUESTION = "Which digit?"
+SECOND_QUESTION = "No. Again?"
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,7 +57,8 @@ def group_advantages(
     """Reward minus the mean of its group, float32 (n,); a group in which all rewards are equal teaches nothing: 0.
 
     `scale` says which standard deviation it is divided by: that of its group's rewards, as in GRPO (Shao et al. 2024,
-    arXiv:2402.03300); that of all centred rewards, so that nearly solved groups do not weigh as much as open ones; none.
+    arXiv:2402.03300); that of all centred rewards, so that a nearly solved group does not weigh as much as an open one;
+    none.
     """
     values = np.asarray(rewards, dtype=np.float64)
     advantages = np.zeros(len(values))

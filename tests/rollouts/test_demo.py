@@ -15,7 +15,8 @@ from rollouts.demo.messages import Learn
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import QUICK
 from rollouts.demo.report import plot_curves, results_table
-from rollouts.demo.run import TrainerDiedError, TrainerProcess, run_demo
+from rollouts.demo.run import run_demo
+from rollouts.demo.trainer_process import TrainerDiedError, TrainerProcess
 from transport import RecordReader, read_records
 
 SHORT = replace(
@@ -25,6 +26,7 @@ SHORT = replace(
     group_size=4,
     evaluate_every=2,
     sft_max_steps=4,
+    sft_first_check=2,
     sft_chunk=2,
     probe_digits=10,
     held_out_digits=20,
@@ -33,8 +35,8 @@ SHORT = replace(
 
 def run(out, seed=0):
     console = Console(file=open(os.devnull, "w"))  # noqa: SIM115
-    with Progress(console, SHORT) as progress:
-        return run_demo(recipe=SHORT, seed=seed, out=out, progress=progress)
+    with TrainerProcess(out / "model", SHORT, seed) as trainer, Progress(console, SHORT) as progress:
+        return run_demo(recipe=SHORT, seed=seed, out=out, trainer=trainer, progress=progress)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def test_the_same_seed_gives_the_same_trajectories_token_for_token(first_run, tm
 
 
 def test_the_report_shows_what_was_measured(first_run, tmp_path):
-    out, results = first_run
+    _, results = first_run
     console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(results_table(results))
     text = console.export_text()
@@ -87,7 +89,8 @@ def test_the_report_shows_what_was_measured(first_run, tmp_path):
     assert f"{results.max_mismatch:.2e}" in text
     plot_curves(results, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    saved = json.loads((out / "results.json").read_text())
+    results.save(tmp_path / "results.json")
+    saved = json.loads((tmp_path / "results.json").read_text())
     assert saved["max_mismatch"] == results.max_mismatch
     assert saved["missed"], "two steps cannot have reached the targets"
 
@@ -96,7 +99,7 @@ def test_a_training_process_that_dies_is_noticed(first_run):
     out, _ = first_run
     import asyncio
 
-    with TrainerProcess(out / "no-such-model", SHORT, 0, 1) as trainer, pytest.raises(TrainerDiedError):
+    with TrainerProcess(out / "no-such-model", SHORT, 0) as trainer, pytest.raises(TrainerDiedError):
         asyncio.run(trainer.ask(Learn([], 0.0)))
 
 
@@ -104,7 +107,7 @@ def test_a_training_process_that_dies_is_noticed(first_run):
 def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
     shortened = (
         "import dataclasses, rollouts.demo.recipe as recipe\n"
-        "recipe.QUICK = dataclasses.replace(recipe.QUICK, sft_max_steps=1, sft_chunk=1, held_out_digits=10)\n"
+        "recipe.QUICK = dataclasses.replace(recipe.QUICK, sft_max_steps=1, sft_first_check=1, held_out_digits=10)\n"
         "from rollouts.cli import main\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
