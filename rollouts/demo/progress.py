@@ -23,6 +23,7 @@ class Progress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[figures]}"),
+            refresh_per_second=2,
             console=console,
         )
         self._recipe = recipe

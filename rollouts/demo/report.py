@@ -20,7 +20,7 @@ def results_table(results: Results) -> Table:
         "held-out first-try accuracy",
         f"{results.before.accuracy:.3f}",
         f"{results.after.accuracy:.3f} ({lift:+.3f})",
-        f">= {TARGETS.accuracy} and +{TARGETS.lift}",
+        f">= {results.recipe.target_accuracy} and +{TARGETS.lift}",
     )
     table.add_row("held-out mean reward", f"{results.before.reward:.3f}", f"{results.after.reward:.3f}", "")
     table.add_row(

@@ -92,8 +92,8 @@ class Results:
         """What was not reached, in words; empty if everything was."""
         lift = self.after.accuracy - self.before.accuracy
         checks = {
-            f"held-out accuracy {self.after.accuracy:.3f} is below {TARGETS.accuracy}": self.after.accuracy
-            >= TARGETS.accuracy,
+            f"held-out accuracy {self.after.accuracy:.3f} is below {self.recipe.target_accuracy}": self.after.accuracy
+            >= self.recipe.target_accuracy,
             f"RL lifted accuracy by {lift:.3f}, less than {TARGETS.lift}": lift >= TARGETS.lift,
             f"blanked pictures score {self.blank.accuracy:.3f}, not chance": TARGETS.blank_low
             <= self.blank.accuracy
