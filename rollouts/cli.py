@@ -22,7 +22,7 @@ def commands() -> None:
 
 @app.command()
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer RL steps: about a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer RL steps: about 80 seconds.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Decides everything: weights, digits, samples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where model, trajectories, curves and figures go.")] = Path("demo-out"),
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its target.")] = False,

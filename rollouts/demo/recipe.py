@@ -22,7 +22,7 @@ class Recipe:
     group_size: int = 4
     epochs: int = 2
     rl_learning_rate: float = 2e-3
-    rl_warmup: int = 3
+    rl_warmup: int = 12
     final_rate: float = 0.03
     kept_solved: float = 0.25
     evaluate_every: int = 15
