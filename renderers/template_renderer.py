@@ -24,6 +24,7 @@ from renderers.media.reference import source_of_part
 from renderers.messages import IMAGE_PART_TYPES, check_messages, media_parts, without_media
 from renderers.parsing.parser import parse_response
 from renderers.parsing.response import ParsedResponse
+from renderers.protocol import Messages, Tools
 from renderers.rendered import MediaItem, MultiModalData, RenderedTokens
 from renderers.template.chat_template import ChatTemplate, Printed
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy, encode_printed
@@ -31,9 +32,6 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.qwen_vl import QwenVLProcessor
 
 _log = logging.getLogger("renderers")
-
-Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
 
 
 class _ShownItem(NamedTuple):

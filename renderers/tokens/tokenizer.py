@@ -52,7 +52,9 @@ class TemplateTokenizer:
         self._token_of = {token_id: content for content, token_id in self._id_of.items()}
         try:
             self._body = Tokenizer.from_str(json.dumps({**definition, "added_tokens": [], "post_processor": None}))
-        except Exception as error:  # tokenizers raises bare Exception for a definition that it cannot read
+        except Exception as error:
+            if type(error) is not Exception:  # what tokenizers raises for a definition that it cannot read
+                raise
             raise InvalidFileError("tokenizer.json", f"not a tokenizer that `tokenizers` can read: {error}") from error
         self._body.no_padding()
         self._body.no_truncation()

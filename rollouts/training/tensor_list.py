@@ -35,7 +35,3 @@ class TensorList(Sequence[torch.Tensor | None]):
         """The rows that are there, one after the other along dimension 0; None if no row is there."""
         present = [row for row in self._rows if row is not None]
         return torch.cat(present) if present else None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(row.nbytes for row in self._rows if row is not None)
