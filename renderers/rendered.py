@@ -41,7 +41,7 @@ class MediaItem(Mapping[str, np.ndarray]):
     modality: str
     mm_hash: str
     source: MediaSource
-    tensors: Mapping[str, np.ndarray]
+    tensors: Mapping[str, np.ndarray] = field(repr=False)
     num_tokens: int
     scale: PixelScale
 

@@ -1,0 +1,59 @@
+"""The tiny checkpoint is a real one."""
+
+import numpy as np
+import pytest
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+from renderers import load_renderer
+from rollouts.testing import tiny_qwen3_vl
+
+
+def weights(directory):
+    model = AutoModelForImageTextToText.from_pretrained(directory)
+    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+
+
+def test_it_is_a_qwen3_vl_of_under_a_million_parameters(tiny_model_dir):
+    model = AutoModelForImageTextToText.from_pretrained(tiny_model_dir)
+    assert type(model).__name__ == "Qwen3VLForConditionalGeneration"
+    assert 100_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+
+
+def test_the_seed_decides_the_weights(tiny_model_dir, tmp_path):
+    ours = weights(tiny_model_dir)
+    again, other = (
+        weights(tiny_qwen3_vl(tmp_path / "again", seed=0)),
+        weights(tiny_qwen3_vl(tmp_path / "other", seed=1)),
+    )
+    assert all(np.array_equal(ours[name], again[name]) for name in ours)
+    assert not all(np.array_equal(ours[name], other[name]) for name in ours)
+
+
+def test_writing_it_leaves_the_callers_random_state_alone(tmp_path):
+    import torch
+
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    tiny_qwen3_vl(tmp_path, seed=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_tokenizer_model_and_processor_agree_on_the_control_tokens(tiny_model_dir):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    config = AutoModelForImageTextToText.from_pretrained(tiny_model_dir).config
+    renderer = load_renderer(tiny_model_dir)
+    assert tokenizer.convert_tokens_to_ids("<|image_pad|>") == config.image_token_id == renderer.image_token_id
+    assert tokenizer.convert_tokens_to_ids("<|vision_start|>") == config.vision_start_token_id
+    assert renderer.get_stop_token_ids() == [tokenizer.eos_token_id] == [config.text_config.eos_token_id]
+    processor = AutoImageProcessor.from_pretrained(tiny_model_dir)
+    assert processor.patch_size == config.vision_config.patch_size
+    assert processor.merge_size == config.vision_config.spatial_merge_size
+
+
+@pytest.mark.parametrize("text", ["plain", "naïve café", "日本", "\x00\x7f", "a\r\n\tb"])
+def test_every_byte_is_a_token(tiny_model_dir, text):
+    renderer = load_renderer(tiny_model_dir)
+    run = renderer.tokenizer.encode_run(text)
+    assert len(run.ids) == len(text.encode())
+    assert renderer.tokenizer.decode(run.ids) == text
