@@ -1,10 +1,18 @@
 """Episodes against inference engines, trajectories, and the training batches made of them."""
 
-import renderers
+from importlib.util import find_spec
+from pathlib import Path
+
 from rollouts.errors import ForeignRenderersError, RolloutsError
 
-if getattr(renderers, "__distribution__", None) != "mmrollouts":
-    raise ForeignRenderersError(str(getattr(renderers, "__file__", "an unknown place")))
+# Read, not imported: the other distribution's package may fail on a dependency of its own before anyone can ask it.
+_spec = find_spec("renderers")
+if (
+    _spec is not None
+    and _spec.origin
+    and '__distribution__ = "mmrollouts"' not in Path(_spec.origin).read_text("utf-8")
+):
+    raise ForeignRenderersError(_spec.origin)
 
 from rollouts.engines.protocol import (
     Completion,
