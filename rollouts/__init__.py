@@ -14,7 +14,7 @@ if (
 ):
     raise ForeignRenderersError(_spec.origin)
 
-from rollouts.engines.protocol import (
+from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is known to be ours)
     Completion,
     Engine,
     FinishReason,
@@ -23,9 +23,9 @@ from rollouts.engines.protocol import (
     SamplingParams,
     WeightSpan,
 )
-from rollouts.environment import Environment, StepResult, in_thread
-from rollouts.episode import run_episode
-from rollouts.trajectory import MediaReference, TokenNode, Trajectory, Turn
+from rollouts.environment import Environment, StepResult, in_thread  # noqa: E402
+from rollouts.episode import run_episode  # noqa: E402
+from rollouts.trajectory import MediaReference, TokenNode, Trajectory, Turn  # noqa: E402
 
 __all__ = [
     "Completion",
