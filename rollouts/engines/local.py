@@ -31,7 +31,7 @@ from rollouts.errors import (
     OverlongPromptError,
     WeightUpdateError,
 )
-from rollouts.models.placement import PlacedItem, place_rows
+from rollouts.models.placement import PlacedItem, misplaced, place_rows
 
 try:
     import torch
@@ -130,7 +130,7 @@ class LocalEngine:
         self._closed = True
         for loop, queue in self._queues.items():
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_fail, queue.waiting, EngineClosedError("waiting", "the engine was closed"))
+                loop.call_soon_threadsafe(_fail, queue.waiting, _closed_error("waiting"))
         await asyncio.to_thread(self._worker.shutdown)
 
     # The event loop's side.
@@ -145,7 +145,12 @@ class LocalEngine:
         loop = asyncio.get_running_loop()
         try:
             while await self._gather(queue):
+                if self._closed:
+                    _fail(queue.waiting, _closed_error("waiting"))
+                    return
                 batch = self._take_batch(queue)
+                if not batch:  # every caller was cancelled
+                    continue
                 running = loop.run_in_executor(self._worker, self._run, [entry.request for entry in batch])
                 await asyncio.wait([running])
                 # Whatever stopped the batch belongs to those who wait for it; nobody else would ever see it.
@@ -182,7 +187,7 @@ class LocalEngine:
 
     def _refuse_if_closed(self, request_id: str) -> None:
         if self._closed:
-            raise EngineClosedError(request_id, "the engine is closed")
+            raise _closed_error(request_id)
 
     def _check(self, request: GenerateRequest) -> None:
         self._refuse_if_closed(request.request_id)
@@ -196,20 +201,14 @@ class LocalEngine:
                 request.request_id,
                 f"token ids run from {ids.min()} to {ids.max()}, the vocabulary from 0 to {self._vocab_size - 1}",
             )
-        end = 0
-        for item, where in _media_of(request):
-            covered = ids[where.offset : where.end]
-            if where.offset < end or where.length != item.num_tokens or len(covered) != where.length:
-                raise InvalidRequestError(
-                    request.request_id,
-                    f"picture {item.mm_hash[:12]} of {item.num_tokens} tokens sits at {where.offset}:{where.end} of a "
-                    f"prompt of {len(ids)} tokens, behind a picture that ends at {end}",
-                )
-            if np.any(covered != self._model.config.image_token_id):
+        media = _media_of(request)
+        if (words := misplaced(media, len(ids))) is not None:
+            raise InvalidRequestError(request.request_id, words)
+        for _, where in media:
+            if np.any(ids[where.offset : where.end] != self._model.config.image_token_id):
                 raise InvalidRequestError(
                     request.request_id, f"tokens {where.offset}:{where.end} are not all the image placeholder"
                 )
-            end = where.end
 
     # The worker thread's side.
 
@@ -364,6 +363,10 @@ class _Batch:
             stop_token_id=last if stopped else None,
             weight_spans=(WeightSpan(self._engine.weight_version, 0, len(ids)),),
         )
+
+
+def _closed_error(request_id: str) -> EngineClosedError:
+    return EngineClosedError(request_id, "the engine is closed")
 
 
 def _fail(entries: list[_Waiting], error: BaseException) -> None:

@@ -16,6 +16,22 @@ from renderers import MediaItem, PlaceholderRange
 PlacedItem = tuple[MediaItem, PlaceholderRange]
 
 
+def misplaced(placed: Sequence[PlacedItem], length: int) -> str | None:
+    """What is wrong with the ranges of pictures in a row of `length` tokens, in words; None if nothing is.
+
+    Ranges must be in order, apart from each other, inside the row, and as long as their pictures have tokens.
+    """
+    end = 0
+    for item, where in placed:
+        if where.offset < end or where.end > length or where.length != item.num_tokens:
+            return (
+                f"picture {item.mm_hash[:12]} of {item.num_tokens} tokens cannot sit at {where.offset}:{where.end} of "
+                f"{length} tokens, behind a picture that ends at {end}"
+            )
+        end = where.end
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
     """A padded batch of B rows and T columns.

@@ -11,6 +11,7 @@ from renderers import MediaItem, PlaceholderRange, RenderedTokens
 from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import PixelMismatchError, SampleError
+from rollouts.models.placement import misplaced
 from rollouts.trajectory import MediaReference, Trajectory
 
 
@@ -42,15 +43,8 @@ class TrainingSample:
         trained = self.logprobs[self.loss_mask]
         if not np.all(np.isfinite(trained)):
             raise SampleError(self.name, "a trained token has no finite log-probability")
-        end = 0
-        for item, where in self.media:
-            if where.offset < end or where.end > count or where.length != item.num_tokens:
-                raise SampleError(
-                    self.name,
-                    f"picture {item.mm_hash[:12]} of {item.num_tokens} tokens cannot sit at {where.offset}:{where.end} "
-                    f"of {count} tokens, behind a picture that ends at {end}",
-                )
-            end = where.end
+        if (words := misplaced(self.media, count)) is not None:
+            raise SampleError(self.name, words)
 
     def __len__(self) -> int:
         return len(self.token_ids)

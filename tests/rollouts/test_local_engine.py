@@ -266,6 +266,34 @@ def test_a_closed_engine_refuses(engine, renderer):
         generate(engine, request(prompt(renderer)))
 
 
+def test_closing_fails_what_is_waiting_instead_of_leaving_it_hanging(engine, renderer):
+    async def scenario():
+        waiting = [asyncio.create_task(engine.generate(request(prompt(renderer), seed=i))) for i in range(3)]
+        await asyncio.sleep(0)
+        await engine.close()
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+
+    assert [type(outcome) for outcome in asyncio.run(scenario())] == [EngineClosedError] * 3
+
+
+def test_a_batch_whose_callers_all_left_does_not_run(engine, renderer, monkeypatch):
+    sizes = []
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda requests: (sizes.append(len(requests)), run(requests))[1])
+
+    async def scenario():
+        gone = asyncio.create_task(engine.generate(request(prompt(renderer))))
+        await asyncio.sleep(0)
+        gone.cancel()
+        (queue,) = engine._queues.values()
+        assert queue.server is not None
+        await asyncio.wait_for(queue.server, 60)
+        return await asyncio.wait_for(engine.generate(request(prompt(renderer))), 60)
+
+    assert asyncio.run(scenario()).completions
+    assert sizes == [1]
+
+
 def test_malformed_requests_are_refused_before_the_model_sees_them(engine, renderer):
     rendered = prompt(renderer, pictures=[picture(1)])
     media = rendered.multi_modal_data
@@ -279,7 +307,7 @@ def test_malformed_requests_are_refused_before_the_model_sees_them(engine, rende
         "vocabulary": ([1, 2, 999], None),
         "from -1": ([1, -1], None),
         "not all the image placeholder": (rendered.token_ids, moved(1)),
-        "sits at": (rendered.token_ids, moved(1000)),
+        "cannot sit at": (rendered.token_ids, moved(1000)),
         "behind a picture that ends": (
             rendered.token_ids,
             MultiModalData.from_items([(item, where), (item, where)]),
