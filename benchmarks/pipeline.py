@@ -71,24 +71,13 @@ def main() -> None:
 
     # Every round another digit: pictures and texts are new to every cache, except where a row says so.
     opening = [ask(digits.plain[i], f"{QUESTION} {i}") for i in range(200)]
-    add(
-        "first prompt, everything new",
-        *alternating(
+    for name in ("first prompt, everything new", "first prompt, seen before (the other members of a group)"):
+        times = alternating(
             lambda i: renderer.render([opening[i]], add_generation_prompt=True),
             lambda i: stock_prompt([opening[i]]),
-            200,
-        ),
-        "ms",
-    )
-    add(
-        "first prompt, seen before (the other members of a group)",
-        *alternating(
-            lambda i: renderer.render([opening[i]], add_generation_prompt=True),
-            lambda i: stock_prompt([opening[i]]),
-            200,
-        ),
-        "ms",
-    )
+            rounds=200,
+        )
+        add(name, *times, "ms")
     first = [renderer.render([message], add_generation_prompt=True) for message in opening]
     second = [ask(digits.sharp[i], f"{SECOND_QUESTION} {i}") for i in range(200)]
     answer = {"role": "assistant", "content": "7"}

@@ -68,9 +68,7 @@ def attribute(
         [segment.origin is not None and segment.origin.message_index >= 0 for segment in printed.segments], dtype=bool
     )[segment_of]
 
-    sampled = np.zeros(len(ids), dtype=bool)
-    if shape is not None:
-        sampled = _sampled(printed, encoded, ids, owner, roles, shape)
+    sampled = _sampled(printed, encoded, ids, owner, roles, shape)
     placeholder = encoded.control & (ids == placeholder_id) & ~from_message
     is_assistant = np.array([role == "assistant" for role in roles] + [False], dtype=bool)[owner]  # -1 hits the False
     content = np.where(is_assistant, sampled, from_message | placeholder)
@@ -96,10 +94,12 @@ def _sampled(
     ids: np.ndarray,
     owner: np.ndarray,
     roles: Sequence[str],
-    shape: TurnShape,
+    shape: TurnShape | None,
 ) -> np.ndarray:
     """An assistant's tokens behind the generation prompt, up to and including its turn-end token."""
     sampled = np.zeros(len(ids), dtype=bool)
+    if shape is None:
+        return sampled
     for index, role in enumerate(roles):
         if role != "assistant":
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from importlib.util import find_spec
@@ -37,7 +36,7 @@ def demo(
     # Read when torch is imported, here and in the child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from rollouts.demo.recipe import FULL, QUICK
-    from rollouts.demo.trainer_process import TrainerProcess
+    from rollouts.demo.trainer_process import TrainerProcess, collect_garbage_rarely
 
     recipe = QUICK if quick else FULL
     started = time.perf_counter()
@@ -48,10 +47,7 @@ def demo(
             from rollouts.demo.report import plot_curves, results_table
             from rollouts.demo.run import run_demo
 
-            # Episodes make objects by the hundred thousand; scanning those of torch and transformers again each time
-            # would cost as much as sampling does.
-            gc.freeze()
-            gc.set_threshold(50_000, 20, 20)
+            collect_garbage_rarely()
             with Progress(console, recipe) as progress:
                 results = run_demo(recipe=recipe, seed=seed, out=out, trainer=trainer, progress=progress)
     except KeyboardInterrupt:

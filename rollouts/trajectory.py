@@ -77,7 +77,6 @@ class Trajectory:
     done: bool = False
     truncated: bool = False
     forks: int = 0
-    info: dict[str, Any] = field(default_factory=dict)
 
     def add_turn(
         self, prompt_ids: Sequence[int], media: MultiModalData | None, completion: Completion, message: Message
@@ -107,8 +106,7 @@ class Trajectory:
 
     def pay(self, reward: float, info: dict[str, Any]) -> None:
         """Record what the environment said to the last turn."""
-        last = self.turns[-1]
-        self.turns[-1] = Turn(last.node, last.finish_reason, last.message, float(reward), info)
+        self.turns[-1] = replace(self.turns[-1], reward=float(reward), info=info)
 
     @property
     def reward(self) -> float:

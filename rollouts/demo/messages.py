@@ -36,5 +36,3 @@ class Learned:
     weights: dict[str, np.ndarray]
     loss: float
     mismatch: MismatchReport = MismatchReport()
-    trained_tokens: int = 0
-    images_derived: int = 0

@@ -136,16 +136,16 @@ class Demo:
     async def run(self) -> Results:
         try:
             await self._warm_start()
-            self.results.before = await self._score(self.held_out_digits, "before")
+            self.results.before = await self._score(self.held_out_digits)
             for step in range(self.recipe.rl_steps):
                 await self._learn(step)
                 last = step + 1 == self.recipe.rl_steps
                 if last or (step + 1) % self.recipe.evaluate_every == 0:
-                    score = await self._score(self.held_out_digits, f"step-{step}")
+                    score = await self._score(self.held_out_digits)
                     self.results.held_out[step + 1] = score.accuracy
                     self.progress.evaluated(step + 1, score.accuracy)
                     self.results.after = score
-            self.results.blank = await self._score(self.held_out_digits, "blank", blank=True)
+            self.results.blank = await self._score(self.held_out_digits, blank=True)
         finally:
             await self.engine.close()
         stats = self.renderer.bridge_stats
@@ -161,7 +161,7 @@ class Demo:
             learned, _ = await self.trainer.ask(WarmStart(steps))
             self.results.warm_steps += steps
             await self.engine.update_weights(learned.weights, f"warm-{self.results.warm_steps}")
-            score = await self._score(probe, f"warm-{self.results.warm_steps}", max_turns=1)
+            score = await self._score(probe, max_turns=1)
             self.progress.warmed(self.results.warm_steps, learned.loss, score.accuracy)
             if score.accuracy >= self.recipe.sft_target:
                 return
@@ -207,8 +207,8 @@ class Demo:
             for member in members
         ]
 
-    async def _score(self, digits: DigitSet, name: str, *, max_turns: int = 2, blank: bool = False) -> Score:
-        specs = [EpisodeSpec(index, derived_seed(self.seed, "score", index), name) for index in range(len(digits))]
+    async def _score(self, digits: DigitSet, *, max_turns: int = 2, blank: bool = False) -> Score:
+        specs = [EpisodeSpec(index, derived_seed(self.seed, "score", index)) for index in range(len(digits))]
         trajectories = await self._play(digits, specs, max_turns=max_turns, blank=blank)
         return Score(_first_try_accuracy(trajectories), _mean([t.reward for t in trajectories]))
 

@@ -16,6 +16,7 @@ from rollouts.training import (
     TrainingBatch,
     TrainingSample,
     group_advantages,
+    micro_batches,
     mismatch_report,
     policy_gradient_loss,
     sample_from_rendered,
@@ -114,9 +115,7 @@ class Trainer:
             warmup = min(1, (self._updates + 1) / self.recipe.rl_warmup)
             decay = 1 - (1 - self.recipe.final_rate) * progress
             self._update(self.recipe.rl_learning_rate * warmup * decay)
-        pictures = {item.mm_hash for sample in samples for item, _ in sample.media}
-        trained = sum(int(sample.loss_mask.sum()) for sample in samples)
-        return Learned(self._weights(), total / self.recipe.epochs, joined(reports), trained, len(pictures))
+        return Learned(self._weights(), total / self.recipe.epochs, joined(reports))
 
     def _mismatch(self, batch: TrainingBatch, logprobs: torch.Tensor) -> MismatchReport:
         names = [sample.name for sample in batch.samples]
@@ -137,12 +136,7 @@ class Trainer:
         """Rows of one length together, because padding costs as much as tokens, and those of one picture, because a
         micro-batch encodes it once."""
         rows = sorted(samples, key=lambda sample: (len(sample), [item.mm_hash for item, _ in sample.media]))
-        parts: list[list[TrainingSample]] = []
-        for row in rows:
-            if not parts or len(parts[-1]) == self.recipe.micro_batch or len(row) > 1.2 * len(parts[-1][0]):
-                parts.append([])
-            parts[-1].append(row)
-        return [TrainingBatch.from_samples(part, pad_id=self.pad_id) for part in parts]
+        return list(micro_batches(rows, rows=self.recipe.micro_batch, pad_id=self.pad_id, stretch=1.2))
 
     # Optimizing.
 

@@ -80,6 +80,16 @@ class TrainerProcess:
             self._process.join()
 
 
+def collect_garbage_rarely() -> None:
+    """Leave what is loaded so far out of garbage collection, and collect less often.
+
+    Episodes make objects by the hundred thousand; scanning those of torch and transformers again each time would cost
+    as much as sampling does.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 def _serve(connection: Connection, model_directory: str, recipe: Recipe, seed: int, threads: int) -> None:
     """Answer requests until the other end is closed. Ctrl-C is the other process's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,8 +100,7 @@ def _serve(connection: Connection, model_directory: str, recipe: Recipe, seed: i
 
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()
-    gc.freeze()  # as in the other process
-    gc.set_threshold(50_000, 20, 20)
+    collect_garbage_rarely()
     trainer: Trainer | None = None
     while True:
         try:

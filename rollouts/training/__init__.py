@@ -7,7 +7,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch") from error
 
-from rollouts.training.batch import TrainingBatch
+from rollouts.training.batch import TrainingBatch, micro_batches
 from rollouts.training.logprobs import token_logprobs
 from rollouts.training.losses import PolicyLoss, group_advantages, policy_gradient_loss, sft_loss
 from rollouts.training.mismatch import MismatchReport, mismatch_report
@@ -22,6 +22,7 @@ __all__ = [
     "TrainingBatch",
     "TrainingSample",
     "group_advantages",
+    "micro_batches",
     "mismatch_report",
     "model_inputs",
     "policy_gradient_loss",

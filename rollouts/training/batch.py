@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -76,8 +77,25 @@ class TrainingBatch:
 
     def split(self, rows: int) -> Iterator[TrainingBatch]:
         """Micro-batches of at most `rows` rows, each padded to its own width only."""
-        for start in range(0, len(self), rows):
-            yield TrainingBatch.from_samples(self.samples[start : start + rows], pad_id=self.pad_id)
+        return micro_batches(self.samples, rows=rows, pad_id=self.pad_id)
+
+
+def micro_batches(
+    samples: Sequence[TrainingSample], *, rows: int, pad_id: int, stretch: float = math.inf
+) -> Iterator[TrainingBatch]:
+    """Batches of at most `rows` samples, in order, each padded to its own width only.
+
+    A sample more than `stretch` times as long as the first of its batch starts a new one: with samples sorted by length
+    that bounds what padding costs.
+    """
+    part: list[TrainingSample] = []
+    for sample in samples:
+        if part and (len(part) == rows or len(sample) > stretch * len(part[0])):
+            yield TrainingBatch.from_samples(part, pad_id=pad_id)
+            part = []
+        part.append(sample)
+    if part:
+        yield TrainingBatch.from_samples(part, pad_id=pad_id)
 
 
 def _row_tensor(sample: TrainingSample, name: str) -> torch.Tensor | None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from renderers.vision.normalise import normalise
 from rollouts.errors import SampleError
-from rollouts.models.qwen3_vl import require_qwen3_vl
+from rollouts.models.qwen3_vl import float_pixels, require_qwen3_vl
 from rollouts.training.batch import TrainingBatch
 
 
@@ -37,8 +36,8 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
     }
     pictures = [item for sample in batch.samples for item, _ in sample.media]
     if pictures:
-        pixels = [torch.from_numpy(normalise(item["pixel_values"], item.scale)) for item in pictures]
         grids = batch.media_tensors("image_grid_thw").cat()
         assert grids is not None
-        inputs |= {"pixel_values": torch.cat(pixels).to(model.dtype), "image_grid_thw": grids}
+        pixels = torch.from_numpy(float_pixels(pictures)).to(model.dtype)
+        inputs |= {"pixel_values": pixels, "image_grid_thw": grids}
     return {name: tensor.to(model.device) for name, tensor in inputs.items()}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from spelling import ids_of
 
 from renderers import BridgeRefusal, MultiModalData, RenderedTokens, TemplateRenderer, load_renderer
 from rollouts.testing import CHAT_TEMPLATE
@@ -38,15 +39,6 @@ new_messages = st.lists(users | tools, min_size=1, max_size=3)
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "Q"}]
 REPLY: list[dict[str, Any]] = [{"role": "user", "content": "R"}]
-
-
-def ids_of(renderer: TemplateRenderer, *pieces: str) -> list[int]:
-    """Each piece is a control token or plain text."""
-    found: list[int] = []
-    for piece in pieces:
-        control = renderer.tokenizer.control_id(piece)
-        found += renderer.tokenizer.encode_run(piece).ids if control is None else [control]
-    return found
 
 
 def sampled_turn(renderer: TemplateRenderer, history: list[Any], assistant: Any) -> list[int]:

@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from spelling import ids_of
 
 from renderers import ParsedResponse, ParsedToolCall, TemplateRenderer, ToolCallParseStatus
 
 TOOLS = [{"type": "function", "function": {"name": "look"}}, {"name": "bare"}]
-
-
-def ids_of(renderer: TemplateRenderer, *pieces: str) -> list[int]:
-    """Each piece is a control token or plain text."""
-    found: list[int] = []
-    for piece in pieces:
-        control = renderer.tokenizer.control_id(piece)
-        found += renderer.tokenizer.encode_run(piece).ids if control is None else [control]
-    return found
 
 
 def parse(renderer: TemplateRenderer, *pieces: str, **options: Any) -> ParsedResponse:
