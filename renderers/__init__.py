@@ -17,7 +17,8 @@ from renderers.parsing.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 from renderers.parsing.parser import ResponseParser
 from renderers.parsing.response import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
-from renderers.rendered import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
+from renderers.media.item import MediaItem
+from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from renderers.errors import PlaceholderCountError
-from renderers.rendered import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
+from renderers.media.item import MediaItem
+from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed, Segment
 from renderers.tokens.encoding import PrintedControl, encode_printed
 from renderers.tokens.tokenizer import TemplateTokenizer

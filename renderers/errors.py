@@ -6,6 +6,7 @@ Each one carries what went wrong as attributes, says where (message, part, token
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
 
 
 class RendererError(Exception):
@@ -149,15 +150,19 @@ class PlaceholderCountError(RendererError):
 
 
 class MediaError(RendererError):
-    """A picture or a video could not be accepted. `message_index` and `part_index` say where, once known."""
+    """A picture or a video could not be accepted.
 
-    def __init__(self, reason: str) -> None:
+    `message_index` and `part_index` say where, once known; `digest` names the source, where there is one already.
+    """
+
+    def __init__(self, reason: str, *, digest: str | None = None) -> None:
         self.reason = reason
+        self.digest = digest
         self.message_index: int | None = None
         self.part_index: int | None = None
         super().__init__(reason)
 
-    def at(self, message_index: int, part_index: int) -> MediaError:
+    def at(self, message_index: int, part_index: int) -> Self:
         """The same error, naming the content part that holds the medium."""
         self.message_index = message_index
         self.part_index = part_index
@@ -169,12 +174,36 @@ class MediaPolicyError(MediaError):
     """The media policy does not allow this reference (a URL, a path) to be followed."""
 
 
+class MediaAddressError(MediaPolicyError):
+    """A host of a URL has an address that is not public: loopback, private, link-local, metadata, multicast."""
+
+
+class MediaFetchError(MediaError):
+    """A medium could not be fetched: no such host, no connection, a status other than 200, a body cut short."""
+
+
+class MediaTimeoutError(MediaFetchError):
+    """Fetching took longer than the policy allows."""
+
+
+class BlockingFetchError(MediaFetchError):
+    """A URL would have to be fetched on the thread of a running event loop, which would stand still meanwhile."""
+
+
 class MediaLimitError(MediaError):
-    """A medium is larger than the policy allows, in bytes, pixels or aspect ratio."""
+    """A medium is larger than the policy allows, in bytes, pixels, frames or aspect ratio."""
 
 
 class MediaDecodeError(MediaError):
-    """The bytes are not a picture that can be read."""
+    """The bytes are not a picture or a video that can be read."""
+
+
+class MediaTypeError(MediaDecodeError):
+    """The bytes are something else than was announced or is expected: a page, a drawing program, an archive."""
+
+
+class MediaStoreError(MediaError):
+    """The directory of a store cannot be used."""
 
 
 class MediaDigestError(MediaError):

@@ -2,66 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from renderers.errors import UnknownRoleError
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaItem
 from renderers.messages import ROLES
-from renderers.vision.normalise import PixelScale
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderRange:
-    """Where one item's placeholder tokens sit: `token_ids[offset : offset + length]`."""
+    """Where the tokens that replace one media marker sit: `token_ids[offset : offset + length]`.
+
+    `embed_runs` are the half-open runs of tokens, counted from `offset`, that stand for the item's features; None says
+    all of them. The others are text: the time stamps of a video, the row numbers of picture tiles.
+    """
 
     offset: int
     length: int
+    embed_runs: tuple[tuple[int, int], ...] | None = None
 
     @property
     def end(self) -> int:
         return self.offset + self.length
 
-    def shifted(self, by: int) -> PlaceholderRange:
-        return PlaceholderRange(self.offset + by, self.length)
-
-
-@dataclass(frozen=True, eq=False)
-class MediaItem(Mapping[str, np.ndarray]):
-    """One picture as the model sees it: a read-only mapping from tensor name to array, and where it came from.
-
-    `item["pixel_values"]` holds canonical uint8 patches (after resize, before rescale and normalise), for Qwen-VL of
-    shape (t*h*w, 3 * temporal_patch * patch * patch); `item["image_grid_thw"]` is int64 of shape (3,). `mm_hash` names
-    exactly these pixels: the source's digest and the fingerprint of the processor that made them. `scale` makes floats
-    of the uint8 pixels (`renderers.vision.normalise`).
-    """
-
-    modality: str
-    mm_hash: str
-    source: MediaSource
-    tensors: Mapping[str, np.ndarray] = field(repr=False)
-    num_tokens: int
-    scale: PixelScale
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The half-open runs of feature tokens, in tokens of the prompt."""
+        if self.embed_runs is None:
+            return ((self.offset, self.end),)
+        return tuple((self.offset + start, self.offset + end) for start, end in self.embed_runs)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors, without the source."""
-        return sum(array.nbytes for array in self.tensors.values())
+    def num_embeds(self) -> int:
+        """How many tokens stand for features."""
+        return sum(end - start for start, end in self.runs)
+
+    @property
+    def is_embed(self) -> np.ndarray | None:
+        """Bool of shape (length,), True on feature tokens; None where all are, as in vLLM's `PlaceholderRange`."""
+        if self.embed_runs is None:
+            return None
+        mask = np.zeros(self.length, dtype=bool)
+        for start, end in self.embed_runs:
+            mask[start:end] = True
+        return mask
+
+    def shifted(self, by: int) -> PlaceholderRange:
+        return replace(self, offset=self.offset + by)
 
 
 @dataclass(frozen=True)

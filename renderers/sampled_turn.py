@@ -11,7 +11,8 @@ import numpy as np
 from renderers.errors import TemplateError, UnreachableTurnError
 from renderers.messages import check_messages
 from renderers.protocol import Messages, Renderer, Tools
-from renderers.rendered import MediaItem, PlaceholderRange, RenderedTokens, TokenSpan
+from renderers.media.item import MediaItem
+from renderers.rendered import PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template_renderer import TemplateRenderer
 
 #: A half-open range of tokens.

@@ -26,7 +26,8 @@ from renderers.parsing.parser import ResponseParser, parse_response
 from renderers.parsing.prompts import ends_in_reasoning
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Tools
-from renderers.rendered import MediaItem, MultiModalData, RenderedTokens
+from renderers.media.item import MediaItem
+from renderers.rendered import MultiModalData, RenderedTokens
 from renderers.template.chat_template import Template
 from renderers.template.dialect import content_form
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from renderers.rendered import MediaItem
+from renderers.media.item import MediaItem
 
 
 class MediaStore:

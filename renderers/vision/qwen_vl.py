@@ -23,7 +23,7 @@ from renderers.media.decoding import decode_image
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
-from renderers.rendered import MediaItem
+from renderers.media.item import MediaItem
 from renderers.vision.normalise import PixelScale
 
 # The processor refuses longer pictures; resizing them would squeeze one side to nothing.

@@ -28,7 +28,7 @@ from renderers.errors import (
 from renderers.media.decoding import decode_image
 from renderers.media.raw import array_to_raw, image_to_raw
 from renderers.media.reference import source_of_part
-from renderers.rendered import MediaItem
+from renderers.media.item import MediaItem
 from renderers.vision.normalise import PixelScale
 
 POLICY = MediaPolicy()

@@ -32,7 +32,8 @@ from renderers import (
     is_multimodal,
     load_renderer,
 )
-from renderers.rendered import MediaItem, PlaceholderRange
+from renderers.media.item import MediaItem
+from renderers.rendered import PlaceholderRange
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.trajectory import Trajectory
 

@@ -1,0 +1,41 @@
+"""What rendering asks of a media processor."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from renderers.media.item import MediaItem, Modality
+from renderers.media.policy import MediaPolicy
+from renderers.media.source import MediaSource
+from renderers.media.store import MediaStore
+
+
+class MediaProcessor(Protocol):
+    """Turns the sources of one modality into `MediaItem`s. Safe to share between threads."""
+
+    @property
+    def modality(self) -> Modality: ...
+
+    @property
+    def marker(self) -> str:
+        """The control token that a chat template prints for an item."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Names everything but the source that decides the tensors."""
+        ...
+
+    @property
+    def policy(self) -> MediaPolicy: ...
+
+    @property
+    def store(self) -> MediaStore: ...
+
+    def mm_hash(self, source: MediaSource) -> str:
+        """The digest of the pixels as the model sees them: source digest + fingerprint."""
+        ...
+
+    def process(self, source: MediaSource) -> MediaItem:
+        """The item of a source, from the store when it was seen before. Raises `MediaError`."""
+        ...
