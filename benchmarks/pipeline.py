@@ -113,9 +113,8 @@ def main() -> None:
                 prompt = bridged
         trajectories.append(trajectory)
 
-    processor = renderer.image_processor
-    assert processor is not None
-    samples = [s for t in trajectories for s in samples_from_trajectory(t, advantage=1.0, processor=processor)]
+    processors = renderer.processors
+    samples = [s for t in trajectories for s in samples_from_trajectory(t, advantage=1.0, processors=processors)]
     batch = TrainingBatch.from_samples(samples, pad_id=0)
 
     def stock_step(_: int) -> None:
@@ -135,7 +134,7 @@ def main() -> None:
         steps = []
         for t in trajectories:
             for turn in t.turns:
-                items = [processor.process(reference.source) for reference in t.media(turn.node)]
+                items = [processors["image"].process(reference.source) for reference in t.media(turn.node)]
                 pixels_so_far = [normalise(item["pixel_values"], item.scale).tobytes() for item in items]
                 steps.append([t.token_ids(turn.node).tolist(), t.nodes[turn.node].logprobs.tolist(), pixels_so_far])
         packed: bytes = msgpack.packb(steps)

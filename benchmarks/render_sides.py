@@ -29,10 +29,10 @@ PEER_PACKAGES = (f"renderers[transformers]=={PEER_VERSION}", "httpx")
 class Worker:
     """A side's process."""
 
-    def __init__(self, side: str, python: Path, model_dir: Path, templates: Path) -> None:
+    def __init__(self, side: str, python: Path, *arguments: Path, script: Path = Path(__file__)) -> None:
         self._side = side
         self._process = subprocess.Popen(
-            [python, Path(__file__).resolve(), side, model_dir, templates],
+            [python, script.resolve(), side, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -46,7 +46,7 @@ class Worker:
         self._process.communicate()  # closes its input, at which it ends
 
     def seconds(self, call: str, jobs: Sequence[Job]) -> list[float]:
-        """The processor time that the call took on each job."""
+        """The time that the call took on each job, by the clock that the side serves with."""
         seconds: list[float] = self._ask(call, jobs, answers=False)["seconds"]
         return seconds
 
@@ -68,10 +68,11 @@ class Worker:
         return reply
 
 
-def serve(*calls: Callable[[Job], Any]) -> None:
+def serve(*calls: Callable[[Any], Any], clock: Callable[[], float] = time.process_time) -> None:
     """Answer `{"do": name of a call, "jobs": [...], "answers": bool}`, one line each, until the input ends.
 
-    The reply holds the processor seconds of each job's call and, if asked for, what it returned. Every job comes fresh
+    The reply holds the seconds of each job's call (of processor time, unless another `clock` is given: what else the
+    machine does is not their cost) and, if asked for, what it returned. Every job comes fresh
     from JSON, as from a data set or an engine: no object in it was seen before, however often its value was.
     """
     by_name = {call.__name__: call for call in calls}
@@ -83,9 +84,9 @@ def serve(*calls: Callable[[Job], Any]) -> None:
         seconds: list[float] = []
         answers: list[Any] = []
         for job in request["jobs"]:
-            started = time.process_time()  # all calls run in one thread; what else the machine does is not their cost
+            started = clock()
             answer = call(job)
-            seconds.append(time.process_time() - started)
+            seconds.append(clock() - started)
             if request["answers"]:
                 answers.append(answer)
             del answer  # freed here, outside the next call's time
@@ -186,16 +187,20 @@ def environment_of(side: str) -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
-def install_peer() -> Path:
-    """The Python of the peer's virtual environment, which is made under the cache directory when it is missing."""
+def install_peer(*more: str) -> Path:
+    """The Python of the peer's virtual environment, which is made under the cache directory when it is missing.
+
+    `more` are packages that it needs beside its own, each set in an environment of its own.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    directory = cache / "mmrollouts-benchmarks" / f"renderers-{PEER_VERSION}-{version}"
+    name = "-".join([f"renderers-{PEER_VERSION}", *(package.partition("=")[0] for package in more), version])
+    directory = cache / "mmrollouts-benchmarks" / name
     python = directory / "bin" / "python"
     complete = directory / "complete"  # written last: an installation that was cut off is made again
     if not complete.is_file():
         subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PEER_PACKAGES], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PEER_PACKAGES, *more], check=True)
         complete.touch()
     return python
 

@@ -53,7 +53,7 @@ async def main(directory):
         kind = "sampled" if node.sampled.all() else f"prompt, {len(node.media)} picture(s)"
         print(f"node {index} ({kind}): {renderer.tokenizer.decode(node.token_ids.tolist())!r}")
 
-    samples = samples_from_trajectory(trajectory, advantage=1.0, processor=renderer.image_processor)
+    samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
     batch = TrainingBatch.from_samples(samples, pad_id=0)
     model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():

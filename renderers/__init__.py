@@ -9,6 +9,7 @@ from renderers.config import RendererConfig
 from renderers.errors import RendererError
 from renderers.formats.format import Format
 from renderers.loading import create_renderer, load_renderer
+from renderers.media.item import MediaItem
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
@@ -17,7 +18,6 @@ from renderers.parsing.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 from renderers.parsing.parser import ResponseParser
 from renderers.parsing.response import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
-from renderers.media.item import MediaItem
 from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template_renderer import TemplateRenderer
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from renderers.errors import PlaceholderCountError
-from renderers.media.item import MediaItem
+from renderers.media.item import MediaItem, Modality
+from renderers.media_markers import MediaSlot, replace_markers
 from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed, Segment
 from renderers.tokens.encoding import PrintedControl, encode_printed
@@ -16,33 +16,26 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.turn import TurnEnd, TurnShape, regions, turn_end, words_start
 
 
-class ShownItem(NamedTuple):
-    """A picture and the message that holds it."""
-
-    message_index: int
-    item: MediaItem
-
-
-class MediaSlot(NamedTuple):
-    """A picture to be shown: which message holds it, and how many tokens it takes."""
-
-    message_index: int
-    num_tokens: int
-
-
 class TokenLayout(NamedTuple):
-    """A rendered conversation but for the pixels: expanded ids, attribution, and the range of each picture."""
+    """A rendered conversation but for the pixels: expanded ids, attribution, and the range of each item."""
 
     token_ids: list[int]
     spans: tuple[TokenSpan, ...]
     roles: list[str]
     ranges: list[PlaceholderRange]
 
-    def with_media(self, items: Sequence[MediaItem], tool_names: list[str | None], *, sees: bool) -> RenderedTokens:
-        """Fresh `RenderedTokens`; `sees` is whether the model has media at all (None against empty)."""
-        media = MultiModalData.from_items(zip(items, self.ranges, strict=True)) if sees else None
+    def with_media(
+        self, items: Sequence[MediaItem], tool_names: list[str | None], markers: Mapping[int, Modality]
+    ) -> RenderedTokens:
+        """Fresh `RenderedTokens`; for a model without `markers` there are no media at all (None against empty)."""
+        media = MultiModalData.from_items(zip(items, self.ranges, strict=True)) if markers else None
         return RenderedTokens(
-            self.token_ids.copy(), self.spans, self.roles.copy(), media, message_tool_names=tool_names
+            self.token_ids.copy(),
+            self.spans,
+            self.roles.copy(),
+            media,
+            message_tool_names=tool_names,
+            marker_ids={modality: token_id for token_id, modality in markers.items()},
         )
 
     @property
@@ -59,44 +52,49 @@ def attribute(
     slots: Sequence[MediaSlot],
     *,
     shape: TurnShape | None,
-    placeholder_id: int | None,
+    markers: Mapping[int, Modality],
     begin: int = 0,
 ) -> TokenLayout:
-    """Encode what was printed from `begin` on, attribute every token, expand each placeholder into its item's tokens.
+    """Encode what was printed from `begin` on, attribute every token, expand each media marker into its item's tokens.
 
-    `shape` None says that nothing here would be sampled: the text begins behind the last assistant turn.
-    Raises `PlaceholderCountError` when the template printed more or fewer placeholders than there are `slots`.
+    `markers` are the tokens that a template prints for an item. `shape` None says that nothing here would be sampled:
+    the text begins behind the last assistant turn. Raises `PlaceholderCountError` when the template printed more or
+    fewer markers than there are `slots`.
     """
+    owners = [_owner(segment, roles) for segment in printed.segments]
+    printed, controls, times, stretches = replace_markers(
+        printed, controls, slots, markers, owners, tokenizer, begin=begin
+    )
     turns = [] if shape is None else _turns(printed, controls, roles, shape)
-    marks = sorted({segment.start for segment in printed.segments} | {turn.begin for turn in turns})
-    encoded = encode_printed(printed.text, controls, tokenizer, marks, begin=begin)
-    token_at = dict(zip(marks, encoded.tokens_at, strict=True))
+    marks = {segment.start for segment in printed.segments} | {turn.begin for turn in turns}
+    marks.update(itertools.chain.from_iterable((stretch.start, stretch.end) for stretch in stretches))
+    ascending = sorted(marks)
+    encoded = encode_printed(printed.text, controls, tokenizer, ascending, begin=begin)
+    token_at = dict(zip(ascending, encoded.tokens_at, strict=True))
     shown = [control for control in controls if control.start >= begin]
     token_of = {control.start: index for control, index in zip(shown, encoded.control_at, strict=True)}
-    placeholders = [
-        token_of[control.start]
-        for control in shown
-        if control.token_id == placeholder_id and not _is_from_message(printed.segments[control.segment])
-    ]
+    media = [range(token_at[stretch.start], token_at[stretch.end]) for stretch in stretches]
 
     words, borrowed = _words(turns, token_at, token_of, len(encoded.ids))
     edges = {0, len(encoded.ids), *encoded.tokens_at, *itertools.chain.from_iterable(words.values())}
-    edges.update(itertools.chain.from_iterable((token, token + 1) for token in (*placeholders, *borrowed)))
+    edges.update(itertools.chain.from_iterable((token, token + 1) for token in borrowed))
     first_token = [token_at[segment.start] for segment in printed.segments]
 
     # Everything is constant between two edges.
-    shown_at = set(placeholders)
-    stretches: list[TokenSpan] = []
+    in_media = set(itertools.chain.from_iterable(media))
+    spans: list[TokenSpan] = []
     for start, end in itertools.pairwise(sorted(edges)):
-        segment = printed.segments[bisect.bisect_right(first_token, start) - 1]
-        owner = borrowed.get(start, _owner(segment, roles))
+        index = bisect.bisect_right(first_token, start) - 1
+        owner = borrowed.get(start, owners[index])
         begin_words, end_words = words.get(owner, (0, 0))
         sampled = begin_words <= start < end_words
-        is_body = start in shown_at or _is_body(segment)
+        is_body = start in in_media or _is_body(printed.segments[index])
         is_assistant = owner >= 0 and roles[owner] == "assistant"
-        stretches.append(TokenSpan(start, end, owner, sampled, sampled if is_assistant else is_body))
-    _check_placeholders([stretch.message_index for stretch in stretches if stretch.start in shown_at], slots)
-    return _expanded(encoded.ids, _merged(stretches), list(roles), placeholders, slots)
+        spans.append(TokenSpan(start, end, owner, sampled, sampled if is_assistant else is_body))
+    repeats = {token_of[start]: count for start, count in times.items()}
+    embeds = [[token_of[start] for start in stretch.embeds] for stretch in stretches]
+    whole = [stretch.whole for stretch in stretches]
+    return _repeated(encoded.ids, _merged(spans), list(roles), repeats, media, embeds, whole)
 
 
 def _words(
@@ -162,42 +160,51 @@ def _merged(stretches: Sequence[TokenSpan]) -> list[TokenSpan]:
     return merged
 
 
-def _expanded(
+def _repeated(
     ids: list[int],
     spans: Sequence[TokenSpan],
     roles: list[str],
-    placeholders: Sequence[int],
-    slots: Sequence[MediaSlot],
+    repeats: Mapping[int, int],
+    media: Sequence[range],
+    embeds: Sequence[Sequence[int]],
+    whole: Sequence[bool],
 ) -> TokenLayout:
-    """The layout with every placeholder repeated for its item."""
-    if not slots:
+    """The layout with each token of `repeats` as often as its item takes it."""
+    if not media:
         return TokenLayout(ids, tuple(spans), roles, [])
-    added = [0, *itertools.accumulate(slot.num_tokens - 1 for slot in slots)]
+    repeated = sorted(repeats)
+    added = [0, *itertools.accumulate(repeats[token] - 1 for token in repeated)]
 
     def moved(token: int) -> int:
-        return token + added[bisect.bisect_left(placeholders, token)]
+        return token + added[bisect.bisect_left(repeated, token)]
 
     expanded: list[int] = []
     position = 0
-    for token, slot in zip(placeholders, slots, strict=True):
+    for token in repeated:
         expanded += ids[position:token]
-        expanded += [ids[token]] * slot.num_tokens
+        expanded += [ids[token]] * repeats[token]
         position = token + 1
     expanded += ids[position:]
+    ranges = []
+    for tokens, held, is_whole in zip(media, embeds, whole, strict=True):
+        offset, end = moved(tokens.start), moved(tokens.stop)
+        runs = _joined((moved(token) - offset, moved(token) - offset + repeats[token]) for token in held)
+        sparse = None if runs == ((0, end - offset),) else runs
+        ranges.append(PlaceholderRange(offset, end - offset, sparse, is_whole))
     return TokenLayout(
         expanded,
         tuple(span._replace(start=moved(span.start), end=moved(span.end)) for span in spans),
         roles,
-        [PlaceholderRange(moved(token), slot.num_tokens) for token, slot in zip(placeholders, slots, strict=True)],
+        ranges,
     )
 
 
-def _check_placeholders(actual: Sequence[int], slots: Sequence[MediaSlot]) -> None:
-    """Placeholders and slots must pair off in order, message by message (-1: printed outside any loop)."""
-    expected = [slot.message_index for slot in slots]
-    if len(expected) == len(actual) and all(a in (-1, e) for a, e in zip(actual, expected, strict=True)):
-        return
-    for index in sorted({*expected, *actual}):
-        if expected.count(index) != actual.count(index):
-            raise PlaceholderCountError(index, expected.count(index), actual.count(index), "image")
-    raise PlaceholderCountError(expected[0], len(expected), len(actual), "image")
+def _joined(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ascending half-open runs, those that touch made one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in runs:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return tuple(joined)

@@ -12,17 +12,19 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
 
-from renderers.attribution import MediaSlot, ShownItem, attribute
+from renderers.attribution import attribute
 from renderers.continuation import Continuation, Continuations, StandIns, TurnSummary, shape_of, unused_ids
 from renderers.errors import TemplateError
 from renderers.formats.format import Format
+from renderers.media.item import ExpansionPiece, Modality
+from renderers.media_markers import ShownItem
 from renderers.messages import check_messages, message_tool_names, without_media
 from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
@@ -34,6 +36,10 @@ _log = logging.getLogger("renderers")
 
 ThinkingRetention = Literal["template", "tool_cycle", "all"]
 """When a bridge may keep reasoning that a full render would drop: never, until a user speaks, always."""
+
+
+# What stands for an item that says nothing else: its marker.
+_MARKER = (ExpansionPiece("", embed=True),)
 
 
 class BridgeRefusal(StrEnum):
@@ -77,14 +83,16 @@ class Bridge:
         stand_ins: StandIns,
         *,
         retention: ThinkingRetention,
-        placeholder_id: int | None,
+        markers: Mapping[int, Modality],
+        embed_ids: Collection[int],
     ) -> None:
-        """`placeholder_id` is the token that stands for a picture, None for a model that reads only text."""
+        """`markers` are the tokens that the template prints for media, `embed_ids` those that stand for features."""
         self._printer = printer
         self._stand_ins = stand_ins
-        self._continuations = Continuations(printer, stand_ins, format, sees=placeholder_id is not None)
+        self._continuations = Continuations(printer, stand_ins, format, modalities=tuple(markers.values()))
         self._retention = retention
-        self._placeholder_id = placeholder_id
+        self._markers = markers
+        self._embed_ids = frozenset(embed_ids)
 
     def extend(
         self,
@@ -110,7 +118,7 @@ class Bridge:
         if refusal is not None:
             return refusal
 
-        history, names_known = self._history(continuation, turn, new, previous)
+        history, names_known = self._history(continuation, turn, new, previous, media)
         shown = without_media([*history, *new])
         try:
             continued = self._printer.print_continued(
@@ -133,16 +141,46 @@ class Bridge:
             continued.controls,
             self._printer.tokenizer,
             [message["role"] for message in shown],
-            [MediaSlot(shown_item.message_index + len(history), shown_item.item.num_tokens) for shown_item in items],
+            [shown_item.slot(first_message=len(history)) for shown_item in items],
             shape=None,
-            placeholder_id=self._placeholder_id,
+            markers=self._markers,
             begin=cut,
         ).with_media(
             [shown_item.item for shown_item in items],
             [*itertools.repeat(None, len(history)), *names],
-            sees=self._placeholder_id is not None,
+            self._markers,
         )
         return join_extension(prompt_ids, completion_ids, self._close(turn, end), extension, len(history), media)
+
+    def check_carried_media(self, prompt_ids: Sequence[int], media: MultiModalData | None) -> BridgeRefusal | None:
+        """The prompt's placeholders need their media, and every range must cover placeholders of its item only.
+
+        None says that no media came along; a `MultiModalData` says which there are, and any other placeholder token
+        was sampled: that it lists all of them is taken on trust.
+        """
+        if media is None:
+            missing = any(token_id in prompt_ids for token_id in self._embed_ids)
+            return BridgeRefusal.MISSING_MEDIA if missing else None
+        ids = np.asarray(prompt_ids)
+        end = 0
+        for item, where in media.placed():
+            allowed = [self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed]
+            covered = [ids[start:stop] for start, stop in where.runs]
+            if (
+                where.offset < end
+                or where.num_embeds != item.num_tokens
+                or where.end > len(ids)
+                or not all(np.isin(run, allowed).all() for run in covered)
+            ):
+                return BridgeRefusal.MISPLACED_MEDIA
+            end = where.end
+        return None
+
+    def _embed_id(self, piece: ExpansionPiece, modality: Modality) -> int:
+        """The id of a placeholder that holds features; without a text of its own, the marker of the modality."""
+        if piece.text:
+            return self._printer.tokenizer.require_control_id(piece.text, f"a placeholder of a {modality}")
+        return next((token_id for token_id, shown in self._markers.items() if shown == modality), -1)
 
     def _refusal(
         self,
@@ -161,7 +199,7 @@ class Bridge:
             return BridgeRefusal.REWRITES_HISTORY
         if not self._retains_reasoning(new) and self._drops_reasoning(continuation, prompt_ids, completion_ids):
             return BridgeRefusal.DROPS_REASONING
-        if continuation.needs_history and previous is None:
+        if continuation.needs_history and previous is None and not continuation.counts_media:
             return BridgeRefusal.NEEDS_HISTORY
         return None
 
@@ -199,14 +237,21 @@ class Bridge:
             yield self._printer.empty_reasoning_ids == block
 
     def _history(
-        self, continuation: Continuation, turn: TurnSummary, new: Messages, previous: Messages | None
+        self,
+        continuation: Continuation,
+        turn: TurnSummary,
+        new: Messages,
+        previous: Messages | None,
+        media: MultiModalData | None,
     ) -> tuple[list[Mapping[str, Any]], bool]:
         """What to print before the new messages, and whether the names of the called tools in it are real."""
         last = _last_turn(previous)
-        if continuation.needs_history:
-            history: list[Mapping[str, Any]] = list(check_messages(previous or []))
+        if previous is not None and continuation.needs_history:
+            history: list[Mapping[str, Any]] = list(check_messages(previous))
         else:
-            history = [self._stand_ins.question, *([] if last is None else [last])]
+            shown = [item.modality for item, _ in media.placed()] if media is not None else []
+            question = self._stand_ins.question_with(shown) if continuation.counts_media else self._stand_ins.question
+            history = [question, *([] if last is None else [last])]
         if last is not None:
             return history, True
         calls = _calls_of_turn(turn, new)
@@ -274,27 +319,6 @@ def _copies_from_history(printed: Printed, cut: int, first_new_message: int) -> 
     )
 
 
-def check_carried_media(
-    prompt_ids: Sequence[int], media: MultiModalData | None, placeholder_id: int | None
-) -> BridgeRefusal | None:
-    """The prompt's image tokens need their media, and every range must cover image tokens only.
-
-    None says that no media came along; a `MultiModalData` says which there are, and any other image token was sampled:
-    that it lists all of them is taken on trust.
-    """
-    if media is None:
-        return BridgeRefusal.MISSING_MEDIA if placeholder_id is not None and placeholder_id in prompt_ids else None
-    end = 0
-    for item, where in media.placed():
-        if where.offset < end or where.length != item.num_tokens:
-            return BridgeRefusal.MISPLACED_MEDIA
-        end = where.end
-        covered = np.asarray(prompt_ids[where.offset : where.end])
-        if len(covered) != where.length or (covered != placeholder_id).any():
-            return BridgeRefusal.MISPLACED_MEDIA
-    return None
-
-
 def join_extension(
     prompt_ids: Sequence[int],
     completion_ids: Sequence[int],
@@ -323,4 +347,5 @@ def join_extension(
         message_roles=extension.message_roles[first_new_message:],
         message_tool_names=extension.message_tool_names[first_new_message:],
         multi_modal_data=carried,
+        marker_ids=extension.marker_ids,
     )

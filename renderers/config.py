@@ -12,6 +12,7 @@ from renderers.errors import ConfigError
 from renderers.formats.format import Format
 from renderers.messages import ROLES
 from renderers.tokens.encoding import BodyPolicy
+from renderers.vision.processor import ImageBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class RendererConfig:
     thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: such a turn
         is rendered anew), `tool_cycle` (until a user speaks again), `all`.
     body_policies: role -> `text`, `parse` or `error`, for control tokens spelled in content.
+    image_backend: which of transformers' two image processors the pixels of Qwen-VL equal: `torchvision` or `pillow`;
+        None follows preprocessor_config.json.
     cache_bytes: how much memory each of the two caches (encoded text, laid out conversations) may hold.
 
     A dataclass and not a pydantic model, which alone would take a third of the time of `import renderers`.
@@ -34,6 +37,7 @@ class RendererConfig:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     thinking_retention: ThinkingRetention = "template"
     body_policies: Mapping[str, BodyPolicy] = field(default_factory=dict)
+    image_backend: ImageBackend | None = None
     cache_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
@@ -46,5 +50,7 @@ class RendererConfig:
                 raise ConfigError("body_policies", role, ROLES)
             if policy not in get_args(BodyPolicy):
                 raise ConfigError(f"body_policies[{role!r}]", policy, get_args(BodyPolicy))
+        if self.image_backend not in (None, *get_args(ImageBackend)):
+            raise ConfigError("image_backend", self.image_backend, get_args(ImageBackend))
         if isinstance(self.cache_bytes, bool) or not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
             raise ConfigError("cache_bytes", self.cache_bytes, ("a number of bytes, 0 for no cache",))

@@ -50,7 +50,8 @@ class Continuation(NamedTuple):
 
     `keeps_history`: all but reasoning is printed as before; `keeps_prompt`: what stands before the turn, reasoning
     included; `keeps_reasoning`, `keeps_empty_reasoning`: the turn, with reasoning or with what is printed where there
-    is none (`<think>\n\n</think>`).
+    is none (`<think>\n\n</think>`). `needs_history`: what is printed depends on earlier messages; `counts_media`: on
+    nothing of them but which media they show, and in which order (`Picture 2: `).
     """
 
     accepted: bool = False
@@ -60,6 +61,7 @@ class Continuation(NamedTuple):
     keeps_reasoning: bool = False
     keeps_empty_reasoning: bool = False
     needs_history: bool = True
+    counts_media: bool = False
     needs_tools: bool = True
 
 
@@ -120,6 +122,13 @@ class StandIns:
     def message(self, role: str, text: str, **fields: Any) -> dict[str, Any]:
         return {"role": role, "content": content(text, self._form), **fields}
 
+    def question_with(self, media: Sequence[str]) -> dict[str, Any]:
+        """A question that shows media of these modalities."""
+        if not media:
+            return self.question
+        parts = [{"type": kind, kind: "<media>"} for kind in media]
+        return {"role": "user", "content": [*parts, {"type": "text", "text": "."}]}
+
     def call(self, call_id: str, name: str) -> dict[str, Any]:
         """A tool call without arguments."""
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": self._arguments}}
@@ -145,12 +154,12 @@ class StandIns:
 class Continuations:
     """Asks a template how it continues, once for each shape. Safe to share between threads: answers are equal."""
 
-    def __init__(self, printer: TurnPrinter, stand_ins: StandIns, format: Format, *, sees: bool) -> None:
+    def __init__(self, printer: TurnPrinter, stand_ins: StandIns, format: Format, *, modalities: Sequence[str]) -> None:
         self._printer = printer
         self._stand_ins = stand_ins
         self._reasoning = format.reasoning
         self._ends = (*format.stop_tokens, *format.history_ends)
-        self._sees = sees
+        self._modalities = tuple(modalities)
         self._known: dict[ContinuationShape, Continuation] = {}
 
     def of(self, shape: ContinuationShape) -> Continuation:
@@ -181,6 +190,7 @@ class Continuations:
                 answers.append(self._compare(history, turn, new, tools, alone))
         if not answers:
             return Continuation()
+        needs_history = any(answer.needs_history for answer in answers)
         needs_tools = tools is not None and self._needs_tools([self._stand_ins.question, turn, *new], alone.behind)
         return Continuation(
             accepted=True,
@@ -189,7 +199,8 @@ class Continuations:
             keeps_prompt=all(answer.keeps_prompt for answer in answers),
             keeps_reasoning=all(answer.keeps_reasoning for answer in answers),
             keeps_empty_reasoning=all(answer.keeps_empty_reasoning for answer in answers),
-            needs_history=any(answer.needs_history for answer in answers),
+            needs_history=needs_history,
+            counts_media=needs_history and self._counts_media(turn, new, tools),
             needs_tools=needs_tools,
         )
 
@@ -253,6 +264,24 @@ class Continuations:
         thought = f"{self._reasoning.start}\n{_THOUGHT}\n{self._reasoning.end}\n\n."
         return {**turn, **self._stand_ins.message("assistant", thought)}
 
+    def _counts_media(
+        self, turn: Mapping[str, Any], new: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> bool:
+        """Whether a question that shows the media of a history stands for the history."""
+        compared = False
+        for media in ((), self._modalities[:1], (*self._modalities, *self._modalities)):
+            try:
+                alone = self._printer.print_continued([self._stand_ins.question_with(media), turn, *new], 1, tools)
+            except TemplateError:
+                return False
+            for history in self._talks(media):
+                with contextlib.suppress(TemplateError):
+                    continued = self._printer.print_continued([*history, turn, *new], len(history), tools)
+                    if alone is None or continued is None or alone.behind != continued.behind:
+                        return False
+                    compared = True
+        return compared
+
     def _needs_tools(self, messages: Sequence[Mapping[str, Any]], with_tools: str) -> bool:
         """Whether the extension would be another if the tools were left out."""
         try:
@@ -262,25 +291,30 @@ class Continuations:
         return without is None or without.behind != with_tools
 
     def _histories(self) -> Iterator[list[Mapping[str, Any]]]:
-        """Histories of many kinds; the turn may begin or end a tool cycle, or know of none."""
+        """Histories of many kinds, with a picture and without any media."""
+        if self._modalities:
+            yield from self._talks(self._modalities[:1])
+        yield from self._talks(())
+
+    def _talks(self, media: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
+        """Histories that show these media, half of them in each of two questions.
+
+        The turn that follows may begin or end a tool cycle, or know of none.
+        """
         make = self._stand_ins
         called = make.turn([make.call("earlier00", "earlier")])
         cycle = [called, make.message("tool", "..", tool_call_id="earlier00", name="earlier")]
         system = make.message("system", "..")
-        for seen in self._pictures():
-            for talk in (
-                [make.question, *cycle, make.answer, make.question],
-                [make.question, make.answer, make.question, *cycle],
-                [make.question, make.answer, make.question],
-            ):
-                yield [system, *seen, *talk]
-                yield [*seen, *talk]
-
-    def _pictures(self) -> Iterator[list[Mapping[str, Any]]]:
-        if self._sees:
-            parts = [{"type": "image", "image": "<media>"}, {"type": "text", "text": ".."}]
-            yield [{"role": "user", "content": parts}, self._stand_ins.answer]
-        yield []
+        half = (len(media) + 1) // 2
+        seen = [make.question_with(media[:half]), make.answer] if media else []
+        question = make.question_with(media[half:])
+        for talk in (
+            [question, *cycle, make.answer, make.question],
+            [question, make.answer, make.question, *cycle],
+            [question, make.answer, make.question],
+        ):
+            yield [system, *seen, *talk]
+            yield [*seen, *talk]
 
     def _without_reasoning(self, text: str) -> str:
         if self._reasoning is None:

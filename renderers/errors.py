@@ -5,7 +5,7 @@ Each one carries what went wrong as attributes, says where (message, part, token
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 
@@ -55,6 +55,15 @@ class InvalidFileError(LoadError):
         self.path = path
         self.reason = reason
         super().__init__(f"{path}: {reason}")
+
+
+class MissingExtraError(LoadError):
+    """The model's own processor needs packages that are not installed. `extra` names what installs them."""
+
+    def __init__(self, what: str, extra: str, missing: str) -> None:
+        self.extra = extra
+        self.missing = missing
+        super().__init__(f"{what} needs {missing}, which is not installed; pip install 'mmrollouts[{extra}]'")
 
 
 class MissingTokenError(LoadError):
@@ -136,16 +145,32 @@ class TokenizerError(RendererError):
 
 
 class PlaceholderCountError(RendererError):
-    """The template printed another number of media placeholders than the message holds media parts."""
+    """The template printed another number of media placeholders than the message holds media parts.
 
-    def __init__(self, message_index: int, expected: int, actual: int, modality: str) -> None:
+    `parts` are (part index, source digest) of the message's parts of that modality; `expected` is their number.
+    """
+
+    def __init__(self, message_index: int, parts: Sequence[tuple[int, str]], actual: int, modality: str) -> None:
         self.message_index = message_index
-        self.expected = expected
+        self.parts = tuple(parts)
+        self.expected = len(parts)
         self.actual = actual
+        self.modality = modality
+        held = "".join(f", part {index} {digest[:12]}" for index, digest in parts)
         super().__init__(
-            f"message {message_index} holds {expected} {modality} part(s) but the chat template printed {actual} "
-            f"{modality} placeholder(s). This template does not show {modality}s there: move them to a role that it "
-            "does (usually user), or use a template that handles them."
+            f"message {message_index}{held}: it holds {self.expected} {modality} part(s) but the chat template printed "
+            f"{actual} {modality} placeholder(s). This template does not show {modality}s there: move them to a role "
+            "that it does (usually user), or use a template that handles them."
+        )
+
+
+class LogicalIdsError(RendererError):
+    """The ids with one marker for each item are not known."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "text that the processor puts around a picture merges with the text beside it into one token, so the ids "
+            "without the expansion cannot be read off those with it; send the features instead of raw media"
         )
 
 

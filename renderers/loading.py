@@ -8,21 +8,21 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from renderers.config import RendererConfig
 from renderers.errors import ConfigError, InvalidFileError, LoadError, MissingFileError, ModelNotFoundError
 from renderers.formats import by_name
 from renderers.formats.format import Format
 from renderers.formats.probing import detect_format
+from renderers.media.intake import MediaIntake
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
+from renderers.model_files import read_json, read_text
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
 from renderers.template_renderer import TemplateRenderer
 from renderers.tokens.tokenizer import TemplateTokenizer
-
-if TYPE_CHECKING:
-    from renderers.vision.qwen_vl import QwenVLProcessor
+from renderers.vision.loading import load_media
 
 # Only these are ever fetched: no weights, no code.
 _FILES = (
@@ -34,8 +34,10 @@ _FILES = (
     "additional_chat_templates/*.jinja",
     "generation_config.json",
     "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "config.json",
 )
-_IMAGE_PLACEHOLDER = "<|image_pad|>"
 # The template that is meant for conversations with tools, where a model has several.
 _DEFAULT, _TOOL_USE = "default", "tool_use"
 
@@ -67,8 +69,8 @@ def load_renderer(
             model, "tokenizer.json", "a renderer needs the fast tokenizer; export it or copy it there"
         )
     settings = {
-        **_read_json(directory / "special_tokens_map.json"),
-        **_read_json(directory / "tokenizer_config.json"),
+        **read_json(directory / "special_tokens_map.json"),
+        **read_json(directory / "tokenizer_config.json"),
     }
     tokenizer = TemplateTokenizer.from_file(
         tokenizer_path, model=model, more_added_tokens=_added_tokens_decoder(settings), cache_bytes=config.cache_bytes
@@ -86,7 +88,7 @@ def load_renderer(
         config if format is None else replace(config, format=format),
         eos_token=special_tokens.get("eos_token"),
         more_stops=_generation_stops(directory, tokenizer),
-        processor=_image_processor(directory, media_policy, media_store),
+        media=load_media(directory, model=model, policy=media_policy, store=media_store, backend=config.image_backend),
     )
 
 
@@ -126,7 +128,9 @@ def create_renderer(
         config,
         eos_token=special_tokens.get("eos_token"),
         more_stops=_generation_stops(directory, own),
-        processor=_image_processor(directory, media_policy, media_store) if directory.is_dir() else None,
+        media=load_media(directory, model=model, policy=media_policy, store=media_store, backend=config.image_backend)
+        if directory.is_dir()
+        else None,
     )
 
 
@@ -137,7 +141,7 @@ def _build(
     *,
     eos_token: str | None,
     more_stops: Sequence[str],
-    processor: QwenVLProcessor | None,
+    media: MediaIntake | None,
 ) -> TemplateRenderer:
     format = config.format
     if not isinstance(format, (Format, str, NoneType)):
@@ -152,8 +156,7 @@ def _build(
         template,
         tokenizer,
         format,
-        image_processor=processor,
-        image_token=None if processor is None else _IMAGE_PLACEHOLDER,
+        media=media,
         body_policies=config.body_policies,
         thinking_retention=config.thinking_retention,
         cache_bytes=config.cache_bytes,
@@ -183,19 +186,6 @@ def _template(
     return compiled(default)
 
 
-def _image_processor(directory: Path, policy: MediaPolicy | None, store: MediaStore | None) -> QwenVLProcessor | None:
-    path = directory / "preprocessor_config.json"
-    if not path.is_file():
-        return None
-    from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor
-
-    return QwenVLProcessor(
-        QwenVLConfig.from_dict(_read_json(path), path=str(path)),
-        policy=policy or MediaPolicy(),
-        store=MediaStore() if store is None else store,
-    )
-
-
 def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
     directory = Path(name_or_dir)
     name = str(name_or_dir)
@@ -215,18 +205,6 @@ def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(name, f"no such directory, and the hub answers: {reason}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(_read_text(path))
-    except ValueError as error:
-        raise InvalidFileError(str(path), f"not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidFileError(str(path), "holds no JSON object")
-    return content
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -256,7 +234,7 @@ def _added_tokens_decoder(settings: Mapping[str, Any]) -> dict[int, Mapping[str,
 
 def _generation_stops(directory: Path, tokenizer: TemplateTokenizer) -> list[str]:
     """The tokens at which inference engines stop this model beside eos: `eos_token_id` of generation_config.json."""
-    found = _read_json(directory / "generation_config.json").get("eos_token_id")
+    found = read_json(directory / "generation_config.json").get("eos_token_id")
     ids = found if isinstance(found, list) else [found]
     tokens = (tokenizer.control_token(token_id) for token_id in ids if isinstance(token_id, int))
     return [token for token in tokens if token is not None]
@@ -265,15 +243,15 @@ def _generation_stops(directory: Path, tokenizer: TemplateTokenizer) -> list[str
 def _named_sources(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """The templates of a directory by name; a file wins over what a JSON file holds, as in transformers."""
     sources: dict[str, str] = {}
-    for found in (settings.get("chat_template"), _read_json(directory / "chat_template.json").get("chat_template")):
+    for found in (settings.get("chat_template"), read_json(directory / "chat_template.json").get("chat_template")):
         if isinstance(found, str):
             sources[_DEFAULT] = found
         elif isinstance(found, list):  # [{"name": "default", "template": ...}, {"name": "tool_use", ...}]
             sources |= dict(map(_named_template, found))
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        sources[path.stem] = _read_text(path)
+        sources[path.stem] = read_text(path)
     if (directory / "chat_template.jinja").is_file():
-        sources[_DEFAULT] = _read_text(directory / "chat_template.jinja")
+        sources[_DEFAULT] = read_text(directory / "chat_template.jinja")
     return sources
 
 
@@ -284,13 +262,6 @@ def _named_template(entry: Any) -> tuple[str, str]:
         raise InvalidFileError(
             "tokenizer_config.json", f'chat_template lists {{"name": ..., "template": ...}}, not {str(entry)[:80]!r}'
         ) from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise InvalidFileError(str(path), f"not readable as UTF-8 text: {error}") from error
 
 
 def _chosen_source(chosen: str | Path) -> str:
@@ -306,4 +277,4 @@ def _chosen_source(chosen: str | Path) -> str:
         raise MissingFileError(
             str(path.parent)[:80], path.name[:80], "chat_template= is neither template text nor a file"
         )
-    return _read_text(path)
+    return read_text(path)

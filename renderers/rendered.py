@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from renderers.errors import UnknownRoleError
+from renderers.errors import LogicalIdsError, UnknownRoleError
 from renderers.media.item import MediaItem
 from renderers.messages import ROLES
 
 T = TypeVar("T")
+
+#: How models tell the modality of a token (`mm_token_type_ids` of transformers).
+TOKEN_TYPE_IDS: Mapping[str, int] = {"image": 1, "video": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +25,14 @@ class PlaceholderRange:
     """Where the tokens that replace one media marker sit: `token_ids[offset : offset + length]`.
 
     `embed_runs` are the half-open runs of tokens, counted from `offset`, that stand for the item's features; None says
-    all of them. The others are text: the time stamps of a video, the row numbers of picture tiles.
+    all of them. The others are text: the time stamps of a video, the row numbers of picture tiles. `whole` is False
+    where text at an edge of what replaced the marker merges with its neighbours into one token, which is then outside.
     """
 
     offset: int
     length: int
     embed_runs: tuple[tuple[int, int], ...] | None = None
+    whole: bool = True
 
     @property
     def end(self) -> int:
@@ -111,7 +117,9 @@ class TokenSpan(NamedTuple):
 class RenderedTokens:
     """A rendered conversation.
 
-    `token_ids` is a plain list of ints: it goes into JSON and is compared with `==`. Attribution is kept as spans that
+    `token_ids` is a plain list of ints: it goes into JSON and is compared with `==`. It is expanded: an image has all
+    its placeholder tokens. `marker_ids` names for each modality the token that the template prints for an item, which
+    is all that stands for one in `logical_ids`. Attribution is kept as spans that
     partition the tokens; the per-token columns are built when first read. `message_roles` and `message_tool_names` have
     one entry per message; the latter names the tool that a tool message answers and is None elsewhere.
 
@@ -126,6 +134,7 @@ class RenderedTokens:
     message_roles: list[str] = field(default_factory=list)
     multi_modal_data: MultiModalData | None = None
     message_tool_names: list[str | None] = field(default_factory=list, kw_only=True)
+    marker_ids: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     # Per token.
 
@@ -143,6 +152,53 @@ class RenderedTokens:
     def is_content(self) -> list[bool]:
         """Per token, whether it is message body and not scaffold."""
         return self._column(lambda span: span.content, False)
+
+    @cached_property
+    def mm_token_type_ids(self) -> list[int]:
+        """Per token, 1 where it stands for features of an image, 2 for those of a video, else 0; by range, not id."""
+        types = [0] * len(self.token_ids)
+        for modality, ranges in self._placeholders().items():
+            for start, end in itertools.chain.from_iterable(where.runs for where in ranges):
+                types[start:end] = [TOKEN_TYPE_IDS[modality]] * (end - start)
+        return types
+
+    # Logical ids: as a server takes them that expands media itself.
+
+    @cached_property
+    def logical_ids(self) -> list[int]:
+        """The token ids with a single marker in place of each item. Raises `LogicalIdsError` where they are unknown."""
+        logical: list[int] = []
+        position = 0
+        for modality, where in self._markers():
+            logical += self.token_ids[position : where.offset]
+            logical.append(self.marker_ids[modality])
+            position = where.end
+        return logical + self.token_ids[position:]
+
+    @cached_property
+    def expanded_positions(self) -> np.ndarray:
+        """int64 (number of logical ids + 1,): where each logical token begins in `token_ids`, and the last one ends."""
+        lengths = np.ones(len(self.logical_ids), dtype=np.int64)
+        removed = 0
+        for _, where in self._markers():
+            lengths[where.offset - removed] = where.length
+            removed += where.length - 1
+        return np.concatenate([[0], np.cumsum(lengths)])
+
+    @cached_property
+    def logical_positions(self) -> np.ndarray:
+        """int64 (number of token ids,): for each expanded token, the logical token that it comes from."""
+        return np.repeat(np.arange(len(self.logical_ids)), np.diff(self.expanded_positions))
+
+    def _markers(self) -> list[tuple[str, PlaceholderRange]]:
+        """(modality, range) of every item in prompt order."""
+        placed = [(modality, where) for modality, ranges in self._placeholders().items() for where in ranges]
+        if any(not where.whole for _, where in placed):
+            raise LogicalIdsError
+        return sorted(placed, key=lambda pair: pair[1].offset)
+
+    def _placeholders(self) -> Mapping[str, list[PlaceholderRange]]:
+        return {} if self.multi_modal_data is None else self.multi_modal_data.mm_placeholders
 
     def content_mask_for_roles(self, roles: Collection[str]) -> list[bool]:
         """Per token, whether it is the body of a message of one of these roles. Raises `UnknownRoleError`."""

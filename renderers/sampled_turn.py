@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from renderers.errors import TemplateError, UnreachableTurnError
+from renderers.media.item import MediaItem
 from renderers.messages import check_messages
 from renderers.protocol import Messages, Renderer, Tools
-from renderers.media.item import MediaItem
 from renderers.rendered import PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template_renderer import TemplateRenderer
 
@@ -63,6 +63,7 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
         printed.message_roles,
         prompt.multi_modal_data,
         message_tool_names=printed.message_tool_names,
+        marker_ids=printed.marker_ids,
     )
     return SampledTurn(index, len(prompt), rendered)
 

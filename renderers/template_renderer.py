@@ -6,37 +6,29 @@ import logging
 import marshal
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import Any
 
-from renderers.attribution import MediaSlot, ShownItem, TokenLayout, attribute
+from renderers.attribution import TokenLayout, attribute
 from renderers.bounded_cache import BoundedCache
-from renderers.bridge import Bridge, BridgeRefusal, BridgeStats, ThinkingRetention, check_carried_media
+from renderers.bridge import Bridge, BridgeRefusal, BridgeStats, ThinkingRetention
 from renderers.continuation import StandIns, TurnSummary
-from renderers.errors import MediaError, UnsupportedModalityError
 from renderers.formats.format import Format
-from renderers.messages import (
-    IMAGE_PART_TYPES,
-    check_messages,
-    check_tools,
-    media_parts,
-    message_tool_names,
-    without_media,
-)
+from renderers.media.intake import MediaIntake
+from renderers.media.item import MediaItem, Modality
+from renderers.messages import check_messages, check_tools, message_tool_names, without_media
 from renderers.parsing.parser import ResponseParser, parse_response
 from renderers.parsing.prompts import ends_in_reasoning
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Tools
-from renderers.media.item import MediaItem
-from renderers.rendered import MultiModalData, RenderedTokens
+from renderers.rendered import TOKEN_TYPE_IDS, MultiModalData, RenderedTokens
 from renderers.template.chat_template import Template
 from renderers.template.dialect import content_form
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.turn_printer import TurnPrinter
 from renderers.value_key import value_key
-
-if TYPE_CHECKING:
-    from renderers.vision.qwen_vl import QwenVLProcessor
+from renderers.vision.processor import MediaProcessor
 
 _log = logging.getLogger("renderers")
 
@@ -44,8 +36,7 @@ _log = logging.getLogger("renderers")
 class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
-    `image_token` is the placeholder that the template prints for a picture; both it and `image_processor` are None for
-    a model that only reads text.
+    `media` takes in pictures and videos; without processors, the model only reads text.
     """
 
     def __init__(
@@ -54,8 +45,7 @@ class TemplateRenderer:
         tokenizer: TemplateTokenizer,
         format: Format,
         *,
-        image_processor: QwenVLProcessor | None = None,
-        image_token: str | None = None,
+        media: MediaIntake | None = None,
         body_policies: Mapping[str, BodyPolicy] | None = None,
         thinking_retention: ThinkingRetention = "template",
         cache_bytes: int = 64 * 2**20,
@@ -63,10 +53,12 @@ class TemplateRenderer:
         self.template = template
         self.tokenizer = tokenizer
         self.format = format
-        self.image_processor = image_processor
-        self.image_token_id = (
-            None if image_token is None else tokenizer.require_control_id(image_token, "a picture's placeholder")
-        )
+        self._media = media or MediaIntake({}, model=tokenizer.model)
+        self._markers: dict[int, Modality] = {
+            tokenizer.require_control_id(processor.marker, f"the {modality} processor"): modality
+            for modality, processor in self._media.processors.items()
+        }
+        embed_tokens = {processor.embed_token for processor in self._media.processors.values()}
         self.thinking_retention = thinking_retention
         self.bridge_stats = BridgeStats()
         # A template that prints the time may print another text for the same messages.
@@ -78,7 +70,12 @@ class TemplateRenderer:
         policies = {**DEFAULT_BODY_POLICIES, **(body_policies or {})}
         self._printer = TurnPrinter(template, tokenizer, format, stand_ins.question, stand_ins.answer, policies)
         self._bridge = Bridge(
-            self._printer, format, stand_ins, retention=thinking_retention, placeholder_id=self.image_token_id
+            self._printer,
+            format,
+            stand_ins,
+            retention=thinking_retention,
+            markers=self._markers,
+            embed_ids={tokenizer.require_control_id(token, "the processor") for token in embed_tokens},
         )
 
     # Messages -> tokens.
@@ -93,7 +90,8 @@ class TemplateRenderer:
         """
         checked = check_messages(messages)
         check_tools(tools)
-        media = self._process_media(checked)
+        media = self._media.take(checked)
+        slots = [entry.slot() for entry in media]
         shown = without_media(checked)
 
         def lay_out() -> TokenLayout:
@@ -104,15 +102,13 @@ class TemplateRenderer:
                 self._printer.controls(printed, shown),
                 self.tokenizer,
                 [message["role"] for message in shown],
-                [MediaSlot(entry.message_index, entry.item.num_tokens) for entry in media],
+                slots,
                 shape=self._printer.shape,
-                placeholder_id=self.image_token_id,
+                markers=self._markers,
             )
 
-        layout = self._cached((shown, tools, add_generation_prompt), media, lay_out)
-        return layout.with_media(
-            [entry.item for entry in media], message_tool_names(checked), sees=self.image_token_id is not None
-        )
+        layout = self._cached((shown, tools, add_generation_prompt, [slot.layout_key for slot in slots]), lay_out)
+        return layout.with_media([entry.item for entry in media], message_tool_names(checked), self._markers)
 
     def render_ids(
         self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False
@@ -224,7 +220,7 @@ class TemplateRenderer:
             return BridgeRefusal.NOTHING_NEW
         if any(message["role"] == "assistant" for message in new):
             return BridgeRefusal.ASSISTANT_IN_EXTENSION
-        refusal = check_carried_media(prompt_ids, media, self.image_token_id)
+        refusal = self._bridge.check_carried_media(prompt_ids, media)
         if refusal is not None:
             return refusal
         return self._bridge.extend(
@@ -232,7 +228,7 @@ class TemplateRenderer:
             completion_ids,
             self._turn(completion_ids, tools, prompt_ids),
             new,
-            self._process_media(new),
+            self._media.take(new),
             tools=tools,
             previous=previous,
             media=media,
@@ -241,41 +237,27 @@ class TemplateRenderer:
     # Media.
 
     @property
+    def processors(self) -> Mapping[Modality, MediaProcessor]:
+        """What turns sources into items, by modality; empty for a model that only reads text."""
+        return self._media.processors
+
+    @property
     def mm_token_type_id_map(self) -> dict[int, int]:
-        """Placeholder id -> 1 for pictures; empty for a model that only reads text."""
-        return {} if self.image_token_id is None else {self.image_token_id: 1}
+        """The token that a template prints for an item -> 1 for images, 2 for videos."""
+        return {token_id: TOKEN_TYPE_IDS[modality] for token_id, modality in self._markers.items()}
 
-    def _process_media(self, messages: Messages) -> list[ShownItem]:
-        return [
-            ShownItem(index, self._process_part(part, index, part_index))
-            for index, message in enumerate(messages)
-            for part_index, part in media_parts(message)
-        ]
+    def prefetch(self, messages: Messages) -> Future[list[MediaItem]]:
+        """Start to load and process the media of messages on threads; a later `render` or bridge finds them done.
 
-    def _process_part(self, part: Mapping[str, Any], message_index: int, part_index: int) -> MediaItem:
-        kind = part["type"]
-        if self.image_processor is None or kind not in IMAGE_PART_TYPES:
-            sees = "pictures, not videos" if self.image_processor is not None else "text"
-            raise UnsupportedModalityError(
-                f"a part of type {kind!r}, but {self.tokenizer.model} reads only {sees}. Remove the part, or load a "
-                "model directory with a preprocessor_config.json for it",
-                message_index=message_index,
-                part_index=part_index,
-            )
-        from renderers.media.reference import source_of_part  # loads Pillow, which readers of text do without
-
-        try:
-            return self.image_processor.process(source_of_part(part, self.image_processor.policy))
-        except MediaError as error:
-            raise error.at(message_index, part_index) from error.__cause__
+        Returns at once. The future's result is the items, in order; `await asyncio.wrap_future(...)` waits for it.
+        """
+        return self._media.prefetch(check_messages(messages))
 
     # Layouts.
 
-    def _cached(
-        self, text: tuple[Any, ...], media: Sequence[ShownItem], lay_out: Callable[[], TokenLayout]
-    ) -> TokenLayout:
-        """The layout of a text that was laid out before with pictures of the same sizes, or a new one."""
-        key = value_key((text, [entry.item.num_tokens for entry in media]))
+    def _cached(self, inputs: tuple[Any, ...], lay_out: Callable[[], TokenLayout]) -> TokenLayout:
+        """The layout of equal inputs (text, and how many tokens each item takes) if it is held, or a new one."""
+        key = value_key(inputs)
         if key is None:  # holds something other than plain data; the template may still print it
             return lay_out()
         layout = self._layouts.get(key)

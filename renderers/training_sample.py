@@ -35,8 +35,6 @@ from renderers.sampled_turn import (
 )
 from renderers.template_renderer import TemplateRenderer
 
-_TYPE_OF_MODALITY = {"image": 1, "video": 2}
-
 
 @dataclass(frozen=True)
 class RenderedTrainingSample:
@@ -77,12 +75,7 @@ class RenderedTrainingSample:
     @cached_property
     def mm_token_type_ids(self) -> list[int] | None:
         """Per token 0 for text, 1 for a picture's and 2 for a video's placeholder; None if the sample shows neither."""
-        if self.multi_modal_data is None:
-            return None
-        types = [0] * len(self)
-        for item, where in self.multi_modal_data.placed():
-            types[where.offset : where.end] = [_TYPE_OF_MODALITY[item.modality]] * where.length
-        return types
+        return None if self.multi_modal_data is None else self.rendered.mm_token_type_ids
 
     @property
     def num_trained_tokens(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from renderers import MediaSource, Message, MultiModalData, PlaceholderRange
+from renderers.media.item import Modality
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan
 from transport import wire_type
 
@@ -26,7 +27,7 @@ wire_type("renderers.PlaceholderRange")(PlaceholderRange)
 class MediaReference:
     """A picture on a node: its pixels' name, its source, and where its tokens sit relative to the node's start."""
 
-    modality: str
+    modality: Modality
     mm_hash: str
     source: MediaSource
     where: PlaceholderRange

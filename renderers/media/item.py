@@ -28,7 +28,7 @@ class TensorField(NamedTuple):
     """How the tensor of one item becomes part of the tensor of a batch.
 
     flat: the item has rows of its own, concatenated along axis 0; batched: the item is one row of the batch, stacked
-    along a new axis 0, rows of different shapes padded at their ends with `pad`; shared: equal for all items, held once.
+    along a new axis 0, rows of different shapes padded at their ends with `pad`; shared: equal for all, held once.
     Names as in vLLM's `MultiModalFieldConfig`.
     """
 
@@ -55,7 +55,8 @@ class MediaItem(Mapping[str, np.ndarray]):
     shape (t*h*w, 3 * temporal_patch * patch * patch), `item["image_grid_thw"]` is int64 of shape (3,); a video has
     `pixel_values_videos` and `video_grid_thw`. `fields` says for each name how items are put together in a batch.
     `mm_hash` names exactly these pixels: the source's digest and the fingerprint of the processor that made them.
-    `scale` makes floats of uint8 pixels (`renderers.vision.normalise`); None where the tensors are what the model takes.
+    `scale` makes floats of uint8 pixels (`renderers.vision.normalise`); None where the model takes the tensors as they
+    are.
 
     `num_tokens` is the number of tokens that stand for the item's features. `expansion` is what the media marker
     becomes where that is more than the marker `num_tokens` times (None).

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from renderers.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPolicy:
@@ -18,7 +20,10 @@ class MediaPolicy:
     allowed_directories: directories below which a path or `file:` URL may lie, symbolic links resolved.
     max_bytes: of an encoded file. max_pixels: width times height, checked before anything is decompressed; of one
         frame for a video. max_frames: of a video, checked likewise. max_aspect_ratio: longer side over shorter.
+    max_video_pixels: width times height times frames of a video given as frames, which are held uncompressed.
     timeout: seconds for one fetch, redirects and body included. max_redirects: hops of one fetch.
+
+    Raises `ConfigError` for schemes, hosts and networks that there cannot be, and for one text instead of a tuple.
     """
 
     allowed_schemes: frozenset[str] = frozenset()
@@ -29,5 +34,42 @@ class MediaPolicy:
     max_pixels: int = 64 * 2**20
     max_frames: int = 4096
     max_aspect_ratio: float = 200
+    max_video_pixels: int = 2**30
     timeout: float = 20.0
     max_redirects: int = 3
+
+    def __post_init__(self) -> None:
+        # A text would be taken letter by letter, and "*" inside it would allow every host.
+        for option in ("allowed_schemes", "allowed_hosts", "allowed_networks", "allowed_directories"):
+            value = getattr(self, option)
+            if isinstance(value, (str, bytes, Path)):
+                raise ConfigError(f"MediaPolicy.{option}", value, ("several in a tuple or a set",))
+        for scheme in self.allowed_schemes:
+            if scheme not in ("http", "https"):
+                raise ConfigError("MediaPolicy.allowed_schemes", scheme, ("http", "https"))
+        if self.allowed_hosts:
+            _check_hosts(self.allowed_hosts)
+        if self.allowed_networks:
+            _check_networks(self.allowed_networks)
+
+
+def _check_hosts(patterns: tuple[str, ...]) -> None:
+    from renderers.media.urls import check_host_pattern
+
+    for pattern in patterns:
+        try:
+            check_host_pattern(pattern)
+        except ValueError:
+            raise ConfigError(
+                "MediaPolicy.allowed_hosts", pattern, ("example.org", "*.example.org", "an address", "*")
+            ) from None
+
+
+def _check_networks(networks: tuple[str, ...]) -> None:
+    from ipaddress import ip_network  # a policy that allows no network is made at every load
+
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ConfigError("MediaPolicy.allowed_networks", network, (f"a network ({error})",)) from None

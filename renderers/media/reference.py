@@ -1,59 +1,265 @@
-"""From what a content part holds to source bytes. Nothing here opens a socket or a file."""
+"""From what a content part holds to source bytes, within the limits of a policy."""
 
 from __future__ import annotations
 
 import base64
+import math
 import os
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
 from PIL import Image
 
-from renderers.errors import MediaDecodeError, MediaLimitError, MediaPolicyError
+from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, MediaTypeError
+from renderers.media.decoding import decode_image
+from renderers.media.paths import path_of_url, read_path
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import array_to_raw, image_to_raw, is_raw
+from renderers.media.raw_video import frames_to_raw, is_raw_video, raw_video_size
+from renderers.media.sniffing import check_type
 from renderers.media.source import MediaSource
+from renderers.messages import VIDEO_PART_TYPES
+
+#: Fetches the body of an allowed http(s) URL: `renderers.media.fetching.fetch`, or something that asks it.
+Fetch = Callable[[str, MediaPolicy], bytes]
+
+# A single letter and a colon is a drive, not a scheme.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_SPACE = re.compile(r"[ \t\r\n\f]")
+_PICTURE = (
+    "an image is bytes, a PIL image, a uint8 array or tensor, a data URL, or a URL or path that the policy allows"
+)
+_VIDEO = (
+    "a video is the bytes of a file, a data URL, a URL or path the policy allows, a list of frames, or a uint8 "
+    "array (time, height, width, 3) or tensor (time, 3, height, width)"
+)
 
 
-def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
-    """The source of an image part: bytes, a PIL image, a uint8 array, a `MediaSource` or a data URL.
+def source_of_part(part: Mapping[str, Any], policy: MediaPolicy, *, fetch: Fetch | None = None) -> MediaSource:
+    """The source of an image or a video part.
 
-    Raises `MediaPolicyError` for URLs and paths, `MediaLimitError` for what is too large, `MediaDecodeError` for
-    anything that is not a picture.
+    Pictures: bytes, a PIL image, a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4), a torch tensor
+    of uint8 (1, 3 or 4, height, width), a `MediaSource`, a data URL, and under the policy a path, a `file:` or an
+    http(s) URL. Videos: the bytes of a video or an animation, `MediaSource`, URL or path likewise; a list or tuple of
+    pictures in any of these forms, all of one size; a numpy array of uint8 (time, height, width, 3), a tensor of uint8
+    (time, 3, height, width). `fps` beside frames says how many there are in a second. As in OpenAI's parts, the value
+    may be a dict with the key `url`.
+
+    Raises `MediaPolicyError` for URLs and paths that are not allowed, `MediaFetchError` for those that cannot be read,
+    `MediaLimitError` for what is too large, before it is copied, decoded or read where its size is known by then,
+    `MediaTypeError` for bytes that are something else, `MediaDecodeError` for anything else that is no such medium.
     """
-    value = part.get("image", part.get("image_url"))
-    if isinstance(value, Mapping):
-        value = value.get("url")
-    if isinstance(value, MediaSource):
-        source = value
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        source = MediaSource.of(bytes(value))
-    elif isinstance(value, Image.Image):
-        _check_pixels(value.width, value.height, policy)
-        source = MediaSource.of(image_to_raw(value))
-    elif isinstance(value, np.ndarray):
-        height, width = (*value.shape, 0, 0)[:2]
-        _check_pixels(width, height, policy)
-        source = MediaSource.of(array_to_raw(value))
-    elif isinstance(value, str):
-        source = MediaSource.of(_read_url(value, policy))
-    elif isinstance(value, os.PathLike):
-        raise _refused("file path")
-    else:
+    references = _References(policy, fetch)
+    if part.get("type") in VIDEO_PART_TYPES:
+        return references.video(_value(part, "video", "video_url"), part.get("fps"))
+    return references.image(_value(part, "image", "image_url"))
+
+
+def _value(part: Mapping[str, Any], *names: str) -> Any:
+    value = next((part[name] for name in names if part.get(name) is not None), None)
+    return value.get("url") if isinstance(value, Mapping) else value
+
+
+class _References:
+    """Turns references into sources under one policy."""
+
+    def __init__(self, policy: MediaPolicy, fetch: Fetch | None) -> None:
+        self.policy = policy
+        self.fetch = fetch
+
+    def image(self, value: Any) -> MediaSource:
+        if isinstance(value, Image.Image):
+            self._check_size(value.width, value.height)
+            return MediaSource.of(image_to_raw(value))
+        array = self._array(value)
+        if array is not None:
+            return MediaSource.of(array_to_raw(array))
+        source = self._source_of_file(value)
+        if source is None:
+            raise MediaDecodeError(f"{_PICTURE}, not {type(value).__name__}")
+        if is_raw_video(source.data):
+            raise MediaTypeError(
+                'raw video frames, not a picture; pass them in a part of type "video"', digest=source.digest
+            )
+        check_type(source.data, expected="image", digest=source.digest)
+        return source
+
+    def video(self, value: Any, fps: Any) -> MediaSource:
+        if isinstance(value, (list, tuple)):
+            return self._frames(value, _frame_rate(fps))
+        if isinstance(value, Image.Image):
+            raise MediaTypeError(f"{_VIDEO}, not one picture; a picture goes into a part of type 'image'")
+        array = self._array(value, of_frames=True)
+        if array is not None:
+            return MediaSource.of(frames_to_raw(array, _frame_rate(fps)))
+        source = self._source_of_file(value)
+        if source is None:
+            raise MediaDecodeError(f"{_VIDEO}, not {type(value).__name__}")
+        if is_raw_video(source.data):
+            count, width, height, _ = raw_video_size(source.data)
+            self._check_size(width, height, count)
+        else:
+            self._check_moves(source)
+        return source
+
+    def _array(self, value: Any, *, of_frames: bool = False) -> np.ndarray | None:
+        """An array as it is, a torch tensor with its channels last, copied only from an accelerator; None for others.
+
+        torch is not imported for that: where nobody did, nothing is a tensor.
+        """
+        torch = sys.modules.get("torch")
+        is_tensor = torch is not None and isinstance(value, torch.Tensor)
+        if not is_tensor and not isinstance(value, np.ndarray):
+            return None
+        shape = _channels_last(value, of_frames) if is_tensor else value.shape
+        count, height, width = ((1,) * (not of_frames) + tuple(shape) + (0, 0, 0))[:3]
+        self._check_size(width, height, count)
+        array: np.ndarray = np.moveaxis(value.detach().cpu().numpy(), -3, -1) if is_tensor else value
+        return array
+
+    def _source_of_file(self, value: Any) -> MediaSource | None:
+        """The source of bytes, wherever they are; None for a value of another kind."""
+        if isinstance(value, MediaSource):
+            self._check_bytes(value.data)
+            return value
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            self._check_bytes(value)
+            data = bytes(value)
+        elif isinstance(value, str):
+            data = self._read_text(value)
+            self._check_bytes(data)
+        elif isinstance(value, os.PathLike):
+            data = read_path(value, self.policy)
+        else:
+            return None
+        if not data:
+            raise MediaDecodeError("zero bytes of media")
+        return MediaSource.of(data)
+
+    def _read_text(self, text: str) -> bytes:
+        match = _SCHEME.match(text[:40].lstrip())
+        scheme = match[1].lower() if match else ""
+        if scheme == "data":
+            return _read_data_url(text.strip(), self.policy)
+        if scheme in ("http", "https"):
+            return self._fetch(text.strip())
+        if scheme == "file":
+            if not self.policy.allowed_directories:
+                raise _refused("file URL")
+            return read_path(path_of_url(text.strip()), self.policy)
+        if scheme and "/" in text:
+            raise _refused(f"{scheme} URL")
+        return read_path(text, self.policy)
+
+    def _fetch(self, url: str) -> bytes:
+        if self.fetch is not None:
+            return self.fetch(url, self.policy)
+        from renderers.media.fetching import fetch
+
+        return fetch(url, self.policy)
+
+    def _frames(self, values: Sequence[Any], fps: float | None) -> MediaSource:
+        if not values:
+            raise MediaDecodeError("a video without frames; leave the part out")
+        self._check_size(0, 0, len(values))
+        frames: np.ndarray | None = None
+        for index, value in enumerate(values):
+            try:
+                frame = self._frame(value)
+                height, width, _ = frame.shape
+                if frames is None:
+                    self._check_size(width, height, len(values))
+                    frames = np.empty((len(values), *frame.shape), dtype=np.uint8)
+                elif frame.shape != frames.shape[1:]:
+                    raise MediaDecodeError(
+                        f"{width}x{height} pixels, but frame 0 has {frames.shape[2]}x{frames.shape[1]}; the frames of "
+                        "a video are of one size, so resize them first"
+                    )
+            except MediaError as error:
+                raise type(error)(f"frame {index}: {error.reason}", digest=error.digest) from error.__cause__
+            frames[index] = frame
+        assert frames is not None
+        return MediaSource.of(frames_to_raw(frames, fps))
+
+    def _frame(self, value: Any) -> np.ndarray:
+        """The pixels (height, width, 3) of a frame."""
+        if isinstance(value, Mapping):
+            value = value.get("url")
+        array = self._array(value)
+        if array is not None and array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3:
+            return array
+        return np.asarray(decode_image(self.image(value), self.policy))
+
+    def _check_bytes(self, data: bytes | bytearray | memoryview) -> None:
+        nbytes = memoryview(data).nbytes
+        start = b"" if isinstance(data, memoryview) and data.ndim != 1 else bytes(data[:4])
+        # Raw pixels are bounded by max_pixels; max_bytes is for files, whose size says nothing of their pixels.
+        if nbytes > self.policy.max_bytes and not (is_raw(start) or is_raw_video(start)):
+            raise MediaLimitError(f"{nbytes} bytes of media, more than max_bytes={self.policy.max_bytes} of the policy")
+
+    def _check_size(self, width: int, height: int, frames: int = 1) -> None:
+        policy = self.policy
+        if frames > policy.max_frames:
+            raise MediaLimitError(f"{frames} frames, more than max_frames={policy.max_frames} of the policy")
+        if width * height > policy.max_pixels:
+            raise MediaLimitError(f"{width}x{height} pixels, more than max_pixels={policy.max_pixels} of the policy")
+        if width * height * frames > policy.max_video_pixels and frames > 1:
+            raise MediaLimitError(
+                f"{frames} frames of {width}x{height} pixels, more than max_video_pixels={policy.max_video_pixels} of "
+                "the policy; take fewer frames, or make them smaller"
+            )
+        if max(width, height) > policy.max_aspect_ratio * min(width, height) > 0:
+            raise MediaLimitError(
+                f"{width}x{height} pixels are longer than max_aspect_ratio={policy.max_aspect_ratio:g}:1 of the policy"
+            )
+
+    def _check_moves(self, source: MediaSource) -> None:
+        """Raise `MediaTypeError` for a still picture. What is not known is left to the decoder."""
+        media_type = check_type(source.data, expected="video", digest=source.digest) or ""
+        if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
+            raise MediaTypeError(
+                f'one picture ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
+                "list of frames",
+                digest=source.digest,
+            )
+
+
+def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
+    """The shape of a tensor with its channels moved to the end, if it can be a picture, or frames."""
+    if str(tensor.dtype) != "torch.uint8":
         raise MediaDecodeError(
-            f"an image is bytes, a PIL image, a uint8 array or a data URL, not {type(value).__name__}"
+            f"a tensor is uint8, not {tensor.dtype}: whether floats run from 0 to 1 or to 255 cannot be told. Scale it "
+            "yourself and cast to torch.uint8"
         )
-    # Raw pixels are bounded by max_pixels already; max_bytes is for files, whose size says nothing of their pixels.
-    if source.nbytes > policy.max_bytes and not is_raw(source.data):
-        raise MediaLimitError(f"{source.nbytes} bytes of media, more than max_bytes={policy.max_bytes} of the policy")
-    return source
+    ndim, channels = (4, (3,)) if of_frames else (3, (1, 3, 4))
+    if tensor.ndim != ndim or tensor.shape[-3] not in channels:
+        expected = "(time, 3, height, width)" if of_frames else "(1, 3 or 4, height, width)"
+        raise MediaDecodeError(
+            f"a tensor is {expected}, not {tuple(tensor.shape)}; permute it, or pass a numpy array with channels last"
+        )
+    *time, _, height, width = tensor.shape
+    return (*time, height, width, tensor.shape[-3])
 
 
-def _check_pixels(width: int, height: int, policy: MediaPolicy) -> None:
-    if width * height > policy.max_pixels:
-        raise MediaLimitError(f"{width}x{height} pixels, more than max_pixels={policy.max_pixels} of the policy")
+def _is_animated(media_type: str, data: bytes | memoryview) -> bool:
+    """Whether a picture file says that it holds several frames; nothing is decompressed."""
+    if media_type == "image/png":
+        return b"acTL" in bytes(data[: 2**20]).partition(b"IDAT")[0]
+    if media_type == "image/webp":
+        return bytes(data[12:16]) == b"VP8X" and any(flags & 2 for flags in bytes(data[20:21]))
+    return media_type in ("image/gif", "image/avif", "image/tiff")  # their decoders count
+
+
+def _frame_rate(fps: Any) -> float | None:
+    if fps is None:
+        return None
+    if isinstance(fps, bool) or not isinstance(fps, (int, float, np.number)) or not (math.isfinite(fps) and fps > 0):
+        raise MediaDecodeError(f"fps is a positive number of frames per second, not {fps!r:.40}")
+    return float(fps)
 
 
 def _refused(kind: str) -> MediaPolicyError:
@@ -62,19 +268,32 @@ def _refused(kind: str) -> MediaPolicyError:
     )
 
 
-def _read_url(url: str, policy: MediaPolicy) -> bytes:
-    scheme, separator, rest = url.partition(":")
-    if not separator or scheme.lower() != "data":
-        kind = f"{scheme.lower()} URL" if separator and "/" in rest else "file path"
-        raise _refused(kind)
-    header, comma, payload = rest.partition(",")
+def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
+    header, comma, payload = url.partition(",")
     if not comma:
         raise MediaDecodeError("a data URL without a comma holds no data")
-    if len(payload) > 2 * policy.max_bytes:
-        raise MediaLimitError(f"a data URL of {len(payload)} characters, more than the policy's max_bytes allow")
-    if not header.lower().endswith(";base64"):
+    is_base64 = header.lower().endswith(";base64")
+    most = (policy.max_bytes + 2) // 3 * 4 if is_base64 else policy.max_bytes  # characters, if none is quoted
+    if len(payload) > 3 * most:
+        raise _long_data_url(payload, policy)
+    if not is_base64:
         return unquote_to_bytes(payload)
+    if "%" in payload:
+        payload = unquote_to_bytes(payload).decode("latin-1")
+    if len(payload) > most:
+        payload = _SPACE.sub("", payload)
+        if len(payload) > most:
+            raise _long_data_url(payload, policy)
     try:
-        return base64.b64decode(payload, validate=True)
+        try:
+            return base64.b64decode(payload, validate=True)
+        except ValueError:  # wrapped lines are common, and reading them twice is rare
+            return base64.b64decode(_SPACE.sub("", payload), validate=True)
     except ValueError as error:  # binascii.Error, or characters beyond ASCII
         raise MediaDecodeError(f"a data URL with broken base64: {error}") from error
+
+
+def _long_data_url(payload: str, policy: MediaPolicy) -> MediaLimitError:
+    return MediaLimitError(
+        f"a data URL of {len(payload)} characters, more than max_bytes={policy.max_bytes} of the policy allows"
+    )

@@ -9,7 +9,7 @@ from typing import Self
 from renderers.errors import MediaDigestError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class MediaSource:
     """Immutable source bytes and the sha256 (hex) of exactly those bytes.
 

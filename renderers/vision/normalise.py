@@ -3,31 +3,83 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+from renderers.vision.patches import StillPatches
+
+if TYPE_CHECKING:
+    from renderers.media.item import MediaItem
+
+FloatType = Literal["float32", "bfloat16"]
+
+# Patches at a time: the look-up widens its uint8 indices to 8 bytes each, which then stay in the cache.
+_PATCHES_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PixelScale:
-    """float = (uint8 * factor - mean) / std, channel by channel."""
+    """float = (uint8 * factor - mean) / std, channel by channel, in the arithmetic of one of transformers' backends.
+
+    fused: that of the torchvision backend, (uint8 - mean / factor) / (std / factor), all in float32. Not fused: that of
+    the Pillow backend, the product in float64 and rounded to float32, the rest in float32. The last bits differ.
+    """
 
     factor: float = 1 / 255
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    fused: bool = False
 
 
-def normalise(patches: np.ndarray, scale: PixelScale) -> np.ndarray:
-    """uint8 patches (n, channels * k) -> the float32 of the transformers processor, bit for bit.
+def normalise(patches: np.ndarray | StillPatches, scale: PixelScale, *, dtype: FloatType = "float32") -> np.ndarray:
+    """uint8 patches (n, channels * k) -> the floats of the transformers processor, bit for bit, of the same shape.
+
+    `dtype` bfloat16 gives uint16, the bit patterns of the float32 rounded to nearest, ties to even, as torch's
+    `.to(torch.bfloat16)` rounds (`torch.from_numpy(...).view(torch.bfloat16)` reads them).
 
     A uint8 has 256 values and a channel one mean and one deviation, so a table of channels x 256 floats holds every
-    result; it is filled with the processor's own arithmetic (rescale in float64, round to float32, then normalise).
+    result; it is filled with the processor's own arithmetic.
     """
-    rescaled = (np.arange(256, dtype=np.float64) * scale.factor).astype(np.float32)
-    table = (rescaled - np.array(scale.mean, dtype=np.float32)[:, None]) / np.array(scale.std, dtype=np.float32)[
-        :, None
-    ]
-    channels = patches.reshape(len(patches), len(table), -1)
-    out = np.empty(channels.shape, dtype=np.float32)
-    for channel, values in enumerate(table):
-        out[:, channel] = values[channels[:, channel]]
-    return out.reshape(patches.shape)
+    table = _table(scale)
+    if dtype == "bfloat16":
+        table = _to_bfloat16(table)
+    if isinstance(patches, StillPatches):
+        packed, slots = patches.packed, patches.temporal
+    else:
+        packed, slots = patches.reshape(len(patches), len(table), -1), 1
+    out = np.empty((len(packed), len(table), slots, packed.shape[2]), dtype=table.dtype)
+    for start in range(0, len(packed), _PATCHES_AT_ONCE):
+        part = slice(start, start + _PATCHES_AT_ONCE)
+        for channel, values in enumerate(table):
+            out[part, channel, 0] = values.take(packed[part, channel])
+        out[part, :, 1:] = out[part, :, :1]
+    return out.reshape(len(packed), -1)
+
+
+def normalised(item: MediaItem, name: str, *, dtype: FloatType = "float32") -> np.ndarray:
+    """The floats of one tensor of an item: `normalise`, for still pictures without unpacking them first.
+
+    A tensor of an item without a scale is what the model takes already and comes as it is.
+    """
+    if item.scale is None:
+        return item[name]
+    tensor = item.tensors[name]
+    return normalise(tensor if isinstance(tensor, StillPatches) else item[name], item.scale, dtype=dtype)
+
+
+def _table(scale: PixelScale) -> np.ndarray:
+    """float32 (channels, 256)."""
+    values = np.arange(256, dtype=np.float64)
+    mean = np.array(scale.mean, dtype=np.float32)[:, None]
+    std = np.array(scale.std, dtype=np.float32)[:, None]
+    if scale.fused:
+        inverse = np.float32(1.0 / scale.factor)
+        return np.asarray((values.astype(np.float32) - mean * inverse) / (std * inverse))
+    return np.asarray(((values * scale.factor).astype(np.float32) - mean) / std)
+
+
+def _to_bfloat16(floats: np.ndarray) -> np.ndarray:
+    """The upper halves of the float32 bit patterns, rounded to nearest, ties to even."""
+    bits = floats.view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from renderers.media.item import MediaItem, Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
+
+ImageBackend = Literal["torchvision", "pillow"]
+"""Whose resampling and arithmetic the pixels follow: that of transformers' torchvision or of its Pillow backend."""
 
 
 class MediaProcessor(Protocol):
@@ -19,6 +22,11 @@ class MediaProcessor(Protocol):
     @property
     def marker(self) -> str:
         """The control token that a chat template prints for an item."""
+        ...
+
+    @property
+    def embed_token(self) -> str:
+        """The control token that stands for one row of features; often the marker itself."""
         ...
 
     @property

@@ -1,8 +1,20 @@
 """Qwen-VL pictures in numpy and Pillow: size rule, resize, patch order, token count.
 
-Follows `Qwen2VLImageProcessorPil` of transformers (the Pillow backend, which Qwen3-VL checkpoints name too). Patches
-are kept as uint8, after the resize and before rescale and normalise: a quarter of the float32 bytes, lossless, and
-what a vLLM that normalises on the device expects. `vision.normalise` makes the processor's floats of them.
+Follows `Qwen2VLImageProcessor` of transformers, which Qwen2-VL, 2.5-VL, 3-VL and 3.5 to 3.8 checkpoints name, in both
+of its backends, bit for bit: the uint8 pixels after the resize and the floats after rescale and normalise.
+
+- torchvision (what transformers from 5.0 and vLLM run, unless the configuration names the Pillow class): resizes in
+  16-bit fixed point (`vision.resampling`), and rescales and normalises in one step in float32.
+- pillow (`Qwen2VLImageProcessorPil`): resizes with Pillow (22-bit fixed point), and rescales in float64.
+
+Where a picture keeps its size, the uint8 pixels of the two are equal. Where it is resized, they differ in 0.05 to 0.4 %
+of the values by 1, rarely 2, of 255 (photographs of 300 to 1400 pixels a side, Pillow 13); that Pillow resizes columns
+first where a picture becomes wider and lower adds differences of up to 11 there, in 16 %. The floats differ in their
+last bits. These are different pixels, so they have different fingerprints.
+
+Patches are kept as uint8, after the resize and before rescale and normalise: a quarter of the float32 bytes, lossless,
+and what a vLLM that normalises on the device expects; and once, although the model takes a still picture twice, as two
+frames of the same moment. `vision.normalise` makes the processor's floats of them.
 """
 
 from __future__ import annotations
@@ -12,29 +24,42 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import PIL
 from PIL import Image
 
 from renderers.errors import InvalidFileError, MediaLimitError
-from renderers.media.decoding import decode_image
+from renderers.media.decoding import decode_planes, decoder_versions
+from renderers.media.item import MediaItem, PackedArray, TensorField
 from renderers.media.policy import MediaPolicy
+from renderers.media.raw import image_planes, plane_image
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
-from renderers.media.item import MediaItem
+from renderers.vision import resampling
 from renderers.vision.normalise import PixelScale
+from renderers.vision.patches import still_patches
+from renderers.vision.processor import ImageBackend
 
 # The processor refuses longer pictures; resizing them would squeeze one side to nothing.
 MAX_ASPECT_RATIO = 200
 
 _PROCESSOR_TYPES = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
+
+
+def reads_images(config: Mapping[str, Any]) -> bool:
+    """Whether a parsed preprocessor_config.json is one for `QwenVLConfig`."""
+    return config.get("image_processor_type") in _PROCESSOR_TYPES
 
 
 @dataclass(frozen=True, slots=True)
 class QwenVLConfig:
-    """The numbers of preprocessor_config.json that decide pixels. Pixel limits are products of width and height."""
+    """The numbers of preprocessor_config.json that decide pixels. Pixel limits are products of width and height.
+
+    `resample` is one of Pillow's filters; the torchvision backend knows 2 (bilinear) and 3 (bicubic).
+    """
 
     patch_size: int = 16
     temporal_patch_size: int = 2
@@ -42,36 +67,25 @@ class QwenVLConfig:
     min_pixels: int = 65536
     max_pixels: int = 16777216
     resample: int = 3
-    scale: PixelScale = PixelScale()
+    backend: ImageBackend = "torchvision"
+    scale: PixelScale = PixelScale(fused=True)
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any], *, path: str) -> Self:
-        """Read a parsed preprocessor_config.json; `path` names it in errors."""
+    def from_dict(cls, config: Mapping[str, Any], *, path: str, backend: ImageBackend | None = None) -> Self:
+        """Read a parsed preprocessor_config.json; `path` names it in errors.
+
+        `backend` None: the one that transformers 5 takes, pillow for a class name in ...Pil, else torchvision.
+        Raises `InvalidFileError`.
+        """
         kind = config.get("image_processor_type")
         if kind not in _PROCESSOR_TYPES:
             raise InvalidFileError(path, f"image_processor_type {kind!r} is not one of {', '.join(_PROCESSOR_TYPES)}")
-        for step in ("do_resize", "do_rescale", "do_normalize"):
-            if config.get(step) is False:
-                raise InvalidFileError(path, f"{step} is false; only processors that take every step are read")
-        size = config.get("size") or {}
-        try:
-            return cls(
-                patch_size=int(config["patch_size"]),
-                temporal_patch_size=int(config["temporal_patch_size"]),
-                merge_size=int(config["merge_size"]),
-                min_pixels=int(config.get("min_pixels") or size["shortest_edge"]),
-                max_pixels=int(config.get("max_pixels") or size["longest_edge"]),
-                resample=int(config.get("resample", 3)),
-                scale=PixelScale(
-                    factor=float(config.get("rescale_factor", 1 / 255)),
-                    mean=tuple(float(value) for value in config["image_mean"]),
-                    std=tuple(float(value) for value in config["image_std"]),
-                ),
-            )
-        except KeyError as error:
-            raise InvalidFileError(path, f"misses {error.args[0]!r}, which decides the pixels") from error
-        except (TypeError, ValueError) as error:
-            raise InvalidFileError(path, f"holds a number that is none: {error}") from error
+        if backend is None:
+            backend = "pillow" if kind.endswith("Pil") else "torchvision"
+        numbers = read_numbers(config, path=path, fused=backend == "torchvision")
+        if backend == "torchvision":
+            check_resample(numbers["resample"], path=path)
+        return cls(backend=backend, **numbers)
 
     @property
     def factor(self) -> int:
@@ -80,15 +94,16 @@ class QwenVLConfig:
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that changes pixels: these numbers and the resampler's version (16 hex digits)."""
-        description = {"processor": "qwen_vl", "backend": f"pillow-{PIL.__version__}", **asdict(self)}
-        return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
+        """Names everything that changes pixels: these numbers, the resampler's and the decoders' versions (16 hex)."""
+        resampler = PIL.__version__ if self.backend == "pillow" else resampling.VERSION
+        return fingerprint("image", self, resampler=resampler, decoders=decoder_versions())
 
 
 class QwenVLProcessor:
     """Turns media sources into `MediaItem`s, each distinct picture once."""
 
-    modality = "image"
+    modality: Literal["image"] = "image"
+    marker = embed_token = "<|image_pad|>"
 
     def __init__(self, config: QwenVLConfig, *, policy: MediaPolicy, store: MediaStore) -> None:
         self.config = config
@@ -101,53 +116,122 @@ class QwenVLProcessor:
         return f"{source.digest}-{self.fingerprint}"
 
     def process(self, source: MediaSource) -> MediaItem:
-        """The item of a source, from the store when it was seen before."""
+        """The item of a source, from the store when it was seen before. Its `pixel_values` are `StillPatches`.
+
+        Raises `MediaLimitError`, `MediaDecodeError`.
+        """
         held = self.store.get(self.mm_hash(source))
         if held is not None:
             return held
-        image = decode_image(source, self.policy)
-        width, height = resized_size(image.width, image.height, self.config)
-        pixels = np.asarray(image.resize((width, height), Image.Resampling(self.config.resample)))
-        patches = patchify(pixels, self.config)
-        grid = (1, height // self.config.patch_size, width // self.config.patch_size)
-        tensors = {"pixel_values": patches, "image_grid_thw": np.array(grid, dtype=np.int64)}
-        for array in tensors.values():
-            array.setflags(write=False)
-        num_tokens = math.prod(grid) // self.config.merge_size**2
-        item = MediaItem(self.modality, self.mm_hash(source), source, tensors, num_tokens, self.config.scale)
+        config = self.config
+        planes = decode_planes(source, self.policy)
+        width, height = resized_size(planes.shape[2], planes.shape[1], config, digest=source.digest)
+        patches = still_patches(
+            _resized(planes, width, height, config),
+            patch_size=config.patch_size,
+            merge_size=config.merge_size,
+            temporal_patch_size=config.temporal_patch_size,
+        )
+        grid = np.array((1, height // config.patch_size, width // config.patch_size), dtype=np.int64)
+        grid.setflags(write=False)
+        tensors: dict[str, np.ndarray | PackedArray] = {"pixel_values": patches, "image_grid_thw": grid}
+        num_tokens = int(grid.prod()) // config.merge_size**2
+        item = MediaItem(self.modality, self.mm_hash(source), source, tensors, num_tokens, config.scale, _FIELDS)
         return self.store.put(item)
 
 
-def resized_size(width: int, height: int, config: QwenVLConfig) -> tuple[int, int]:
+def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str | None = None) -> tuple[int, int]:
     """(width, height) after the resize: multiples of `factor`, area within the pixel limits, aspect nearly kept.
 
-    Source: `smart_resize` of transformers' Qwen2-VL image processor, banker's rounding included.
+    Source: `smart_resize` of transformers' Qwen2-VL image processor, banker's rounding included. Raises
+    `MediaLimitError` naming `digest` past `MAX_ASPECT_RATIO`.
     """
     if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
-        raise MediaLimitError(f"a {width}x{height} picture is longer than {MAX_ASPECT_RATIO}:1; crop it first")
-    factor = config.factor
+        raise MediaLimitError(
+            f"a {width}x{height} picture is longer than {MAX_ASPECT_RATIO}:1; crop it first", digest=digest
+        )
+    return fitting_size(width, height, 1, config.factor, config.min_pixels, config.max_pixels)
+
+
+def fitting_size(
+    width: int, height: int, frames: float, factor: int, min_pixels: int, max_pixels: int, rounded_frames: int = 1
+) -> tuple[int, int]:
+    """The multiples of `factor` nearest to a size whose volume with the frames lies within the pixel limits.
+
+    The limits hold for `rounded_frames`, the shrinking and growing goes by `frames`.
+    """
     new_width, new_height = round(width / factor) * factor, round(height / factor) * factor
-    if new_width * new_height > config.max_pixels:
-        shrink = math.sqrt(width * height / config.max_pixels)
+    if rounded_frames * new_width * new_height > max_pixels:
+        shrink = math.sqrt(frames * width * height / max_pixels)
         new_width = max(factor, math.floor(width / shrink / factor) * factor)
         new_height = max(factor, math.floor(height / shrink / factor) * factor)
-    elif new_width * new_height < config.min_pixels:
-        grow = math.sqrt(config.min_pixels / (width * height))
+    elif rounded_frames * new_width * new_height < min_pixels:
+        grow = math.sqrt(min_pixels / (frames * width * height))
         new_width = math.ceil(width * grow / factor) * factor
         new_height = math.ceil(height * grow / factor) * factor
     return new_width, new_height
 
 
-def patchify(pixels: np.ndarray, config: QwenVLConfig) -> np.ndarray:
-    """uint8 pixels (height, width, 3) -> patches (grid_h * grid_w, 3 * temporal * patch * patch), merge-block order.
+def _resized(planes: np.ndarray, width: int, height: int, config: QwenVLConfig) -> np.ndarray:
+    """uint8 (3, h, w) -> uint8 (3, height, width) with the resampler of the backend."""
+    if planes.shape[1:] == (height, width):
+        return planes
+    if config.backend == "torchvision":
+        return resampling.resize(planes, height, width, config.resample)
+    # Pillow resizes channels one by one, so that a plane gives what the whole picture would.
+    images = [plane_image(plane).resize((width, height), Image.Resampling(config.resample)) for plane in planes]
+    return np.concatenate([image_planes(image) for image in images])
 
-    Patches of one merge block (merge x merge) are neighbours; within a patch the order is channel, time, row, column.
-    A still picture fills every time slot with the same pixels.
-    """
-    patch, merge, temporal = config.patch_size, config.merge_size, config.temporal_patch_size
-    height, width, channels = pixels.shape
-    grid_h, grid_w = height // patch, width // patch
-    blocks = pixels.reshape(grid_h // merge, merge, patch, grid_w // merge, merge, patch, channels)
-    blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5)  # block row, block column, row, column in block, C, y, x
-    shape = (*blocks.shape[:5], temporal, patch, patch)
-    return np.broadcast_to(blocks[:, :, :, :, :, None], shape).reshape(grid_h * grid_w, -1)
+
+def read_numbers(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[str, Any]:
+    """What pictures and videos have in common in their files: geometry, pixel limits, filter, scale."""
+    for step in ("do_resize", "do_rescale", "do_normalize"):
+        if config.get(step) is False:
+            raise InvalidFileError(path, f"{step} is false; only processors that take every step are read")
+    try:
+        # As in transformers, min_pixels and max_pixels win over `size`, which newer files have instead.
+        limits = [
+            config[name] if config.get(name) is not None else (config.get("size") or {})[edge]
+            for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+        ]
+        numbers = {
+            "patch_size": int(config["patch_size"]),
+            "temporal_patch_size": int(config["temporal_patch_size"]),
+            "merge_size": int(config["merge_size"]),
+            "min_pixels": int(limits[0]),
+            "max_pixels": int(limits[1]),
+            "resample": int(config.get("resample", 3)),
+        }
+        mean, std = (tuple(float(value) for value in config[name]) for name in ("image_mean", "image_std"))
+        factor = float(config.get("rescale_factor", 1 / 255))
+    except KeyError as error:
+        raise InvalidFileError(path, f"misses {error.args[0]!r}, which decides the pixels") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidFileError(path, f"holds a number that is none: {error}") from error
+    for name, value in numbers.items():
+        if value <= 0 and name != "resample":
+            raise InvalidFileError(path, f"{name} is {value}; it has to be 1 or more")
+    if len(mean) != 3 or len(std) != 3 or factor <= 0 or not all(std):
+        raise InvalidFileError(
+            path,
+            f"image_mean {list(mean)}, image_std {list(std)} and rescale_factor {factor} cannot scale pixels: three "
+            "numbers each for red, green and blue, and none to divide by may be 0",
+        )
+    return {**numbers, "scale": PixelScale(factor, mean, std, fused)}
+
+
+def check_resample(resample: int, *, path: str) -> None:
+    """Raise `InvalidFileError` for a filter that torchvision's resampling, as it is built here, does not have."""
+    if resample not in resampling.FILTERS:
+        known = " and ".join(f"{number} ({name})" for number, name in resampling.FILTERS.items())
+        raise InvalidFileError(
+            path,
+            f"resample is {resample}; as torchvision resizes, {known} are known. Change it, or name "
+            "Qwen2VLImageProcessorPil as image_processor_type, which resizes with Pillow",
+        )
+
+
+def fingerprint(modality: str, config: Any, **versions: object) -> str:
+    """16 hex digits that name a dataclass of numbers and the versions of what computes with them."""
+    description = {"processor": "qwen_vl", "modality": modality, **versions, **asdict(config)}
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]

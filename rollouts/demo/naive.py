@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgpack
 import numpy as np
 
-from renderers.vision.qwen_vl import QwenVLProcessor
+from renderers.vision.processor import MediaProcessor
 from rollouts.trajectory import Trajectory
 
 
-def naive_bytes(trajectories: Sequence[Trajectory], processor: QwenVLProcessor) -> int:
+def naive_bytes(trajectories: Sequence[Trajectory], processor: MediaProcessor) -> int:
     """Bytes of all steps, each with its whole prompt and completion as msgpack lists, the log-probabilities as floats,
     and float32 pixels of every picture so far."""
     total = 0

@@ -235,8 +235,7 @@ class Demo:
         self._seen_images.update(reference.mm_hash for reference in references)
         results.distinct_images = len(self._seen_images)
         results.wire_bytes += sent
-        assert self.renderer.image_processor is not None
-        results.naive_bytes += naive_bytes(trajectories, self.renderer.image_processor)
+        results.naive_bytes += naive_bytes(trajectories, self.renderer.processors["image"])
 
 
 def run_demo(*, recipe: Recipe, seed: int, out: Path, trainer: TrainerProcess, progress: Progress) -> Results:

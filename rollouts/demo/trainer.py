@@ -124,12 +124,11 @@ class Trainer:
     def _samples(self, trajectories: list[Trajectory]) -> list[TrainingSample]:
         rewards, groups = [t.reward for t in trajectories], [t.group_id for t in trajectories]
         advantages = group_advantages(rewards, groups, scale="batch")
-        processor = self.renderer.image_processor
-        assert processor is not None
+        processors = self.renderer.processors
         return [
             sample
             for trajectory, advantage in zip(trajectories, advantages, strict=True)
-            for sample in samples_from_trajectory(trajectory, advantage=float(advantage), processor=processor)
+            for sample in samples_from_trajectory(trajectory, advantage=float(advantage), processors=processors)
         ]
 
     def _micro_batches(self, samples: list[TrainingSample]) -> list[TrainingBatch]:

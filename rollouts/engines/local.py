@@ -204,11 +204,13 @@ class LocalEngine:
         media = _media_of(request)
         if (words := misplaced(media, len(ids))) is not None:
             raise InvalidRequestError(request.request_id, words)
-        for _, where in media:
-            if np.any(ids[where.offset : where.end] != self._model.config.image_token_id):
-                raise InvalidRequestError(
-                    request.request_id, f"tokens {where.offset}:{where.end} are not all the image placeholder"
-                )
+        for item, where in media:
+            placeholder = getattr(self._model.config, f"{item.modality}_token_id")
+            for start, end in where.runs:
+                if np.any(ids[start:end] != placeholder):
+                    raise InvalidRequestError(
+                        request.request_id, f"tokens {start}:{end} are not all the {item.modality} placeholder"
+                    )
 
     # The worker thread's side.
 

@@ -1,4 +1,4 @@
-"""Rows of ids and media -> padded arrays in which every picture is placed by its range, not by token id.
+"""Rows of ids and media -> padded arrays in which every picture and video is placed by its range, not by token id.
 
 A policy can sample a literal `<|image_pad|>`; counting token ids would take it for a picture. Here only ranges count.
 """
@@ -17,16 +17,16 @@ PlacedItem = tuple[MediaItem, PlaceholderRange]
 
 
 def misplaced(placed: Sequence[PlacedItem], length: int) -> str | None:
-    """What is wrong with the ranges of pictures in a row of `length` tokens, in words; None if nothing is.
+    """What is wrong with the ranges of media in a row of `length` tokens, in words; None if nothing is.
 
-    Ranges must be in order, apart from each other, inside the row, and as long as their pictures have tokens.
+    Ranges must be in order, apart from each other, inside the row, and hold as many features as their items have.
     """
     end = 0
     for item, where in placed:
-        if where.offset < end or where.end > length or where.length != item.num_tokens:
+        if where.offset < end or where.end > length or where.num_embeds != item.num_tokens:
             return (
-                f"picture {item.mm_hash[:12]} of {item.num_tokens} tokens cannot sit at {where.offset}:{where.end} of "
-                f"{length} tokens, behind a picture that ends at {end}"
+                f"{item.modality} {item.mm_hash[:12]} of {item.num_tokens} tokens cannot sit at the {where.num_embeds} "
+                f"placeholders in {where.offset}:{where.end} of {length} tokens, behind one that ends at {end}"
             )
         end = where.end
     return None
@@ -38,7 +38,7 @@ class PlacedRows:
 
     `input_ids` int64 (B, T); `attention_mask` bool (B, T), False on padding; `position_ids` int64 (3, B, T), the
     temporal, row and column positions of M-RoPE; `next_positions` int64 (B,), where each row would continue;
-    `visual_mask` bool (B, T), True on placeholder tokens; `items` the distinct pictures; `feature_rows` int64 (number
+    `visual_mask` bool (B, T), True on placeholder tokens; `items` the distinct media; `feature_rows` int64 (number
     of True in `visual_mask`,): which row of the concatenated features of `items` each visual position takes.
     """
 
@@ -83,8 +83,9 @@ def place_rows(
                 first_feature_row[item.mm_hash] = total
                 items.append(item)
                 total += item.num_tokens
-            visual_mask[index, start + where.offset : start + where.end] = True
-            feature_rows.append(np.arange(where.length) + first_feature_row[item.mm_hash])
+            for begin, end in where.runs:
+                visual_mask[index, start + begin : start + end] = True
+            feature_rows.append(np.arange(item.num_tokens) + first_feature_row[item.mm_hash])
     rows = np.concatenate(feature_rows) if feature_rows else np.empty(0, dtype=np.int64)
     return PlacedRows(input_ids, attention_mask, position_ids, next_positions, visual_mask, items, rows)
 
@@ -93,20 +94,23 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], merge_size: int) 
     """Positions int64 (3, length) of a row, and the position of the token that would follow it.
 
     Text advances all three by one. A picture of grid (t, h, w) starts where the text stands: its tokens count time,
-    rows and columns from there, and the text behind it continues after the longer side. Source: `get_rope_index` of
-    transformers' Qwen3-VL; here by range, so adjacent pictures and literal placeholder tokens are no special case.
+    rows and columns from there, and the text behind it continues after the longer side. The frames of a video are
+    pictures between their time stamps. Source: `get_rope_index` of transformers' Qwen3-VL; here by range, so adjacent
+    pictures and literal placeholder tokens are no special case.
     """
     positions = np.empty((3, length), dtype=np.int64)
     written, position = 0, 0
     for item, where in placed:
-        gap = where.offset - written
-        positions[:, written : where.offset] = np.arange(position, position + gap)
-        position += gap
-        time, height, width = (int(side) for side in item["image_grid_thw"])
+        time, height, width = (int(side) for side in item[f"{item.modality}_grid_thw"])
         height, width = height // merge_size, width // merge_size
-        positions[:, where.offset : where.end] = np.indices((time, height, width)).reshape(3, -1) + position
-        position += max(height, width)
-        written = where.end
+        frames = time // len(where.runs)
+        for begin, end in where.runs:
+            gap = begin - written
+            positions[:, written:begin] = np.arange(position, position + gap)
+            position += gap
+            positions[:, begin:end] = np.indices((frames, height, width)).reshape(3, -1) + position
+            position += max(height, width)
+            written = end
     rest = length - written
     positions[:, written:] = np.arange(position, position + rest)
     return positions, position + rest

@@ -6,16 +6,20 @@ finds placeholders by token id and encodes a picture once per row that shows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from renderers import MediaItem
-from renderers.vision.normalise import normalise
+from renderers.vision.normalise import normalised
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.placement import PlacedRows
+
+#: Modality -> the name under which the model takes its patches.
+PIXELS: Mapping[str, str] = {"image": "pixel_values", "video": "pixel_values_videos"}
+
 
 
 class VisionFeatures(NamedTuple):
@@ -40,21 +44,18 @@ def require_qwen3_vl(model: Any) -> None:
 
 
 def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatures]:
-    """Encode pictures in one pass of the vision tower; one `VisionFeatures` an item."""
+    """Encode pictures and videos in one pass of the vision tower; one `VisionFeatures` an item."""
     parameter = model.model.visual.pos_embed.weight
     values = torch.from_numpy(float_pixels(items)).to(parameter.device, parameter.dtype)
-    grids = torch.from_numpy(np.stack([item["image_grid_thw"] for item in items])).to(parameter.device)
+    grids = torch.from_numpy(np.stack([item[f"{item.modality}_grid_thw"] for item in items])).to(parameter.device)
     output = model.model.get_image_features(values, grids, return_dict=True)
     layers = zip(*output.deepstack_features, strict=True)
     return [VisionFeatures(embeds, deepstack) for embeds, deepstack in zip(output.pooler_output, layers, strict=True)]
 
 
 def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
-    """The normalised patches of pictures, one after the other: float32 (patches of all, patch size)."""
-    scales = {item.scale for item in items}
-    if len(scales) == 1:
-        return normalise(np.concatenate([item["pixel_values"] for item in items]), scales.pop())
-    return np.concatenate([normalise(item["pixel_values"], item.scale) for item in items])
+    """The normalised patches of pictures and videos, one after the other: float32 (patches of all, patch size)."""
+    return np.concatenate([normalised(item, PIXELS[item.modality]) for item in items])
 
 
 def hidden_states(

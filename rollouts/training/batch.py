@@ -1,4 +1,4 @@
-"""Rows with and without pictures, padded to one width."""
+"""Rows with and without pictures and videos, padded to one width."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.errors import SampleError
 from rollouts.training.samples import TrainingSample
 from rollouts.training.tensor_list import TensorList
@@ -59,20 +60,21 @@ class TrainingBatch:
 
     @property
     def has_media(self) -> torch.Tensor:
-        """bool (B,): which rows hold a picture."""
+        """bool (B,): which rows hold a picture or a video."""
         return torch.tensor([bool(sample.media) for sample in self.samples])
 
     @property
     def mm_token_type_ids(self) -> torch.Tensor:
-        """int64 (B, T): 1 on picture tokens, taken from ranges; a literal placeholder that was sampled stays 0."""
+        """int64 (B, T): 1 on tokens of pictures, 2 on those of videos, by range; a sampled literal placeholder stays 0."""
         types = torch.zeros_like(self.input_ids)
         for row, sample in zip(types, self.samples, strict=True):
-            for _, where in sample.media:
-                row[where.offset : where.end] = 1
+            for item, where in sample.media:
+                for start, end in where.runs:
+                    row[start:end] = TOKEN_TYPE_IDS[item.modality]
         return types
 
     def media_tensors(self, name: str) -> TensorList:
-        """One tensor a row: the arrays called `name` of its pictures, concatenated; None for a row without pictures."""
+        """One tensor a row: the arrays called `name` of its media, concatenated; None for a row that has none."""
         return TensorList([_row_tensor(sample, name) for sample in self.samples])
 
     def split(self, rows: int) -> Iterator[TrainingBatch]:
@@ -99,7 +101,6 @@ def micro_batches(
 
 
 def _row_tensor(sample: TrainingSample, name: str) -> torch.Tensor | None:
-    if not sample.media:
-        return None
     # np.atleast_2d: a grid is one row (3,) an item, patches are many rows an item.
-    return torch.from_numpy(np.concatenate([np.atleast_2d(item[name]) for item, _ in sample.media]))
+    arrays = [np.atleast_2d(item[name]) for item, _ in sample.media if name in item]
+    return torch.from_numpy(np.concatenate(arrays)) if arrays else None

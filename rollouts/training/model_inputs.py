@@ -7,37 +7,37 @@ from typing import Any
 import torch
 
 from rollouts.errors import SampleError
-from rollouts.models.qwen3_vl import float_pixels, require_qwen3_vl
+from rollouts.models.qwen3_vl import PIXELS, float_pixels, require_qwen3_vl
 from rollouts.training.batch import TrainingBatch
 
 
 def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
     """`input_ids`, `attention_mask`, `mm_token_type_ids` (B, T) and, if any row has pictures, `pixel_values` and
-    `image_grid_thw`, on the model's device and pixels in its dtype.
+    `image_grid_thw`, for videos `pixel_values_videos` and `video_grid_thw`; on the model's device, pixels in its dtype.
 
-    transformers finds pictures by token id. A row in which the policy sampled a literal placeholder token cannot be
+    transformers finds media by token id. A row in which the policy sampled a literal placeholder token cannot be
     given to it correctly and raises `SampleError`; `token_logprobs` places by range and takes such rows.
     """
     require_qwen3_vl(model)
-    placeholder = model.config.image_token_id
+    placeholders = torch.tensor([model.config.image_token_id, model.config.video_token_id])
     types = batch.mm_token_type_ids
     for sample, ids, kinds in zip(batch.samples, batch.input_ids, types, strict=True):
-        literal = ((ids == placeholder) & (kinds == 0)).nonzero()
+        literal = (torch.isin(ids, placeholders) & (kinds == 0)).nonzero()
         if len(literal):
             raise SampleError(
                 sample.name,
-                f"token {int(literal[0])} is a placeholder token outside every picture (the policy sampled it); "
-                "transformers would count it as a picture. Score this row with token_logprobs",
+                f"token {int(literal[0])} is a placeholder token outside every picture and video (the policy sampled it); "
+                "transformers would take it for one. Score this row with token_logprobs",
             )
     inputs = {
         "input_ids": batch.input_ids,
         "attention_mask": batch.attention_mask.long(),
         "mm_token_type_ids": types,
     }
-    pictures = [item for sample in batch.samples for item, _ in sample.media]
-    if pictures:
-        grids = batch.media_tensors("image_grid_thw").cat()
-        assert grids is not None
-        pixels = torch.from_numpy(float_pixels(pictures)).to(model.dtype)
-        inputs |= {"pixel_values": pixels, "image_grid_thw": grids}
+    for modality, name in PIXELS.items():
+        items = [item for sample in batch.samples for item, _ in sample.media if item.modality == modality]
+        grids = batch.media_tensors(f"{modality}_grid_thw").cat()
+        if grids is not None:
+            pixels = torch.from_numpy(float_pixels(items)).to(model.dtype)
+            inputs |= {name: pixels, f"{modality}_grid_thw": grids}
     return {name: tensor.to(model.device) for name, tensor in inputs.items()}

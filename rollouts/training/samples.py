@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from renderers import MediaItem, PlaceholderRange, RenderedTokens
-from renderers.vision.qwen_vl import QwenVLProcessor
+from renderers.media.item import Modality
+from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import PixelMismatchError, SampleError
 from rollouts.models.placement import misplaced
@@ -69,11 +70,11 @@ def sample_from_rendered(
 
 
 def samples_from_trajectory(
-    trajectory: Trajectory, *, advantage: float, processor: QwenVLProcessor
+    trajectory: Trajectory, *, advantage: float, processors: Mapping[Modality, MediaProcessor]
 ) -> list[TrainingSample]:
     """One row per leaf of the tree; a node shared by several leaves is trained in the first of them only.
 
-    Pixels are derived again from the sources by `processor` and must carry the names that the sampler used: raises
+    Pixels are derived again from the sources by `processors` (a renderer's, by modality) and must carry the names that the sampler used: raises
     `PixelMismatchError` otherwise. Every trained token gets the same `advantage`.
     """
     trained: set[int] = set()
@@ -96,7 +97,7 @@ def samples_from_trajectory(
                 logprobs=np.where(loss_mask, logprobs, np.float32(0)),
                 advantages=np.where(loss_mask, np.float32(advantage), np.float32(0)),
                 media=tuple(
-                    (derive_item(reference, processor), reference.where) for reference in trajectory.media(leaf)
+                    (derive_item(reference, processors), reference.where) for reference in trajectory.media(leaf)
                 ),
                 weight_spans=_joined_spans([node.weight_spans for node in nodes]),
                 name=f"{trajectory.episode_id}/{leaf}",
@@ -106,9 +107,9 @@ def samples_from_trajectory(
     return samples
 
 
-def derive_item(reference: MediaReference, processor: QwenVLProcessor) -> MediaItem:
+def derive_item(reference: MediaReference, processors: Mapping[Modality, MediaProcessor]) -> MediaItem:
     """The pixels behind a reference, checked against the name that the sampler saw them under."""
-    item = processor.process(reference.source)
+    item = processors[reference.modality].process(reference.source)
     if item.mm_hash != reference.mm_hash:
         raise PixelMismatchError(reference.mm_hash, item.mm_hash)
     return item

@@ -28,8 +28,6 @@ from renderers.errors import (
 from renderers.media.decoding import decode_image
 from renderers.media.raw import array_to_raw, image_to_raw
 from renderers.media.reference import source_of_part
-from renderers.media.item import MediaItem
-from renderers.vision.normalise import PixelScale
 
 POLICY = MediaPolicy()
 NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -394,46 +392,6 @@ def test_the_picture_is_a_snapshot_that_later_changes_do_not_reach(renderer: Tem
 
 
 # The store.
-
-
-def item(name: str, nbytes: int) -> MediaItem:
-    tensors = {"pixel_values": np.zeros(nbytes - 1, dtype=np.uint8)}
-    return MediaItem("image", name, MediaSource(name, b"s"), tensors, 1, PixelScale())
-
-
-def test_the_store_forgets_the_least_recently_used_when_it_is_full() -> None:
-    store = MediaStore(max_bytes=30)
-    first, second, third = (store.put(item(name, 10)) for name in "abc")
-    assert store.nbytes == 30
-    assert store.get("a") is first
-    fourth = store.put(item("d", 15))
-    assert [store.get(name) for name in "abcd"] == [first, None, None, fourth]
-    assert third.mm_hash == "c"
-    assert second.mm_hash == "b"
-    assert (store.nbytes, len(store)) == (25, 2)
-
-
-@settings(max_examples=50)
-@given(sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=30))
-def test_the_store_never_holds_more_than_its_bytes(sizes: list[tuple[int, int]]) -> None:
-    store = MediaStore(max_bytes=50)
-    held: dict[str, MediaItem] = {}
-    for number, size in sizes:
-        entry = item(str(number), size)
-        kept = store.put(entry)
-        assert kept is entry or kept is held[entry.mm_hash]
-        held[entry.mm_hash] = kept
-        assert store.nbytes <= 50
-        assert store.nbytes == sum(found.nbytes + 1 for name in held if (found := store.get(name)) is not None)
-
-
-def test_an_item_larger_than_the_store_is_handed_back_but_not_kept() -> None:
-    store = MediaStore(max_bytes=10)
-    kept = store.put(item("small", 10))
-    large = item("large", 11)
-    assert store.put(large) is large
-    assert store.get("large") is None
-    assert store.get("small") is kept
 
 
 def test_one_picture_is_processed_once_and_shared_between_conversations(tiny_model_dir: Path) -> None:

@@ -485,5 +485,6 @@ def test_an_assistant_cannot_be_given_more_placeholders_than_pictures(renderer: 
 
 def test_the_renderer_says_that_it_sees(renderer: TemplateRenderer) -> None:
     assert is_multimodal(renderer)
-    assert renderer.mm_token_type_id_map == {control_id(renderer, "<|image_pad|>"): 1}
+    kinds = {control_id(renderer, "<|image_pad|>"): 1, control_id(renderer, "<|video_pad|>"): 2}
+    assert renderer.mm_token_type_id_map == kinds
     assert not is_multimodal(object())

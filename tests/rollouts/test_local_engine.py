@@ -223,7 +223,7 @@ def test_weights_that_do_not_fit_change_nothing(engine, renderer, fault):
 
 def test_a_literal_placeholder_in_the_prompt_is_not_a_picture(engine, renderer):
     rendered = prompt(renderer, pictures=[picture(1)])
-    pad = renderer.image_token_id
+    pad = next(iter(renderer.mm_token_type_id_map))
     literal = GenerateRequest([*rendered.token_ids, pad, 65], SamplingParams(max_tokens=4), rendered.multi_modal_data)
     (result,) = generate(engine, literal)
     assert len(result.completions[0].token_ids) == 4
@@ -308,7 +308,7 @@ def test_malformed_requests_are_refused_before_the_model_sees_them(engine, rende
         "from -1": ([1, -1], None),
         "not all the image placeholder": (rendered.token_ids, moved(1)),
         "cannot sit at": (rendered.token_ids, moved(1000)),
-        "behind a picture that ends": (
+        "behind one that ends": (
             rendered.token_ids,
             MultiModalData.from_items([(item, where), (item, where)]),
         ),

@@ -149,6 +149,8 @@ def test_a_tensor_list_slices_moves_and_concatenates_what_is_there():
 class Block:
     """As much of a media item as positions need."""
 
+    modality = "image"
+
     def __init__(self, time, height, width):
         self.grid = np.array([time, height, width])
         self.num_tokens = time * height * width // 4
@@ -249,7 +251,7 @@ def test_an_all_text_batch_needs_no_vision_tower(model, renderer):
 def with_sampled_placeholder(renderer, pictures):
     """A row in which the policy sampled the placeholder token itself."""
     rendered = renderer.render(conversation("x", pictures)[:1], add_generation_prompt=True)
-    said = [renderer.image_token_id, 65, renderer.get_stop_token_ids()[0]]
+    said = [next(iter(renderer.mm_token_type_id_map)), 65, renderer.get_stop_token_ids()[0]]
     ids = [*rendered.token_ids, *said]
     mask = np.arange(len(ids)) >= len(rendered)
     return row(ids, mask, media=tuple(rendered.multi_modal_data.placed())), len(rendered)
@@ -331,7 +333,7 @@ def trained(model, samples):
 
 def test_sampler_and_trainer_agree_on_multi_turn_image_episodes_that_crossed_the_wire(model, renderer, episodes):
     samples = [
-        s for t in episodes for s in samples_from_trajectory(t, advantage=1.0, processor=renderer.image_processor)
+        s for t in episodes for s in samples_from_trajectory(t, advantage=1.0, processors=renderer.processors)
     ]
     report = trained(model, samples)
     assert report.tokens == sum(len(node.logprobs) for t in episodes for node in t.nodes)
@@ -342,7 +344,7 @@ def test_sampler_and_trainer_agree_on_multi_turn_image_episodes_that_crossed_the
 def test_swapped_pictures_show_in_the_mismatch(model, renderer, episodes):
     """The planted fault: right ids, right shapes, wrong pixels."""
     first, second = (
-        samples_from_trajectory(t, advantage=1.0, processor=renderer.image_processor)[0] for t in episodes[:2]
+        samples_from_trajectory(t, advantage=1.0, processors=renderer.processors)[0] for t in episodes[:2]
     )
     swapped = [(other, where) for (_, where), (other, _) in zip(first.media, second.media, strict=True)]
     report = trained(model, [replace(first, media=tuple(swapped))])
@@ -352,10 +354,10 @@ def test_swapped_pictures_show_in_the_mismatch(model, renderer, episodes):
 
 
 def test_pixels_derived_by_another_processor_are_refused(renderer, episodes):
-    ours = renderer.image_processor
+    ours = renderer.processors["image"]
     other = QwenVLProcessor(replace(ours.config, min_pixels=4096), policy=ours.policy, store=ours.store)
     with pytest.raises(PixelMismatchError, match="fingerprint"):
-        samples_from_trajectory(episodes[0], advantage=1.0, processor=other)
+        samples_from_trajectory(episodes[0], advantage=1.0, processors={"image": other})
 
 
 def test_a_node_shared_by_two_branches_is_trained_once(renderer, episodes):
@@ -368,7 +370,7 @@ def test_a_node_shared_by_two_branches_is_trained_once(renderer, episodes):
     again = Completion(0, completion.token_ids, completion.logprobs, FinishReason.STOP)
     trajectory.add_turn([*shared, 65, 66], None, again, {"role": "assistant", "content": "x"})
 
-    samples = samples_from_trajectory(trajectory, advantage=1.0, processor=renderer.image_processor)
+    samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
     assert len(samples) == 2
     sampled = sum(len(node.logprobs) for node in trajectory.nodes)
     assert sum(int(s.loss_mask.sum()) for s in samples) == sampled

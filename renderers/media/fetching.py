@@ -1,0 +1,110 @@
+"""http(s) URL -> bytes, following nothing that the policy does not allow."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from urllib.parse import urljoin
+
+from renderers.errors import BlockingFetchError, MediaError, MediaFetchError, MediaPolicyError, MediaTimeoutError
+from renderers.media.addresses import public_addresses
+from renderers.media.deadline import Deadline
+from renderers.media.policy import MediaPolicy
+from renderers.media.sniffing import check_type
+from renderers.media.urls import Target, allowed_target, redacted
+
+_log = logging.getLogger("renderers")
+_MEDIA_TYPE = re.compile(r"[\w.+-]{1,40}/[\w.+-]{1,80}")
+
+
+def fetch(url: str, policy: MediaPolicy) -> bytes:
+    """Fetch a picture or a video: the body of a 200, complete, uncompressed, of at most `max_bytes`.
+
+    Scheme and host must be allowed, and every address that the host resolves to must be public (or in
+    `allowed_networks`); the connection goes to one of the addresses that were checked, and each redirect is checked
+    like the first URL. One deadline of `policy.timeout` seconds covers all of it. Each fetch makes a connection of its
+    own: a round trip more than a kept one, two or three with TLS. Blocks; may be called from any thread but that of a
+    running event loop.
+
+    Errors and logs show URLs without credentials, query and fragment. Raises `MediaPolicyError` (`MediaAddressError`
+    for addresses), `BlockingFetchError`, `MediaTimeoutError`, `MediaLimitError`, `MediaTypeError` for what is neither
+    picture nor video, and `MediaFetchError` for the rest.
+    """
+    try:
+        return _fetch(url, policy)
+    except MediaError as error:
+        # `from None` hides what was raised before from tracebacks, not from debuggers and reports of errors, and its
+        # text may quote what the server sent.
+        error.__context__ = None
+        raise
+
+
+def _fetch(url: str, policy: MediaPolicy) -> bytes:
+    target = allowed_target(url, policy)
+    if _loop_is_running():
+        raise BlockingFetchError(
+            f"{target.shown} would be fetched on the thread of a running event loop, which would stand still "
+            "meanwhile; await asyncio.to_thread(...), use a RendererPool, or call renderer.prefetch(messages) before"
+        )
+    started = time.monotonic()
+    try:
+        body = _follow(url, target, policy, Deadline(policy.timeout))
+    except TimeoutError:
+        raise MediaTimeoutError(
+            f"{target.shown}: not fetched within timeout={policy.timeout:g} s of the media policy, redirects included"
+        ) from None
+    _log.debug("fetched %s: %d bytes in %.3f s", target.shown, len(body), time.monotonic() - started)
+    return body
+
+
+def _follow(url: str, target: Target, policy: MediaPolicy, deadline: Deadline) -> bytes:
+    from renderers.media.pinned_http import get  # loads httpx
+
+    first = target.shown
+    for _ in range(policy.max_redirects + 1):
+        addresses = public_addresses(
+            target.host,
+            target.port,
+            allowed_networks=policy.allowed_networks,
+            deadline=deadline,
+            shown=_via(first, target.shown),
+        )
+        answer = get(target, addresses, max_bytes=policy.max_bytes, deadline=deadline)
+        if answer.location is None:
+            declared = _MEDIA_TYPE.match(answer.content_type)
+            check_type(answer.body, name=target.shown, declared=declared.group() if declared else None)
+            return answer.body
+        url, target = _redirected(url, target, answer.location, policy)
+    raise MediaFetchError(f"{first} redirects more often than max_redirects={policy.max_redirects} of the policy")
+
+
+def _redirected(url: str, target: Target, location: str, policy: MediaPolicy) -> tuple[str, Target]:
+    try:
+        following = urljoin(url, location)
+    except ValueError:
+        raise MediaFetchError(f"{target.shown} redirects to a URL that cannot be read") from None
+    try:
+        next_target = allowed_target(following, policy)
+    except MediaPolicyError as error:
+        raise MediaPolicyError(f"{target.shown} redirects: {error.reason}") from None
+    if target.scheme == "https" and next_target.scheme == "http":
+        raise MediaPolicyError(f"{target.shown} redirects from https to {redacted(following)}, which is not encrypted")
+    return following, next_target
+
+
+def _via(first: str, shown: str) -> str:
+    return shown if first == shown else f"{shown} (redirected from {first})"
+
+
+def _loop_is_running() -> bool:
+    if "asyncio" not in sys.modules:  # importing it takes time that a program without it need not spend
+        return False
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

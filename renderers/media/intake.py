@@ -1,0 +1,203 @@
+"""The media of a conversation: from what its parts hold to processed items, each distinct one once.
+
+What was seen before costs a look-up. New media are loaded and processed side by side on threads (decoding, resizing and
+hashing release the interpreter's lock); two callers that bring the same new picture at once wait for one processing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
+from renderers.media.item import MediaItem, Modality
+from renderers.media.source import MediaSource
+from renderers.media_markers import ShownItem
+from renderers.messages import IMAGE_PART_TYPES, media_parts
+from renderers.vision.processor import MediaProcessor
+
+
+class _Part(NamedTuple):
+    """A content part that holds a medium."""
+
+    message_index: int
+    part_index: int
+    part: Mapping[str, Any]
+    processor: MediaProcessor
+
+
+class MediaIntake:
+    """Loads and processes the media of messages. Safe to share between threads.
+
+    `missing` says for a modality without a processor why there is none, in words that name the cure.
+    """
+
+    def __init__(
+        self,
+        processors: Mapping[Modality, MediaProcessor],
+        *,
+        model: str,
+        missing: Mapping[Modality, str] | None = None,
+    ) -> None:
+        self.processors = processors
+        self._model = model
+        self._missing = missing or {}
+        self._lock = threading.Lock()
+        self._in_flight: dict[str, Future[MediaItem]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def take(self, messages: Sequence[Mapping[str, Any]]) -> list[ShownItem]:
+        """The items of checked messages, in their order.
+
+        Raises `UnsupportedModalityError` and `MediaError`, both naming message and part; `BlockingFetchError` where a
+        URL would have to be fetched on the thread of a running event loop.
+        """
+        parts = self._parts(messages)
+        unknown = [part for part in parts if self._known_source(part) is None]
+        if len(unknown) > 1:
+            self._check_may_wait(unknown)
+            for future in [self._pool().submit(self._item, part) for part in parts]:
+                future.exception()  # all have ended before the first error is raised, in the order of the parts
+        elif unknown:
+            self._check_may_wait(unknown)
+        return [ShownItem(part.message_index, part.part_index, self._item(part)) for part in parts]
+
+    def prefetch(self, messages: Sequence[Mapping[str, Any]]) -> Future[list[MediaItem]]:
+        """Start to load and process the media of checked messages, and return at once.
+
+        The result holds the items and keeps them in memory, whatever the store forgets; an error is raised by the
+        result and by whoever renders the messages.
+        """
+        parts = self._parts(messages)
+        futures = [self._pool().submit(self._item, part) for part in parts]
+        all_items: Future[list[MediaItem]] = Future()
+        waiting = len(futures)
+        lock = threading.Lock()
+
+        def one_is_done(_: Future[MediaItem]) -> None:
+            nonlocal waiting
+            with lock:
+                waiting -= 1
+                if waiting:
+                    return
+            _gather(futures, all_items)
+
+        if not futures:
+            all_items.set_result([])
+        for future in futures:
+            future.add_done_callback(one_is_done)
+        return all_items
+
+    def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
+        return [
+            _Part(index, part_index, part, self._processor(part["type"], index, part_index))
+            for index, message in enumerate(messages)
+            for part_index, part in media_parts(message)
+        ]
+
+    def _processor(self, kind: str, message_index: int, part_index: int) -> MediaProcessor:
+        modality: Modality = "image" if kind in IMAGE_PART_TYPES else "video"
+        processor = self.processors.get(modality)
+        if processor is None:
+            sees = " and ".join(f"{known}s" for known in self.processors) or "text"
+            reason = self._missing.get(modality) or (
+                f"{self._model} reads only {sees}. Remove the part, or load a model directory with a "
+                f"{'video_' if modality == 'video' else ''}preprocessor_config.json for it"
+            )
+            raise UnsupportedModalityError(
+                f"a part of type {kind!r}, but {reason}", message_index=message_index, part_index=part_index
+            )
+        return processor
+
+    def _known_source(self, part: _Part) -> MediaSource | None:
+        return part.processor.store.seen.get(_value(part.part))
+
+    def _check_may_wait(self, parts: Sequence[_Part]) -> None:
+        """A running event loop must not wait for a network."""
+        for part in parts:
+            if _is_url(_value(part.part)) and _loop_is_running():
+                raise BlockingFetchError(
+                    "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
+                    "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
+                    "asyncio.wrap_future(renderer.prefetch(messages)) first"
+                ).at(part.message_index, part.part_index)
+
+    def _item(self, part: _Part) -> MediaItem:
+        try:
+            return self._processed(self._source(part), part.processor)
+        except MediaError as error:
+            raise error.at(part.message_index, part.part_index) from error.__cause__
+
+    def _source(self, part: _Part) -> MediaSource:
+        known = self._known_source(part)
+        if known is not None:
+            return known
+        from renderers.media.reference import source_of_part  # loads Pillow, which readers of text do without
+
+        processor = part.processor
+        source = processor.store.add_source(source_of_part(part.part, processor.policy))
+        processor.store.seen.remember(_value(part.part), source)
+        return source
+
+    def _processed(self, source: MediaSource, processor: MediaProcessor) -> MediaItem:
+        mm_hash = processor.mm_hash(source)
+        held = processor.store.get(mm_hash)
+        if held is not None:
+            return held
+        with self._lock:
+            running = self._in_flight.get(mm_hash)
+            if running is None:
+                mine: Future[MediaItem] = Future()
+                self._in_flight[mm_hash] = mine
+        if running is not None:
+            return running.result()
+        try:
+            item = processor.process(source)
+            mine.set_result(item)
+            return item
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._in_flight[mm_hash]
+
+    def _pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="media")
+            return self._threads
+
+
+def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaItem]]) -> None:
+    error = next((error for future in futures if (error := future.exception()) is not None), None)
+    if error is not None:
+        all_items.set_exception(error)
+    else:
+        all_items.set_result([future.result() for future in futures])
+
+
+def _value(part: Mapping[str, Any]) -> Any:
+    """What a media part holds, whatever its shape."""
+    value = next((part[name] for name in ("image", "image_url", "video", "video_url") if name in part), None)
+    return value.get("url") if isinstance(value, Mapping) else value
+
+
+def _is_url(value: Any) -> bool:
+    return isinstance(value, str) and value[:8].lower().startswith(("http:", "https:"))
+
+
+def _loop_is_running() -> bool:
+    if "asyncio" not in sys.modules:  # importing it takes time that a program without it need not spend
+        return False
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,128 @@
+"""File paths and `file:` URLs -> bytes, below allowed directories only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
+from renderers.media.policy import MediaPolicy
+
+_LONGEST = 4096
+
+
+def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
+    """The bytes of a regular file below one of the policy's `allowed_directories`.
+
+    Raises `MediaPolicyError` for other places, whether or not there is a file; `MediaFetchError` for a file that is
+    missing, unreadable or not a regular one, `MediaLimitError` beyond `max_bytes`, `MediaDecodeError` for an empty one.
+    """
+    with open_allowed(path, policy) as (descriptor, status):
+        if status.st_size > policy.max_bytes:
+            raise MediaLimitError(
+                f"{_shown(path)}: {status.st_size} bytes, more than max_bytes={policy.max_bytes} of the policy"
+            )
+        data = _read(descriptor, policy.max_bytes + 1, path)
+    if len(data) > policy.max_bytes:  # it grew, or it is one of those in /proc that have no size
+        raise MediaLimitError(f"{_shown(path)}: more than max_bytes={policy.max_bytes} of the policy")
+    if not data:
+        raise MediaDecodeError(f"{_shown(path)}: the file is empty")
+    return data
+
+
+@contextmanager
+def open_allowed(path: str | os.PathLike[str], policy: MediaPolicy) -> Iterator[tuple[int, os.stat_result]]:
+    """The descriptor and the status of the open file. Raises what `read_path` raises."""
+    root, names = _place(path, policy)
+    try:
+        descriptor = _open_below(root, names)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise MediaPolicyError(
+                f"{_shown(path)}: a symbolic link that leads in a circle, or was put there while the path was checked"
+            ) from None
+        raise MediaFetchError(f"{_shown(path)}: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise MediaFetchError(f"{_shown(path)}: not a regular file")
+        yield descriptor, status
+    finally:
+        os.close(descriptor)
+
+
+def path_of_url(url: str) -> str:
+    """The path that a `file:` URL names. Raises `MediaPolicyError` for one of another machine."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise MediaDecodeError("a file URL that cannot be read") from None
+    if parts.netloc not in ("", "localhost"):
+        raise MediaPolicyError("a file URL of another machine is not followed; write file:///path, or pass the bytes")
+    return os.fsdecode(unquote_to_bytes(parts.path))
+
+
+def _place(path: str | os.PathLike[str], policy: MediaPolicy) -> tuple[str, list[str]]:
+    """The allowed directory that the path lies below, and the names that lead from there to the file.
+
+    Nothing said here depends on what there is outside the allowed directories.
+    """
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise MediaDecodeError(f"a path is text, not {type(name).__name__}")
+    if not policy.allowed_directories:
+        raise MediaPolicyError(
+            "a file path is not followed under this media policy; name the directory in allowed_directories, or pass "
+            "the bytes, a PIL image or a data URL instead"
+        )
+    if "\0" in name or not name or len(name) > _LONGEST:
+        raise MediaDecodeError(f"a text of {len(name)} characters that is neither a URL nor a path")
+    real = os.path.realpath(name)
+    for directory in policy.allowed_directories:
+        root = os.path.realpath(directory)
+        below = real.removeprefix(root.rstrip(os.sep) + os.sep)
+        if below != real:
+            return root, below.split(os.sep)
+    raise MediaPolicyError(
+        "a file path outside the allowed_directories of the media policy is not followed; name its directory there, or "
+        "pass the bytes"
+    )
+
+
+def _open_below(root: str, names: list[str]) -> int:
+    """Open name by name, following no symbolic link: they were resolved before, and one that is there now was put there
+    meanwhile to lead somewhere else.
+    """
+    if os.open not in os.supports_dir_fd:
+        raise MediaPolicyError("this operating system cannot open a path safely; pass the bytes")
+    to_directory = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
+    to_file = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK  # a FIFO waits for a writer
+    directory = os.open(root, to_directory)
+    try:
+        for name in names[:-1]:
+            following = os.open(name, to_directory, dir_fd=directory)
+            os.close(directory)
+            directory = following
+        return os.open(names[-1], to_file, dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def _read(descriptor: int, most: int, path: str | os.PathLike[str]) -> bytes:
+    chunks: list[bytes] = []
+    left = most
+    try:
+        while left > 0 and (chunk := os.read(descriptor, min(left, 2**24))):
+            chunks.append(chunk)
+            left -= len(chunk)
+    except OSError as error:
+        raise MediaFetchError(f"{_shown(path)}: {error.strerror}") from None
+    return b"".join(chunks)
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    return f"{os.fspath(path)!r:.200}"

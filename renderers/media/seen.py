@@ -1,0 +1,177 @@
+"""From a reference that was resolved before to its source, without decoding, hashing or fetching it again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+from renderers.media.source import MediaSource
+
+# What an entry costs besides its key: the tuple, the weak reference, the place in the table.
+_ENTRY_BYTES = 384
+# The coarsest time stamps that file systems in use keep.
+_SETTLED_NS = 2_000_000_000
+
+
+class SeenFile(NamedTuple):
+    """A file as it stands. Another file under the path, or other contents, is another `SeenFile`."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int  # who writes in place and sets the old mtime again still changes this one
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], status: os.stat_result) -> Self | None:
+        """`status` is taken before the file is read: if it changes in between, what was read is never found again.
+
+        None for a file that changed just now: it could change again without its times telling the difference.
+        """
+        if time.time_ns() - status.st_ctime_ns < _SETTLED_NS:
+            return None
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        return cls(os.fspath(path), status.st_dev, status.st_ino, status.st_size, *times)
+
+
+class _Entry(NamedTuple):
+    source: weakref.ref[MediaSource]
+    digest: str
+    copy: bytes | None  # bytes that are not the source's own, kept so that nothing else can get their address
+    nbytes: int
+
+
+class SeenReferences:
+    """Immutable references and the sources they became; least recently used forgotten first. Safe for threads.
+
+    - `bytes` are known by identity: the very same object, while it is alive.
+    - data URLs are known by value; the string is kept.
+    - `http:` and `https:` URLs are known by value and keep their source: what a URL meant in a conversation it means
+      until it is forgotten, whatever the server says by then.
+    - a path is known as the `SeenFile` that it was before it was read: `SeenFile.of(path, status)`.
+
+    Anything else (bytearray, arrays, PIL images, paths as such) can change and is never remembered. Except for URLs a
+    source is held weakly: what the store forgets is not kept alive here. Whether a policy allows a reference is for the
+    caller to ask first.
+
+    One half of `max_bytes` is for the references themselves, and for bytes that equal their source's but are another
+    object; the other half is for the sources of URLs. With `find` (digest -> source or None) a URL whose source had to
+    make room still means that source for as long as `find` finds it.
+    """
+
+    def __init__(self, max_bytes: int, find: Callable[[str], MediaSource | None] | None = None) -> None:
+        self.max_bytes = max_bytes
+        self._find = find
+        self._entries: OrderedDict[int | str | SeenFile, _Entry] = OrderedDict()
+        self._entry_bytes = 0
+        self._kept: OrderedDict[str, MediaSource] = OrderedDict()  # sources of URLs, by digest
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, value: object) -> MediaSource | None:
+        """The source that `value` became, or None if that is not known (any more)."""
+        key = _key(value)
+        if key is None:
+            return None
+        hash(key)  # a data URL of megabytes is hashed once per string, and not while others wait
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+        source = entry.source()
+        if _is_web_url(key):
+            if source is None and self._find is not None:
+                source = self._find(entry.digest)
+            if source is not None:
+                with self._lock:
+                    self._keep(source)
+        # The id of bytes that are gone may be that of others by now. Those whose entry is alive cannot be gone: either
+        # their source or the entry holds them.
+        if source is not None and (type(value) is not bytes or source.data is value or entry.copy is value):
+            return source
+        with self._lock:
+            if self._entries.get(key) is entry:
+                self._drop(key)
+        return None
+
+    def remember(self, value: object, source: MediaSource) -> MediaSource:
+        """Remember that `value` became `source`; what cannot be remembered is passed over.
+
+        Returns `source`, or for a URL that is known already the source that it has meant so far.
+        """
+        key = _key(value)
+        if key is None:
+            return source
+        known = self.get(key) if _is_web_url(key) else None
+        if known is not None:
+            return known
+        copy = value if type(value) is bytes and source.data is not value else None
+        nbytes = _ENTRY_BYTES + sys.getsizeof(key) + (0 if copy is None else sys.getsizeof(copy))
+        if nbytes > self.max_bytes // 2:
+            return source
+        with self._lock:
+            if _is_web_url(key):
+                before = self._entries.get(key)
+                meanwhile = None if before is None else before.source()
+                if meanwhile is not None:  # another thread fetched it too
+                    return meanwhile
+                self._keep(source)
+            self._drop(key)
+            self._entries[key] = _Entry(weakref.ref(source), source.digest, copy, nbytes)
+            self._entry_bytes += nbytes
+            while self._entry_bytes > self.max_bytes // 2:
+                self._drop(next(iter(self._entries)))
+        return source
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, as counted against `max_bytes`."""
+        return self._entry_bytes + self._kept_bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # Below, the lock is held.
+
+    def _drop(self, key: int | str | SeenFile) -> None:
+        dropped = self._entries.pop(key, None)
+        if dropped is not None:
+            self._entry_bytes -= dropped.nbytes
+
+    def _keep(self, source: MediaSource) -> None:
+        nbytes = _kept_bytes(source)
+        if nbytes > self.max_bytes // 2:
+            return
+        if source.digest not in self._kept:
+            self._kept[source.digest] = source
+            self._kept_bytes += nbytes
+        self._kept.move_to_end(source.digest)
+        while self._kept_bytes > self.max_bytes // 2:
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_bytes -= _kept_bytes(dropped)
+
+
+def _key(value: Any) -> int | str | SeenFile | None:
+    """What an immutable value is known by. Exact types: a subclass may compare as it likes."""
+    kind = type(value)
+    if kind is bytes:
+        return id(value)
+    if kind is SeenFile or (kind is str and (_is_web_url(value) or value[:5].lower() == "data:")):
+        return value  # type: ignore[no-any-return]
+    return None
+
+
+def _is_web_url(key: object) -> bool:
+    return type(key) is str and key[:8].lower().startswith(("http://", "https://"))
+
+
+def _kept_bytes(source: MediaSource) -> int:
+    return source.nbytes + _ENTRY_BYTES

@@ -1,0 +1,241 @@
+"""Media sources as files named by their digests, shared by threads, processes and runs.
+
+    <directory>/ab/abcdef...      64 hex digits: the sha256 of the file's bytes
+    <directory>/ab/.x81_q0.tmp    being written, or left behind by a writer that was killed
+
+Nothing else belongs there, and nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from renderers.errors import MediaStoreError
+from renderers.media.source import MediaSource
+
+_log = logging.getLogger("renderers")
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_TEMPORARY = ".tmp"
+# Longer than any write takes that is still alive.
+_LEFTOVER_SECONDS = 3600.0
+_RESCAN_SECONDS = 600.0
+
+
+class SourceFile(NamedTuple):
+    """A file of the directory that has the name and the place of a source; what it holds was not looked at."""
+
+    digest: str
+    path: Path
+    nbytes: int
+    mtime_ns: int
+
+
+class SourceDirectory:
+    """Sources by digest, one file each. Safe for threads and for any number of processes without a lock.
+
+    A file appears whole or not at all (temporary file, then rename), and what is read is hashed before it is believed,
+    so a half-written, damaged or foreign file is never served: it is removed, logged, and absent from then on.
+
+    Nothing is synced to the disk. What a power cut leaves torn fails its digest and is written again when the medium
+    comes again; waiting for the disk would cost more than processing the picture. Trouble with the file system (full,
+    read-only, gone) is counted in `errors` and logged once; it never raises after construction.
+
+    `max_bytes` bounds the files: the least recently read or written are removed, down to nine tenths, when this process
+    knows of more. Each process counts its own writes and looks at everyone's every ten minutes, so n processes may
+    together pass the bound by n tenths until one of them looks.
+
+    Raises `MediaStoreError` for a directory that cannot be made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
+        self.path = Path(path)
+        self.max_bytes = max_bytes
+        self.errors = 0
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise MediaStoreError(
+                f"{self.path} cannot be the directory of a media store: {error.strerror}. Pass a directory that this "
+                "user may write to, or one that can be created"
+            ) from error
+        self._lock = threading.Lock()
+        self._scanning = threading.Lock()
+        self._failed_before = False
+        self._swept: set[str] = set()
+        self._known_bytes = 0
+        self._next_scan = 0.0
+
+    def read(self, digest: str) -> MediaSource | None:
+        """The source, verified; None if it is absent, unreadable or damaged. A name that is no digest is absent."""
+        if _DIGEST.fullmatch(digest) is None:
+            return None
+        path = self._path_of(digest)
+        try:
+            with path.open("rb") as file:
+                data = file.read()
+                opened = os.fstat(file.fileno())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._failed("read", error)
+            return None
+        if hashlib.sha256(data).hexdigest() != digest:
+            self._remove_damaged(path, opened)
+            return None
+        self._touch(path)
+        return MediaSource(digest, data)
+
+    def write(self, source: MediaSource) -> None:
+        """Keep a source, unless a file of its name and size is there already.
+
+        Raises `MediaStoreError` for a digest that is none; it would become a path.
+        """
+        if _DIGEST.fullmatch(source.digest) is None:
+            raise MediaStoreError(
+                f"{source.digest!r:.80} is not the sha256 of a source; make sources with MediaSource.of(data)"
+            )
+        if self.max_bytes is not None and source.nbytes > self.max_bytes:
+            return
+        path = self._path_of(source.digest)
+        try:
+            if _size_of(path) == source.nbytes:
+                self._touch(path)
+                return
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._sweep(path.parent)
+            _write_whole(path, source.data)
+            self._count(source.nbytes)
+        except OSError as error:
+            self._failed("write", error)
+
+    def _path_of(self, digest: str) -> Path:
+        return self.path / digest[:2] / digest
+
+    def _touch(self, path: Path) -> None:
+        """Mark as used. A directory that may only be read keeps the order that its writers gave it."""
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+    def _remove_damaged(self, path: Path, opened: os.stat_result) -> None:
+        with self._lock:
+            self.errors += 1
+        _log.warning("%s (%d bytes) does not match its digest and was removed", path, opened.st_size)
+        with contextlib.suppress(OSError):
+            # Another process may have put a sound file in its place since.
+            if os.path.samestat(opened, os.stat(path)):
+                path.unlink()
+
+    def _failed(self, verb: str, error: OSError) -> None:
+        with self._lock:
+            self.errors += 1
+            first, self._failed_before = not self._failed_before, True
+        if first:
+            _log.warning(
+                "the media store cannot %s in %s: %s. It goes on from memory; further trouble is only counted",
+                verb,
+                self.path,
+                error.strerror or error,
+            )
+
+    def _sweep(self, shard: Path) -> None:
+        """Remove what killed writers left, the first time that this process writes to a shard."""
+        if shard.name not in self._swept:
+            self._swept.add(shard.name)
+            _remove_leftovers(shard)
+
+    def _count(self, nbytes: int) -> None:
+        if self.max_bytes is None:
+            return
+        with self._lock:
+            self._known_bytes += nbytes
+            due = self._known_bytes > self.max_bytes or time.monotonic() >= self._next_scan
+        if due and self._scanning.acquire(blocking=False):
+            try:
+                self._make_room(self.max_bytes)
+            finally:
+                self._scanning.release()
+
+    def _make_room(self, max_bytes: int) -> None:
+        for shard in _shards(self.path):
+            _remove_leftovers(shard)
+        files = list(source_files(self.path))
+        held = sum(file.nbytes for file in files)
+        if held > max_bytes:
+            # Down to nine tenths: the next scan is then not one write away.
+            for file in sorted(files, key=lambda file: file.mtime_ns):
+                file.path.unlink(missing_ok=True)
+                held -= file.nbytes
+                if held <= max_bytes * 9 // 10:
+                    break
+        with self._lock:
+            self._known_bytes = held
+            self._next_scan = time.monotonic() + _RESCAN_SECONDS
+
+
+def source_files(directory: Path) -> Iterator[SourceFile]:
+    """Every file below `directory` where a source of its name belongs, by digest. Raises `OSError`."""
+    for shard in _shards(directory):
+        with os.scandir(shard) as entries:
+            names = sorted(entry.name for entry in entries)
+        for name in names:
+            if _DIGEST.fullmatch(name) and name.startswith(shard.name):
+                with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
+                    stat = os.stat(shard / name)
+                    yield SourceFile(name, shard / name, stat.st_size, stat.st_mtime_ns)
+
+
+def stray_files(directory: Path) -> Iterator[Path]:
+    """Files below `directory` that no store will serve: misnamed, misplaced or never finished."""
+    for name, folders, files in os.walk(directory):
+        folders.sort()
+        folder = Path(name)
+        for file in sorted(files):
+            at_home = folder.parent == directory and folder.name == file[:2]
+            if not (at_home and _DIGEST.fullmatch(file)):
+                yield folder / file
+
+
+def _shards(directory: Path) -> list[Path]:
+    with os.scandir(directory) as entries:
+        return sorted(Path(entry) for entry in entries if _SHARD.fullmatch(entry.name) and entry.is_dir())
+
+
+def _remove_leftovers(shard: Path) -> None:
+    with os.scandir(shard) as entries:
+        for entry in entries:
+            if entry.name.endswith(_TEMPORARY):
+                with contextlib.suppress(FileNotFoundError):  # its writer was alive and has finished
+                    if entry.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
+                        os.unlink(entry)
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Put `data` at `path`, readable by this user only, so that no reader ever sees a part of it."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=_TEMPORARY, dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

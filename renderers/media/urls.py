@@ -1,0 +1,120 @@
+"""A URL taken apart and held against the policy, and how it is shown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import quote, urlsplit
+
+from renderers.errors import MediaPolicyError
+from renderers.media.policy import MediaPolicy
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+# What may stand in a path or query as it is (RFC 3986), and % for what is quoted already.
+_KEPT = "%/?:@!$&'()*+,;=-._~"
+_LONGEST_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to connect, and what to ask for there.
+
+    `host` is a lower-case ASCII name or an address without brackets, `authority` the Host header, `path` the path with
+    its query (secret), `shown` what errors and logs say.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    authority: str
+    path: str = field(repr=False)
+    shown: str
+
+
+def redacted(url: str) -> str:
+    """scheme://host[:port]/path: without credentials, query and fragment."""
+    try:
+        parts = urlsplit(url.strip())
+        _ = parts.port  # a password with a slash leaves half of itself here, and the rest in the path
+    except ValueError:
+        return "<unreadable URL>"
+    if not parts.scheme or not parts.netloc:
+        return "<unreadable URL>"
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return quote(shown, safe=_KEPT + "[]")[:_LONGEST_SHOWN]
+
+
+def allowed_target(url: str, policy: MediaPolicy) -> Target:
+    """Take an http or https URL apart. Raises `MediaPolicyError` unless scheme and host are allowed."""
+    shown = redacted(url)
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError:
+        raise MediaPolicyError(f"{shown}: this URL cannot be read") from None
+    if parts.scheme not in policy.allowed_schemes:
+        raise MediaPolicyError(
+            f"{shown}: a {parts.scheme[:20] or 'relative'} URL is not followed under this media policy; name its "
+            "scheme in allowed_schemes (http, https), or pass the bytes, a PIL image or a data URL instead"
+        )
+    if "@" in parts.netloc:
+        raise MediaPolicyError(
+            f"{shown}: credentials in a URL are not sent anywhere. Fetch the medium yourself and pass the bytes"
+        )
+    if _CONTROL.search(url.strip()):
+        raise MediaPolicyError(f"{shown}: a URL with control characters or backslashes is not followed")
+    try:
+        host, port = _normal_host(parts.hostname or ""), parts.port
+    except ValueError:  # UnicodeError too
+        raise MediaPolicyError(f"{shown}: host or port of this URL cannot be read") from None
+    if not _is_allowed_host(host, policy.allowed_hosts):
+        raise MediaPolicyError(f"{shown}: the host {host} is not among allowed_hosts of the media policy")
+    bracketed = f"[{host}]" if ":" in host else host
+    default = _DEFAULT_PORTS[parts.scheme]
+    return Target(
+        scheme=parts.scheme,
+        host=host,
+        port=default if port is None else port,
+        authority=bracketed if port in (None, default) else f"{bracketed}:{port}",
+        path=quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_KEPT),
+        shown=shown,
+    )
+
+
+def _is_allowed_host(host: str, patterns: tuple[str, ...]) -> bool:
+    return any(_matches(host, pattern) for pattern in patterns)
+
+
+def _matches(host: str, pattern: str) -> bool:
+    if pattern == "*":
+        return True
+    if pattern.startswith("*."):
+        return not _is_address(host) and host.endswith("." + _normal_host(pattern[2:]))
+    return host == _normal_host(pattern.strip("[]"))
+
+
+def check_host_pattern(pattern: str) -> None:
+    """Raise ValueError for what no host can match: a URL, a port, a `*` elsewhere than at the start."""
+    if pattern != "*":
+        _normal_host(pattern.removeprefix("*.").strip("[]"))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _normal_host(host: str) -> str:
+    """Lower case, ASCII, without the dot at its end. Raises ValueError (UnicodeError) for what is no host."""
+    if ":" in host and "%" not in host:  # an address with a zone is one of a local link
+        return str(IPv6Address(host))
+    ascii_host = host if host.isascii() else host[:1000].encode("idna").decode("ascii")
+    normal = ascii_host.lower().removesuffix(".")
+    if not _HOST.fullmatch(normal):
+        raise ValueError("not a host name")
+    return normal

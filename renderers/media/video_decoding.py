@@ -1,0 +1,398 @@
+"""Source bytes -> the frames of a video: raw frames, animated pictures (Pillow), and video files (PyAV, extra `video`).
+
+A film is never held whole: `sample_video` is told which frames are wanted once their number is known, and hands each
+wanted frame on as it is decoded.
+
+What is read of video files is narrow on purpose, for FFmpeg reads far more than videos: the container is told from
+its first bytes and opened under that name alone, from memory and with every protocol forbidden, only its first video
+stream is decoded, and only by the codecs of `_CODECS`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from renderers.errors import MediaDecodeError, MediaLimitError, MediaTypeError
+from renderers.media.deadline import Deadline
+from renderers.media.decoding import check_size, decoder_versions, to_rgb
+from renderers.media.policy import MediaPolicy
+from renderers.media.raw import PILLOW_ERRORS, image_planes
+from renderers.media.sniffing import sniff
+from renderers.media.source import MediaSource
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+_PICTURE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
+_CODECS = frozenset(
+    [
+        "h264",
+        "hevc",
+        "av1",
+        "vp8",
+        "vp9",
+        "mpeg4",
+        "mpeg2video",
+        "mpeg1video",
+        "mjpeg",
+        "prores",
+        "ffv1",
+        "h263",
+        "msmpeg4v3",
+        "theora",
+        "png",
+        "rawvideo",
+    ]
+)
+_Container = Literal["mov", "matroska", "avi"]
+_CONTAINERS: dict[str, _Container] = {
+    "video/mp4": "mov",
+    "video/quicktime": "mov",
+    "video/webm": "matroska",
+    "video/x-matroska": "matroska",
+    "video/x-msvideo": "avi",
+}
+
+
+class VideoInfo(NamedTuple):
+    """What is known of a video before its frames are read. `fps` is None where nothing tells."""
+
+    frames: int
+    width: int
+    height: int
+    fps: float | None
+
+
+class FramePlan(NamedTuple):
+    """Which frames are wanted (ascending, may repeat), and what becomes of each: uint8 planes (3, height, width) in,
+    uint8 planes of one size for all out."""
+
+    indices: Sequence[int]
+    convert: Callable[[np.ndarray], np.ndarray]
+
+
+class SampledVideo(NamedTuple):
+    """`frames` is uint8 (len(indices), 3, height, width)."""
+
+    frames: np.ndarray
+    indices: list[int]
+    info: VideoInfo
+
+
+def decode_video(source: MediaSource, policy: MediaPolicy) -> tuple[np.ndarray, float | None]:
+    """All frames, uint8 (frames, height, width, 3), upright, and the frames per second. Errors as `sample_video`."""
+
+    def everything(info: VideoInfo) -> FramePlan:
+        if info.frames * info.width * info.height > policy.max_video_pixels:
+            raise MediaLimitError(
+                f"video {source.digest[:12]} has {info.frames} frames of {info.width}x{info.height} pixels, more than "
+                f"max_video_pixels={policy.max_video_pixels} at once",
+                digest=source.digest,
+            )
+        return FramePlan(range(info.frames), lambda planes: planes)
+
+    video = sample_video(source, policy, everything)
+    return np.ascontiguousarray(video.frames.transpose(0, 2, 3, 1)), video.info.fps
+
+
+def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[VideoInfo], FramePlan]) -> SampledVideo:
+    """The frames that `plan` wants of a video, decoded within `policy.timeout` seconds.
+
+    Limits on frames and pixels are checked before anything is decoded. `plan` is asked again where a video turns out
+    to hold another number of frames than it announced. Raises `MediaLimitError`, `MediaTypeError` for what is no video
+    or one in a format that is not read, `MediaDecodeError` for a broken one and where PyAV is missing.
+    """
+    try:
+        with _opened(source, policy, Deadline(policy.timeout)) as video:
+            return _sampled(video, plan, source, policy)
+    except TimeoutError as error:
+        raise MediaLimitError(
+            f"video {source.digest[:12]} takes longer to decode than timeout={policy.timeout} of the policy",
+            digest=source.digest,
+        ) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise MediaLimitError(
+            f"video {source.digest[:12]} is larger than Pillow opens: {error}", digest=source.digest
+        ) from error
+    except PILLOW_ERRORS as error:
+        raise _corrupt(source, str(error)) from error
+
+
+@cache
+def video_decoder_versions() -> dict[str, str | None]:
+    """The versions of the decoders that change pixels. PyAV's names the FFmpeg that its wheels hold."""
+    try:
+        av: str | None = metadata.version("av")
+    except metadata.PackageNotFoundError:
+        av = None
+    return {**decoder_versions(), "av": av}
+
+
+class _Video(Protocol):
+    @property
+    def info(self) -> VideoInfo: ...
+
+    def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
+        """Every frame in order: uint8 planes (3, height, width) for the wanted ones, None for the others."""
+        ...
+
+
+def _sampled(
+    video: _Video, plan: Callable[[VideoInfo], FramePlan], source: MediaSource, policy: MediaPolicy
+) -> SampledVideo:
+    info = video.info
+    for _ in range(2):
+        if info.frames < 1:
+            raise _corrupt(source, "it holds no frames")
+        wanted = plan(info)
+        indices = [int(index) for index in wanted.indices]
+        held: dict[int, np.ndarray] = {}
+        count = 0
+        for planes in video.read(frozenset(indices)):
+            if planes is not None:
+                held[count] = wanted.convert(planes)
+            count += 1
+            if count > policy.max_frames:
+                raise _too_many_frames(source, policy)
+        if count == info.frames:
+            return SampledVideo(np.stack([held[index] for index in indices]), indices, info)
+        # Some codecs need more than one packet for a frame. What the decoder gave is what there is.
+        info = info._replace(frames=count)
+    raise _corrupt(source, "each reading gives another number of frames")
+
+
+def _corrupt(source: MediaSource, reason: str) -> MediaDecodeError:
+    return MediaDecodeError(f"video {source.digest[:12]} is corrupt: {reason}", digest=source.digest)
+
+
+def _too_many_frames(source: MediaSource, policy: MediaPolicy) -> MediaLimitError:
+    return MediaLimitError(
+        f"video {source.digest[:12]} has more than max_frames={policy.max_frames} frames", digest=source.digest
+    )
+
+
+def _opened(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Video]:
+    from renderers.media.raw_video import is_raw_video
+
+    if is_raw_video(source.data):
+        return _raw_video(source, policy)
+    container = _CONTAINERS.get(sniff(source.data) or "")
+    if container is not None:
+        return _video_file(source, policy, deadline, container)
+    return _animation(source, policy, deadline)
+
+
+def _check(info: VideoInfo, source: MediaSource, policy: MediaPolicy) -> VideoInfo:
+    if info.frames > policy.max_frames:
+        raise _too_many_frames(source, policy)
+    check_size(info.width, info.height, policy, digest=source.digest)
+    return info
+
+
+# Raw frames.
+
+
+class _RawVideo(NamedTuple):
+    frames: np.ndarray
+    info: VideoInfo
+
+    def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
+        for index, frame in enumerate(self.frames):
+            yield np.ascontiguousarray(frame.transpose(2, 0, 1)) if index in wanted else None
+
+
+@contextmanager
+def _raw_video(source: MediaSource, policy: MediaPolicy) -> Iterator[_Video]:
+    from renderers.media.raw_video import raw_video_frames
+
+    try:
+        frames, fps = raw_video_frames(source.data)
+    except MediaDecodeError as error:
+        raise MediaDecodeError(error.reason, digest=source.digest) from None
+    count, height, width, _ = frames.shape
+    yield _RawVideo(frames, _check(VideoInfo(count, width, height, fps), source, policy))
+
+
+# Animated pictures, taken as they are stored.
+
+
+class _Animation(NamedTuple):
+    image: Image.Image
+    info: VideoInfo
+    source: MediaSource
+    deadline: Deadline
+
+    def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
+        for index in range(self.info.frames):
+            self.deadline.remaining()
+            self.image.seek(index)
+            if self.image.size != (self.info.width, self.info.height):  # pages of a TIFF
+                raise _corrupt(self.source, f"frame {index} is of another size than the first")
+            yield image_planes(to_rgb(self.image)) if index in wanted else None
+
+
+@contextmanager
+def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Iterator[_Video]:
+    try:
+        image = Image.open(io.BytesIO(source.data), formats=_PICTURE_FORMATS)
+    except UnidentifiedImageError as error:
+        raise MediaTypeError(
+            f"{source.nbytes} bytes ({source.digest[:12]}) are neither an MP4, MOV, WebM, MKV or AVI video nor an "
+            "animated GIF, WebP, PNG or TIFF picture",
+            digest=source.digest,
+        ) from error
+    with image:
+        check_size(*image.size, policy, digest=source.digest)
+        count = getattr(image, "n_frames", 1)
+        info = _check(VideoInfo(count, *image.size, None), source, policy)
+        yield _Animation(image, info._replace(fps=_animation_fps(image, count, deadline)), source, deadline)
+
+
+def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float | None:
+    """Frames over the sum of the durations that the frames announce (milliseconds)."""
+    total = 0.0
+    for index in range(count):
+        deadline.remaining()
+        image.seek(index)
+        duration = image.info.get("duration", 0)
+        if isinstance(duration, (int, float)) and math.isfinite(duration):
+            total += duration
+    image.seek(0)
+    return 1000 * count / total if total > 0 else None
+
+
+# Video files.
+
+
+class _VideoFile:
+    def __init__(
+        self,
+        source: MediaSource,
+        policy: MediaPolicy,
+        deadline: Deadline,
+        container: _Container,
+    ) -> None:
+        self._source = source
+        self._policy = policy
+        self._deadline = deadline
+        self._container = container
+        self.info = self._read_info()
+
+    def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
+        for index, frame in enumerate(self._decoded()):
+            yield _upright_planes(frame) if index in wanted else None
+
+    def _read_info(self) -> VideoInfo:
+        """Size, speed and number of frames, the last by counting packets: headers lack it or are wrong."""
+        with self._stream() as (container, stream):
+            size = (stream.codec_context.width, stream.codec_context.height)
+            rate = stream.average_rate or stream.guessed_rate
+            fps = float(rate) if rate else None
+            _check(VideoInfo(max(stream.frames, 0), *size, fps), self._source, self._policy)
+            frames = 0
+            for packet in container.demux(stream):
+                self._deadline.remaining()
+                if packet.is_corrupt:
+                    raise _corrupt(self._source, f"it breaks off after {frames} frames")
+                frames += bool(packet.size) and not packet.is_discard
+                if frames > self._policy.max_frames:
+                    raise _too_many_frames(self._source, self._policy)
+        first = next(self._decoded(), None)
+        if first is None:
+            raise _corrupt(self._source, "it holds no frames")
+        width, height = (first.height, first.width) if _quarter_turns(first) % 2 else (first.width, first.height)
+        return VideoInfo(frames, width, height, fps)
+
+    def _decoded(self) -> Iterator[VideoFrame]:
+        with self._stream() as (container, stream):
+            size = None
+            for frame in container.decode(stream):
+                self._deadline.remaining()
+                size = size or (frame.width, frame.height)
+                if frame.is_corrupt or (frame.width, frame.height) != size:
+                    raise _corrupt(self._source, "a frame is broken or of another size than the first")
+                check_size(*size, self._policy, digest=self._source.digest)
+                yield frame
+
+    @contextmanager
+    def _stream(self) -> Iterator[tuple[InputContainer, VideoStream]]:
+        import av
+
+        options = {"protocol_whitelist": "none"}
+        try:
+            with av.open(io.BytesIO(self._source.data), format=self._container, options=options) as container:
+                if not container.streams.video:
+                    raise _corrupt(self._source, "it has no video stream")
+                stream = container.streams.video[0]
+                codec = stream.codec_context.codec.canonical_name
+                if codec not in _CODECS:
+                    raise MediaTypeError(
+                        f"video {self._source.digest[:12]} is coded as {codec}, which is not read; convert it to H.264",
+                        digest=self._source.digest,
+                    )
+                yield container, stream
+        except av.FFmpegError as error:
+            raise _corrupt(self._source, str(error)) from error
+
+
+@contextmanager
+def _video_file(
+    source: MediaSource, policy: MediaPolicy, deadline: Deadline, container: _Container
+) -> Iterator[_Video]:
+    try:
+        import av  # noqa: F401
+    except ImportError as error:
+        raise MediaDecodeError(
+            f"video {source.digest[:12]} is a video file, which PyAV decodes; pip install 'mmrollouts[video]', or pass "
+            "its frames as an array",
+            digest=source.digest,
+        ) from error
+    if _announced_bytes(bytes(source.data), container) > source.nbytes:
+        raise _corrupt(source, f"it is cut short after {source.nbytes} bytes")
+    yield _VideoFile(source, policy, deadline, container)
+
+
+def _quarter_turns(frame: VideoFrame) -> int:
+    """Counter-clockwise, from the display matrix that phones write."""
+    return round(frame.rotation / 90) % 4
+
+
+def _upright_planes(frame: VideoFrame) -> np.ndarray:
+    planes = frame.to_ndarray(format="rgb24").transpose(2, 0, 1)
+    return np.ascontiguousarray(np.rot90(planes, _quarter_turns(frame), axes=(1, 2)))
+
+
+def _announced_bytes(data: bytes, container: _Container) -> int:
+    """How long the container says it is, 0 where it does not: FFmpeg takes a file that breaks off for its end."""
+    if container == "avi":
+        return 8 + int.from_bytes(data[4:8], "little")
+    if container == "matroska":
+        end = 0
+        while end < len(data):  # EBML header, then segments: an identifier of 4 bytes, a size of 1 to 8, the body
+            length = 9 - data[end + 4 : end + 5].ljust(1, b"\1")[0].bit_length()
+            field = data[end + 4 : end + 4 + length]
+            size = int.from_bytes(field, "big") & ((1 << 7 * length) - 1)
+            if len(field) < length or size == (1 << 7 * length) - 1:  # unknown: a live recording
+                break
+            end += 4 + length + size
+        return end
+    end = 0
+    while end + 8 <= len(data):  # ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body
+        size = int.from_bytes(data[end : end + 4], "big")
+        if size == 1:
+            size = int.from_bytes(data[end + 8 : end + 16], "big")
+        if size < 8:  # 0: up to the end of the file
+            break
+        end += size
+    return end

@@ -1,0 +1,161 @@
+"""One call of a model's own processor in transformers: media in, tensors and the text that stands for them out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from renderers.media.item import ExpansionPiece, Modality
+from renderers.tokens.added import AddedToken, ControlPattern
+
+# What the code of many authors raises for a configuration or a picture that it cannot handle.
+PROCESSOR_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+# Made of the text, not of the media.
+_TEXT_TENSORS = frozenset(
+    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "special_tokens_mask", "position_ids"}
+)
+
+
+class Clip(NamedTuple):
+    """A video: all its frames, uint8 (frames, height, width, 3), and how many make a second (None: unknown)."""
+
+    frames: np.ndarray
+    fps: float | None
+
+
+Medium = Image.Image | Clip
+
+
+class Outcome(NamedTuple):
+    """What the processor returned for samples of one medium each: tensors of the batch, a replacement a sample."""
+
+    tensors: Mapping[str, np.ndarray]
+    replacements: Sequence[str]
+
+
+class OwnProcessor:
+    """A loaded processor of transformers and one modality of it. Safe to share between threads.
+
+    `processor` is a `ProcessorMixin`; `marker` the token that it replaces; `lock` is held while it runs: tokenizers
+    change their padding in a call ("Already borrowed"), and no processor promises to keep no state.
+    """
+
+    def __init__(self, processor: Any, modality: Modality, marker: str, lock: threading.Lock) -> None:
+        self.name = type(processor).__name__
+        self.modality = modality
+        self.marker = marker
+        self._processor = processor
+        self._lock = lock
+        self._text_tensors = _TEXT_TENSORS | frozenset(processor.tokenizer.model_input_names)
+        self._controls = _control_tokens(processor.tokenizer)
+
+    def run(self, media: Sequence[Medium], *, text: str = "{}") -> Outcome:
+        """Process media as a batch of samples, one medium and the text (`{}` is the marker) each.
+
+        Raises one of `PROCESSOR_ERRORS`, among them what the processor itself raises.
+        """
+        options: dict[str, Any] = {"text_kwargs": {"return_tensors": None, "padding": False}}
+        if self.modality == "image":
+            # A list of lists: families that nest pictures by sample would take a flat list for one sample.
+            options |= {"images": [[image] for image in media], "images_kwargs": {"return_tensors": "pt"}}
+        else:
+            clips = [medium for medium in media if isinstance(medium, Clip)]
+            metadata = [_metadata(clip) for clip in clips]
+            options |= {
+                "videos": [clip.frames for clip in clips],
+                "videos_kwargs": {"return_tensors": "pt", "video_metadata": metadata},
+            }
+        texts = [text.format(self.marker) for _ in media]
+        with self._lock:
+            output = self._processor(text=texts, return_text_replacement_offsets=True, **options)
+        tensors = dict(output)
+        offsets = tensors.pop("text_replacement_offsets", None)
+        if offsets is None:
+            raise NotImplementedError(
+                f"{self.name} does not say what it puts in place of {self.marker!r} (return_text_replacement_offsets); "
+                "a newer transformers may"
+            )
+        return Outcome(
+            {name: _array(name, value) for name, value in tensors.items() if name not in self._text_tensors},
+            [self._replacement(sample) for sample in offsets],
+        )
+
+    def _replacement(self, offsets: Sequence[Mapping[str, Any]]) -> str:
+        if [(each["type"], each["text"]) for each in offsets] != [(self.modality, self.marker)]:
+            raise ValueError(f"{self.name} replaces other text than one {self.marker!r}: {offsets}")
+        return str(offsets[0]["replacement"])
+
+    def pieces(self, replacement: str) -> list[ExpansionPiece]:
+        """Split at control tokens; runs of one token become one piece. No piece has `embed` yet."""
+        pieces: list[ExpansionPiece] = []
+        position = 0
+        while (found := self._controls.find(replacement, position, len(replacement))) is not None:
+            start, end = found.spelled
+            if start > position:
+                pieces.append(ExpansionPiece(replacement[position:start]))
+            token = replacement[start:end]
+            if start == position and pieces and pieces[-1].text == token:
+                pieces[-1] = ExpansionPiece(token, pieces[-1].times + 1)
+            else:
+                pieces.append(ExpansionPiece(token))
+            position = end
+        if position < len(replacement):
+            pieces.append(ExpansionPiece(replacement[position:]))
+        return pieces
+
+    def is_control(self, text: str) -> bool:
+        return text in self._controls.id_of
+
+    def control_token(self, token_id: int) -> str | None:
+        """The text of a control token of the tokenizer, or None for another id."""
+        return next((token for token, known in self._controls.id_of.items() if known == token_id), None)
+
+
+def _control_tokens(tokenizer: Any) -> ControlPattern:
+    added = [
+        AddedToken(
+            int(token_id),
+            str(token.content),
+            {flag: getattr(token, flag) for flag in ("special", "lstrip", "rstrip", "single_word")},
+        )
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+    ]
+    return ControlPattern([token for token in added if token.is_control])
+
+
+def _metadata(clip: Clip) -> dict[str, Any]:
+    """A `VideoMetadata` of transformers: the frames and how many make a second."""
+    count, height, width, _ = clip.frames.shape
+    return {
+        "total_num_frames": count,
+        "fps": clip.fps,
+        "width": width,
+        "height": height,
+        "duration": None if clip.fps is None else count / clip.fps,
+        "frames_indices": list(range(count)),
+    }
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    if not hasattr(value, "numpy"):
+        raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
+    # numpy has no bfloat16; float32 holds each of its values.
+    tensor = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    return np.asarray(tensor.numpy())

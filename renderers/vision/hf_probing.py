@@ -1,0 +1,149 @@
+"""What a processor of transformers does to media, found by running it on pictures and clips alone and together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from renderers.errors import LoadError, MediaError
+from renderers.media.item import TensorField
+from renderers.vision.batching import combine, same_bits
+from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, Outcome, OwnProcessor
+
+# (width, height): small, wide and tall, so that each picture is larger than another in some direction and a processor
+# that cuts pictures into tiles cuts them into different numbers.
+_PICTURES = ((97, 61), (1031, 331), (317, 911))
+_CLIPS = ((160, 96), (96, 176))
+# Processors that sample two frames a second take all of them. Several chunks for those that cut videos into chunks.
+_CLIP_FPS = 2.0
+_CLIP_FRAMES = 9
+# Beside the marker, to see that no tensor depends on the text.
+_TEXT = "one {} two three"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the tensors of one item become those of a batch, and which token stands for a row of features.
+
+    `example` is the text that the processor puts in place of the marker of one probe.
+    """
+
+    fields: Mapping[str, TensorField]
+    embed_token: str
+    example: str
+
+
+def probe(own: OwnProcessor, *, least_frames: int, embed_tokens: Sequence[str]) -> Layout:
+    """Find the layout of a processor, or raise a `LoadError` that names the tensor at fault.
+
+    `least_frames`: fewer frames make no video for it; `embed_tokens`: what config.json names, if there is one.
+    """
+    media = _pictures() if own.modality == "image" else _clips(max(least_frames, _CLIP_FRAMES))
+    try:
+        alone = [own.run([medium]) for medium in media]
+        together = own.run(media, text=_TEXT)
+    except PROCESSOR_ERRORS as error:
+        raise LoadError(f"{own.name} does not process {own.modality}s one at a time: {error}") from error
+    if list(together.replacements) != [outcome.replacements[0] for outcome in alone]:
+        raise LoadError(
+            f"{own.name} puts other text in place of {own.marker!r} where {own.modality}s are processed together; such "
+            "a model cannot be given items that were processed alone"
+        )
+    fields = _fields(own, alone, together)
+    return Layout(fields, _embed_token(own, alone, embed_tokens), alone[0].replacements[0])
+
+
+def _fields(own: OwnProcessor, alone: Sequence[Outcome], together: Outcome) -> dict[str, TensorField]:
+    names = together.tensors.keys()
+    for outcome in alone:
+        if outcome.tensors.keys() != names:
+            raise LoadError(
+                f"{own.name} returns {', '.join(outcome.tensors)} for one {own.modality} and "
+                f"{', '.join(names)} for several; only processors that return the same are read"
+            )
+    return {
+        name: _field(own, name, [outcome.tensors[name] for outcome in alone], together.tensors[name]) for name in names
+    }
+
+
+def _field(own: OwnProcessor, name: str, alone: Sequence[np.ndarray], together: np.ndarray) -> TensorField:
+    """The kind of tensor that makes `together` of the single ones, bit for bit."""
+    for field in _candidates(alone, together):
+        try:
+            combined = combine([item_tensor(name, array, field) for array in alone], field)
+        except MediaError:
+            continue
+        if same_bits(combined, together):
+            return field
+    shapes = ", ".join(str(array.shape) for array in alone)
+    raise LoadError(
+        f"{own.name} makes {name!r} of shapes {shapes} of single {own.modality}s and {together.shape} of all together, "
+        "which is neither their rows one after another nor stacked and padded: their values or their layout depend on "
+        "what else is in the batch, so that items processed alone would be wrong"
+    )
+
+
+def _candidates(alone: Sequence[np.ndarray], together: np.ndarray) -> list[TensorField]:
+    """Kinds that the shapes allow. One row a medium can be either of two; stacked is what the models read it as."""
+    if together.ndim == 0 or any(array.ndim != together.ndim for array in alone):
+        return [TensorField("shared")]
+    candidates = [TensorField("flat"), TensorField("shared")]
+    if len(together) == len(alone) and all(len(array) == 1 for array in alone):
+        padded = [row for row, array in zip(together, alone, strict=True) if row.shape != array.shape[1:]]
+        candidates.insert(0, TensorField("batched", float(padded[0].flat[-1]) if padded else None))
+    return candidates
+
+
+def item_tensor(name: str, array: np.ndarray, field: TensorField) -> np.ndarray:
+    """The tensor of one item from that of a batch of one: without the batch axis, where `field` has one."""
+    if field.kind != "batched":
+        return array
+    if len(array) != 1:
+        raise MediaError(
+            f"the processor makes {len(array)} rows of {name!r} here where it made one of each probe: how such rows "
+            "of several items are put together is not known"
+        )
+    return np.asarray(array[0])
+
+
+def _embed_token(own: OwnProcessor, alone: Sequence[Outcome], named: Sequence[str]) -> str:
+    """The control token that is repeated most. `named` are those that config.json gives the model to look for."""
+    counts: Counter[str] = Counter()
+    for outcome in alone:
+        for piece in own.pieces(outcome.replacements[0]):
+            if own.is_control(piece.text):
+                counts[piece.text] += piece.times
+    if not counts:
+        raise LoadError(
+            f"{own.name} puts {alone[0].replacements[0][:80]!r} in place of {own.marker!r}, without a control token of "
+            "its tokenizer: load the tokenizer that belongs to this processor"
+        )
+    (token, count), *others = counts.most_common(2)
+    tied = bool(others) and others[0][1] == count
+    if tied or (named and token not in named):
+        raise LoadError(
+            f"cannot tell which token stands for the features of a {own.modality}: {own.name} prints {dict(counts)}, "
+            f"config.json names {', '.join(named) or 'none'}"
+        )
+    return token
+
+
+def _pictures() -> list[Medium]:
+    return [Image.fromarray(_noise(width, height)) for width, height in _PICTURES]
+
+
+def _clips(least_frames: int) -> list[Medium]:
+    return [
+        Clip(np.stack([_noise(width, height + index)[:height] for index in range(least_frames + more)]), _CLIP_FPS)
+        for more, (width, height) in enumerate(_CLIPS)
+    ]
+
+
+def _noise(width: int, height: int) -> np.ndarray:
+    """uint8 (height, width, 3) in which no two pixels of any use are alike."""
+    values = np.random.default_rng(width * 10_000 + height).integers(0, 256, (height, width, 3))
+    return values.astype(np.uint8)

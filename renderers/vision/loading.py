@@ -1,0 +1,67 @@
+"""From the files of a model directory to its media processors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from renderers.errors import MissingExtraError
+from renderers.media.intake import MediaIntake
+from renderers.media.item import Modality
+from renderers.media.policy import MediaPolicy
+from renderers.media.store import MediaStore
+from renderers.model_files import read_json
+from renderers.vision.processor import ImageBackend, MediaProcessor
+
+_IMAGE_FILE = "preprocessor_config.json"
+_VIDEO_FILE = "video_preprocessor_config.json"
+_JOINT_FILE = "processor_config.json"
+
+
+def load_media(
+    directory: Path,
+    *,
+    model: str,
+    policy: MediaPolicy | None,
+    store: MediaStore | None,
+    backend: ImageBackend | None,
+) -> MediaIntake:
+    """The processors that a directory describes: natively for Qwen-VL, else the model's own of transformers.
+
+    A directory that describes none is one of a model that only reads text. Where the model's own processor needs a
+    package that is not installed, media are refused with the name of the extra, and text is rendered all the same.
+    """
+    joint = read_json(directory / _JOINT_FILE)
+    image = read_json(directory / _IMAGE_FILE) or joint.get("image_processor") or {}
+    video = read_json(directory / _VIDEO_FILE) or joint.get("video_processor") or {}
+    if not image and not video:
+        return MediaIntake({}, model=model)
+    policy = policy or MediaPolicy()
+    store = MediaStore() if store is None else store
+
+    from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, reads_images
+    from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, reads_videos
+
+    processors: dict[Modality, MediaProcessor] = {}
+    if reads_images(image):
+        config = QwenVLConfig.from_dict(image, path=str(directory / _IMAGE_FILE), backend=backend)
+        processors["image"] = QwenVLProcessor(config, policy=policy, store=store)
+        if reads_videos(video):
+            family = _processor_class(directory, joint, image)
+            video_config = QwenVLVideoConfig.from_dict(video, path=str(directory / _VIDEO_FILE), processor_class=family)
+            processors["video"] = QwenVLVideoProcessor(video_config, policy=policy, store=store)
+        return MediaIntake(processors, model=model)
+
+    from renderers.vision.hf import load_hf_processors
+
+    try:
+        return MediaIntake(load_hf_processors(directory, policy=policy, store=store), model=model)
+    except MissingExtraError as error:
+        return MediaIntake({}, model=model, missing=dict.fromkeys(("image", "video"), str(error)))
+
+
+def _processor_class(directory: Path, *configs: Mapping[str, Any]) -> str | None:
+    """The class that transformers makes of the directory, by the name that one of its files gives."""
+    named = [*configs, read_json(directory / "tokenizer_config.json")]
+    return next((str(config["processor_class"]) for config in named if config.get("processor_class")), None)

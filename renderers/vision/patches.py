@@ -1,0 +1,82 @@
+"""Planes of uint8 pixels -> the patches that a vision tower takes, in the order of Qwen-VL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StillPatches:
+    """The patches of a still picture, which fill every time slot with the same pixels, held once.
+
+    `packed` is uint8 of shape (patches, 3, patch * patch), read-only; `temporal` is the number of time slots.
+    """
+
+    packed: np.ndarray
+    temporal: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    def unpack(self) -> np.ndarray:
+        """uint8 (patches, 3 * temporal * patch * patch), read-only."""
+        count, channels, size = self.packed.shape
+        slots = np.broadcast_to(self.packed[:, :, None], (count, channels, self.temporal, size))
+        patches = slots.reshape(count, -1)
+        patches.setflags(write=False)
+        return patches
+
+
+def still_patches(planes: np.ndarray, *, patch_size: int, merge_size: int, temporal_patch_size: int) -> StillPatches:
+    """uint8 planes (3, height, width), the sides multiples of patch_size * merge_size.
+
+    The patches of one merge block (merge x merge) are neighbours; within a patch the order is channel, (time,) row,
+    column.
+    """
+    channels, height, width = planes.shape
+    block = patch_size * merge_size
+    runs = _runs(planes, patch_size).reshape(
+        channels, height // block, merge_size, patch_size, width // block, merge_size
+    )
+    # Block row, block column, row and column in the block, channel, pixel row.
+    packed = _pixels(np.ascontiguousarray(runs.transpose(1, 4, 2, 5, 0, 3)), -1, channels, patch_size**2)
+    return StillPatches(packed, temporal_patch_size)
+
+
+def frame_patches(frames: np.ndarray, *, patch_size: int, merge_size: int, temporal_patch_size: int) -> np.ndarray:
+    """uint8 frames (count, 3, height, width) -> uint8 (patches, 3 * temporal * patch * patch), read-only.
+
+    Patches span `temporal_patch_size` frames, the last frame repeated where they do not divide evenly; otherwise the
+    order is that of `still_patches`, one group of frames after the other.
+    """
+    missing = -len(frames) % temporal_patch_size
+    if missing:
+        frames = np.concatenate([frames, np.repeat(frames[-1:], missing, axis=0)])
+    count, channels, height, width = frames.shape
+    block = patch_size * merge_size
+    runs = _runs(frames, patch_size).reshape(
+        count // temporal_patch_size,
+        temporal_patch_size,
+        channels,
+        height // block,
+        merge_size,
+        patch_size,
+        width // block,
+        merge_size,
+    )
+    ordered = np.ascontiguousarray(runs.transpose(0, 3, 6, 4, 7, 2, 1, 5))
+    return _pixels(ordered, -1, channels * temporal_patch_size * patch_size**2)
+
+
+def _runs(pixels: np.ndarray, patch_size: int) -> np.ndarray:
+    """A row of a patch as one element, which numpy then moves in one piece."""
+    return np.ascontiguousarray(pixels).view(f"V{patch_size}")
+
+
+def _pixels(runs: np.ndarray, *shape: int) -> np.ndarray:
+    pixels = runs.reshape(-1).view(np.uint8).reshape(shape)
+    pixels.setflags(write=False)
+    return pixels

@@ -1,0 +1,303 @@
+"""Qwen-VL videos: which frames, what size, patches, and the time stamps that Qwen3-VL prints between them.
+
+Follows `Qwen2VLVideoProcessor` (Qwen2-VL, 2.5-VL) and `Qwen3VLVideoProcessor` (3-VL, 3.5 to 3.8) of transformers bit
+for bit. They exist for torchvision only, so frames are resized and scaled as `qwen_vl` does for that backend. A Qwen3
+video is several runs of placeholders: each group of frames that one patch spans is
+`<1.5 seconds><|vision_start|><|video_pad|>...<|vision_end|>`, put in place of the template's `<|video_pad|>` alone, so
+that the `<|vision_start|>` and `<|vision_end|>` that the template prints around it stay, as transformers and vLLM have
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError
+from renderers.media.item import ExpansionPiece, MediaItem, PackedArray, TensorField
+from renderers.media.policy import MediaPolicy
+from renderers.media.source import MediaSource
+from renderers.media.store import MediaStore
+from renderers.media.video_decoding import FramePlan, SampledVideo, VideoInfo, sample_video, video_decoder_versions
+from renderers.vision import resampling
+from renderers.vision.normalise import PixelScale
+from renderers.vision.patches import frame_patches
+from renderers.vision.qwen_vl import MAX_ASPECT_RATIO, check_resample, fingerprint, fitting_size, read_numbers
+
+Family = Literal["qwen2", "qwen3"]
+
+_FAMILIES: dict[str, Family] = {"Qwen2VLVideoProcessor": "qwen2", "Qwen3VLVideoProcessor": "qwen3"}
+# What the classes take where a file does not say.
+_DEFAULTS: dict[Family, dict[str, Any]] = {
+    "qwen2": {"do_sample_frames": False, "fps": None, "max_video_tokens": 128_000},
+    "qwen3": {"do_sample_frames": True, "fps": 2, "max_video_tokens": 768},
+}
+# What Qwen3-VL takes for the speed of frames whose speed nobody knows, and `sampled_fps` of transformers for all.
+_ASSUMED_FPS = 24
+_FIELDS = {
+    "pixel_values_videos": TensorField("flat"),
+    "video_grid_thw": TensorField("batched"),
+    "second_per_grid_ts": TensorField("batched"),
+}
+
+
+def reads_videos(config: Mapping[str, Any]) -> bool:
+    """Whether a parsed video_preprocessor_config.json is one for `QwenVLVideoConfig`."""
+    return config.get("video_processor_type") in _FAMILIES
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVLVideoConfig:
+    """The numbers of video_preprocessor_config.json that decide frames and pixels.
+
+    family: whose rules hold for sampling and for the size. min_pixels and max_pixels: width times height of a frame
+    for qwen2, times the frames of the video for qwen3. fps or num_frames: how densely frames are sampled if
+    `do_sample_frames`. max_video_tokens: with `cap_pixels_per_frame`, tokens of a video for qwen2, of a frame for
+    qwen3. seconds_per_grid: whether the model is told the seconds that a patch spans (Qwen2.5-VL).
+    """
+
+    family: Family = "qwen3"
+    patch_size: int = 16
+    temporal_patch_size: int = 2
+    merge_size: int = 2
+    min_pixels: int = 4096
+    max_pixels: int = 25165824
+    resample: int = 3
+    do_sample_frames: bool = True
+    fps: float | None = 2
+    num_frames: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+    cap_pixels_per_frame: bool = False
+    max_video_tokens: int = 768
+    seconds_per_grid: bool = False
+    scale: PixelScale = PixelScale(fused=True)
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], *, path: str, processor_class: str | None = None) -> Self:
+        """Read a parsed video_preprocessor_config.json; `path` names it in errors. Raises `InvalidFileError`.
+
+        `processor_class` is what the model's files name under that key; Qwen2_5_VLProcessor tells the model seconds.
+        """
+        kind = config.get("video_processor_type")
+        if kind not in _FAMILIES:
+            raise InvalidFileError(path, f"video_processor_type {kind!r} is not one of {', '.join(_FAMILIES)}")
+        family = _FAMILIES[kind]
+        pixels = read_numbers(config, path=path, fused=True)
+        check_resample(pixels["resample"], path=path)
+        sampling = _read_sampling({**_DEFAULTS[family], **config}, family, path=path)
+        return cls(
+            family=family,
+            seconds_per_grid=(processor_class or config.get("processor_class")) == "Qwen2_5_VLProcessor",
+            **pixels,
+            **sampling,
+        )
+
+    @property
+    def factor(self) -> int:
+        """Width and height of a resized frame are multiples of this many pixels."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def fingerprint(self) -> str:
+        """Names everything that changes pixels: these numbers, the resampler's and the decoders' versions (16 hex)."""
+        return fingerprint("video", self, resampler=resampling.VERSION, decoders=video_decoder_versions())
+
+
+class QwenVLVideoProcessor:
+    """Turns media sources into `MediaItem`s, each distinct video once."""
+
+    modality: Literal["video"] = "video"
+    marker = embed_token = "<|video_pad|>"
+
+    def __init__(self, config: QwenVLVideoConfig, *, policy: MediaPolicy, store: MediaStore) -> None:
+        self.config = config
+        self.policy = policy
+        self.store = store
+        self.fingerprint = config.fingerprint
+
+    def mm_hash(self, source: MediaSource) -> str:
+        """The digest of the pixels as the model sees them: source digest + processor fingerprint."""
+        return f"{source.digest}-{self.fingerprint}"
+
+    def process(self, source: MediaSource) -> MediaItem:
+        """The item of a source, from the store when it was seen before: `pixel_values_videos` uint8, `video_grid_thw`
+        int64 (3,), and for Qwen2.5-VL `second_per_grid_ts` float32 ().
+
+        Raises `MediaLimitError`, `MediaDecodeError`.
+        """
+        held = self.store.get(self.mm_hash(source))
+        if held is not None:
+            return held
+        config = self.config
+        video = sample_video(source, self.policy, lambda info: self._plan(info, source.digest))
+        patches = frame_patches(
+            video.frames,
+            patch_size=config.patch_size,
+            merge_size=config.merge_size,
+            temporal_patch_size=config.temporal_patch_size,
+        )
+        count, _, height, width = video.frames.shape
+        grid = (-(-count // config.temporal_patch_size), height // config.patch_size, width // config.patch_size)
+        tensors = {"pixel_values_videos": patches, "video_grid_thw": np.array(grid, dtype=np.int64)}
+        if config.seconds_per_grid:
+            seconds = config.temporal_patch_size / _sampled_fps(video)
+            tensors["second_per_grid_ts"] = np.array(seconds, dtype=np.float32)
+        for tensor in tensors.values():
+            tensor.setflags(write=False)
+        frame_tokens = grid[1] * grid[2] // config.merge_size**2
+        return self.store.put(
+            MediaItem(
+                self.modality,
+                self.mm_hash(source),
+                source,
+                dict[str, np.ndarray | PackedArray](tensors),
+                grid[0] * frame_tokens,
+                config.scale,
+                {name: _FIELDS[name] for name in tensors},
+                self._expansion(video, frame_tokens) if config.family == "qwen3" else None,
+            )
+        )
+
+    def _plan(self, info: VideoInfo, digest: str) -> FramePlan:
+        indices = sampled_indices(info.frames, info.fps, self.config, digest=digest)
+        width, height = resized_frame_size(info.width, info.height, len(indices), self.config, digest=digest)
+        if width * height * len(indices) > self.policy.max_video_pixels:
+            raise MediaLimitError(
+                f"video {digest[:12]} has {len(indices)} sampled frames of {width}x{height} pixels, more than "
+                f"max_video_pixels={self.policy.max_video_pixels} of the policy; sample fewer frames",
+                digest=digest,
+            )
+        return FramePlan(indices, lambda planes: resampling.resize(planes, height, width, self.config.resample))
+
+    def _expansion(self, video: SampledVideo, frame_tokens: int) -> tuple[ExpansionPiece, ...]:
+        return tuple(
+            piece
+            for seconds in time_stamps(video.indices, video.info.fps, self.config.temporal_patch_size)
+            for piece in (
+                ExpansionPiece(f"<{seconds:.1f} seconds>"),
+                ExpansionPiece("<|vision_start|>"),
+                ExpansionPiece(self.embed_token, frame_tokens, embed=True),
+                ExpansionPiece("<|vision_end|>"),
+            )
+        )
+
+
+def time_stamps(indices: Sequence[int], fps: float | None, temporal_patch_size: int) -> list[float]:
+    """For each group of frames that a patch spans, the middle between its first and its last frame, in seconds.
+
+    Source: `Qwen3VLProcessor._calculate_timestamps` of transformers. `fps` is that of the video, 24 where unknown; the
+    last frame fills up the last group.
+    """
+    filled = [*indices, *[indices[-1]] * (-len(indices) % temporal_patch_size)]
+    seconds = [index / (fps or _ASSUMED_FPS) for index in filled]
+    firsts, lasts = seconds[::temporal_patch_size], seconds[temporal_patch_size - 1 :: temporal_patch_size]
+    return [(first + last) / 2 for first, last in zip(firsts, lasts, strict=True)]
+
+
+def sampled_indices(
+    total: int, fps: float | None, config: QwenVLVideoConfig, *, digest: str | None = None
+) -> list[int]:
+    """Which of `total` frames are shown, ascending; of a short video some more than once.
+
+    Source: `sample_frames` of the two processors of transformers. `fps` is that of the video; qwen3 takes 24 where it is
+    unknown. Raises `MediaLimitError` where they cannot sample a video that short, `MediaDecodeError` where qwen2 is to
+    sample by time and nobody knows it.
+    """
+    if not config.do_sample_frames:
+        return list(range(total))
+    if config.family == "qwen3":
+        if config.num_frames is not None:
+            count = config.num_frames
+        elif config.fps is not None:
+            count = int(total / (fps or _ASSUMED_FPS) * config.fps)
+            count = min(max(count, config.min_frames), config.max_frames, total)
+        else:
+            count = min(max(total, config.min_frames), config.max_frames)
+        return [int(index) for index in np.linspace(0, total - 1, count).round()]
+    temporal = config.temporal_patch_size
+    if config.num_frames is not None:
+        count = round(config.num_frames / temporal) * temporal
+    else:
+        if fps is None:
+            raise MediaDecodeError(
+                "nothing tells how many frames a second this video has, and this model samples by that; pass its "
+                "frames with their fps",
+                digest=digest,
+            )
+        most = math.floor(min(config.max_frames, total) / temporal) * temporal
+        wanted = total / fps * (config.fps or 0)
+        count = math.floor(min(max(wanted, config.min_frames), most, total) / temporal) * temporal
+    if not 0 < count <= total:
+        raise MediaLimitError(
+            f"{count} frames cannot be sampled of a video of {total}; pass a longer video, or lower num_frames "
+            "or fps of the model's video_preprocessor_config.json",
+            digest=digest,
+        )
+    # The steps are floats there, float32 as torch makes them, and cut to integers.
+    return [int(index) for index in (np.arange(count) * (total / count)).astype(np.float32)]
+
+
+def resized_frame_size(
+    width: int, height: int, frames: int, config: QwenVLVideoConfig, *, digest: str | None = None
+) -> tuple[int, int]:
+    """(width, height) of each of `frames` sampled frames after the resize: multiples of `factor`.
+
+    Source: `resize` and `smart_resize` of the two processors. Raises `MediaLimitError` past `MAX_ASPECT_RATIO` and, for
+    qwen3, for fewer frames than a patch spans.
+    """
+    factor, smallest, largest = config.factor, config.min_pixels, config.max_pixels
+    if config.family == "qwen3":
+        if frames < config.temporal_patch_size:
+            raise MediaLimitError(
+                f"a video of {frames} frame(s) where {config.temporal_patch_size} are needed; pass more frames, or one "
+                "frame as a picture",
+                digest=digest,
+            )
+        if config.cap_pixels_per_frame:
+            cap = min(config.max_video_tokens * factor**2, largest // frames)
+            largest = max(cap, int(smallest * 1.05)) * frames
+        if width < factor or height < factor:
+            scale = max(factor / height, factor / width)
+            width, height = int(width * scale), int(height * scale)
+    elif config.cap_pixels_per_frame:
+        budget = int(config.max_video_tokens * factor * factor * 0.9)
+        largest = max(min(largest, budget * config.temporal_patch_size // frames), int(smallest * 1.05))
+    if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
+        raise MediaLimitError(
+            f"a video of {width}x{height} pixels is longer than {MAX_ASPECT_RATIO}:1; crop it first", digest=digest
+        )
+    if config.family == "qwen2":
+        return fitting_size(width, height, 1, factor, smallest, largest)
+    rounded = round(frames / config.temporal_patch_size) * config.temporal_patch_size
+    return fitting_size(width, height, frames, factor, smallest, largest, rounded)
+
+
+def _sampled_fps(video: SampledVideo) -> float:
+    if video.info.fps is None:
+        return _ASSUMED_FPS
+    return len(video.indices) / video.info.frames * video.info.fps
+
+
+def _read_sampling(config: Mapping[str, Any], family: Family, *, path: str) -> dict[str, Any]:
+    sampled = bool(config["do_sample_frames"])
+    if config["fps"] is not None and config.get("num_frames") is not None:
+        raise InvalidFileError(path, "fps and num_frames are both set; set the one that is not meant to null")
+    if sampled and family == "qwen2" and config["fps"] is None and config.get("num_frames") is None:
+        raise InvalidFileError(path, "do_sample_frames is true but neither fps nor num_frames says how many")
+    try:
+        return {
+            "do_sample_frames": sampled,
+            "fps": None if config["fps"] is None else float(config["fps"]),
+            "num_frames": None if config.get("num_frames") is None else int(config["num_frames"]),
+            "min_frames": int(config.get("min_frames", 4)),
+            "max_frames": int(config.get("max_frames", 768)),
+            "cap_pixels_per_frame": bool(config.get("cap_pixels_per_frame")),
+            "max_video_tokens": int(config["max_video_tokens"]),
+        }
+    except (TypeError, ValueError) as error:
+        raise InvalidFileError(path, f"holds a number that is none: {error}") from error

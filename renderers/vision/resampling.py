@@ -1,0 +1,187 @@
+"""Resizing of uint8 pixels as torch does it: antialiased, in 16-bit fixed point, columns before rows.
+
+What `torch.nn.functional.interpolate(mode="bicubic" or "bilinear", antialias=True)` makes of a uint8 tensor on a CPU,
+and with it torchvision and the processors of transformers that run on it. It is Pillow's algorithm with coarser
+weights: a window of the filter for each output pixel, the weights rounded to int16 with as many fractional bits as
+the largest one leaves room for (Pillow keeps 22 bits), sums in integers, rounded and clamped after each direction.
+(torch resizes bilinearly in floats on x86 processors without AVX2; the fixed point is that of all others.)
+
+Here a direction is a product with a banded matrix, block by block, in BLAS. Floats lose nothing: all terms and sums
+are integers below 2**24 for float32, below 2**53 for float64, and `_product_dtype` picks the type by that bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+#: Goes into fingerprints: raise it whenever a pixel that `resize` makes changes.
+VERSION = 1
+
+#: `resample` of a processor's configuration (Pillow's numbers) -> how far the filter reaches, in input pixels.
+FILTERS = {2: "bilinear", 3: "bicubic"}
+
+_MAX_FRACTION_BITS = 22
+# Products of 32 rows with a block of at most 32 outputs and about 150 inputs: large enough for BLAS to be fast, small
+# enough for it to stay on this thread. Its own threads wait for each other at every product, which takes many times
+# longer where other work wants the processors too, and pictures are processed side by side on threads as it is.
+_ROWS_PER_PRODUCT = 32
+_OUTPUTS_PER_BLOCK = 32
+_INPUTS_PER_BLOCK = 128
+_STRIP_FLOATS = 1 << 19
+
+
+def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
+    """uint8 planes (..., h, w) -> uint8 planes (..., height, width). A direction that keeps its size is not touched.
+
+    `resample` is a key of `FILTERS`.
+    """
+    planes = pixels.reshape(-1, *pixels.shape[-2:])
+    if width != pixels.shape[-1]:
+        planes = _resize_rows_of(planes, _weights(pixels.shape[-1], width, resample))
+    if height != pixels.shape[-2]:
+        planes = _resize_columns_of(planes, _weights(pixels.shape[-2], height, resample))
+    return planes.reshape(*pixels.shape[:-2], height, width)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Neighbouring outputs: `weights` (inputs, outputs) over the inputs that they reach, and what completes sums."""
+
+    outputs: slice
+    inputs: slice
+    weights: np.ndarray
+    offset: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weights:
+    outputs: int
+    fraction_bits: int
+    blocks: tuple[_Block, ...]
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        return self.blocks[0].weights.dtype
+
+
+def _bilinear(x: np.ndarray) -> np.ndarray:
+    return np.maximum(0.0, 1.0 - x)
+
+
+def _bicubic(x: np.ndarray) -> np.ndarray:
+    """Keys' cubic convolution with a = -0.5 (IEEE Trans. ASSP 29, 1981), in the factored form that torch evaluates."""
+    a = -0.5
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+_SHAPES: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {2: (_bilinear, 1.0), 3: (_bicubic, 2.0)}
+
+
+@lru_cache(maxsize=64)
+def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
+    shape, reach = _SHAPES[resample]
+    scale = inputs / outputs
+    stretch = max(scale, 1.0)
+    support = reach * stretch
+    centre = scale * (np.arange(outputs) + 0.5)
+    first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
+    count = np.minimum((centre + support + 0.5).astype(np.int64), inputs) - first
+    taps = np.arange(int(count.max()))
+    weights = shape(np.abs((taps + (first - centre)[:, None] + 0.5) * (1.0 / stretch)))
+    weights[taps >= count[:, None]] = 0.0
+    # One after the other, as torch adds them up; numpy's own sum is pairwise and may differ in the last bit.
+    weights /= np.add.accumulate(weights, axis=1)[:, -1:]
+    bits = _fraction_bits(float(weights.max()))
+    fixed = weights * (1 << bits)
+    fixed = np.trunc(fixed + np.where(fixed < 0, -0.5, 0.5)).astype(np.int64)
+    dtype = _product_dtype(fixed)
+    blocks = []
+    step = max(4, min(_OUTPUTS_PER_BLOCK, int(_INPUTS_PER_BLOCK / scale)))
+    for start in range(0, outputs, step):
+        block = slice(start, min(start + step, outputs))
+        low, high = int(first[block].min()), int((first[block] + count[block]).max())
+        band = np.zeros((high - low, block.stop - start), dtype=dtype)
+        for column, output in enumerate(range(start, block.stop)):
+            at = int(first[output]) - low
+            band[at : at + count[output], column] = fixed[output, : count[output]]
+        # Pixels enter the product as pixel - 128, which halves the sums; half a unit makes the shift round.
+        offset = 128 * fixed[block].sum(axis=1) + (1 << bits >> 1)
+        blocks.append(_Block(block, slice(low, high), band, offset.astype(np.int32)))
+    return _Weights(outputs, bits, tuple(blocks))
+
+
+def _fraction_bits(largest: float) -> int:
+    """As many as keep the largest weight an int16."""
+    bits = 0
+    while bits < _MAX_FRACTION_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
+        bits += 1
+    return bits
+
+
+def _product_dtype(fixed: np.ndarray) -> type[np.floating]:
+    """float32 if no sum of weight * (pixel - 128) can reach 2**24, whatever order BLAS adds in; else float64."""
+    bound = 128 * int(np.abs(fixed).sum(axis=1).max())
+    return np.float32 if bound < 1 << 24 else np.float64
+
+
+def _centred(pixels: np.ndarray, dtype: np.dtype[np.floating]) -> np.ndarray:
+    """pixel - 128, as floats: flipping the top bit subtracts 128 modulo 256."""
+    return (pixels ^ np.uint8(0x80)).view(np.int8).astype(dtype)
+
+
+def _finish(sums: np.ndarray, offset: np.ndarray, fraction_bits: int, out: np.ndarray) -> None:
+    whole = sums.astype(np.int32)
+    whole += offset
+    whole >>= fraction_bits
+    np.clip(whole, 0, 255, out=whole)
+    out[...] = whole
+
+
+def _multiply(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
+    """out = rows @ weights, a few rows at a time."""
+    whole = len(rows) // _ROWS_PER_PRODUCT * _ROWS_PER_PRODUCT
+    np.matmul(_grouped(rows[:whole]), weights, out=_grouped(out[:whole]))
+    np.matmul(rows[whole:], weights, out=out[whole:])
+
+
+def _grouped(rows: np.ndarray) -> np.ndarray:
+    """A view of (rows, n) as (groups, rows per product, n), whatever the order in memory."""
+    (row, item), count = rows.strides, len(rows) // _ROWS_PER_PRODUCT
+    shape = (count, _ROWS_PER_PRODUCT, rows.shape[1])
+    return np.lib.stride_tricks.as_strided(rows, shape, (row * _ROWS_PER_PRODUCT, row, item))
+
+
+def _resize_rows_of(planes: np.ndarray, weights: _Weights) -> np.ndarray:
+    rows = np.ascontiguousarray(planes).reshape(-1, planes.shape[2])
+    out = np.empty((len(rows), weights.outputs), dtype=np.uint8)
+    offset = np.concatenate([block.offset for block in weights.blocks])
+    strip = max(1, _STRIP_FLOATS // rows.shape[1])
+    sums = np.empty((min(strip, len(rows)), weights.outputs), dtype=weights.dtype)
+    for start in range(0, len(rows), strip):
+        part = _centred(rows[start : start + strip], weights.dtype)
+        for block in weights.blocks:
+            _multiply(part[:, block.inputs], block.weights, sums[: len(part), block.outputs])
+        _finish(sums[: len(part)], offset, weights.fraction_bits, out[start : start + strip])
+    return out.reshape(*planes.shape[:2], weights.outputs)
+
+
+def _resize_columns_of(planes: np.ndarray, weights: _Weights) -> np.ndarray:
+    count, height, width = planes.shape
+    out = np.empty((count, weights.outputs, width), dtype=np.uint8)
+    offset = np.concatenate([block.offset for block in weights.blocks])[:, None]
+    strip = max(16, _STRIP_FLOATS // height)
+    sums = np.empty((weights.outputs, min(strip, width)), dtype=weights.dtype)
+    for plane, resized in zip(planes, out, strict=True):
+        for start in range(0, width, strip):
+            part = _centred(plane[:, start : start + strip], weights.dtype)
+            used = sums[:, : part.shape[1]]
+            for block in weights.blocks:
+                _multiply(part[block.inputs].T, block.weights, used[block.outputs].T)
+            _finish(used, offset, weights.fraction_bits, resized[:, start : start + strip])
+    return out

@@ -1,0 +1,117 @@
+"""Resized pixels equal those of torch, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as tv
+
+from renderers.vision import resampling
+
+MODES = {2: InterpolationMode.BILINEAR, 3: InterpolationMode.BICUBIC}
+SIDES = st.one_of(st.integers(1, 12), st.integers(1, 300), st.integers(1, 1500))
+
+
+def pixels(height: int, width: int, seed: int = 0, *, extreme: bool = False) -> np.ndarray:
+    values = np.random.default_rng(seed).integers(0, 2 if extreme else 256, (3, height, width), dtype=np.uint8)
+    return values * 255 if extreme else values
+
+
+def torchs(planes: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
+    resized = tv.resize(torch.from_numpy(planes), [height, width], interpolation=MODES[resample], antialias=True)
+    return np.asarray(resized.numpy())
+
+
+def check_equal(planes: np.ndarray, height: int, width: int, resample: int) -> None:
+    ours = resampling.resize(planes, height, width, resample)
+    assert ours.dtype == np.uint8
+    assert ours.shape == (3, height, width)
+    np.testing.assert_array_equal(ours, torchs(planes, height, width, resample))
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    before=st.tuples(SIDES, SIDES),
+    after=st.tuples(SIDES, SIDES).filter(lambda size: size != (1, 1)),  # torch fails there
+    resample=st.sampled_from(list(MODES)),
+    seed=st.integers(0, 9),
+    extreme=st.booleans(),
+)
+@example(before=(1, 1), after=(256, 256), resample=3, seed=0, extreme=False)
+@example(before=(1, 1500), after=(16, 1504), resample=3, seed=0, extreme=True)
+@example(before=(1500, 1), after=(1500, 64), resample=2, seed=0, extreme=True)
+@example(before=(300, 300), after=(300, 28), resample=3, seed=0, extreme=False)
+@example(before=(300, 300), after=(28, 300), resample=3, seed=0, extreme=False)
+def test_every_size_gives_the_pixels_of_torch(
+    before: tuple[int, int], after: tuple[int, int], resample: int, seed: int, extreme: bool
+) -> None:
+    check_equal(pixels(*before, seed, extreme=extreme), *after, resample)
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((3000, 4000), (768, 1024)), ((4096, 4096), (32, 32)), ((64, 4096), (4096, 64)), ((40, 4000), (32, 96))],
+)
+def test_large_pictures_give_the_pixels_of_torch(
+    before: tuple[int, int], after: tuple[int, int], extreme: bool
+) -> None:
+    check_equal(pixels(*before, extreme=extreme), *after, 3)
+
+
+def test_floats_of_32_bits_are_taken_only_where_their_sums_are_exact() -> None:
+    """Strong shrinking leaves more fractional bits than 24-bit sums hold; both products are covered above."""
+    kinds = {scale: resampling._weights(100 * scale, 100, 3).dtype for scale in (1, 2, 4, 16)}
+    assert kinds == {1: np.float32, 2: np.float32, 4: np.float32, 16: np.float64}
+    for scale in (1, 2, 4, 16):
+        weights = resampling._weights(100 * scale, 100, 3)
+        for block in weights.blocks:
+            assert (block.weights == np.rint(block.weights)).all()
+            largest = 128 * int(np.abs(block.weights).sum(axis=0).max())
+            assert largest < (1 << 24 if weights.dtype == np.float32 else 1 << 53)
+
+
+def test_leading_axes_are_planes_of_their_own() -> None:
+    frames = np.stack([pixels(40, 30, seed) for seed in range(4)])
+    resized = resampling.resize(frames, 56, 28, 3)
+    assert resized.shape == (4, 3, 56, 28)
+    for frame, expected in zip(resized, frames, strict=True):
+        np.testing.assert_array_equal(frame, torchs(expected, 56, 28, 3))
+
+
+def test_a_view_of_every_second_pixel_is_read_as_it_is() -> None:
+    whole = pixels(80, 60)
+    check_equal(whole[:, ::2, ::2], 32, 64, 3)
+
+
+def test_pixels_that_keep_their_size_are_not_copied() -> None:
+    planes = pixels(20, 30)
+    assert np.shares_memory(resampling.resize(planes, 20, 30, 3), planes)
+
+
+@pytest.mark.parametrize("change", ["_MAX_FRACTION_BITS", "shape"])
+def test_the_comparison_sees_a_planted_fault(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    if change == "shape":
+        monkeypatch.setitem(resampling._SHAPES, 3, (lambda x: np.maximum(0.0, 1 - x / 2), 2.0))
+    else:
+        monkeypatch.setattr(resampling, change, 12)
+    resampling._weights.cache_clear()
+    try:
+        with pytest.raises(AssertionError):
+            check_equal(pixels(300, 200), 64, 512, 3)
+    finally:
+        resampling._weights.cache_clear()
+
+
+def test_pillow_differs_from_torch_in_few_pixels_and_little() -> None:
+    """Why there are two backends."""
+    planes = pixels(300, 200)
+    pillow = np.asarray(Image.fromarray(planes.transpose(1, 2, 0)).resize((96, 160), Image.Resampling.BICUBIC))
+    difference = np.abs(resampling.resize(planes, 160, 96, 3).transpose(1, 2, 0).astype(int) - pillow)
+    assert 1 <= difference.max() <= 2
+    assert 0 < (difference > 0).mean() < 0.02

@@ -1,0 +1,319 @@
+"""What was resolved before is found without work, and nothing else is ever found."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from renderers.media.seen import SeenFile, SeenReferences
+from renderers.media.source import MediaSource
+from renderers.media.store import MediaStore
+
+KB = 1024
+URL = "https://pictures.example/a.png"
+
+
+def fresh_bytes(text: str) -> bytes:
+    """A bytes object of its own, whatever equal ones exist."""
+    return text.encode()
+
+
+@pytest.fixture
+def seen() -> SeenReferences:
+    return SeenReferences(64 * KB)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files written by the test count as old: the clock is ahead of the file system's."""
+    real = time.time_ns
+    monkeypatch.setattr("renderers.media.seen.time.time_ns", lambda: real() + 10**10)
+
+
+# Bytes.
+
+
+def test_the_very_bytes_that_became_a_source_are_known(seen: SeenReferences) -> None:
+    data = fresh_bytes("picture")
+    source = MediaSource.of(data)
+    assert seen.get(data) is None
+    seen.remember(data, source)
+    assert seen.get(data) is source
+    assert seen.get(fresh_bytes("picture")) is None, "equality of bytes would cost a comparison of megabytes"
+
+
+def test_equal_bytes_in_another_object_are_known_too_once_they_were_met(seen: SeenReferences) -> None:
+    source = MediaSource.of(fresh_bytes("picture"))
+    other = fresh_bytes("picture")
+    seen.remember(other, source)
+    assert seen.get(other) is source
+    assert seen.get(source.data) is None
+
+
+def test_bytes_at_the_address_of_bytes_that_are_gone_are_not_taken_for_them(seen: SeenReferences) -> None:
+    addresses: set[int] = set()
+    reused = 0
+    for number in range(2000):
+        data = b"%0500d" % number
+        reused += id(data) in addresses
+        addresses.add(id(data))
+        found = seen.get(data)
+        assert found is None, f"{data[-5:]!r} was taken for {bytes(found.data)[-5:]!r}"
+        seen.remember(data, MediaSource.of(data))
+        del data, found
+    assert reused > 1000, "the interpreter gave no address away twice: nothing was tested"
+
+
+def test_bytes_that_only_the_cache_keeps_alive_cannot_be_confused_either(seen: SeenReferences) -> None:
+    source = MediaSource.of(b"the same picture, whoever read it")
+    for number in range(2000):
+        copy = bytes(bytearray(source.data))
+        found = seen.get(copy)
+        assert found is None
+        seen.remember(copy, source)
+        assert seen.get(copy) is source
+        assert seen.get(b"%033d" % number) is None
+
+
+# What can change.
+
+PICTURE = Image.fromarray(np.zeros((2, 2, 3), dtype=np.uint8))
+
+
+class OddBytes(bytes):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = bytes.__hash__
+
+
+class OddStr(str):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        bytearray(b"picture"),
+        memoryview(b"picture"),
+        np.zeros((2, 2, 3), dtype=np.uint8),
+        PICTURE,
+        io.BytesIO(b"picture"),
+        Path("picture.png"),
+        "picture.png",
+        "file:///picture.png",
+        OddBytes(b"picture"),
+        OddStr("data:,picture"),
+        ("picture.png", 1, 2, 3, 4, 5),
+        None,
+        7,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_can_change_is_never_remembered(seen: SeenReferences, value: Any) -> None:
+    source = MediaSource.of(b"picture")
+    assert seen.remember(value, source) is source
+    assert seen.get(value) is None
+    assert len(seen) == 0
+
+
+def test_a_change_of_a_bytearray_is_seen(seen: SeenReferences) -> None:
+    buffer = bytearray(b"picture")
+    source = MediaSource.of(bytes(buffer))
+    seen.remember(buffer, source)
+    buffer[0] = 0
+    assert seen.get(buffer) is None
+
+
+# Strings.
+
+
+def test_equal_but_distinct_data_urls_are_known(seen: SeenReferences) -> None:
+    source = MediaSource.of(b"picture")
+    one, other = (b"data:image/png;base64,cGljdHVyZQ==".decode() for _ in range(2))
+    assert one is not other
+    seen.remember(one, source)
+    assert seen.get(other) is source
+    assert seen.get(one[:-1]) is None
+    assert seen.get("DATA:" + one[5:]) is None
+
+
+def test_a_source_that_nothing_else_holds_is_not_kept_alive_for_a_data_url_or_bytes(seen: SeenReferences) -> None:
+    data = fresh_bytes("picture")
+    for value in ("data:,picture", data, fresh_bytes("picture")):
+        source = MediaSource.of(fresh_bytes("picture"))
+        seen.remember(value, source)
+        assert seen.get(value) is source
+        del source
+        assert seen.get(value) is None
+
+
+def test_a_url_means_the_source_that_it_meant_first(seen: SeenReferences) -> None:
+    first = MediaSource.of(b"first")
+    assert seen.remember(URL, first) is first
+    digest = first.digest
+    del first
+    found = seen.get(URL)
+    assert found is not None
+    assert found.digest == digest
+    assert seen.remember(URL, MediaSource.of(b"second")) is found
+    assert seen.get(URL) is found
+    assert seen.get(URL + "?v=2") is None
+
+
+def test_a_url_larger_than_the_cache_is_known_while_its_source_lives(seen: SeenReferences) -> None:
+    source = MediaSource.of(bytes(65 * KB))
+    seen.remember(URL, source)
+    assert seen.get(URL) is source
+    assert seen.nbytes < KB
+    del source
+    assert seen.get(URL) is None
+
+
+def test_a_url_that_had_to_make_room_is_known_while_the_store_finds_its_source(tmp_path: Path) -> None:
+    with_directory = MediaStore(512 * KB, directory=tmp_path)
+    without = MediaStore(512 * KB)
+    for store in (with_directory, without):
+        source = store.add_source(MediaSource.of(b"first"))
+        digest = source.digest
+        store.seen.remember(URL, source)
+        del source
+        for number in range(40):  # pushes the source out of memory and out of `seen`
+            data = b"%020000d" % number
+            store.seen.remember(f"{URL}?{number}", store.add_source(MediaSource.of(data)))
+        assert store.stats.evictions > 0
+        found = store.seen.get(URL)
+        assert (found is not None) == (store is with_directory)
+        assert found is None or found.digest == digest
+
+
+# Files.
+
+
+def now(path: str | Path) -> SeenFile | None:
+    return SeenFile.of(path, os.stat(path))
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_is_known_until_it_is_another(seen: SeenReferences, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"one")
+    source = MediaSource.of(b"one")
+    seen.remember(now(path), source)
+    assert seen.get(now(path)) is source
+    assert seen.get(now(str(path))) is source
+
+    before = path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert seen.get(now(path)) is None, "changed in place, with its size and time put back"
+
+    (tmp_path / "b.png").write_bytes(b"one")
+    assert seen.get(now(tmp_path / "b.png")) is None
+
+
+def test_a_file_that_changed_just_now_is_not_known(seen: SeenReferences, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"one")
+    assert now(path) is None
+    seen.remember(now(path), MediaSource.of(b"one"))
+    assert seen.get(now(path)) is None
+    assert now(os.__file__) is not None
+
+
+# Bounds.
+
+
+def test_the_least_recently_used_is_forgotten_first() -> None:
+    seen = SeenReferences(8 * KB)
+    source = MediaSource.of(b"picture")
+    urls = [f"data:,{number}" + "x" * 800 for number in range(4)]
+    for url in urls[:3]:
+        seen.remember(url, source)
+    assert seen.get(urls[0]) is source
+    seen.remember(urls[3], source)
+    assert [seen.get(url) is not None for url in urls] == [True, False, True, True]
+
+
+@settings(max_examples=60)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["data", "web", "own", "copy"]), st.integers(0, 9), st.integers(0, 1500)),
+        max_size=40,
+    )
+)
+def test_what_is_held_never_passes_the_bound(steps: list[tuple[str, int, int]]) -> None:
+    seen = SeenReferences(4 * KB)
+    alive: list[object] = []
+    for kind, number, size in steps:
+        data = b"%d" % number + bytes(size)
+        source = MediaSource.of(bytes(bytearray(data)))
+        value = {"data": f"data:,{number}{'x' * size}", "web": f"{URL}?{number}", "own": source.data, "copy": data}[
+            kind
+        ]
+        alive += [source, value]
+        meant = seen.remember(value, source)
+        assert seen.nbytes <= seen.max_bytes
+        assert seen.get(value) in (None, meant)
+    for value in alive:  # forgetting gives the bytes back
+        if isinstance(value, str):
+            seen.get(value)
+    assert (seen.nbytes == 0) == (len(seen) == 0)
+
+
+def test_memory_stays_within_the_bound() -> None:
+    seen = SeenReferences(2**20)
+    source = MediaSource.of(b"picture")
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(5000):
+            seen.remember(f"data:,{number}" + "x" * (10_000 if number % 2 else 20), source)
+            seen.remember(b"%05d" % number + bytes(5000 * (number % 3)), source)
+            seen.remember(f"{URL}?{number}", MediaSource.of(b"%d" % number + bytes(1000 * (number % 5))))
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 2**19 < seen.nbytes <= 2**20
+    assert 2**19 < grown <= 2**20
+
+
+def test_threads_find_what_they_remember_and_never_anything_else() -> None:
+    seen = SeenReferences(32 * KB)
+    wrong: list[str] = []
+
+    def work(worker: int) -> None:
+        for number in range(1500):
+            name = f"{(number * 7 + worker) % 90}"
+            source = MediaSource.of(name.encode())
+            for value in (f"data:,{name}", f"http://h.example/{name}", source.data):
+                meant = seen.remember(value, source)
+                found = seen.get(value)
+                if meant.data != name.encode() or (found is not None and found.data != name.encode()):
+                    wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert 0 < seen.nbytes <= seen.max_bytes

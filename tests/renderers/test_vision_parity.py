@@ -1,0 +1,207 @@
+"""Whole conversations with pictures and videos: ids, types, grids and pixels equal transformers' own processor."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers import AutoProcessor
+from transformers.video_utils import VideoMetadata
+from vision_models import FAMILIES, vision_model_dir
+
+from renderers import RenderedTokens, TemplateRenderer, load_renderer
+from renderers.vision.normalise import normalise
+
+Messages = list[dict[str, Any]]
+
+
+@functools.cache
+def renderer_of(family: str) -> TemplateRenderer:
+    return load_renderer(vision_model_dir(family))
+
+
+@functools.cache
+def processor_of(family: str) -> Any:
+    return AutoProcessor.from_pretrained(vision_model_dir(family))
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    values = np.random.default_rng([width, height, seed]).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def clip(frames: int, width: int = 64, height: int = 48, seed: int = 0) -> np.ndarray:
+    """uint8 (frames, height, width, 3)."""
+    return np.random.default_rng([frames, width, seed]).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
+
+
+def shown(messages: Messages, kind: str) -> Iterator[Any]:
+    for message in messages:
+        if isinstance(message["content"], list):
+            yield from (part for part in message["content"] if part["type"] == kind)
+
+
+def reference(family: str, messages: Messages) -> dict[str, Any]:
+    """What transformers makes of the conversation in one go."""
+    processor = processor_of(family)
+    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    images = [part["image"] for part in shown(messages, "image")]
+    videos = [part["video"] for part in shown(messages, "video")]
+    metadata = [
+        VideoMetadata(total_num_frames=len(frames), fps=part["fps"], frames_indices=list(range(len(frames))))
+        for frames, part in zip(videos, shown(messages, "video"), strict=True)
+    ]
+    given: dict[str, Any] = {"videos": videos, "video_metadata": metadata} if videos else {}
+    if images:
+        given["images"] = images
+    return dict(processor(text=[text], **given, return_tensors="np"))
+
+
+def check_equal(family: str, messages: Messages) -> RenderedTokens:
+    theirs = reference(family, messages)
+    rendered = renderer_of(family).render(messages, add_generation_prompt=True)
+    assert rendered.token_ids == theirs.pop("input_ids")[0].tolist()
+    assert rendered.mm_token_type_ids == theirs.pop("mm_token_type_ids")[0].tolist()
+    assert np.all(theirs.pop("attention_mask") == 1)
+    assert rendered.multi_modal_data is not None
+    for modality, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+        items = rendered.multi_modal_data.mm_items.get(modality, [])
+        if items:
+            floats = [normalise(item[pixels], item.scale) for item in items if item.scale is not None]
+            np.testing.assert_array_equal(np.concatenate(floats), theirs.pop(pixels))
+            name = f"{modality}_grid_thw"
+            np.testing.assert_array_equal(np.stack([item[name] for item in items]), theirs.pop(name))
+    if "second_per_grid_ts" in theirs:
+        ours = [item["second_per_grid_ts"] for item in rendered.multi_modal_data.mm_items["video"]]
+        # Models take it in float32, in which a tensor of Python floats comes.
+        np.testing.assert_array_equal(np.stack(ours), np.asarray(theirs.pop("second_per_grid_ts"), dtype=np.float32))
+    assert not theirs, f"not compared: {sorted(theirs)}"
+    return rendered
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def image(picture: Image.Image) -> dict[str, Any]:
+    return {"type": "image", "image": picture}
+
+
+def video(frames: np.ndarray, fps: float = 4.0) -> dict[str, Any]:
+    return {"type": "video", "video": frames, "fps": fps}
+
+
+CONVERSATIONS: dict[str, Messages] = {
+    "one picture": [user(image(noise(300, 200)), text("What is it?"))],
+    "adjacent pictures": [user(image(noise(64, 64)), image(noise(200, 31)), image(noise(64, 64)))],
+    "the same picture twice": [user(image(noise(90, 90)), text("and\n"), image(noise(90, 90)))],
+    "a picture only": [user(image(noise(33, 77)))],
+    "no picture at all": [{"role": "user", "content": "Hello."}],
+    "pictures of several turns": [
+        {"role": "system", "content": "Look closely."},
+        user(image(noise(100, 60)), text("One?")),
+        {"role": "assistant", "content": "One."},
+        user(text("Two:"), image(noise(60, 100)), text("\n\n")),
+        {"role": "assistant", "content": "Two."},
+        user(text("Compare.")),
+    ],
+    "one video": [user(video(clip(8)), text("What happens?"))],
+    "an odd number of frames": [user(video(clip(7), 3.0))],
+    "videos and pictures": [
+        user(image(noise(70, 50)), video(clip(4), 2.0), text("then"), video(clip(12, 96, 32), 30.0), image(noise(9, 9)))
+    ],
+}
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_is_what_the_models_own_processor_makes_of_it(family: str, conversation: str) -> None:
+    check_equal(family, CONVERSATIONS[conversation])
+
+
+sizes = st.tuples(st.integers(1, 400), st.integers(1, 400)).filter(lambda size: max(size) <= 200 * min(size))
+parts = st.one_of(
+    st.sampled_from(["", "a", "\n", "Look: "]).map(text),
+    sizes.map(lambda size: image(noise(*size))),
+    st.tuples(st.integers(2, 9), st.sampled_from([1.0, 2.0, 24.0])).map(lambda clip_: video(clip(clip_[0]), clip_[1])),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(FAMILIES)), st.lists(st.lists(parts, min_size=1, max_size=4), min_size=1, max_size=2))
+def test_any_conversation_is_what_the_models_own_processor_makes_of_it(family: str, turns: Sequence[Any]) -> None:
+    messages: Messages = []
+    for content in turns:
+        messages += [user(*content), {"role": "assistant", "content": "Yes."}]
+    check_equal(family, messages[:-1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["qwen3-vl", "qwen2.5-vl"]),
+    st.lists(parts, min_size=1, max_size=3),
+    st.lists(parts, min_size=1, max_size=3),
+    st.sampled_from(["user", "tool"]),
+)
+def test_a_bridge_with_new_media_is_the_full_render(family: str, old: Any, new: Any, role: str) -> None:
+    renderer = renderer_of(family)
+    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {}}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]} if role == "tool" else None
+    turn = turn or {"role": "assistant", "content": "Yes."}
+    message = {"role": role, "content": new} | ({"tool_call_id": "call00001"} if role == "tool" else {})
+    prompt = renderer.render([user(*old)], add_generation_prompt=True)
+    full = renderer.render([user(*old), turn, message], add_generation_prompt=True)
+    printed = renderer.render([user(*old), turn])
+    stop = renderer.get_stop_token_ids()[0]
+    end = len(printed) - printed.token_ids[::-1].index(stop)
+    assert printed.token_ids[: len(prompt)] == prompt.token_ids
+    completion = printed.token_ids[len(prompt) : end]
+    bridged = renderer.try_bridge(
+        prompt.token_ids, completion, [message], previous_multi_modal_data=prompt.multi_modal_data
+    )
+    assert isinstance(bridged, RenderedTokens), bridged
+    assert bridged.token_ids == full.token_ids
+    assert bridged.multi_modal_data is not None
+    assert full.multi_modal_data is not None
+    assert bridged.multi_modal_data.mm_placeholders == full.multi_modal_data.mm_placeholders
+    assert bridged.multi_modal_data.mm_hashes == full.multi_modal_data.mm_hashes
+    assert bridged.logical_ids == full.logical_ids
+
+
+def test_the_comparison_sees_a_planted_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_of("qwen3-vl").image_processor, "patch_size", 8)
+    with pytest.raises(AssertionError):
+        check_equal("qwen3-vl", CONVERSATIONS["one picture"])
+
+
+def test_a_sum_of_ranges_is_the_sum_of_grids() -> None:
+    rendered = renderer_of("qwen3-vl").render(CONVERSATIONS["videos and pictures"])
+    assert rendered.multi_modal_data is not None
+    for modality, ranges in rendered.multi_modal_data.mm_placeholders.items():
+        grids = [item[f"{modality}_grid_thw"] for item in rendered.multi_modal_data.mm_items[modality]]
+        assert sum(where.num_embeds for where in ranges) == sum(int(np.prod(grid)) // 4 for grid in grids)
+
+
+def test_files_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    for format in ("PNG", "JPEG", "WEBP", "GIF"):
+        buffer = io.BytesIO()
+        noise(120, 80).save(buffer, format)
+        opened = Image.open(io.BytesIO(buffer.getvalue())).convert("RGB")
+        ours = renderer_of("qwen3-vl").render([user({"type": "image", "image": buffer.getvalue()})])
+        theirs = reference("qwen3-vl", [user(image(opened))])
+        assert ours.multi_modal_data is not None
+        ((item, _),) = ours.multi_modal_data.placed()
+        assert item.scale is not None
+        np.testing.assert_array_equal(normalise(item["pixel_values"], item.scale), theirs["pixel_values"])
