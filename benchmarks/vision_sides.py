@@ -1,6 +1,6 @@
 """The two sides of `vision.py` that take whole messages, each in a process of its own: both are called `renderers`.
 
-    python benchmarks/vision_sides.py ours|peer MODEL_DIR
+python benchmarks/vision_sides.py ours|peer MODEL_DIR
 """
 
 from __future__ import annotations

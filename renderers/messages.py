@@ -20,6 +20,8 @@ VIDEO_PART_TYPES = ("video", "video_url")
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 PART_TYPES = ("text", *IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
+# Names under which a part may hold its medium: OpenAI's and Hugging Face's, the last three as in transformers.
+_MEDIA_KEYS = (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES, "url", "path", "base64")
 
 
 class TextPart(TypedDict):
@@ -28,7 +30,7 @@ class TextPart(TypedDict):
 
 
 class ImagePart(TypedDict, total=False):
-    """A picture: `image` holds bytes, a PIL image, a numpy array or a data URL; `image_url` is OpenAI's form."""
+    """A picture: `image` holds bytes, a PIL image, an array, a URL or a path; `image_url` is OpenAI's form."""
 
     type: Required[Literal["image", "image_url"]]
     image: Any
@@ -36,9 +38,12 @@ class ImagePart(TypedDict, total=False):
 
 
 class VideoPart(TypedDict, total=False):
+    """A video: bytes, frames, an array, a URL or a path. `fps` says how many of the frames given make a second."""
+
     type: Required[Literal["video", "video_url"]]
     video: Any
     video_url: dict[str, str] | str
+    fps: float
 
 
 ContentPart = TextPart | ImagePart | VideoPart
@@ -105,6 +110,19 @@ def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, 
                 yield index, part
 
 
+def media_value(part: Mapping[str, Any]) -> Any:
+    """What a media part holds, whatever its shape: `{"image": ...}`, `{"image_url": {"url": ...}}`, `{"url": ...}`,
+    `{"path": ...}`, `{"base64": ...}`; None if nothing.
+    """
+    name = next((name for name in _MEDIA_KEYS if part.get(name) is not None), None)
+    if name is None:
+        return None
+    value = part[name]
+    if name == "base64" and isinstance(value, str):
+        return f"data:;base64,{value}"
+    return value.get("url") if isinstance(value, Mapping) else value
+
+
 def message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
     """Per message, the name of the tool that a tool message answers; None for other roles and where it cannot be known.
 
@@ -136,8 +154,9 @@ def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def _part_without_media(part: Mapping[str, Any]) -> dict[str, Any]:
-    media_keys = (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
-    return {key: "<media>" if key in media_keys else value for key, value in part.items()}
+    if part["type"] == "text":
+        return dict(part)
+    return {key: "<media>" if key in _MEDIA_KEYS else value for key, value in part.items()}
 
 
 def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:

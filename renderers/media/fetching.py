@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import time
 from urllib.parse import urljoin
 
 from renderers.errors import BlockingFetchError, MediaError, MediaFetchError, MediaPolicyError, MediaTimeoutError
 from renderers.media.addresses import public_addresses
 from renderers.media.deadline import Deadline
+from renderers.media.event_loop import on_event_loop
 from renderers.media.policy import MediaPolicy
 from renderers.media.sniffing import check_type
 from renderers.media.urls import Target, allowed_target, redacted
@@ -43,7 +43,7 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
 
 def _fetch(url: str, policy: MediaPolicy) -> bytes:
     target = allowed_target(url, policy)
-    if _loop_is_running():
+    if on_event_loop():
         raise BlockingFetchError(
             f"{target.shown} would be fetched on the thread of a running event loop, which would stand still "
             "meanwhile; await asyncio.to_thread(...), use a RendererPool, or call renderer.prefetch(messages) before"
@@ -96,15 +96,3 @@ def _redirected(url: str, target: Target, location: str, policy: MediaPolicy) ->
 
 def _via(first: str, shown: str) -> str:
     return shown if first == shown else f"{shown} (redirected from {first})"
-
-
-def _loop_is_running() -> bool:
-    if "asyncio" not in sys.modules:  # importing it takes time that a program without it need not spend
-        return False
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -7,17 +7,17 @@ hashing release the interpreter's lock); two callers that bring the same new pic
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
+from renderers.media.event_loop import on_event_loop
 from renderers.media.item import MediaItem, Modality
 from renderers.media.source import MediaSource
 from renderers.media_markers import ShownItem
-from renderers.messages import IMAGE_PART_TYPES, media_parts
+from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
 from renderers.vision.processor import MediaProcessor
 
 
@@ -57,14 +57,15 @@ class MediaIntake:
         URL would have to be fetched on the thread of a running event loop.
         """
         parts = self._parts(messages)
-        unknown = [part for part in parts if self._known_source(part) is None]
+        unknown = [part for part in parts if self._is_unknown(part)]
+        self._check_may_wait(unknown)
         if len(unknown) > 1:
-            self._check_may_wait(unknown)
-            for future in [self._pool().submit(self._item, part) for part in parts]:
-                future.exception()  # all have ended before the first error is raised, in the order of the parts
-        elif unknown:
-            self._check_may_wait(unknown)
-        return [ShownItem(part.message_index, part.part_index, self._item(part)) for part in parts]
+            made = [self._pool().submit(self._item, part) for part in parts]
+            wait(made)  # all have ended before the first error is raised, in the order of the parts
+            items = [future.result() for future in made]
+        else:
+            items = [self._item(part) for part in parts]
+        return [ShownItem(part.message_index, part.part_index, item) for part, item in zip(parts, items, strict=True)]
 
     def prefetch(self, messages: Sequence[Mapping[str, Any]]) -> Future[list[MediaItem]]:
         """Start to load and process the media of checked messages, and return at once.
@@ -114,12 +115,18 @@ class MediaIntake:
         return processor
 
     def _known_source(self, part: _Part) -> MediaSource | None:
-        return part.processor.store.seen.get(_value(part.part))
+        return part.processor.store.seen.get(_reference(part))
+
+    def _is_unknown(self, part: _Part) -> bool:
+        try:
+            return self._known_source(part) is None
+        except MediaError as error:
+            raise error.at(part.message_index, part.part_index) from error.__cause__
 
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
         """A running event loop must not wait for a network."""
         for part in parts:
-            if _is_url(_value(part.part)) and _loop_is_running():
+            if _is_url(media_value(part.part)) and on_event_loop():
                 raise BlockingFetchError(
                     "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
                     "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
@@ -128,20 +135,17 @@ class MediaIntake:
 
     def _item(self, part: _Part) -> MediaItem:
         try:
-            return self._processed(self._source(part), part.processor)
+            return self._processed(self._known_source(part) or self._new_source(part), part.processor)
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
 
-    def _source(self, part: _Part) -> MediaSource:
-        known = self._known_source(part)
-        if known is not None:
-            return known
+    def _new_source(self, part: _Part) -> MediaSource:
         from renderers.media.reference import source_of_part  # loads Pillow, which readers of text do without
 
-        processor = part.processor
-        source = processor.store.add_source(source_of_part(part.part, processor.policy))
-        processor.store.seen.remember(_value(part.part), source)
-        return source
+        store = part.processor.store
+        reference = _reference(part)  # of a file: as it is before it is read
+        source = store.add_source(source_of_part(part.part, part.processor.policy))
+        return store.seen.remember(reference, source)
 
     def _processed(self, source: MediaSource, processor: MediaProcessor) -> MediaItem:
         mm_hash = processor.mm_hash(source)
@@ -181,23 +185,21 @@ def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaIt
         all_items.set_result([future.result() for future in futures])
 
 
-def _value(part: Mapping[str, Any]) -> Any:
-    """What a media part holds, whatever its shape."""
-    value = next((part[name] for name in ("image", "image_url", "video", "video_url") if name in part), None)
-    return value.get("url") if isinstance(value, Mapping) else value
+def _reference(part: _Part) -> Any:
+    """What a part's medium is known by, if the policy allows the reference at all; a file by its state."""
+    value, policy = media_value(part.part), part.processor.policy
+    if _is_url(value):
+        from renderers.media.urls import allowed_target
+
+        allowed_target(value, policy)
+    elif isinstance(value, os.PathLike) or (isinstance(value, str) and value[:5].lower() != "data:"):
+        from renderers.media.paths import seen_file
+        from renderers.media.reference import path_of_reference
+
+        path = path_of_reference(value)
+        return None if path is None else seen_file(path, policy)
+    return value
 
 
 def _is_url(value: Any) -> bool:
-    return isinstance(value, str) and value[:8].lower().startswith(("http:", "https:"))
-
-
-def _loop_is_running() -> bool:
-    if "asyncio" not in sys.modules:  # importing it takes time that a program without it need not spend
-        return False
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return isinstance(value, str) and value[:8].lower().startswith(("http://", "https://"))

@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
 from renderers.media.policy import MediaPolicy
+from renderers.media.seen import SeenFile
 
 _LONGEST = 4096
 
@@ -32,6 +33,12 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
     if not data:
         raise MediaDecodeError(f"{_shown(path)}: the file is empty")
     return data
+
+
+def seen_file(path: str | os.PathLike[str], policy: MediaPolicy) -> SeenFile | None:
+    """The file as it stands, None while it is too new to tell later changes. Raises what `read_path` raises."""
+    with open_allowed(path, policy) as (_, status):
+        return SeenFile.of(path, status)
 
 
 @contextmanager
@@ -76,7 +83,7 @@ def _place(path: str | os.PathLike[str], policy: MediaPolicy) -> tuple[str, list
         raise MediaDecodeError(f"a path is text, not {type(name).__name__}")
     if not policy.allowed_directories:
         raise MediaPolicyError(
-            "a file path is not followed under this media policy; name the directory in allowed_directories, or pass "
+            "a file path or file URL is not followed under this media policy; name the directory in allowed_directories, or pass "
             "the bytes, a PIL image or a data URL instead"
         )
     if "\0" in name or not name or len(name) > _LONGEST:

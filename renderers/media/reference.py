@@ -22,7 +22,7 @@ from renderers.media.raw import array_to_raw, image_to_raw, is_raw
 from renderers.media.raw_video import frames_to_raw, is_raw_video, raw_video_size
 from renderers.media.sniffing import check_type
 from renderers.media.source import MediaSource
-from renderers.messages import VIDEO_PART_TYPES
+from renderers.messages import VIDEO_PART_TYPES, media_value
 
 #: Fetches the body of an allowed http(s) URL: `renderers.media.fetching.fetch`, or something that asks it.
 Fetch = Callable[[str, MediaPolicy], bytes]
@@ -47,7 +47,7 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy, *, fetch: Fetch
     http(s) URL. Videos: the bytes of a video or an animation, `MediaSource`, URL or path likewise; a list or tuple of
     pictures in any of these forms, all of one size; a numpy array of uint8 (time, height, width, 3), a tensor of uint8
     (time, 3, height, width). `fps` beside frames says how many there are in a second. As in OpenAI's parts, the value
-    may be a dict with the key `url`.
+    may be a dict with the key `url`; `url`, `path` and `base64` beside the type are read as transformers reads them.
 
     Raises `MediaPolicyError` for URLs and paths that are not allowed, `MediaFetchError` for those that cannot be read,
     `MediaLimitError` for what is too large, before it is copied, decoded or read where its size is known by then,
@@ -55,13 +55,25 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy, *, fetch: Fetch
     """
     references = _References(policy, fetch)
     if part.get("type") in VIDEO_PART_TYPES:
-        return references.video(_value(part, "video", "video_url"), part.get("fps"))
-    return references.image(_value(part, "image", "image_url"))
+        return references.video(media_value(part), part.get("fps"))
+    return references.image(media_value(part))
 
 
-def _value(part: Mapping[str, Any], *names: str) -> Any:
-    value = next((part[name] for name in names if part.get(name) is not None), None)
-    return value.get("url") if isinstance(value, Mapping) else value
+def path_of_reference(value: Any) -> str | os.PathLike[str] | None:
+    """The path that a string or path names, None for everything else. Raises `MediaPolicyError` for other machines."""
+    if isinstance(value, os.PathLike):
+        return value
+    if not isinstance(value, str):
+        return None
+    scheme = _scheme(value)
+    if scheme == "file":
+        return path_of_url(value.strip())
+    return None if scheme and (scheme in ("data", "http", "https") or "/" in value) else value
+
+
+def _scheme(text: str) -> str:
+    match = _SCHEME.match(text[:40].lstrip())
+    return match[1].lower() if match else ""
 
 
 class _References:
@@ -99,6 +111,12 @@ class _References:
         source = self._source_of_file(value)
         if source is None:
             raise MediaDecodeError(f"{_VIDEO}, not {type(value).__name__}")
+        if fps is not None:
+            raise MediaDecodeError(
+                "fps says how fast frames that are given one by one follow each other; a file says so itself, and how "
+                "many of its frames are taken says video_preprocessor_config.json. Leave fps out",
+                digest=source.digest,
+            )
         if is_raw_video(source.data):
             count, width, height, _ = raw_video_size(source.data)
             self._check_size(width, height, count)
@@ -141,15 +159,12 @@ class _References:
         return MediaSource.of(data)
 
     def _read_text(self, text: str) -> bytes:
-        match = _SCHEME.match(text[:40].lstrip())
-        scheme = match[1].lower() if match else ""
+        scheme = _scheme(text)
         if scheme == "data":
             return _read_data_url(text.strip(), self.policy)
         if scheme in ("http", "https"):
             return self._fetch(text.strip())
         if scheme == "file":
-            if not self.policy.allowed_directories:
-                raise _refused("file URL")
             return read_path(path_of_url(text.strip()), self.policy)
         if scheme and "/" in text:
             raise _refused(f"{scheme} URL")

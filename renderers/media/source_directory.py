@@ -79,9 +79,9 @@ class SourceDirectory:
 
     def read(self, digest: str) -> MediaSource | None:
         """The source, verified; None if it is absent, unreadable or damaged. A name that is no digest is absent."""
-        if _DIGEST.fullmatch(digest) is None:
-            return None
         path = self._path_of(digest)
+        if path is None:
+            return None
         try:
             with path.open("rb") as file:
                 data = file.read()
@@ -102,13 +102,13 @@ class SourceDirectory:
 
         Raises `MediaStoreError` for a digest that is none; it would become a path.
         """
-        if _DIGEST.fullmatch(source.digest) is None:
+        path = self._path_of(source.digest)
+        if path is None:
             raise MediaStoreError(
                 f"{source.digest!r:.80} is not the sha256 of a source; make sources with MediaSource.of(data)"
             )
         if self.max_bytes is not None and source.nbytes > self.max_bytes:
             return
-        path = self._path_of(source.digest)
         try:
             if _size_of(path) == source.nbytes:
                 self._touch(path)
@@ -120,8 +120,9 @@ class SourceDirectory:
         except OSError as error:
             self._failed("write", error)
 
-    def _path_of(self, digest: str) -> Path:
-        return self.path / digest[:2] / digest
+    def _path_of(self, digest: str) -> Path | None:
+        """The only way from a name to a file that is read, written or removed: None for what could lead elsewhere."""
+        return self.path / digest[:2] / digest if _DIGEST.fullmatch(digest) else None
 
     def _touch(self, path: Path) -> None:
         """Mark as used. A directory that may only be read keeps the order that its writers gave it."""

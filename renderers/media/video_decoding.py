@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -113,20 +113,10 @@ def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[Video
     to hold another number of frames than it announced. Raises `MediaLimitError`, `MediaTypeError` for what is no video
     or one in a format that is not read, `MediaDecodeError` for a broken one and where PyAV is missing.
     """
-    try:
-        with _opened(source, policy, Deadline(policy.timeout)) as video:
-            return _sampled(video, plan, source, policy)
-    except TimeoutError as error:
-        raise MediaLimitError(
-            f"video {source.digest[:12]} takes longer to decode than timeout={policy.timeout} of the policy",
-            digest=source.digest,
-        ) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise MediaLimitError(
-            f"video {source.digest[:12]} is larger than Pillow opens: {error}", digest=source.digest
-        ) from error
-    except PILLOW_ERRORS as error:
-        raise _corrupt(source, str(error)) from error
+    with ExitStack() as stack:
+        with _readable(source, policy):
+            video = stack.enter_context(_opened(source, policy, Deadline(policy.timeout)))
+        return _sampled(video, plan, source, policy)
 
 
 @cache
@@ -148,6 +138,31 @@ class _Video(Protocol):
         ...
 
 
+class _End:
+    """What a reader gives after its last frame."""
+
+
+_END = _End()
+
+
+@contextmanager
+def _readable(source: MediaSource, policy: MediaPolicy) -> Iterator[None]:
+    """Errors of the decoders as errors of the medium. Around nothing else: errors of our own code are no broken files."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise MediaLimitError(
+            f"video {source.digest[:12]} takes longer to decode than timeout={policy.timeout} of the policy",
+            digest=source.digest,
+        ) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise MediaLimitError(
+            f"video {source.digest[:12]} is larger than Pillow opens: {error}", digest=source.digest
+        ) from error
+    except PILLOW_ERRORS as error:
+        raise _corrupt(source, str(error)) from error
+
+
 def _sampled(
     video: _Video, plan: Callable[[VideoInfo], FramePlan], source: MediaSource, policy: MediaPolicy
 ) -> SampledVideo:
@@ -159,9 +174,14 @@ def _sampled(
         indices = [int(index) for index in wanted.indices]
         held: dict[int, np.ndarray] = {}
         count = 0
-        for planes in video.read(frozenset(indices)):
-            if planes is not None:
-                held[count] = wanted.convert(planes)
+        reader = video.read(frozenset(indices))
+        while True:
+            with _readable(source, policy):
+                frame = next(reader, _END)
+            if isinstance(frame, _End):
+                break
+            if frame is not None:
+                held[count] = wanted.convert(frame)
             count += 1
             if count > policy.max_frames:
                 raise _too_many_frames(source, policy)
@@ -265,6 +285,8 @@ def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float 
     for index in range(count):
         deadline.remaining()
         image.seek(index)
+        if image.format == "WEBP":  # whose durations Pillow tells once a frame is decoded
+            image.load()
         duration = image.info.get("duration", 0)
         if isinstance(duration, (int, float)) and math.isfinite(duration):
             total += duration

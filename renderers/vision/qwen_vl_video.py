@@ -204,9 +204,9 @@ def sampled_indices(
 ) -> list[int]:
     """Which of `total` frames are shown, ascending; of a short video some more than once.
 
-    Source: `sample_frames` of the two processors of transformers. `fps` is that of the video; qwen3 takes 24 where it is
-    unknown. Raises `MediaLimitError` where they cannot sample a video that short, `MediaDecodeError` where qwen2 is to
-    sample by time and nobody knows it.
+    Source: `sample_frames` of the two processors of transformers. `fps` is that of the video; qwen3 takes 24 where it
+    is unknown. Raises `MediaLimitError` where they cannot sample a video that short, `MediaDecodeError` where qwen2 is
+    to sample by time and nobody knows it.
     """
     if not config.do_sample_frames:
         return list(range(total))

@@ -31,7 +31,7 @@ _MAX_FRACTION_BITS = 22
 _ROWS_PER_PRODUCT = 32
 _OUTPUTS_PER_BLOCK = 32
 _INPUTS_PER_BLOCK = 128
-_STRIP_FLOATS = 1 << 19
+_STRIP_FLOATS = 1 << 20
 
 
 def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:

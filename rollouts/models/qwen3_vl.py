@@ -21,7 +21,6 @@ from rollouts.models.placement import PlacedRows
 PIXELS: Mapping[str, str] = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
-
 class VisionFeatures(NamedTuple):
     """Merged features (tokens, hidden) and the deepstack features of each tapped vision layer, same shape."""
 

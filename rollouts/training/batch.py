@@ -65,7 +65,7 @@ class TrainingBatch:
 
     @property
     def mm_token_type_ids(self) -> torch.Tensor:
-        """int64 (B, T): 1 on tokens of pictures, 2 on those of videos, by range; a sampled literal placeholder stays 0."""
+        """int64 (B, T): 1 on tokens of pictures, 2 on those of videos, by range: a sampled placeholder stays 0."""
         types = torch.zeros_like(self.input_ids)
         for row, sample in zip(types, self.samples, strict=True):
             for item, where in sample.media:

@@ -26,8 +26,8 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
         if len(literal):
             raise SampleError(
                 sample.name,
-                f"token {int(literal[0])} is a placeholder token outside every picture and video (the policy sampled it); "
-                "transformers would take it for one. Score this row with token_logprobs",
+                f"token {int(literal[0])} is a placeholder token outside every picture and video (the policy sampled "
+                "it); transformers would take it for one. Score this row with token_logprobs",
             )
     inputs = {
         "input_ids": batch.input_ids,

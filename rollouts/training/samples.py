@@ -74,8 +74,8 @@ def samples_from_trajectory(
 ) -> list[TrainingSample]:
     """One row per leaf of the tree; a node shared by several leaves is trained in the first of them only.
 
-    Pixels are derived again from the sources by `processors` (a renderer's, by modality) and must carry the names that the sampler used: raises
-    `PixelMismatchError` otherwise. Every trained token gets the same `advantage`.
+    Pixels are derived again from the sources by `processors` (a renderer's, by modality) and must carry the names that
+    the sampler used: raises `PixelMismatchError` otherwise. Every trained token gets the same `advantage`.
     """
     trained: set[int] = set()
     samples = []

@@ -185,7 +185,6 @@ class StoreMachine(RuleBasedStateMachine):
         if found is not None:
             self.use("item", name)
             self.use("source", found.source.digest)
-            assert self.store.source(found.source.digest) is found.source
 
     @rule(picture=st.integers(0, 5))
     def add_source(self, picture: int) -> None:
@@ -449,19 +448,23 @@ def test_a_sound_file_that_replaced_a_damaged_one_meanwhile_is_left_alone(
     assert directory.read(sound.digest) == sound
 
 
-HOSTILE_NAMES = ["", "..", "../../outside", "/etc/passwd", "a" * 63, "A" * 64, "g" * 64, "a" * 64 + "\n", "a/" * 32]
+# Only decoys in the test's own folder: a store that took one of these names would remove the file as damaged.
+HOSTILE_NAMES = ["", "..", "./../outside", "OUTSIDE", "a" * 63, "A" * 64, "g" * 64, "a" * 64 + "\n", "a/" * 32]
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_a_name_that_is_no_digest_touches_no_file(name: str, tmp_path: Path) -> None:
-    (tmp_path / "outside").write_bytes(b"secret")
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"secret")
     store = MediaStore(directory=tmp_path / "store")
+    name = name.replace("OUTSIDE", str(outside))
     before = sorted(tmp_path.rglob("*"))
     assert store.source(name) is None
     with pytest.raises(MediaStoreError, match="sha256"):
         store.add_source(MediaSource(name, b"data"))
     assert sorted(tmp_path.rglob("*")) == before
-    assert store.source(name) is None
+    assert outside.read_bytes() == b"secret"
+    assert store.stats.directory_errors == 0, "something was opened"
 
 
 def test_a_directory_that_cannot_be_is_an_error_at_once(tmp_path: Path) -> None:

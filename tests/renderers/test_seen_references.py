@@ -87,6 +87,14 @@ def test_bytes_that_only_the_cache_keeps_alive_cannot_be_confused_either(seen: S
         assert seen.get(b"%033d" % number) is None
 
 
+def test_an_address_is_believed_only_with_the_bytes_at_it(seen: SeenReferences) -> None:
+    data = fresh_bytes("picture")
+    source = MediaSource.of(data)
+    seen.remember(data, source)
+    object.__setattr__(source, "data", b"other bytes")  # so that the source lives on without them
+    assert seen.get(data) is None
+
+
 # What can change.
 
 PICTURE = Image.fromarray(np.zeros((2, 2, 3), dtype=np.uint8))
@@ -174,6 +182,19 @@ def test_a_url_means_the_source_that_it_meant_first(seen: SeenReferences) -> Non
     assert seen.remember(URL, MediaSource.of(b"second")) is found
     assert seen.get(URL) is found
     assert seen.get(URL + "?v=2") is None
+
+
+def test_of_two_that_fetch_a_url_at_once_the_first_to_finish_decides() -> None:
+    class LookedBefore(SeenReferences):
+        """Both threads had looked before either was done."""
+
+        def get(self, value: object) -> MediaSource | None:
+            return None
+
+    seen = LookedBefore(64 * KB)
+    first = MediaSource.of(b"first")
+    assert seen.remember(URL, first) is first
+    assert seen.remember(URL, MediaSource.of(b"second")) is first
 
 
 def test_a_url_larger_than_the_cache_is_known_while_its_source_lives(seen: SeenReferences) -> None:

@@ -44,6 +44,16 @@ def animation(format: str = "GIF") -> bytes:
     return encoded(frames[0], format, save_all=True, append_images=frames[1:])
 
 
+def last_page_broken() -> bytes:
+    pages = [Image.fromarray(NOISE) for _ in range(3)]
+    data = bytearray(encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:], compression="tiff_deflate"))
+    with Image.open(io.BytesIO(data)) as image:
+        image.seek(2)
+        (start,) = image.tag_v2[273]  # type: ignore[attr-defined]
+    data[start : start + 40] = bytes(40)
+    return bytes(data)
+
+
 def film(size: tuple[int, int] = (32, 48)) -> bytes:
     av = pytest.importorskip("av")
     file = io.BytesIO()
@@ -236,9 +246,10 @@ def test_every_damaged_source_is_named_and_the_exit_code_is_1(tmp_path: Path) ->
         RAW[:-1],
         RAW_VIDEO[:-1],
         animation("PNG")[:-120],
+        last_page_broken(),
         b"%PDF-1.4",
     ],
-    ids=["text", "png", "raw", "raw video", "animation", "pdf"],
+    ids=["text", "png", "raw", "raw video", "animation", "last frame", "pdf"],
 )
 def test_what_matches_its_digest_but_does_not_decode_is_named_too(data: bytes, tmp_path: Path) -> None:
     (digest,) = store_of(tmp_path, data)

@@ -43,7 +43,8 @@ def test_tokenizer_model_and_processor_agree_on_the_control_tokens(tiny_model_di
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     config = AutoModelForImageTextToText.from_pretrained(tiny_model_dir).config
     renderer = load_renderer(tiny_model_dir)
-    assert tokenizer.convert_tokens_to_ids("<|image_pad|>") == config.image_token_id == next(iter(renderer.mm_token_type_id_map))
+    assert tokenizer.convert_tokens_to_ids("<|image_pad|>") == config.image_token_id
+    assert renderer.mm_token_type_id_map == {config.image_token_id: 1, config.video_token_id: 2}
     assert tokenizer.convert_tokens_to_ids("<|vision_start|>") == config.vision_start_token_id
     assert renderer.get_stop_token_ids() == [tokenizer.eos_token_id, tokenizer.pad_token_id]
     assert tokenizer.eos_token_id == config.text_config.eos_token_id

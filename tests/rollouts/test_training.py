@@ -332,9 +332,7 @@ def trained(model, samples):
 
 
 def test_sampler_and_trainer_agree_on_multi_turn_image_episodes_that_crossed_the_wire(model, renderer, episodes):
-    samples = [
-        s for t in episodes for s in samples_from_trajectory(t, advantage=1.0, processors=renderer.processors)
-    ]
+    samples = [s for t in episodes for s in samples_from_trajectory(t, advantage=1.0, processors=renderer.processors)]
     report = trained(model, samples)
     assert report.tokens == sum(len(node.logprobs) for t in episodes for node in t.nodes)
     assert report.max_abs < 1e-5
@@ -343,9 +341,7 @@ def test_sampler_and_trainer_agree_on_multi_turn_image_episodes_that_crossed_the
 
 def test_swapped_pictures_show_in_the_mismatch(model, renderer, episodes):
     """The planted fault: right ids, right shapes, wrong pixels."""
-    first, second = (
-        samples_from_trajectory(t, advantage=1.0, processors=renderer.processors)[0] for t in episodes[:2]
-    )
+    first, second = (samples_from_trajectory(t, advantage=1.0, processors=renderer.processors)[0] for t in episodes[:2])
     swapped = [(other, where) for (_, where), (other, _) in zip(first.media, second.media, strict=True)]
     report = trained(model, [replace(first, media=tuple(swapped))])
     assert report.max_abs > 1e-3

@@ -1,0 +1,231 @@
+"""What pictures cost, beside transformers' Qwen3-VL image processor and the PyPI package `renderers`, in one run.
+
+    python benchmarks/vision.py [--check]
+
+The first run installs the other package, with torch, into a virtual environment under the cache directory. The sides
+take turns, picture by picture, on the same pictures; before that they must agree on every token and every pixel. Times
+are medians of wall-clock time, since all sides may use threads. Linux only: memory is read from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import importlib
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from render import Report, milliseconds
+from render_sides import Worker, install_peer
+
+from renderers import MediaStore, load_renderer
+
+SIDE = 1024
+ROUNDS = 15
+STORE = 256 * 2**20
+PICTURES_THROUGH_STORE = 10_000
+# torchvision's build for CUDA beside torch's for CPU; does nothing elsewhere.
+_MEND = Path(__file__).parents[1] / ".ci" / "torchvision_on_cpu.py"
+
+
+def picture(seed: int, width: int = SIDE, height: int = SIDE) -> Image.Image:
+    """Something like a photograph: smooth shapes and a little noise."""
+    random = np.random.default_rng(seed)
+    coarse = Image.fromarray(random.integers(0, 256, (height // 32, width // 32, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    noisy = smooth + random.integers(-6, 7, smooth.shape, dtype=np.int16)
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, format: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **({"quality": 90} if format == "JPEG" else {"compress_level": 1}))
+    return buffer.getvalue()
+
+
+def data_url(data: bytes, format: str) -> str:
+    return f"data:image/{format.lower()};base64,{base64.b64encode(data).decode()}"
+
+
+def as_message(image: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image", "image": image}]}]
+
+
+class Sides:
+    """Ours and transformers' processors in this process."""
+
+    def __init__(self, model_dir: Path) -> None:
+        from transformers import AutoImageProcessor, Qwen2VLImageProcessorPil
+
+        self.renderer = load_renderer(model_dir)
+        # Integer pixels, as ours: neither side pays for floats that a server does not want.
+        options = {"do_rescale": False, "do_normalize": False}
+        self._torchvision = AutoImageProcessor.from_pretrained(model_dir, **options)
+        self._pillow = Qwen2VLImageProcessorPil.from_pretrained(model_dir, **options)
+        assert self._torchvision.backend == "torchvision"
+
+    def ours(self, image: Any) -> np.ndarray:
+        media = self.renderer.render(as_message(image)).multi_modal_data
+        assert media is not None
+        return media.mm_items["image"][0]["pixel_values"]
+
+    def torchvision(self, image: Any) -> np.ndarray:
+        return np.asarray(self._torchvision(images=[opened(image)], return_tensors="np")["pixel_values"])
+
+    def pillow(self, image: Any) -> np.ndarray:
+        return np.asarray(self._pillow(images=[opened(image)], return_tensors="np")["pixel_values"])
+
+
+def opened(image: Any) -> Image.Image:
+    """What a user of transformers does with a file's bytes."""
+    return Image.open(io.BytesIO(image)).convert("RGB") if isinstance(image, bytes) else image
+
+
+def timed(call: Callable[[Any], Any], argument: Any) -> float:
+    started = time.perf_counter()
+    call(argument)
+    return time.perf_counter() - started
+
+
+FORMS: Mapping[str, Callable[[int], Any]] = {
+    f"{SIDE}x{SIDE} in memory": picture,
+    f"{SIDE}x{SIDE}, JPEG file": lambda seed: encoded(picture(seed), "JPEG"),
+    f"{SIDE}x{SIDE}, PNG file": lambda seed: encoded(picture(seed), "PNG"),
+    "1000x750, JPEG file": lambda seed: encoded(picture(seed, 1000, 750), "JPEG"),
+    "4000x3000, JPEG file": lambda seed: encoded(picture(seed, 4000, 3000), "JPEG"),
+}
+
+
+def compare_new(report: Report, sides: Sides, peer: Worker) -> None:
+    columns = ("mmrollouts", "torchvision", "Pillow", "renderers", "ours/faster")
+    with report.table("A new picture to uint8 patches (renderers: to float32, its only form)", *columns) as table:
+        for name, make in FORMS.items():
+            rounds = ROUNDS if "4000" not in name else 3
+            seconds: dict[str, list[float]] = {"ours": [], "torchvision": [], "pillow": [], "peer": []}
+            for turn in range(-2, rounds):  # the first two warm up
+                image = make(hash((name, turn)) % 2**32)
+                np.testing.assert_array_equal(sides.ours(image), sides.torchvision(image))
+                image = make(hash((name, turn, "timed")) % 2**32)
+                taken = {
+                    "ours": timed(sides.ours, image),
+                    "torchvision": timed(sides.torchvision, image),
+                    "pillow": timed(sides.pillow, image),
+                }
+                if isinstance(image, bytes):
+                    url = data_url(image, "JPEG" if "JPEG" in name else "PNG")
+                    taken["peer"] = peer.seconds("render", [{"urls": [url]}])[0]
+                for column, value in taken.items():
+                    if turn >= 0:
+                        seconds[column].append(value)
+            medians = {column: median(values) for column, values in seconds.items() if values}
+            others = [value for column, value in medians.items() if column != "ours"]
+            ratio = medians["ours"] / min(others)
+            judged = report.judged(ratio, 1.0, "<= 1x") if str(SIDE) in name else ("", "")
+            shown = [milliseconds(medians[column]) if column in medians else "" for column in seconds]
+            table.add_row(name, *shown, f"{ratio:.2f}x", *judged)
+
+
+def compare_seen(report: Report, ours: Worker, peer: Worker) -> None:
+    with report.table("A prompt whose pictures were seen before", "mmrollouts", "renderers", "peer/ours") as table:
+        for count in (1, 8):
+            for format in ("JPEG", "PNG"):
+                job = {"urls": [data_url(encoded(picture(seed), format), format) for seed in range(count)]}
+                if ours.answer("render", job) != peer.answer("render", job):
+                    raise SystemExit(f"the sides do not agree on the tokens of {count} {format} pictures")
+                seconds: dict[str, list[float]] = {"ours": [], "peer": []}
+                for _ in range(ROUNDS):
+                    seconds["ours"] += ours.seconds("render", [job])
+                    seconds["peer"] += peer.seconds("render", [job])
+                mine, theirs = median(seconds["ours"]), median(seconds["peer"])
+                judged = report.judged(mine / theirs, 1 / 50, ">= 50x")
+                name = f"{count} {format} picture{'s' * (count > 1)} as data URLs"
+                table.add_row(name, milliseconds(mine), milliseconds(theirs), f"{theirs / mine:,.0f}x", *judged)
+
+
+def compare_held(report: Report, ours: Worker, peer: Worker) -> None:
+    with report.table(f"Bytes held for a {SIDE}x{SIDE} picture", "mmrollouts", "renderers") as table:
+        for format in ("JPEG", "PNG"):
+            job = {"urls": [data_url(encoded(picture(99), format), format)]}
+            mine, theirs = ours.answer("held", job), peer.answer("held", job)
+            judged = report.judged(mine, 6.4e6, "<= 6.4 MB")
+            table.add_row(f"{format}, its file included in ours", megabytes(mine), megabytes(theirs), *judged)
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("no VmRSS in /proc/self/status")
+
+
+def grow(model_dir: Path) -> Iterator[str]:
+    """Send pictures through a store and tell how much memory that took; run in a process of its own."""
+    store = MediaStore(STORE)
+    renderer = load_renderer(model_dir, media_store=store)
+    for seed in range(50):
+        renderer.render(as_message(small_picture(seed)))
+    before, most = memory_bytes(), 0
+    for seed in range(PICTURES_THROUGH_STORE):
+        renderer.render(as_message(small_picture(seed)))
+        if seed % 100 == 0:
+            most = max(most, memory_bytes())
+    yield str(max(most, memory_bytes()) - before)
+
+
+def small_picture(seed: int) -> str:
+    """A data URL of another size each, so that freed blocks do not fit the next."""
+    side = 192 + seed % 31 * 8
+    random = np.random.default_rng(seed)
+    return data_url(encoded(Image.fromarray(random.integers(0, 256, (side, side, 3), dtype=np.uint8)), "PNG"), "PNG")
+
+
+def measure_growth(report: Report, model_dir: Path) -> None:
+    command = [sys.executable, __file__, "--grow", str(model_dir)]
+    growth = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    with report.table(
+        f"{PICTURES_THROUGH_STORE:,} pictures through a store of 256 MB", "growth of the process"
+    ) as table:
+        table.add_row("mmrollouts", f"{growth / 2**20:,.0f} MB", *report.judged(growth, 320 * 2**20, "<= 320 MB"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if a target is missed")
+    parser.add_argument("--grow", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.grow:
+        print(*grow(arguments.grow))
+        return
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "renderers"))
+    model_dir: Path = importlib.import_module("vision_models").vision_model_dir("qwen3-vl")
+    python = install_peer("torch", "torchvision", "pillow")
+    subprocess.run([python, _MEND], check=True)
+    report = Report()
+    script = Path(__file__).with_name("vision_sides.py")
+    with (
+        Worker("ours", Path(sys.executable), model_dir, script=script) as ours,
+        Worker("peer", python, model_dir, script=script) as peer,
+    ):
+        compare_new(report, Sides(model_dir), peer)
+        compare_seen(report, ours, peer)
+        compare_held(report, ours, peer)
+    measure_growth(report, model_dir)
+    if arguments.check and report.missed:
+        raise SystemExit(f"{report.missed} target(s) missed")
+
+
+if __name__ == "__main__":
+    main()
