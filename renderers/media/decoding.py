@@ -12,11 +12,20 @@ import io
 from functools import cache
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL import Image, UnidentifiedImageError, features
 
 from renderers.errors import MediaDecodeError, MediaLimitError
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw import PILLOW_ERRORS, eight_bits, image_planes, is_raw, raw_planes, raw_size, raw_to_image
+from renderers.media.raw import (
+    PILLOW_ERRORS,
+    eight_bits,
+    image_planes,
+    is_raw,
+    raw_planes,
+    raw_size,
+    raw_to_image,
+    upright,
+)
 from renderers.media.source import MediaSource
 
 # Formats that cameras, screens and papers write. Not EPS: Pillow hands those to Ghostscript, an interpreter.
@@ -44,7 +53,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
                     "pass one frame, or the whole as a video",
                     digest=source.digest,
                 )
-            return to_rgb(ImageOps.exif_transpose(image))
+            return to_rgb(upright(image))
     except UnidentifiedImageError as error:
         raise MediaDecodeError(
             f"{source.nbytes} bytes ({source.digest[:12]}) are not a picture that Pillow can read", digest=source.digest
@@ -97,10 +106,10 @@ def check_size(width: int, height: int, policy: MediaPolicy, *, digest: str) -> 
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode to RGB, transparency laid on white."""
+    """Any mode to RGB, transparency laid on white; the same object where it is opaque RGB already."""
     image = eight_bits(image)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

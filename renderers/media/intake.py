@@ -115,7 +115,9 @@ class MediaIntake:
         return processor
 
     def _known_source(self, part: _Part) -> MediaSource | None:
-        return part.processor.store.seen.get(_reference(part))
+        known = part.processor.store.seen.get(_reference(part))
+        # Stores are shared between policies. What this one does not allow is loaded as if new, which says so.
+        return None if known is None or known.nbytes > part.processor.policy.max_bytes else known
 
     def _is_unknown(self, part: _Part) -> bool:
         try:

@@ -83,8 +83,8 @@ def _place(path: str | os.PathLike[str], policy: MediaPolicy) -> tuple[str, list
         raise MediaDecodeError(f"a path is text, not {type(name).__name__}")
     if not policy.allowed_directories:
         raise MediaPolicyError(
-            "a file path or file URL is not followed under this media policy; name the directory in allowed_directories, or pass "
-            "the bytes, a PIL image or a data URL instead"
+            "a file path or file URL is not followed under this media policy; name the directory in "
+            "allowed_directories, or pass the bytes, a PIL image or a data URL instead"
         )
     if "\0" in name or not name or len(name) > _LONGEST:
         raise MediaDecodeError(f"a text of {len(name)} characters that is neither a URL nor a path")

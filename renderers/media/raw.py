@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from renderers.errors import MediaDecodeError
 
@@ -86,7 +86,7 @@ def image_to_raw(image: Image.Image) -> bytes:
     Raises `MediaDecodeError` for a file that Pillow opened but cannot read to its end.
     """
     try:
-        image = eight_bits(ImageOps.exif_transpose(image))
+        image = eight_bits(upright(image))
         if "transparency" in image.info or image.mode in ("LA", "PA"):
             image = image.convert("RGBA")
         elif image.mode not in _CHANNELS:
@@ -94,6 +94,13 @@ def image_to_raw(image: Image.Image) -> bytes:
     except PILLOW_ERRORS as error:
         raise MediaDecodeError(f"a PIL image of mode {image.mode} cannot be read: {error}") from error
     return b"".join([_header(image.mode, *image.size), *_bands(image)])
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turned by its EXIF orientation; the same object where it stands upright already."""
+    image.load()  # some formats hold their EXIF data behind the pixels
+    stands = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    return image if stands else ImageOps.exif_transpose(image)
 
 
 def _bands(image: Image.Image) -> list[bytes]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Self
 
 from renderers.media.source import MediaSource
 
-# What an entry costs besides its key: the tuple, the weak reference, the place in the table.
-_ENTRY_BYTES = 384
+# What an entry costs besides its key: the tuple, the weak reference, the place in the table, samples of a URL.
+_ENTRY_BYTES = 1024
 # The coarsest time stamps that file systems in use keep.
 _SETTLED_NS = 2_000_000_000
 
@@ -41,10 +41,25 @@ class SeenFile(NamedTuple):
         return cls(os.fspath(path), status.st_dev, status.st_ino, status.st_size, *times)
 
 
+class _Samples(NamedTuple):
+    """Where to look for a data URL: what two different ones rarely have in common. The entry has the whole."""
+
+    length: int
+    samples: tuple[str, ...]
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        starts = (len(url) // 4, len(url) // 2, len(url) // 4 * 3, max(len(url) - 32, 0))
+        return cls(len(url), tuple(url[start : start + 32] for start in starts))
+
+
+_Key = int | str | SeenFile | _Samples
+
+
 class _Entry(NamedTuple):
     source: weakref.ref[MediaSource]
     digest: str
-    copy: bytes | None  # bytes that are not the source's own, kept so that nothing else can get their address
+    kept: bytes | str | None  # a data URL; bytes that are not the source's own, so that nothing gets their address
     nbytes: int
 
 
@@ -52,7 +67,7 @@ class SeenReferences:
     """Immutable references and the sources they became; least recently used forgotten first. Safe for threads.
 
     - `bytes` are known by identity: the very same object, while it is alive.
-    - data URLs are known by value; the string is kept.
+    - data URLs are known by value; the string is kept, and compared with, which is quicker than to hash it.
     - `http:` and `https:` URLs are known by value and keep their source: what a URL meant in a conversation it means
       until it is forgotten, whatever the server says by then.
     - a path is known as the `SeenFile` that it was before it was read: `SeenFile.of(path, status)`.
@@ -69,7 +84,7 @@ class SeenReferences:
     def __init__(self, max_bytes: int, find: Callable[[str], MediaSource | None] | None = None) -> None:
         self.max_bytes = max_bytes
         self._find = find
-        self._entries: OrderedDict[int | str | SeenFile, _Entry] = OrderedDict()
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._entry_bytes = 0
         self._kept: OrderedDict[str, MediaSource] = OrderedDict()  # sources of URLs, by digest
         self._kept_bytes = 0
@@ -80,12 +95,13 @@ class SeenReferences:
         key = _key(value)
         if key is None:
             return None
-        hash(key)  # a data URL of megabytes is hashed once per string, and not while others wait
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
+        if entry is None or (type(key) is _Samples and entry.kept != value):
+            return None
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
         source = entry.source()
         if _is_web_url(key):
             if source is None and self._find is not None:
@@ -95,7 +111,7 @@ class SeenReferences:
                     self._keep(source)
         # The id of bytes that are gone may be that of others by now. Those whose entry is alive cannot be gone: either
         # their source or the entry holds them.
-        if source is not None and (type(value) is not bytes or source.data is value or entry.copy is value):
+        if source is not None and (type(value) is not bytes or source.data is value or entry.kept is value):
             return source
         with self._lock:
             if self._entries.get(key) is entry:
@@ -113,8 +129,9 @@ class SeenReferences:
         known = self.get(key) if _is_web_url(key) else None
         if known is not None:
             return known
-        copy = value if type(value) is bytes and source.data is not value else None
-        nbytes = _ENTRY_BYTES + sys.getsizeof(key) + (0 if copy is None else sys.getsizeof(copy))
+        kept = value if type(key) is _Samples or (type(value) is bytes and source.data is not value) else None
+        assert kept is None or isinstance(kept, (bytes, str))
+        nbytes = _ENTRY_BYTES + sys.getsizeof(key) + (0 if kept is None else sys.getsizeof(kept))
         if nbytes > self.max_bytes // 2:
             return source
         with self._lock:
@@ -125,7 +142,7 @@ class SeenReferences:
                     return meanwhile
                 self._keep(source)
             self._drop(key)
-            self._entries[key] = _Entry(weakref.ref(source), source.digest, copy, nbytes)
+            self._entries[key] = _Entry(weakref.ref(source), source.digest, kept, nbytes)
             self._entry_bytes += nbytes
             while self._entry_bytes > self.max_bytes // 2:
                 self._drop(next(iter(self._entries)))
@@ -141,7 +158,7 @@ class SeenReferences:
 
     # Below, the lock is held.
 
-    def _drop(self, key: int | str | SeenFile) -> None:
+    def _drop(self, key: _Key) -> None:
         dropped = self._entries.pop(key, None)
         if dropped is not None:
             self._entry_bytes -= dropped.nbytes
@@ -159,14 +176,14 @@ class SeenReferences:
             self._kept_bytes -= _kept_bytes(dropped)
 
 
-def _key(value: Any) -> int | str | SeenFile | None:
+def _key(value: Any) -> _Key | None:
     """What an immutable value is known by. Exact types: a subclass may compare as it likes."""
     kind = type(value)
     if kind is bytes:
         return id(value)
-    if kind is SeenFile or (kind is str and (_is_web_url(value) or value[:5].lower() == "data:")):
+    if kind is SeenFile or _is_web_url(value):
         return value  # type: ignore[no-any-return]
-    return None
+    return _Samples.of(value) if kind is str and value[:5].lower() == "data:" else None
 
 
 def _is_web_url(key: object) -> bool:

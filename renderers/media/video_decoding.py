@@ -147,7 +147,7 @@ _END = _End()
 
 @contextmanager
 def _readable(source: MediaSource, policy: MediaPolicy) -> Iterator[None]:
-    """Errors of the decoders as errors of the medium. Around nothing else: errors of our own code are no broken files."""
+    """Errors of the decoders as errors of the medium. Around nothing else: our own errors are no broken files."""
     try:
         yield
     except TimeoutError as error:
