@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, Self
 
 from renderers.media.source import MediaSource
 
-# What an entry costs besides its key: the tuple, the weak reference, the place in the table, samples of a URL.
-_ENTRY_BYTES = 1024
+# What an entry costs besides its key: the tuple, the weak reference, the place in the table.
+_ENTRY_BYTES = 448
+# A data URL of so few characters is hashed as a whole.
+_HASHED_WHOLE = 4096
 # The coarsest time stamps that file systems in use keep.
 _SETTLED_NS = 2_000_000_000
 
@@ -41,25 +43,36 @@ class SeenFile(NamedTuple):
         return cls(os.fspath(path), status.st_dev, status.st_ino, status.st_size, *times)
 
 
-class _Samples(NamedTuple):
-    """Where to look for a data URL: what two different ones rarely have in common. The entry has the whole."""
+class _DataURL:
+    """A data URL as a key. Its hash is that of a few samples: two URLs that have them in common are told apart by
+    comparing, which is quicker than hashing megabytes that were read anew.
+    """
 
-    length: int
-    samples: tuple[str, ...]
+    __slots__ = ("_hash", "text")
 
-    @classmethod
-    def of(cls, url: str) -> Self:
-        starts = (len(url) // 4, len(url) // 2, len(url) // 4 * 3, max(len(url) - 32, 0))
-        return cls(len(url), tuple(url[start : start + 32] for start in starts))
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) <= _HASHED_WHOLE:
+            self._hash = hash(text)
+        else:
+            starts = (len(text) // 4, len(text) // 2, len(text) // 4 * 3, len(text) - 64)
+            self._hash = hash((len(text), *(text[start : start + 64] for start in starts)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _DataURL) and self.text == other.text
 
 
-_Key = int | str | SeenFile | _Samples
+_Key = int | str | SeenFile | _DataURL
 
 
 class _Entry(NamedTuple):
+    key: _Key  # the very object in the table: found by it, an equal one of megabytes is not compared again
     source: weakref.ref[MediaSource]
     digest: str
-    kept: bytes | str | None  # a data URL; bytes that are not the source's own, so that nothing gets their address
+    copy: bytes | None  # bytes that are not the source's own, kept so that nothing else can get their address
     nbytes: int
 
 
@@ -97,11 +110,9 @@ class SeenReferences:
             return None
         with self._lock:
             entry = self._entries.get(key)
-        if entry is None or (type(key) is _Samples and entry.kept != value):
-            return None
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(entry.key)
         source = entry.source()
         if _is_web_url(key):
             if source is None and self._find is not None:
@@ -111,7 +122,7 @@ class SeenReferences:
                     self._keep(source)
         # The id of bytes that are gone may be that of others by now. Those whose entry is alive cannot be gone: either
         # their source or the entry holds them.
-        if source is not None and (type(value) is not bytes or source.data is value or entry.kept is value):
+        if source is not None and (type(value) is not bytes or source.data is value or entry.copy is value):
             return source
         with self._lock:
             if self._entries.get(key) is entry:
@@ -129,9 +140,9 @@ class SeenReferences:
         known = self.get(key) if _is_web_url(key) else None
         if known is not None:
             return known
-        kept = value if type(key) is _Samples or (type(value) is bytes and source.data is not value) else None
-        assert kept is None or isinstance(kept, (bytes, str))
-        nbytes = _ENTRY_BYTES + sys.getsizeof(key) + (0 if kept is None else sys.getsizeof(kept))
+        copy = value if type(value) is bytes and source.data is not value else None
+        text = key.text if isinstance(key, _DataURL) else None
+        nbytes = _ENTRY_BYTES + sum(sys.getsizeof(held) for held in (key, copy, text) if held is not None)
         if nbytes > self.max_bytes // 2:
             return source
         with self._lock:
@@ -142,7 +153,7 @@ class SeenReferences:
                     return meanwhile
                 self._keep(source)
             self._drop(key)
-            self._entries[key] = _Entry(weakref.ref(source), source.digest, kept, nbytes)
+            self._entries[key] = _Entry(key, weakref.ref(source), source.digest, copy, nbytes)
             self._entry_bytes += nbytes
             while self._entry_bytes > self.max_bytes // 2:
                 self._drop(next(iter(self._entries)))
@@ -183,7 +194,7 @@ def _key(value: Any) -> _Key | None:
         return id(value)
     if kind is SeenFile or _is_web_url(value):
         return value  # type: ignore[no-any-return]
-    return _Samples.of(value) if kind is str and value[:5].lower() == "data:" else None
+    return _DataURL(value) if kind is str and value[:5].lower() == "data:" else None
 
 
 def _is_web_url(key: object) -> bool:
