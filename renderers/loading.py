@@ -88,7 +88,9 @@ def load_renderer(
         config if format is None else replace(config, format=format),
         eos_token=special_tokens.get("eos_token"),
         more_stops=_generation_stops(directory, tokenizer),
-        media=load_media(directory, model=model, policy=media_policy, store=media_store, backend=config.image_backend),
+        media=load_media(
+            directory, tokenizer=tokenizer, policy=media_policy, store=media_store, backend=config.image_backend
+        ),
     )
 
 
@@ -128,7 +130,7 @@ def create_renderer(
         config,
         eos_token=special_tokens.get("eos_token"),
         more_stops=_generation_stops(directory, own),
-        media=load_media(directory, model=model, policy=media_policy, store=media_store, backend=config.image_backend)
+        media=load_media(directory, tokenizer=own, policy=media_policy, store=media_store, backend=config.image_backend)
         if directory.is_dir()
         else None,
     )

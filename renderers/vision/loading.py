@@ -12,6 +12,7 @@ from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.model_files import read_json
+from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.processor import ImageBackend, MediaProcessor
 
 _IMAGE_FILE = "preprocessor_config.json"
@@ -22,7 +23,7 @@ _JOINT_FILE = "processor_config.json"
 def load_media(
     directory: Path,
     *,
-    model: str,
+    tokenizer: TemplateTokenizer,
     policy: MediaPolicy | None,
     store: MediaStore | None,
     backend: ImageBackend | None,
@@ -30,8 +31,10 @@ def load_media(
     """The processors that a directory describes: natively for Qwen-VL, else the model's own of transformers.
 
     A directory that describes none is one of a model that only reads text. Where the model's own processor needs a
-    package that is not installed, media are refused with the name of the extra, and text is rendered all the same.
+    package that is not installed, or the tokenizer has no token for a video, such media are refused with that reason,
+    and all else is rendered. Raises `LoadError`.
     """
+    model = tokenizer.model
     joint = read_json(directory / _JOINT_FILE)
     image = read_json(directory / _IMAGE_FILE) or joint.get("image_processor") or {}
     video = read_json(directory / _VIDEO_FILE) or joint.get("video_processor") or {}
@@ -43,22 +46,28 @@ def load_media(
     from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, reads_images
     from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, reads_videos
 
+    if (image and not reads_images(image)) or (video and not reads_videos(video)):
+        from renderers.vision.hf import load_hf_processors
+
+        try:
+            return MediaIntake(load_hf_processors(directory, policy=policy, store=store), model=model)
+        except MissingExtraError as error:
+            return MediaIntake({}, model=model, missing=dict.fromkeys(("image", "video"), str(error)))
+
     processors: dict[Modality, MediaProcessor] = {}
-    if reads_images(image):
+    missing: dict[Modality, str] = {}
+    if image:
         config = QwenVLConfig.from_dict(image, path=str(directory / _IMAGE_FILE), backend=backend)
         processors["image"] = QwenVLProcessor(config, policy=policy, store=store)
-        if reads_videos(video):
-            family = _processor_class(directory, joint, image)
-            video_config = QwenVLVideoConfig.from_dict(video, path=str(directory / _VIDEO_FILE), processor_class=family)
-            processors["video"] = QwenVLVideoProcessor(video_config, policy=policy, store=store)
-        return MediaIntake(processors, model=model)
-
-    from renderers.vision.hf import load_hf_processors
-
-    try:
-        return MediaIntake(load_hf_processors(directory, policy=policy, store=store), model=model)
-    except MissingExtraError as error:
-        return MediaIntake({}, model=model, missing=dict.fromkeys(("image", "video"), str(error)))
+    if video:
+        family = _processor_class(directory, joint, image)
+        video_config = QwenVLVideoConfig.from_dict(video, path=str(directory / _VIDEO_FILE), processor_class=family)
+        processor = QwenVLVideoProcessor(video_config, policy=policy, store=store)
+        if tokenizer.control_id(processor.marker) is None:  # many read pictures only, whatever their files say
+            missing["video"] = f"the tokenizer of {model} has no token {processor.marker!r} to stand for one"
+        else:
+            processors["video"] = processor
+    return MediaIntake(processors, model=model, missing=missing)
 
 
 def _processor_class(directory: Path, *configs: Mapping[str, Any]) -> str | None:

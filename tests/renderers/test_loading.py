@@ -160,9 +160,14 @@ def test_a_tokenizer_without_a_needed_token_is_an_error_that_names_token_and_mod
     assert str(model) in str(caught.value)
 
 
+def reads_text_only(model: Path) -> None:
+    for file in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (model / file).unlink()
+
+
 def test_a_token_that_only_a_text_model_lacks_is_not_needed(model: Path) -> None:
     without_token(model, "<|image_pad|>")
-    (model / "preprocessor_config.json").unlink()
+    reads_text_only(model)
     assert text_of(load_renderer(model)) == "<|im_start|>user\nQ<|im_end|>\n"
 
 
@@ -197,7 +202,7 @@ def test_tokens_at_which_engines_stop_by_the_generation_config_are_stops_too(mod
 
 
 def test_a_picture_given_to_a_text_model_is_refused_and_says_where(model: Path) -> None:
-    (model / "preprocessor_config.json").unlink()
+    reads_text_only(model)
     renderer = load_renderer(model)
     assert not is_multimodal(renderer)
     assert renderer.render(QUESTION).multi_modal_data is None
@@ -208,10 +213,32 @@ def test_a_picture_given_to_a_text_model_is_refused_and_says_where(model: Path) 
 
 
 @pytest.mark.parametrize("kind", ["video", "video_url"])
-def test_a_video_is_refused(model: Path, kind: str) -> None:
-    with pytest.raises(UnsupportedModalityError, match="not videos") as caught:
+def test_a_video_given_to_a_model_of_pictures_is_refused(model: Path, kind: str) -> None:
+    (model / "video_preprocessor_config.json").unlink()
+    with pytest.raises(UnsupportedModalityError, match=r"only images.*video_preprocessor_config\.json") as caught:
         load_renderer(model).render([{"role": "user", "content": [{"type": kind, kind: b"x"}]}])
     assert (caught.value.message_index, caught.value.part_index) == (0, 0)
+
+
+def test_a_tokenizer_without_a_token_for_videos_still_shows_pictures(model: Path) -> None:
+    without_token(model, "<|video_pad|>")
+    renderer = load_renderer(model)
+    assert list(renderer.processors) == ["image"]
+    with pytest.raises(UnsupportedModalityError, match="video_pad"):
+        renderer.render([{"role": "user", "content": [{"type": "video", "video": b"x"}]}])
+
+
+def test_numbers_of_processors_may_be_nested_in_one_file(model: Path) -> None:
+    before = load_renderer(model)
+    files = {"image": "preprocessor_config.json", "video": "video_preprocessor_config.json"}
+    joint = {f"{kind}_processor": json.loads((model / file).read_text()) for kind, file in files.items()}
+    for file in files.values():
+        (model / file).unlink()
+    (model / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen3VLProcessor", **joint}))
+    after = load_renderer(model)
+    fingerprints = [{kind: p.fingerprint for kind, p in r.processors.items()} for r in (before, after)]
+    assert fingerprints[0] == fingerprints[1]
+    assert list(after.processors) == ["image", "video"]
 
 
 def test_the_media_policy_is_used(model: Path) -> None:
