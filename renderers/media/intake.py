@@ -57,15 +57,17 @@ class MediaIntake:
         URL would have to be fetched on the thread of a running event loop.
         """
         parts = self._parts(messages)
-        unknown = [part for part in parts if self._is_unknown(part)]
-        self._check_may_wait(unknown)
-        if len(unknown) > 1:
-            made = [self._pool().submit(self._item, part) for part in parts]
-            wait(made)  # all have ended before the first error is raised, in the order of the parts
-            items = [future.result() for future in made]
-        else:
-            items = [self._item(part) for part in parts]
-        return [ShownItem(part.message_index, part.part_index, item) for part, item in zip(parts, items, strict=True)]
+        known = [self._known_item(part) for part in parts]
+        missing = [part for part, item in zip(parts, known, strict=True) if item is None]
+        if missing:
+            self._check_may_wait(missing)
+            made = iter(self._new_items(missing))
+            known = [next(made) if item is None else item for item in known]
+        return [
+            ShownItem(part.message_index, part.part_index, item)
+            for part, item in zip(parts, known, strict=True)
+            if item is not None
+        ]
 
     def prefetch(self, messages: Sequence[Mapping[str, Any]]) -> Future[list[MediaItem]]:
         """Start to load and process the media of checked messages, and return at once.
@@ -114,21 +116,33 @@ class MediaIntake:
             )
         return processor
 
-    def _known_source(self, part: _Part) -> MediaSource | None:
-        known = part.processor.store.seen.get(_reference(part))
+    def _known_item(self, part: _Part) -> MediaItem | None:
+        """The item of a part that was seen before; a look-up."""
+        try:
+            source = self._known_source(part, _reference(part))
+        except MediaError as error:
+            raise error.at(part.message_index, part.part_index) from error.__cause__
+        return None if source is None else part.processor.store.get(part.processor.mm_hash(source))
+
+    def _known_source(self, part: _Part, reference: Any) -> MediaSource | None:
+        known = part.processor.store.seen.get(reference)
         # Stores are shared between policies. What this one does not allow is loaded as if new, which says so.
         return None if known is None or known.nbytes > part.processor.policy.max_bytes else known
 
-    def _is_unknown(self, part: _Part) -> bool:
-        try:
-            return self._known_source(part) is None
-        except MediaError as error:
-            raise error.at(part.message_index, part.part_index) from error.__cause__
+    def _new_items(self, parts: Sequence[_Part]) -> list[MediaItem]:
+        """The items of parts, made side by side."""
+        if len(parts) == 1:
+            return [self._item(parts[0])]
+        made = [self._pool().submit(self._item, part) for part in parts]
+        wait(made)  # all have ended before the first error is raised, in the order of the parts
+        return [future.result() for future in made]
 
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
         """A running event loop must not wait for a network."""
         for part in parts:
-            if _is_url(media_value(part.part)) and on_event_loop():
+            if not _is_url(media_value(part.part)) or not on_event_loop():
+                continue
+            if self._known_source(part, _reference(part)) is None:
                 raise BlockingFetchError(
                     "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
                     "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
@@ -137,17 +151,17 @@ class MediaIntake:
 
     def _item(self, part: _Part) -> MediaItem:
         try:
-            return self._processed(self._known_source(part) or self._new_source(part), part.processor)
+            reference = _reference(part)  # of a file: as it is before it is read
+            source = self._known_source(part, reference) or self._new_source(part, reference)
+            return self._processed(source, part.processor)
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
 
-    def _new_source(self, part: _Part) -> MediaSource:
+    def _new_source(self, part: _Part, reference: Any) -> MediaSource:
         from renderers.media.reference import source_of_part  # loads Pillow, which readers of text do without
 
         store = part.processor.store
-        reference = _reference(part)  # of a file: as it is before it is read
-        source = store.add_source(source_of_part(part.part, part.processor.policy))
-        return store.seen.remember(reference, source)
+        return store.seen.remember(reference, store.add_source(source_of_part(part.part, part.processor.policy)))
 
     def _processed(self, source: MediaSource, processor: MediaProcessor) -> MediaItem:
         mm_hash = processor.mm_hash(source)
@@ -190,11 +204,13 @@ def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaIt
 def _reference(part: _Part) -> Any:
     """What a part's medium is known by, if the policy allows the reference at all; a file by its state."""
     value, policy = media_value(part.part), part.processor.policy
+    if type(value) is bytes or (type(value) is str and value[:5].lower() == "data:"):
+        return value
     if _is_url(value):
         from renderers.media.urls import allowed_target
 
         allowed_target(value, policy)
-    elif isinstance(value, os.PathLike) or (isinstance(value, str) and value[:5].lower() != "data:"):
+    elif isinstance(value, (str, os.PathLike)):
         from renderers.media.paths import seen_file
         from renderers.media.reference import path_of_reference
 

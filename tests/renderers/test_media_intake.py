@@ -243,6 +243,24 @@ def test_a_url_is_never_fetched_on_an_event_loop(tiny_model_dir: Path, server: H
     asyncio.run(on_the_loop())
 
 
+def test_a_url_whose_item_was_forgotten_is_processed_again_but_not_fetched(
+    tiny_model_dir: Path, server: HostileServer
+) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/f.png", answer(png(22)))
+    before = items(renderer.render(user(url)))[0]
+    store = renderer.processors["image"].store
+    with store._lock:  # as if other pictures had pushed it out
+        del store._entries["item", before.mm_hash]
+
+    async def on_the_loop() -> MediaItem:
+        return items(renderer.render(user(url)))[0]
+
+    after = asyncio.run(on_the_loop())
+    assert after.mm_hash == before.mm_hash
+    assert server.connections == 1
+
+
 def test_a_url_means_what_it_meant_when_it_was_first_fetched(tiny_model_dir: Path, server: HostileServer) -> None:
     renderer = reaching(tiny_model_dir)
     url = server.on("/c.png", one_after_the_other(png(12), png(13)))
