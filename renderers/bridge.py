@@ -21,7 +21,7 @@ import numpy as np
 
 from renderers.attribution import attribute
 from renderers.continuation import Continuation, Continuations, StandIns, TurnSummary, shape_of, unused_ids
-from renderers.errors import TemplateError
+from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.formats.format import Format
 from renderers.media.item import ExpansionPiece, Modality
 from renderers.media_markers import ShownItem
@@ -136,16 +136,20 @@ class Bridge:
             return BridgeRefusal.NEEDS_HISTORY
         # The calls of a made-up turn have made-up names.
         names = message_tool_names([*history, *new] if names_known else new)[-len(new) :]
-        extension = attribute(
-            continued.printed,
-            continued.controls,
-            self._printer.tokenizer,
-            [message["role"] for message in shown],
-            [shown_item.slot(first_message=len(history)) for shown_item in items],
-            shape=None,
-            markers=self._markers,
-            begin=cut,
-        ).with_media(
+        try:
+            layout = attribute(
+                continued.printed,
+                continued.controls,
+                self._printer.tokenizer,
+                [message["role"] for message in shown],
+                [shown_item.slot(first_message=len(history)) for shown_item in items],
+                shape=None,
+                markers=self._markers,
+                begin=cut,
+            )
+        except PlaceholderCountError as error:  # of the caller's messages, not of those printed before them
+            raise error.counted_from(len(history)) from None
+        extension = layout.with_media(
             [shown_item.item for shown_item in items],
             [*itertools.repeat(None, len(history)), *names],
             self._markers,

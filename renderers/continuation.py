@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from renderers.errors import TemplateError
 from renderers.formats.format import Format
+from renderers.messages import part_kind
 from renderers.parsing.response import ParsedResponse
 from renderers.template.dialect import ContentForm, content
 from renderers.turn_printer import Continued, TurnPrinter
@@ -101,7 +102,7 @@ def shape_of(
 def _part_types(content: Any) -> tuple[str, ...] | None:
     if not isinstance(content, list):
         return None
-    types = [part["type"] for part in content]
+    types = [part_kind(part) for part in content]
     return tuple(kind for index, kind in enumerate(types) if index == 0 or types[index - 1] != kind)
 
 
@@ -291,9 +292,9 @@ class Continuations:
         return without is None or without.behind != with_tools
 
     def _histories(self) -> Iterator[list[Mapping[str, Any]]]:
-        """Histories of many kinds, with a picture and without any media."""
-        if self._modalities:
-            yield from self._talks(self._modalities[:1])
+        """Histories of many kinds, with a medium of each modality and without any."""
+        for modality in self._modalities:  # they are counted apart: pictures do not change the number of a video
+            yield from self._talks((modality,))
         yield from self._talks(())
 
     def _talks(self, media: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:

@@ -163,6 +163,10 @@ class PlaceholderCountError(RendererError):
             "that it does (usually user), or use a template that handles them."
         )
 
+    def counted_from(self, first_message: int) -> Self:
+        """The same error where message `first_message` of what was printed is the caller's message 0."""
+        return type(self)(self.message_index - first_message, self.parts, self.actual, self.modality)
+
 
 class LogicalIdsError(RendererError):
     """The ids with one marker for each item are not known."""
@@ -188,11 +192,13 @@ class MediaError(RendererError):
         super().__init__(reason)
 
     def at(self, message_index: int, part_index: int) -> Self:
-        """The same error, naming the content part that holds the medium."""
-        self.message_index = message_index
-        self.part_index = part_index
-        self.args = (f"message {message_index}, part {part_index}: {self.reason}",)
-        return self
+        """A copy that names the content part that holds the medium; one error may be that of several parts."""
+        placed = type(self).__new__(type(self))
+        placed.__dict__.update(self.__dict__)
+        placed.message_index = message_index
+        placed.part_index = part_index
+        placed.args = (f"message {message_index}, part {part_index}: {self.reason}",)
+        return placed
 
 
 class MediaPolicyError(MediaError):

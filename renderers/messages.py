@@ -156,7 +156,15 @@ def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 def _part_without_media(part: Mapping[str, Any]) -> dict[str, Any]:
     if part["type"] == "text":
         return dict(part)
-    return {key: "<media>" if key in _MEDIA_KEYS else value for key, value in part.items()}
+    kind = part_kind(part)
+    others = {key: value for key, value in part.items() if key not in _MEDIA_KEYS}
+    return {**others, "type": kind, kind: "<media>"}
+
+
+def part_kind(part: Mapping[str, Any]) -> str:
+    """text, image or video. Templates are shown only these; transformers too makes `image` of OpenAI's `image_url`."""
+    kind: str = part["type"]
+    return "image" if kind in IMAGE_PART_TYPES else "video" if kind in VIDEO_PART_TYPES else kind
 
 
 def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:

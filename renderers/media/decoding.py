@@ -9,6 +9,7 @@ dropped, or refused).
 from __future__ import annotations
 
 import io
+import struct
 from functools import cache
 
 import numpy as np
@@ -29,7 +30,10 @@ from renderers.media.raw import (
 from renderers.media.source import MediaSource
 
 # Formats that cameras, screens and papers write. Not EPS: Pillow hands those to Ghostscript, an interpreter.
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
+
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+_ICON_HEAD = 6 + 16 * 65535
 
 # The libraries whose output may change with their version, by Pillow's names: lossy formats.
 _LOSSY = ("jpg", "libjpeg_turbo", "jpg_2000", "webp", "avif")
@@ -44,16 +48,22 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
         _check_raw(source, policy)
         return to_rgb(raw_to_image(source.data))
     try:
-        with Image.open(io.BytesIO(source.data), formats=_FORMATS) as image:
+        _check_icon(source, policy)
+        with Image.open(io.BytesIO(source.data), formats=FORMATS) as image:
             check_size(*image.size, policy, digest=source.digest)
+            check_tiles(image, policy, digest=source.digest)
             # An MPO (a JPEG to Pillow's `formats`) is a photo with a preview or a gain map behind it, not an animation.
-            if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
+            if image.format != "MPO" and getattr(image, "is_animated", False):
+                count = count_frames(image, policy.max_frames)
                 raise MediaDecodeError(
-                    f"an animation of {image.n_frames} frames where one picture is expected ({source.digest[:12]}); "  # type: ignore[attr-defined]
-                    "pass one frame, or the whole as a video",
+                    f"an animation of {count} frames{' or more' * (count > policy.max_frames)} where one picture is "
+                    f"expected ({source.digest[:12]}); pass one frame, or the whole as a video",
                     digest=source.digest,
                 )
-            return to_rgb(upright(image))
+            upright_image = upright(image)
+            if image.format == "PPM" and upright_image.mode == "I":  # 16-bit grey, under a mode that does not say so
+                upright_image = upright_image.point(lambda value: value / 256).convert("L")
+            return to_rgb(upright_image)
     except UnidentifiedImageError as error:
         raise MediaDecodeError(
             f"{source.nbytes} bytes ({source.digest[:12]}) are not a picture that Pillow can read", digest=source.digest
@@ -64,6 +74,49 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
         ) from error
     except PILLOW_ERRORS as error:
         raise MediaDecodeError(f"picture {source.digest[:12]} is corrupt: {error}", digest=source.digest) from error
+
+
+def count_frames(image: Image.Image, most: int) -> int:
+    """`n_frames`; pages of a TIFF up to `most` + 1, because Pillow's own count takes the square of their number."""
+    if image.format != "TIFF":
+        return getattr(image, "n_frames", 1)
+    count = 1
+    try:
+        while count <= most:
+            image.seek(count)
+            count += 1
+    except EOFError:
+        pass
+    image.seek(0)
+    return count
+
+
+def check_tiles(image: Image.Image, policy: MediaPolicy, *, digest: str) -> None:
+    """Raise `MediaLimitError` for a TIFF whose tiles, which are decompressed whole, are past the limit."""
+    tags = getattr(image, "tag_v2", {})
+    width, height = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_HEIGHT, 1)
+    if width * height > policy.max_pixels:
+        raise MediaLimitError(
+            f"picture {digest[:12]} has tiles of {width}x{height} pixels, more than max_pixels={policy.max_pixels}",
+            digest=digest,
+        )
+
+
+def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:
+    """`check_size` of the pictures in an ICO, which Pillow decodes as it opens the file."""
+    data = bytes(source.data[:_ICON_HEAD])
+    if not data.startswith(b"\0\0\1\0"):
+        return
+    for entry in range(int.from_bytes(data[4:6], "little")):
+        start = int.from_bytes(data[6 + 16 * entry + 12 : 6 + 16 * entry + 16], "little")
+        head = bytes(source.data[start : start + 24])
+        if head.startswith(b"\x89PNG"):
+            width, height = struct.unpack(">II", head[16:24])
+        elif len(head) == 24:
+            width, height = (abs(side) for side in struct.unpack("<ii", head[4:12]))
+        else:
+            continue
+        check_size(width, max(1, height), policy, digest=source.digest)
 
 
 def decode_planes(source: MediaSource, policy: MediaPolicy) -> np.ndarray:

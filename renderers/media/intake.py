@@ -46,6 +46,11 @@ class MediaIntake:
         self.processors = processors
         self._model = model
         self._missing = missing or {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Of this process: in a forked one the threads of the parent are gone, and nobody ends what they were at."""
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[MediaItem]] = {}
         self._threads: ThreadPoolExecutor | None = None
@@ -96,6 +101,8 @@ class MediaIntake:
         return all_items
 
     def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
+        if self._process != os.getpid():
+            self._begin()
         return [
             _Part(index, part_index, part, self._processor(part["type"], index, part_index))
             for index, message in enumerate(messages)
@@ -127,7 +134,10 @@ class MediaIntake:
     def _known_source(self, part: _Part, reference: Any) -> MediaSource | None:
         known = part.processor.store.seen.get(reference)
         # Stores are shared between policies. What this one does not allow is loaded as if new, which says so.
-        return None if known is None or known.nbytes > part.processor.policy.max_bytes else known
+        # Of raw pixels the policy bounds the number, not the bytes.
+        if known is None or (known.nbytes > part.processor.policy.max_bytes and not known.is_pixels):
+            return None
+        return known
 
     def _new_items(self, parts: Sequence[_Part]) -> list[MediaItem]:
         """The items of parts, made side by side."""
@@ -140,9 +150,10 @@ class MediaIntake:
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
         """A running event loop must not wait for a network."""
         for part in parts:
-            if not _is_url(media_value(part.part)) or not on_event_loop():
+            value = media_value(part.part)
+            if not _holds_url(value) or not on_event_loop():
                 continue
-            if self._known_source(part, _reference(part)) is None:
+            if not _is_url(value) or self._known_source(part, _reference(part)) is None:
                 raise BlockingFetchError(
                     "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
                     "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
@@ -194,6 +205,8 @@ class MediaIntake:
 
 
 def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaItem]]) -> None:
+    if not all_items.set_running_or_notify_cancel():
+        return
     error = next((error for future in futures if (error := future.exception()) is not None), None)
     if error is not None:
         all_items.set_exception(error)
@@ -209,6 +222,7 @@ def _reference(part: _Part) -> Any:
     if _is_url(value):
         from renderers.media.urls import allowed_target
 
+        value = value.strip()
         allowed_target(value, policy)
     elif isinstance(value, (str, os.PathLike)):
         from renderers.media.paths import seen_file
@@ -220,4 +234,11 @@ def _reference(part: _Part) -> Any:
 
 
 def _is_url(value: Any) -> bool:
-    return isinstance(value, str) and value[:8].lower().startswith(("http://", "https://"))
+    return isinstance(value, str) and value[:40].lstrip()[:8].lower().startswith(("http://", "https://"))
+
+
+def _holds_url(value: Any) -> bool:
+    """Whether it is a URL, or a video of frames one of which is."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_url(frame.get("url") if isinstance(frame, Mapping) else frame) for frame in value)
+    return _is_url(value)

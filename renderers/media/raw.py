@@ -14,9 +14,9 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from renderers.errors import MediaDecodeError
+from renderers.media.source import PICTURE_MAGIC
 
 _HEADER = struct.Struct("<4s4sII")
-_MAGIC = b"mmpx"
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 _STRAIGHT = {"La": "LA", "RGBa": "RGBA"}
 
@@ -37,7 +37,7 @@ _MODE_OF_CHANNELS = {count: mode for mode, count in _CHANNELS.items()}
 
 
 def is_raw(data: bytes | memoryview) -> bool:
-    return bytes(data[:4]) == _MAGIC
+    return bytes(data[:4]) == PICTURE_MAGIC
 
 
 def raw_size(data: bytes | memoryview) -> tuple[str, int, int]:
@@ -109,13 +109,19 @@ def _bands(image: Image.Image) -> list[bytes]:
 
 
 def _header(mode: str, width: int, height: int) -> bytes:
-    return _HEADER.pack(_MAGIC, mode.encode().ljust(4, b"\0"), width, height)
+    return _HEADER.pack(PICTURE_MAGIC, mode.encode().ljust(4, b"\0"), width, height)
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
     """16-bit grey scaled to 8 bits (Pillow would clip it: a white square), premultiplied alpha undone."""
     if image.mode.startswith("I;16"):
-        return image.convert("I").point(lambda value: value / 256).convert("L")
+        wide = image.convert("I")
+        grey = wide.point(lambda value: value / 256).convert("L")
+        key = grey.info.pop("transparency", None)  # of 16 bits: it names other pixels among those of 8
+        if isinstance(key, int):
+            alpha = Image.fromarray(np.where(np.asarray(wide) == key, 0, 255).astype(np.uint8))
+            grey = Image.merge("LA", (grey, alpha))
+        return grey
     return image.convert(_STRAIGHT[image.mode]) if image.mode in _STRAIGHT else image
 
 

@@ -13,13 +13,13 @@ import struct
 import numpy as np
 
 from renderers.errors import MediaDecodeError
+from renderers.media.source import VIDEO_MAGIC
 
 _HEADER = struct.Struct("<4sIIId")
-_MAGIC = b"mmpv"
 
 
 def is_raw_video(data: bytes | memoryview) -> bool:
-    return bytes(data[:4]) == _MAGIC
+    return bytes(data[:4]) == VIDEO_MAGIC
 
 
 def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
@@ -31,7 +31,7 @@ def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
     if fps is not None and not (math.isfinite(fps) and fps > 0):
         raise MediaDecodeError(f"fps={fps!r} is no number of frames per second")
     count, height, width, _ = frames.shape
-    header = _HEADER.pack(_MAGIC, count, width, height, fps or 0.0)
+    header = _HEADER.pack(VIDEO_MAGIC, count, width, height, fps or 0.0)
     return b"".join((header, np.ascontiguousarray(frames).data.cast("B")))
 
 
@@ -43,7 +43,7 @@ def raw_video_size(data: bytes | memoryview) -> tuple[int, int, int, float | Non
     held, expected = len(data) - _HEADER.size, count * width * height * 3
     if not expected or held != expected:
         raise MediaDecodeError(f"raw video of {count} frames of {width}x{height} holds {held} bytes, not {expected}")
-    if not (math.isfinite(fps) and fps >= 0):
+    if not (fps == 0 or 1e-6 <= fps <= 1e6):
         raise MediaDecodeError(f"raw video announces {fps} frames per second")
     return count, width, height, fps or None
 

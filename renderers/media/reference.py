@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -29,6 +29,9 @@ Fetch = Callable[[str, MediaPolicy], bytes]
 
 # A single letter and a colon is a drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+# Pillow reads a file when its picture is first asked for its pixels, and two threads that ask at once read past each
+# other: one picture shown twice, or to several rollouts. By id, so that different pictures do not wait.
+_LOADING = tuple(threading.Lock() for _ in range(64))
 _SPACE = re.compile(r"[ \t\r\n\f]")
 _PICTURE = (
     "an image is bytes, a PIL image, a uint8 array or tensor, a data URL, or a URL or path that the policy allows"
@@ -86,7 +89,9 @@ class _References:
     def image(self, value: Any) -> MediaSource:
         if isinstance(value, Image.Image):
             self._check_size(value.width, value.height)
-            return MediaSource.of(image_to_raw(value))
+            with _LOADING[id(value) // 64 % len(_LOADING)]:
+                data = image_to_raw(value)
+            return MediaSource.of(data)
         array = self._array(value)
         if array is not None:
             return MediaSource.of(array_to_raw(array))
@@ -143,6 +148,7 @@ class _References:
         """The source of bytes, wherever they are; None for a value of another kind."""
         if isinstance(value, MediaSource):
             self._check_bytes(value.data)
+            value.verify()  # what is kept under a digest is believed from then on
             return value
         if isinstance(value, (bytes, bytearray, memoryview)):
             self._check_bytes(value)
@@ -245,6 +251,8 @@ class _References:
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
     """The shape of a tensor with its channels moved to the end, if it can be a picture, or frames."""
+    if str(tensor.layout) != "torch.strided" or tensor.is_meta:
+        raise MediaDecodeError(f"a tensor is dense and holds data, not {tensor.layout} on {tensor.device}")
     if str(tensor.dtype) != "torch.uint8":
         raise MediaDecodeError(
             f"a tensor is uint8, not {tensor.dtype}: whether floats run from 0 to 1 or to 255 cannot be told. Scale it "
@@ -272,7 +280,7 @@ def _is_animated(media_type: str, data: bytes | memoryview) -> bool:
 def _frame_rate(fps: Any) -> float | None:
     if fps is None:
         return None
-    if isinstance(fps, bool) or not isinstance(fps, (int, float, np.number)) or not (math.isfinite(fps) and fps > 0):
+    if isinstance(fps, bool) or not isinstance(fps, (int, float, np.number)) or not 1e-6 <= fps <= 1e6:
         raise MediaDecodeError(f"fps is a positive number of frames per second, not {fps!r:.40}")
     return float(fps)
 

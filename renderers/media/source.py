@@ -8,6 +8,10 @@ from typing import Self
 
 from renderers.errors import MediaDigestError
 
+#: How the forms of pixels that never were a file begin.
+PICTURE_MAGIC = b"mmpx"
+VIDEO_MAGIC = b"mmpv"
+
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class MediaSource:
@@ -30,6 +34,11 @@ class MediaSource:
         actual = hashlib.sha256(self.data).hexdigest()
         if actual != self.digest:
             raise MediaDigestError(self.digest, actual)
+
+    @property
+    def is_pixels(self) -> bool:
+        """Whether this is the form of pixels that never were a file (`renderers.media.raw`, `raw_video`)."""
+        return bytes(self.data[:4]) in (PICTURE_MAGIC, VIDEO_MAGIC)
 
     @property
     def nbytes(self) -> int:

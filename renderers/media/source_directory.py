@@ -60,7 +60,7 @@ class SourceDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # a program that changes its directory keeps its store
         self.max_bytes = max_bytes
         self.errors = 0
         try:

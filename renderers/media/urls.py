@@ -49,6 +49,8 @@ def redacted(url: str) -> str:
 
 def allowed_target(url: str, policy: MediaPolicy) -> Target:
     """Take an http or https URL apart. Raises `MediaPolicyError` unless scheme and host are allowed."""
+    if any("\ud800" <= character <= "\udfff" for character in url):
+        raise MediaPolicyError("a URL with half a character (a lone surrogate) cannot be read")
     shown = redacted(url)
     try:
         parts = urlsplit(url.strip())

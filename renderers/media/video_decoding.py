@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 
 from renderers.errors import MediaDecodeError, MediaLimitError, MediaTypeError
 from renderers.media.deadline import Deadline
-from renderers.media.decoding import check_size, decoder_versions, to_rgb
+from renderers.media.decoding import check_size, check_tiles, count_frames, decoder_versions, to_rgb
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import PILLOW_ERRORS, image_planes
 from renderers.media.sniffing import sniff
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 _PICTURE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
+# Of a container; what is behind is not looked at.
+_MOST_STREAMS = 64
+_MOST_PARTS = 1 << 16
+# So many cost nothing; what is more than the policy allows is told by its size then.
+_FEW_PIXELS = 1 << 24
 _CODECS = frozenset(
     [
         "h264",
@@ -251,12 +256,14 @@ class _Animation(NamedTuple):
     image: Image.Image
     info: VideoInfo
     source: MediaSource
+    policy: MediaPolicy
     deadline: Deadline
 
     def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
         for index in range(self.info.frames):
             self.deadline.remaining()
             self.image.seek(index)
+            check_tiles(self.image, self.policy, digest=self.source.digest)
             if self.image.size != (self.info.width, self.info.height):  # pages of a TIFF
                 raise _corrupt(self.source, f"frame {index} is of another size than the first")
             yield image_planes(to_rgb(self.image)) if index in wanted else None
@@ -274,9 +281,9 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
         ) from error
     with image:
         check_size(*image.size, policy, digest=source.digest)
-        count = getattr(image, "n_frames", 1)
+        count = count_frames(image, policy.max_frames)
         info = _check(VideoInfo(count, *image.size, None), source, policy)
-        yield _Animation(image, info._replace(fps=_animation_fps(image, count, deadline)), source, deadline)
+        yield _Animation(image, info._replace(fps=_animation_fps(image, count, deadline)), source, policy, deadline)
 
 
 def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float | None:
@@ -284,7 +291,10 @@ def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float 
     total = 0.0
     for index in range(count):
         deadline.remaining()
+        size = image.size
         image.seek(index)
+        if image.size != size:  # a GIF grows with a frame beyond its edge; the next seek would decode it
+            raise ValueError(f"frame {index} is of another size than the first")
         if image.format == "WEBP":  # whose durations Pillow tells once a frame is decoded
             image.load()
         duration = image.info.get("duration", 0)
@@ -353,7 +363,13 @@ class _VideoFile:
 
         options = {"protocol_whitelist": "none"}
         try:
-            with av.open(io.BytesIO(self._source.data), format=self._container, options=options) as container:
+            with av.open(
+                io.BytesIO(self._source.data),
+                format=self._container,
+                options=options,
+                # Opening decodes frames already, before their size can be asked for.
+                stream_options=[{"max_pixels": str(max(self._policy.max_pixels, _FEW_PIXELS))}] * _MOST_STREAMS,
+            ) as container:
                 if not container.streams.video:
                     raise _corrupt(self._source, "it has no video stream")
                 stream = container.streams.video[0]
@@ -401,7 +417,9 @@ def _announced_bytes(data: bytes, container: _Container) -> int:
         return 8 + int.from_bytes(data[4:8], "little")
     if container == "matroska":
         end = 0
-        while end < len(data):  # EBML header, then segments: an identifier of 4 bytes, a size of 1 to 8, the body
+        for _ in range(_MOST_PARTS):  # EBML header, then segments: an identifier of 4 bytes, a size of 1 to 8, the body
+            if end >= len(data):
+                break
             length = 9 - data[end + 4 : end + 5].ljust(1, b"\1")[0].bit_length()
             field = data[end + 4 : end + 4 + length]
             size = int.from_bytes(field, "big") & ((1 << 7 * length) - 1)
@@ -410,7 +428,9 @@ def _announced_bytes(data: bytes, container: _Container) -> int:
             end += 4 + length + size
         return end
     end = 0
-    while end + 8 <= len(data):  # ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body
+    for _ in range(_MOST_PARTS):  # ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body
+        if end + 8 > len(data):
+            break
         size = int.from_bytes(data[end : end + 4], "big")
         if size == 1:
             size = int.from_bytes(data[end + 8 : end + 16], "big")

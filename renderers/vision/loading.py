@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from renderers.errors import MissingExtraError
+from renderers.errors import LoadError
 from renderers.media.intake import MediaIntake
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
@@ -18,6 +18,8 @@ from renderers.vision.processor import ImageBackend, MediaProcessor
 _IMAGE_FILE = "preprocessor_config.json"
 _VIDEO_FILE = "video_preprocessor_config.json"
 _JOINT_FILE = "processor_config.json"
+# Published before there were files for videos: their numbers are those of pictures, in transformers too.
+_WITHOUT_VIDEO_FILE = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
 
 
 def load_media(
@@ -30,16 +32,22 @@ def load_media(
 ) -> MediaIntake:
     """The processors that a directory describes: natively for Qwen-VL, else the model's own of transformers.
 
-    A directory that describes none is one of a model that only reads text. Where the model's own processor needs a
-    package that is not installed, or the tokenizer has no token for a video, such media are refused with that reason,
-    and all else is rendered. Raises `LoadError`.
+    A directory that describes none is one of a model that only reads text. Where the model's own processor cannot be
+    loaded (a package is not installed, its code would have to be run), or the tokenizer has no token for a video, such
+    media are refused with that reason, and text is rendered. Raises `LoadError` for broken numbers of a Qwen-VL.
     """
     model = tokenizer.model
     joint = read_json(directory / _JOINT_FILE)
-    image = read_json(directory / _IMAGE_FILE) or joint.get("image_processor") or {}
-    video = read_json(directory / _VIDEO_FILE) or joint.get("video_processor") or {}
+    # As in transformers, what the joint file holds wins over the older files that may lie beside it.
+    image = joint.get("image_processor") or read_json(directory / _IMAGE_FILE)
+    video = joint.get("video_processor") or read_json(directory / _VIDEO_FILE)
+    if "feature_extractor_type" in image and "image_processor_type" not in image:  # the numbers of sound
+        image = {}
     if not image and not video:
         return MediaIntake({}, model=model)
+    family = _processor_class(directory, joint, image)
+    if image and not video and family in _WITHOUT_VIDEO_FILE:
+        video = {**image, "video_processor_type": "Qwen2VLVideoProcessor"}
     policy = policy or MediaPolicy()
     store = MediaStore() if store is None else store
 
@@ -51,7 +59,7 @@ def load_media(
 
         try:
             return MediaIntake(load_hf_processors(directory, policy=policy, store=store), model=model)
-        except MissingExtraError as error:
+        except LoadError as error:
             return MediaIntake({}, model=model, missing=dict.fromkeys(("image", "video"), str(error)))
 
     processors: dict[Modality, MediaProcessor] = {}
@@ -60,7 +68,6 @@ def load_media(
         config = QwenVLConfig.from_dict(image, path=str(directory / _IMAGE_FILE), backend=backend)
         processors["image"] = QwenVLProcessor(config, policy=policy, store=store)
     if video:
-        family = _processor_class(directory, joint, image)
         video_config = QwenVLVideoConfig.from_dict(video, path=str(directory / _VIDEO_FILE), processor_class=family)
         processor = QwenVLVideoProcessor(video_config, policy=policy, store=store)
         if tokenizer.control_id(processor.marker) is None:  # many read pictures only, whatever their files say

@@ -95,8 +95,7 @@ class QwenVLConfig:
     @property
     def fingerprint(self) -> str:
         """Names everything that changes pixels: these numbers, the resampler's and the decoders' versions (16 hex)."""
-        resampler = PIL.__version__ if self.backend == "pillow" else resampling.VERSION
-        return fingerprint("image", self, resampler=resampler, decoders=decoder_versions())
+        return fingerprint("image", self, resampler=resampling.VERSION, decoders=decoder_versions())
 
 
 class QwenVLProcessor:
@@ -233,5 +232,12 @@ def check_resample(resample: int, *, path: str) -> None:
 
 def fingerprint(modality: str, config: Any, **versions: object) -> str:
     """16 hex digits that name a dataclass of numbers and the versions of what computes with them."""
-    description = {"processor": "qwen_vl", "modality": modality, **versions, **asdict(config)}
+    # Pillow resizes in one backend, and turns palettes, CMYK and animations into colours for both.
+    description = {
+        "processor": "qwen_vl",
+        "modality": modality,
+        "pillow": PIL.__version__,
+        **versions,
+        **asdict(config),
+    }
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]

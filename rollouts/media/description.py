@@ -9,7 +9,7 @@ from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaError
-from renderers.media.decoding import decode_image
+from renderers.media.decoding import FORMATS, decode_image
 from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_size
 from renderers.media.raw_video import is_raw_video, raw_video_size
 from renderers.media.sniffing import sniff
@@ -62,7 +62,7 @@ def describe(medium: Medium) -> Description:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                with Image.open(file) as image:
+                with Image.open(file, formats=FORMATS) as image:
                     name = (image.format or name or "unknown").lower()
                     # An MPO is a photo with a preview behind it, not an animation.
                     moves = name != "mpo" and bool(getattr(image, "is_animated", False))

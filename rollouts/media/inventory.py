@@ -115,6 +115,8 @@ def _of_records(path: Path) -> Inventory:
                     medium.uses += 1
                     medium.episodes[trajectory.episode_id] = None
                     references += 1
+        if reader.truncated_bytes:
+            damage[f"{reader.truncated_bytes} bytes at the end are no whole record: cut off, or never finished"] = None
         return Inventory(list(media.values()), list(damage), references, len(reader))
 
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from renderers import MediaSource
 from renderers.errors import MediaError
-from renderers.media.decoding import to_rgb
+from renderers.media.decoding import FORMATS, to_rgb
 from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_to_image
 from renderers.media.raw_video import is_raw_video, raw_video_frames
 
@@ -32,6 +32,6 @@ def thumbnail(source: MediaSource, side: int) -> Image.Image | None:
 def _of_file(source: MediaSource, side: int) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(io.BytesIO(source.data)) as image:
+        with Image.open(io.BytesIO(source.data), formats=FORMATS) as image:
             image.draft("RGB", (2 * side, 2 * side))  # a JPEG is decoded at a fraction of its size
             return to_rgb(ImageOps.exif_transpose(image))

@@ -5,6 +5,7 @@ A policy can sample a literal `<|image_pad|>`; counting token ids would take it 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,9 @@ def misplaced(placed: Sequence[PlacedItem], length: int) -> str | None:
     """
     end = 0
     for item, where in placed:
+        edges = [where.offset, *itertools.chain.from_iterable(where.runs), where.end]
+        if edges != sorted(edges):
+            return f"the feature runs {where.embed_runs} of {item.modality} {item.mm_hash[:12]} are not runs in order"
         if where.offset < end or where.end > length or where.num_embeds != item.num_tokens:
             return (
                 f"{item.modality} {item.mm_hash[:12]} of {item.num_tokens} tokens cannot sit at the {where.num_embeds} "

@@ -59,6 +59,8 @@ def sample_from_rendered(
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
     media = rendered.multi_modal_data.placed() if rendered.multi_modal_data is not None else []
+    for _, where in media:  # a picture in an assistant's turn is not predicted
+        loss_mask[where.offset : where.end] = False
     return TrainingSample(
         token_ids=np.array(rendered.token_ids, dtype=np.int32),
         loss_mask=loss_mask,

@@ -241,6 +241,40 @@ def test_numbers_of_processors_may_be_nested_in_one_file(model: Path) -> None:
     assert list(after.processors) == ["image", "video"]
 
 
+def test_what_is_nested_in_one_file_wins_over_older_files(model: Path) -> None:
+    numbers = json.loads((model / "preprocessor_config.json").read_text())
+    numbers["size"] = {"shortest_edge": 1024, "longest_edge": 2048}
+    before = load_renderer(model).processors["image"].fingerprint
+    (model / "processor_config.json").write_text(json.dumps({"image_processor": numbers}))
+    after = load_renderer(model).processors["image"]
+    assert after.fingerprint != before
+    (model / "processor_config.json").unlink()
+    (model / "preprocessor_config.json").write_text(json.dumps(numbers))
+    assert load_renderer(model).processors["image"].fingerprint == after.fingerprint
+
+
+def test_a_qwen2_vl_without_a_file_for_videos_takes_the_numbers_of_pictures(model: Path) -> None:
+    (model / "video_preprocessor_config.json").unlink()
+    (model / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen2_5_VLProcessor"}))
+    assert list(load_renderer(model).processors) == ["image", "video"]
+
+
+def test_numbers_of_sound_are_not_those_of_pictures(model: Path) -> None:
+    reads_text_only(model)
+    (model / "preprocessor_config.json").write_text(json.dumps({"feature_extractor_type": "WhisperFeatureExtractor"}))
+    assert not is_multimodal(load_renderer(model))
+
+
+def test_a_processor_that_cannot_be_loaded_is_named_when_a_picture_comes(model: Path) -> None:
+    reads_text_only(model)
+    code = {"image_processor_type": "Theirs", "auto_map": {"AutoImageProcessor": "theirs.Theirs"}}
+    (model / "preprocessor_config.json").write_text(json.dumps(code))
+    renderer = load_renderer(model)
+    assert renderer.render_ids(QUESTION)
+    with pytest.raises(UnsupportedModalityError, match="auto_map"):
+        renderer.render([{"role": "user", "content": [{"type": "image", "image": Image.new("RGB", (32, 32))}]}])
+
+
 def test_the_media_policy_is_used(model: Path) -> None:
     renderer = load_renderer(model, media_policy=MediaPolicy(max_pixels=100))
     message = {"role": "user", "content": [{"type": "image", "image": Image.new("RGB", (11, 10))}]}

@@ -408,3 +408,43 @@ def test_a_store_handed_to_two_renderers_is_shared(tiny_model_dir: Path) -> None
     items = [render(renderer, data).multi_modal_data.mm_items["image"][0] for renderer in (one, other)]
     assert items[0] is items[1]
     assert len(store) == 1
+
+
+def test_sixteen_bits_of_grey_are_scaled_in_every_format() -> None:
+    ramp = (np.arange(256, dtype=np.uint16) * 257).astype(">u2")
+    pgm = b"P5 16 16 65535\n" + ramp.tobytes()
+    buffer = io.BytesIO()
+    Image.fromarray((np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)).save(buffer, "PNG")
+    for data in (pgm, buffer.getvalue()):
+        grey = np.asarray(decode_image(MediaSource.of(data), MediaPolicy()))[..., 0]
+        assert grey.ravel().tolist() == list(range(256))
+
+
+def test_an_icon_that_hides_a_large_picture_is_refused_by_its_size() -> None:
+    inner = io.BytesIO()
+    Image.new("L", (3000, 3000)).save(inner, "PNG")
+    entry = struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(inner.getvalue()), 22)
+    icon = struct.pack("<HHH", 0, 1, 1) + entry + inner.getvalue()
+    with pytest.raises(MediaLimitError):
+        decode_image(MediaSource.of(icon), MediaPolicy(max_pixels=2**20))
+
+
+def test_a_tiff_whose_tile_is_larger_than_the_picture_is_refused_by_its_size() -> None:
+    side = 4096
+    body = zlib.compress(bytes(side * side), 9)
+    tags = [
+        (256, 4, 1),
+        (257, 4, 1),
+        (258, 3, 8),
+        (259, 3, 8),
+        (262, 3, 1),
+        (277, 3, 1),
+        (322, 4, side),
+        (323, 4, side),
+    ]
+    tags += [(324, 4, 0), (325, 4, len(body))]
+    at = 8 + 2 + 12 * len(tags) + 4
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, at if tag == 324 else value) for tag, kind, value in tags)
+    tiff = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + body
+    with pytest.raises(MediaLimitError):
+        decode_image(MediaSource.of(tiff), MediaPolicy(max_pixels=2**20))

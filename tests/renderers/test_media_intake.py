@@ -6,8 +6,11 @@ import asyncio
 import base64
 import hashlib
 import io
+import os
+import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,10 +23,19 @@ from PIL import Image
 
 import renderers.media.reference
 import renderers.vision.qwen_vl
-from renderers import MediaPolicy, MediaStore, RenderedTokens, RendererPool, TemplateRenderer, load_renderer
+from renderers import (
+    MediaPolicy,
+    MediaSource,
+    MediaStore,
+    RenderedTokens,
+    RendererPool,
+    TemplateRenderer,
+    load_renderer,
+)
 from renderers.errors import (
     BlockingFetchError,
     MediaDecodeError,
+    MediaDigestError,
     MediaError,
     MediaFetchError,
     MediaLimitError,
@@ -206,6 +218,79 @@ def test_items_of_a_prefetch_stay_although_the_store_is_too_small(tiny_model_dir
     small = load_renderer(tiny_model_dir, media_store=MediaStore(1000))
     assert len(small.prefetch(user(*(png(seed) for seed in range(4)))).result(timeout=30)) == 4
     assert len(small.render(user(png(1))).token_ids) > 4
+
+
+def test_one_lazily_opened_picture_may_be_shown_by_many_threads_at_once(fresh: TemplateRenderer) -> None:
+    for format in ("PNG", "JPEG", "GIF"):
+        buffer = io.BytesIO()
+        values = np.random.default_rng(3).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+        Image.fromarray(values).save(buffer, format)
+        expected = items(fresh.render(user(Image.open(io.BytesIO(buffer.getvalue())))))[0].mm_hash
+        for _ in range(5):
+            lazy = Image.open(io.BytesIO(buffer.getvalue()))
+            shown = items(fresh.render(user(lazy, lazy, lazy)))
+            assert {item.mm_hash for item in shown} == {expected}
+
+
+def test_one_broken_picture_in_many_places_is_named_where_each_caller_has_it(fresh: TemplateRenderer) -> None:
+    broken = png(23)[:-40]
+
+    def render(place: int) -> tuple[int | None, int | None]:
+        messages = [{"role": "user", "content": "a"}] * place + user(bytes(bytearray(broken)))
+        with pytest.raises(MediaDecodeError, match=f"message {place}, part 0") as caught:
+            fresh.render(messages)
+        return caught.value.message_index, caught.value.part_index
+
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(render, range(4))) == [(place, 0) for place in range(4)]
+
+
+def test_a_forked_process_makes_pictures_of_its_own(fresh: TemplateRenderer) -> None:
+    fresh.render(user(png(24), png(25)))  # the threads of this process are not those of the next
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads, which is the point
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(len(fresh.render(user(png(26), png(27))).token_ids) == 0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_source_under_a_wrong_digest_is_refused(fresh: TemplateRenderer) -> None:
+    forged = MediaSource(hashlib.sha256(png(28)).hexdigest(), png(29))
+    with pytest.raises(MediaDigestError):
+        fresh.render(user(forged))
+    assert items(fresh.render(user(png(28))))[0].source.data == png(28)
+
+
+@pytest.mark.parametrize("shape", [lambda url: " " + url, lambda url: {"url": "\n" + url}])
+def test_a_url_behind_white_space_is_a_url(
+    tiny_model_dir: Path, server: HostileServer, shape: Callable[[str], Any]
+) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/g.png", one_after_the_other(png(30), png(31)))
+
+    async def on_the_loop() -> None:
+        with pytest.raises(BlockingFetchError):
+            renderer.render(user(shape(url), png(32)))
+
+    asyncio.run(on_the_loop())
+    first = items(renderer.render(user(shape(url))))[0]
+    assert items(renderer.render(user(url)))[0] is first
+
+
+def test_frames_that_are_urls_are_not_fetched_on_an_event_loop(tiny_model_dir: Path, server: HostileServer) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/h.png", answer(png(33)))
+    video = [{"role": "user", "content": [{"type": "video", "video": [url, {"url": url}]}]}]
+
+    async def on_the_loop() -> None:
+        with pytest.raises(BlockingFetchError):
+            renderer.render(video)
+
+    asyncio.run(on_the_loop())
+    assert len(items(renderer.render(video))) == 1
 
 
 @pytest.fixture

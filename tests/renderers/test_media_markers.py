@@ -307,6 +307,36 @@ def test_numbers_of_pictures_and_videos_go_on_behind_a_bridge(template: str, giv
     assert bridged.token_ids == full.token_ids
 
 
+@pytest.mark.parametrize("give_history", [True, False])
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_numbers_go_on_where_only_one_kind_of_media_follows(kind: str, give_history: bool) -> None:
+    renderer = renderer_of(TEMPLATE, add_vision_id=True)
+    shown = video("one") if kind == "video" else image("dense")
+    history = [{"role": "user", "content": [shown, text("First.")]}]
+    prompt = renderer.render(history, add_generation_prompt=True)
+    completion = [*renderer.tokenizer.encode_run("Yes.").ids, renderer.get_stop_token_ids()[0]]
+    message = {"role": "user", "content": [shown]}
+    bridged = renderer.try_bridge(
+        prompt.token_ids,
+        completion,
+        [message],
+        previous_messages=history if give_history else None,
+        previous_multi_modal_data=prompt.multi_modal_data,
+    )
+    full = renderer.render([*history, {"role": "assistant", "content": "Yes."}, message], add_generation_prompt=True)
+    assert isinstance(bridged, RenderedTokens), bridged
+    assert bridged.token_ids == full.token_ids
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_openais_parts_are_shown_by_templates_that_know_hugging_faces_only(kind: str) -> None:
+    renderer = renderer_of(TEMPLATE)
+    medium = video("one") if kind == "video" else image("dense")
+    theirs = {"type": f"{kind}_url", f"{kind}_url": {"url": medium[kind]}}
+    ours = renderer.render([{"role": "user", "content": [medium, text("?")]}])
+    assert renderer.render([{"role": "user", "content": [theirs, text("?")]}]).token_ids == ours.token_ids
+
+
 def test_pictures_and_videos_of_one_message_keep_their_places() -> None:
     renderer = renderer_of(TEMPLATE)
     content = [video("one"), image("framed"), image("dense"), video("stamped"), image("tiled")]

@@ -507,3 +507,22 @@ def test_the_commands_load_no_torch_and_the_others_no_decoder() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ})
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_postscript_in_a_store_is_not_handed_to_an_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, bin_dir = tmp_path / "called", tmp_path / "bin"
+    bin_dir.mkdir()
+    ghostscript = bin_dir / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {called}\nexit 1\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_dir}:{os.environ['PATH']}")
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+    store = MediaStore(directory=tmp_path / "store")
+    store.add_source(MediaSource.of(postscript))
+    out, sheet = tmp_path / "out", tmp_path / "sheet.png"
+    CliRunner().invoke(
+        app, ["media", "export", str(tmp_path / "store"), "--out", str(out), "--contact-sheet", str(sheet)]
+    )
+    CliRunner().invoke(app, ["media", "ls", str(tmp_path / "store")])
+    assert sheet.is_file()
+    assert not called.exists()
