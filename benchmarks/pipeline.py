@@ -101,7 +101,7 @@ def main() -> None:
         for turn in range(2):
             ids = [*renderer.tokenizer.encode_run(str(index % 3)).ids, stop]
             completion = Completion(0, np.array(ids, np.int32), np.full(2, -0.5, np.float32), FinishReason.STOP)
-            trajectory.add_turn(prompt.token_ids, prompt.multi_modal_data, completion, answer)
+            trajectory.add_turn(prompt, completion, answer)
             if turn == 0:
                 bridged = renderer.bridge_to_next_turn(
                     prompt.token_ids,

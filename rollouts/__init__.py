@@ -25,9 +25,12 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
 )
 from rollouts.environment import Environment, StepResult, in_thread  # noqa: E402
 from rollouts.episode import run_episode  # noqa: E402
-from rollouts.trajectory import MediaReference, TokenNode, Trajectory, Turn  # noqa: E402
+from rollouts.provenance import Provenance  # noqa: E402
+from rollouts.token_node import MediaReference, TokenNode  # noqa: E402
+from rollouts.trajectory import Branch, Trajectory, Turn  # noqa: E402
 
 __all__ = [
+    "Branch",
     "Completion",
     "Engine",
     "Environment",
@@ -36,6 +39,7 @@ __all__ = [
     "GenerateRequest",
     "GenerateResult",
     "MediaReference",
+    "Provenance",
     "RolloutsError",
     "SamplingParams",
     "StepResult",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from renderers import Message, MultimodalRenderer, RenderedTokens, RendererError
+from renderers import Message, MultimodalRenderer, RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams, check_result
 from rollouts.environment import Environment, reset_environment, step_environment
 from rollouts.errors import EngineError, EnvironmentProtocolError, EpisodeError
+from rollouts.provenance import Provenance
 from rollouts.trajectory import Trajectory
 
 
@@ -34,11 +35,22 @@ async def run_episode(
     after `max_turns` ends `truncated`. Raises `EpisodeError` with the completed turns if engine, renderer or
     environment fail.
     """
-    trajectory = Trajectory(episode_id or uuid.uuid4().hex, seed=seed, group_id=group_id)
+    trajectory = Trajectory(
+        episode_id or uuid.uuid4().hex,
+        seed=seed,
+        group_id=group_id,
+        started_at=time.time(),
+        provenance=Provenance.of(renderer, engine),
+    )
+    started = time.monotonic()
     try:
         await _play(trajectory, environment, engine, renderer, sampling, max_turns)
     except (EngineError, EnvironmentProtocolError, RendererError) as error:
+        trajectory.error = f"{type(error).__name__}: {error}"
         raise EpisodeError(str(error), trajectory) from error
+    finally:
+        trajectory.seconds = time.monotonic() - started
+        trajectory.finish()
     return trajectory
 
 
@@ -56,6 +68,7 @@ async def _play(
     seed = sampling.seed
     messages = await reset_environment(environment, trajectory.seed)
     prompt = renderer.render(messages, tools=tools, add_generation_prompt=True)
+    shown: Sequence[Message] = messages  # those that the message indices of `prompt` count
 
     for turn in range(max_turns):
         request = GenerateRequest(
@@ -65,10 +78,12 @@ async def _play(
             session_id=trajectory.episode_id,
             request_id=f"{trajectory.episode_id}-{turn}",
         )
+        asked = time.monotonic()
         completion = await _complete(engine, request)
+        seconds = time.monotonic() - asked
         completion_ids = completion.token_ids.tolist()
         assistant = renderer.parse_response(completion_ids, tools=tools, prompt_ids=prompt.token_ids).to_message()
-        trajectory.add_turn(prompt.token_ids, prompt.multi_modal_data, completion, assistant)
+        trajectory.add_turn(prompt, completion, assistant, messages=shown, seconds=seconds)
 
         step = await step_environment(environment, assistant)
         trajectory.pay(step.reward, dict(step.info))
@@ -76,8 +91,18 @@ async def _play(
             trajectory.done = True
             return
         if turn + 1 < max_turns:
-            prompt = _next_prompt(renderer, prompt, completion_ids, messages, assistant, step.messages, tools)
-            messages = [*messages, assistant, *step.messages]
+            conversation = [*messages, assistant, *step.messages]
+            bridged = renderer.bridge_to_next_turn(
+                prompt.token_ids,
+                completion_ids,
+                step.messages,
+                tools=tools,
+                previous_messages=messages,
+                previous_multi_modal_data=prompt.multi_modal_data,
+            )
+            shown = conversation if bridged is None else step.messages
+            prompt = bridged or renderer.render(conversation, tools=tools, add_generation_prompt=True)
+            messages = conversation
     trajectory.truncated = True
 
 
@@ -88,28 +113,6 @@ async def _complete(engine: Engine, request: GenerateRequest) -> Completion:
     if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
         raise EngineError(request.request_id, f"generation ended with {completion.finish_reason.value!r}")
     return completion
-
-
-def _next_prompt(
-    renderer: MultimodalRenderer,
-    prompt: RenderedTokens,
-    completion_ids: list[int],
-    messages: Sequence[Message],
-    assistant: Message,
-    new_messages: Sequence[Message],
-    tools: Any,
-) -> RenderedTokens:
-    bridged = renderer.bridge_to_next_turn(
-        prompt.token_ids,
-        completion_ids,
-        new_messages,
-        tools=tools,
-        previous_messages=messages,
-        previous_multi_modal_data=prompt.multi_modal_data,
-    )
-    if bridged is not None:
-        return bridged
-    return renderer.render([*messages, assistant, *new_messages], tools=tools, add_generation_prompt=True)
 
 
 def derived_seed(seed: int, *path: str | int) -> int:

@@ -33,6 +33,26 @@ class MissingExtraError(RolloutsError, ImportError):
         super().__init__(f'{feature} needs the extra `{extra}`: pip install "mmrollouts[{extra}]"')
 
 
+# Trajectories.
+
+
+class TrajectoryError(RolloutsError):
+    """A trajectory cannot take what it is given."""
+
+
+class TrajectoryFinishedError(TrajectoryError):
+    """A finished episode was to be changed."""
+
+    def __init__(self, episode_id: str, field: str) -> None:
+        self.episode_id = episode_id
+        self.field = field
+        super().__init__(f"episode {episode_id} is finished; {field} cannot change any more. Copy what you need")
+
+
+class InvalidTurnError(TrajectoryError):
+    """A prompt, its messages and its completion do not belong together."""
+
+
 # Engines.
 
 

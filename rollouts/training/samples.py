@@ -11,9 +11,9 @@ from renderers import MediaItem, PlaceholderRange, RenderedTokens
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
-from rollouts.errors import PixelMismatchError, SampleError
+from rollouts.errors import SampleError
 from rollouts.models.placement import misplaced
-from rollouts.trajectory import MediaReference, Trajectory
+from rollouts.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,23 +98,13 @@ def samples_from_trajectory(
                 loss_mask=loss_mask,
                 logprobs=np.where(loss_mask, logprobs, np.float32(0)),
                 advantages=np.where(loss_mask, np.float32(advantage), np.float32(0)),
-                media=tuple(
-                    (derive_item(reference, processors), reference.where) for reference in trajectory.media(leaf)
-                ),
+                media=tuple((reference.derive(processors), reference.where) for reference in trajectory.media(leaf)),
                 weight_spans=_joined_spans([node.weight_spans for node in nodes]),
                 name=f"{trajectory.episode_id}/{leaf}",
             )
         )
         trained.update(path)
     return samples
-
-
-def derive_item(reference: MediaReference, processors: Mapping[Modality, MediaProcessor]) -> MediaItem:
-    """The pixels behind a reference, checked against the name that the sampler saw them under."""
-    item = processors[reference.modality].process(reference.source)
-    if item.mm_hash != reference.mm_hash:
-        raise PixelMismatchError(reference.mm_hash, item.mm_hash)
-    return item
 
 
 def _joined_spans(spans_of_nodes: list[tuple[WeightSpan, ...]]) -> tuple[WeightSpan, ...]:

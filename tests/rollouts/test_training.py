@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForImageTextToText
 
-from renderers import PlaceholderRange, load_renderer
+from renderers import PlaceholderRange, RenderedTokens, load_renderer
 from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
@@ -357,14 +357,15 @@ def test_pixels_derived_by_another_processor_are_refused(renderer, episodes):
 
 
 def test_a_node_shared_by_two_branches_is_trained_once(renderer, episodes):
-    trajectory = decode(encode(episodes[0]))
+    finished = decode(encode(episodes[0]))
+    trajectory = replace(finished, nodes=list(finished.nodes), turns=list(finished.turns), finished=False)
     first = trajectory.turns[0]
     shared = trajectory.token_ids(first.node).tolist()
     completion = trajectory.nodes[trajectory.turns[1].node]
     from rollouts import Completion, FinishReason
 
     again = Completion(0, completion.token_ids, completion.logprobs, FinishReason.STOP)
-    trajectory.add_turn([*shared, 65, 66], None, again, {"role": "assistant", "content": "x"})
+    trajectory.add_turn(RenderedTokens([*shared, 65, 66]), again, {"role": "assistant", "content": "x"})
 
     samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
     assert len(samples) == 2

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
+from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.vision.normalise import PixelScale
 from rollouts import Completion, FinishReason, Trajectory, WeightSpan
 from transport import decode, encode
@@ -26,14 +26,18 @@ def media(*placed: tuple[MediaItem, int]) -> MultiModalData:
     return MultiModalData.from_items((item, PlaceholderRange(at, item.num_tokens)) for item, at in placed)
 
 
+def prompted(ids: list[int], media: MultiModalData | None = None) -> RenderedTokens:
+    return RenderedTokens(list(ids), multi_modal_data=media)
+
+
 def say(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
 def test_a_turn_that_extends_the_last_one_stores_only_what_is_new():
     trajectory = Trajectory("e")
-    trajectory.add_turn([1, 2, 3], None, completion(4, 5), say("a"))
-    trajectory.add_turn([1, 2, 3, 4, 5, 6, 7], None, completion(8), say("b"))
+    trajectory.add_turn(prompted([1, 2, 3]), completion(4, 5), say("a"))
+    trajectory.add_turn(prompted([1, 2, 3, 4, 5, 6, 7]), completion(8), say("b"))
 
     assert [node.token_ids.tolist() for node in trajectory.nodes] == [[1, 2, 3], [4, 5], [6, 7], [8]]
     assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
@@ -43,8 +47,8 @@ def test_a_turn_that_extends_the_last_one_stores_only_what_is_new():
 
 def test_a_prompt_that_rewrote_history_forks_at_the_last_shared_node():
     trajectory = Trajectory("e")
-    trajectory.add_turn([1, 2], None, completion(3), say("a"))
-    trajectory.add_turn([1, 2, 9, 9], None, completion(4), say("b"))
+    trajectory.add_turn(prompted([1, 2]), completion(3), say("a"))
+    trajectory.add_turn(prompted([1, 2, 9, 9]), completion(4), say("b"))
 
     first, second = trajectory.leaves()
     assert trajectory.token_ids(first).tolist() == [1, 2, 3]
@@ -55,8 +59,8 @@ def test_a_prompt_that_rewrote_history_forks_at_the_last_shared_node():
 
 def test_a_prompt_with_another_beginning_starts_a_tree_of_its_own():
     trajectory = Trajectory("e")
-    trajectory.add_turn([1, 2], None, completion(3), say("a"))
-    trajectory.add_turn([7, 8], None, completion(3), say("b"))
+    trajectory.add_turn(prompted([1, 2]), completion(3), say("a"))
+    trajectory.add_turn(prompted([7, 8]), completion(3), say("b"))
 
     assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[1, 2, 3], [7, 8, 3]]
     assert trajectory.forks == 1
@@ -64,9 +68,9 @@ def test_a_prompt_with_another_beginning_starts_a_tree_of_its_own():
 
 def test_interleaved_agents_each_continue_their_own_branch():
     trajectory = Trajectory("e")
-    trajectory.add_turn([1], None, completion(2), say("a1"))
-    trajectory.add_turn([5], None, completion(6), say("b1"))
-    trajectory.add_turn([1, 2, 3], None, completion(4), say("a2"))
+    trajectory.add_turn(prompted([1]), completion(2), say("a1"))
+    trajectory.add_turn(prompted([5]), completion(6), say("b1"))
+    trajectory.add_turn(prompted([1, 2, 3]), completion(4), say("a2"))
 
     assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[5, 6], [1, 2, 3, 4]]
 
@@ -74,8 +78,8 @@ def test_interleaved_agents_each_continue_their_own_branch():
 def test_a_picture_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_place():
     trajectory = Trajectory("e")
     a, b = picture(b"a"), picture(b"b", tokens=3)
-    trajectory.add_turn([1, 0, 0, 2], media((a, 1)), completion(3), say("x"))
-    trajectory.add_turn([1, 0, 0, 2, 3, 4, 0, 0, 0], media((a, 1), (b, 6)), completion(5), say("y"))
+    trajectory.add_turn(prompted([1, 0, 0, 2], media((a, 1))), completion(3), say("x"))
+    trajectory.add_turn(prompted([1, 0, 0, 2, 3, 4, 0, 0, 0], media((a, 1), (b, 6))), completion(5), say("y"))
 
     assert [[reference.mm_hash for reference in node.media] for node in trajectory.nodes] == [
         ["hash-a"],
@@ -93,8 +97,8 @@ def test_a_picture_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_p
 def test_after_a_fork_each_branch_has_its_own_pictures_in_its_own_order():
     trajectory = Trajectory("e")
     a, b = picture(b"a"), picture(b"b")
-    trajectory.add_turn([9, 0, 0, 0, 0], media((a, 1), (b, 3)), completion(1), say("x"))
-    trajectory.add_turn([8, 0, 0, 0, 0, 0, 0], media((b, 1), (a, 3), (a, 5)), completion(1), say("y"))
+    trajectory.add_turn(prompted([9, 0, 0, 0, 0], media((a, 1), (b, 3))), completion(1), say("x"))
+    trajectory.add_turn(prompted([8, 0, 0, 0, 0, 0, 0], media((b, 1), (a, 3), (a, 5))), completion(1), say("y"))
 
     names = [[r.mm_hash for r in trajectory.media(leaf)] for leaf in trajectory.leaves()]
     assert names == [["hash-a", "hash-b"], ["hash-b", "hash-a", "hash-a"]]
@@ -102,8 +106,8 @@ def test_after_a_fork_each_branch_has_its_own_pictures_in_its_own_order():
 
 def test_equal_tokens_with_another_picture_are_another_branch():
     trajectory = Trajectory("e")
-    trajectory.add_turn([9, 0, 0, 2], media((picture(b"a"), 1)), completion(1), say("x"))
-    trajectory.add_turn([9, 0, 0, 2, 1, 5], media((picture(b"b"), 1)), completion(1), say("y"))
+    trajectory.add_turn(prompted([9, 0, 0, 2], media((picture(b"a"), 1))), completion(1), say("x"))
+    trajectory.add_turn(prompted([9, 0, 0, 2, 1, 5], media((picture(b"b"), 1))), completion(1), say("y"))
 
     names = [[r.mm_hash for r in trajectory.media(leaf)] for leaf in trajectory.leaves()]
     assert names == [["hash-a"], ["hash-b"]]
@@ -112,8 +116,8 @@ def test_equal_tokens_with_another_picture_are_another_branch():
 
 def test_a_literal_placeholder_that_becomes_a_picture_is_another_branch():
     trajectory = Trajectory("e")
-    trajectory.add_turn([1], None, completion(0), say("a sampled placeholder"))
-    trajectory.add_turn([1, 0, 0], media((picture(b"a"), 1)), completion(3), say("y"))
+    trajectory.add_turn(prompted([1]), completion(0), say("a sampled placeholder"))
+    trajectory.add_turn(prompted([1, 0, 0], media((picture(b"a"), 1))), completion(3), say("y"))
 
     assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[1, 0], [1, 0, 0, 3]]
     assert [len(trajectory.media(leaf)) for leaf in trajectory.leaves()] == [0, 1]
@@ -121,9 +125,9 @@ def test_a_literal_placeholder_that_becomes_a_picture_is_another_branch():
 
 def test_rewards_belong_to_turns_and_sum_to_the_episode():
     trajectory = Trajectory("e")
-    trajectory.add_turn([1], None, completion(2), say("x"))
+    trajectory.add_turn(prompted([1]), completion(2), say("x"))
     trajectory.pay(0.25, {"right": False})
-    trajectory.add_turn([1, 2, 3], None, completion(4), say("y"))
+    trajectory.add_turn(prompted([1, 2, 3]), completion(4), say("y"))
     trajectory.pay(0.5, {"right": True})
 
     assert trajectory.reward == 0.75
@@ -144,7 +148,7 @@ def test_every_leaf_read_from_the_root_is_what_some_turn_saw(turns):
     seen: list[list[int]] = []
     for base, added, sampled in turns:
         prompt = [*(seen[base % len(seen)] if seen and base >= 0 else []), *added]
-        node = trajectory.add_turn(prompt, None, completion(sampled), say("x"))
+        node = trajectory.add_turn(prompted(prompt), completion(sampled), say("x"))
         seen.append([*prompt, sampled])
         assert trajectory.token_ids(node).tolist() == seen[-1]
     for turn, expected in zip(trajectory.turns, seen, strict=True):
@@ -160,7 +164,7 @@ def test_a_trajectory_crosses_the_wire_unchanged(turns):
     for index, (base, added, sampled) in enumerate(turns):
         prompt = [*(seen[base % len(seen)] if seen and base >= 0 else []), *added, 0, 0]
         item = picture(b"%d" % (index % 2))
-        node = trajectory.add_turn(prompt, media((item, len(prompt) - 2)), completion(sampled), say("x"))
+        node = trajectory.add_turn(prompted(prompt, media((item, len(prompt) - 2))), completion(sampled), say("x"))
         trajectory.pay(index / 2, {"turn": index})
         seen.append([*prompt, sampled])
         assert trajectory.media(node)[-1].mm_hash == item.mm_hash

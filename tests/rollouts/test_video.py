@@ -44,9 +44,7 @@ async def sampled(engine, renderer, seed=0):
         GenerateRequest(prompt.token_ids, SamplingParams(max_tokens=8, seed=seed), prompt.multi_modal_data)
     )
     trajectory = Trajectory(f"episode {seed}")
-    trajectory.add_turn(
-        prompt.token_ids, prompt.multi_modal_data, result.completions[0], {"role": "assistant", "content": ""}
-    )
+    trajectory.add_turn(prompt, result.completions[0], {"role": "assistant", "content": ""})
     return trajectory
 
 
