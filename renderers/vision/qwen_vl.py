@@ -95,7 +95,8 @@ class QwenVLConfig:
     @property
     def fingerprint(self) -> str:
         """Names everything that changes pixels: these numbers, the resampler's and the decoders' versions (16 hex)."""
-        return fingerprint("image", self, resampler=resampling.VERSION, decoders=decoder_versions())
+        ours = {"resampler": resampling.VERSION} if self.backend == "torchvision" else {}
+        return fingerprint("image", self, **ours, decoders=decoder_versions())
 
 
 class QwenVLProcessor:

@@ -217,7 +217,7 @@ def test_other_reasoning_or_the_order_of_arguments_as_printed_makes_another_bran
     prompts = [ask(renderer, [*QUESTION, turn, corpus.answer("22")], tools=corpus.TOOLS) for turn in told]
     trajectory = Trajectory("episode")
     for prompt in (*prompts, prompts[0]):
-        trajectory.add_turn(prompt, None, completion_of([1]), {"role": "assistant", "content": ""})
+        trajectory.add_turn(RenderedTokens(prompt), completion_of([1]), {"role": "assistant", "content": ""})
     parents = [trajectory.nodes[turn.node].parent for turn in trajectory.turns]
     assert len(set(parents)) == 3
     assert parents[3] == parents[0]
