@@ -21,9 +21,11 @@ from rollouts.inspection.token_cells import token_cells
 from rollouts.inspection.token_json import tokens_as_json
 from rollouts.inspection.token_view import By, View, counts_table, legend, token_lines, visible
 from rollouts.media.commands import media_commands
+from rollouts.traj.commands import traj_commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 app.add_typer(media_commands, name="media")
+app.add_typer(traj_commands, name="traj")
 
 
 @app.callback()

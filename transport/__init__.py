@@ -9,6 +9,8 @@ with RecordWriter("episodes.mmr") as out:
 
 from transport.arrays import RawTensor
 from transport.codec import decode, decode_frames, encode, encode_frames
+from transport.compact import CompactDecoder, CompactEncoder, MessageOrderError
+from transport.compression import MissingCompressionError
 from transport.errors import (
     ChecksumError,
     DecodeError,
@@ -24,32 +26,55 @@ from transport.errors import (
     UnknownTypeError,
     VersionError,
 )
+from transport.file_repair import Dropped, RepairReport, merge, repair
 from transport.files import RecordReader, RecordWriter, read_records
 from transport.limits import DecodeLimits
+from transport.peer_form import (
+    decode_tensor_payload,
+    encode_tensor_payload,
+    walk_decode_tensors,
+    walk_encode_tensors,
+)
 from transport.registry import wire_type
+from transport.step_media import StepMediaError, drop_intermediate_multi_modal_data, restore_multi_modal_data
 
 __all__ = [
     "ChecksumError",
+    "CompactDecoder",
+    "CompactEncoder",
     "DecodeError",
     "DecodeLimits",
+    "Dropped",
     "EncodeError",
     "FileChangedError",
     "LimitError",
     "MalformedError",
+    "MessageOrderError",
+    "MissingCompressionError",
     "MissingFieldError",
     "MissingMediaError",
     "RawTensor",
     "RecordReader",
     "RecordWriter",
     "RegistrationError",
+    "RepairReport",
+    "StepMediaError",
     "TransportError",
     "TruncatedError",
     "UnknownTypeError",
     "VersionError",
     "decode",
     "decode_frames",
+    "decode_tensor_payload",
+    "drop_intermediate_multi_modal_data",
     "encode",
     "encode_frames",
+    "encode_tensor_payload",
+    "merge",
     "read_records",
+    "repair",
+    "restore_multi_modal_data",
+    "walk_decode_tensors",
+    "walk_encode_tensors",
     "wire_type",
 ]

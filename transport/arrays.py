@@ -9,30 +9,36 @@ import math
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from transport.errors import MalformedError, UnknownTypeError
+from transport.not_sendable import NotSendableError
 
 if TYPE_CHECKING:
     import torch
 
 Bytes = npt.NDArray[np.uint8]
+DtypeName: TypeAlias = "str | list[object]"
 
 # The spellings `dtype.str` has for plain element types. np.dtype() itself reads far more ("O", "f4,f4", "(9,9)f4"), and
 # a message must not reach that.
 _DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
 _MAX_DIMENSIONS = 64
+_MAX_NESTED_DTYPES = 16
 
 # Vectors of these few dtypes make up most of what is sent; a message names them by their place here. Only append.
 _COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
 _COMMON_CODES = {dtype: code for code, dtype in enumerate(_COMMON_DTYPES)}
+# Nearly every array of such a dtype has the very object; hashing a dtype takes ten times as long.
+_COMMON_IDS = {id(dtype): code for code, dtype in enumerate(_COMMON_DTYPES)}
 
 _TENSOR_ITEM_BYTES = {
     "bool": 1,
     **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),  # the last: two numbers an element
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
     **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
@@ -40,18 +46,13 @@ _TENSOR_ITEM_BYTES = {
 }
 
 
-class UnsupportedArrayError(ValueError):
-    """Why an array or tensor cannot be sent, and the cure; the codec adds where it sits."""
-
-    def __init__(self, reason: str, cure: str) -> None:
-        super().__init__(reason, cure)
-        self.reason = reason
-        self.cure = cure
+class UnsupportedArrayError(NotSendableError):
+    """An array or tensor that has no form on the wire."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawTensor:
-    """A torch tensor where torch is not installed: its dtype by torch's name, its shape, its elements as bytes.
+    """A torch tensor where torch, or its dtype, is not installed: dtype by torch's name, shape, elements as bytes.
 
     `data` is a read-only uint8 array of `prod(shape) * item size` bytes, in C order. Encoding it again sends the tensor
     it stands for, so a relay needs no torch.
@@ -79,29 +80,55 @@ def is_tensor(obj: object) -> bool:
     return torch is not None and (type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter)
 
 
-def describe_dtype(dtype: np.dtype[Any]) -> str:
-    """The dtype's name on the wire. Raises `UnsupportedArrayError`."""
+def is_tensor_dtype(name: str) -> bool:
+    """Whether torch's dtype of this name can be sent."""
+    return name in _TENSOR_ITEM_BYTES
+
+
+def describe_dtype(dtype: np.dtype[Any]) -> DtypeName:
+    """The dtype's name on the wire, for a structured one a list (see `wire`). Raises `UnsupportedArrayError`."""
     if dtype.hasobject:
         raise UnsupportedArrayError(
             f"dtype {dtype} holds Python objects", "Convert it to a numeric dtype, or send a list with .tolist()."
         )
-    if dtype.names is not None:
-        raise UnsupportedArrayError(f"dtype {dtype} is structured", "Send one array per field.")
+    name = dtype.str if dtype.names is None else _describe_fields(dtype)
     # Third-party element types (ml_dtypes.bfloat16) all call themselves '<V2'; they would come back as plain bytes.
-    if not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
+    if dtype.names is None and (not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype):
         raise UnsupportedArrayError(
             f"dtype {dtype} has no name on the wire", "Send array.view(numpy.uint8) beside its name."
         )
-    return dtype.str
+    return name
+
+
+def _describe_fields(dtype: np.dtype[Any], depth: int = 0) -> list[object]:
+    assert dtype.names is not None
+    assert dtype.fields is not None
+    fields = []
+    for name in dtype.names:
+        inner, offset, *title = dtype.fields[name]
+        base, shape = inner.subdtype or (inner, ())
+        if title or dtype.type is not np.void or depth == _MAX_NESTED_DTYPES:
+            raise UnsupportedArrayError(
+                f"structured dtype {dtype} with titles or of its own class", "Send one array per field."
+            )
+        described = _describe_fields(base, depth + 1) if base.names is not None else describe_dtype(base)
+        fields.append([name, described, offset, list(shape)])
+    return [dtype.itemsize, dtype.isalignedstruct, fields]
 
 
 def vector_code(array: npt.NDArray[Any]) -> int | None:
     """The number of the dtype of a one-dimensional array, if it has one."""
-    return _COMMON_CODES.get(array.dtype) if array.ndim == 1 else None
+    if array.ndim != 1:
+        return None
+    dtype = array.dtype
+    code = _COMMON_IDS.get(id(dtype))
+    return _COMMON_CODES.get(dtype) if code is None else code
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
     """The elements as flat uint8, sharing memory with a C-contiguous array; any other layout is copied once."""
+    if array.dtype.itemsize == 0:
+        raise UnsupportedArrayError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -113,7 +140,9 @@ def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
     Shares memory with a contiguous tensor on the CPU. Gradients are not part of it.
     """
     if isinstance(tensor, RawTensor):
-        if math.prod(tensor.shape) * _TENSOR_ITEM_BYTES.get(tensor.dtype, 0) != tensor.data.nbytes:
+        if min(tensor.shape, default=0) < 0 or (
+            math.prod(tensor.shape) * _TENSOR_ITEM_BYTES.get(tensor.dtype, -1) != tensor.data.nbytes
+        ):
             raise UnsupportedArrayError(
                 f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size."
             )
@@ -134,14 +163,44 @@ def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
 
 def read_dtype(name: object) -> np.dtype[Any]:
     """The dtype a message names. Raises `MalformedError`."""
+    if type(name) is list:
+        return _read_structured(name, 0)
     if type(name) is not str or not _DTYPE.fullmatch(name):
         raise MalformedError(f"{name!r:.80} is not the name of an array dtype")
+    return _make_dtype(name)
+
+
+def _make_dtype(spec: Any) -> np.dtype[Any]:
     try:
-        return np.dtype(name)
+        made: np.dtype[Any] = np.dtype(spec)
     except (TypeError, ValueError, OverflowError) as error:
         raise MalformedError(
-            f"array dtype {name!r} does not exist on this machine", "Send it as another dtype."
+            f"array dtype {spec!r:.200} does not exist on this machine", "Send it as another dtype."
         ) from error
+    return made
+
+
+def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
+    """The structured dtype, every part of it checked before numpy sees it."""
+    if (
+        depth > _MAX_NESTED_DTYPES
+        or [type(part) for part in described] != [int, bool, list]
+        or any(type(row) is not list or len(row) != 4 for row in described[2])
+    ):
+        raise MalformedError(f"structured dtype {described!r:.80} is not [size, aligned, fields]")
+    size, aligned, rows = described
+    names, formats, offsets = [], [], []
+    for name, inner, offset, shape in rows:
+        if type(name) is not str or not name or name in names or type(offset) is not int:
+            raise MalformedError(f"structured dtype with the field {name!r:.80} at {offset!r:.80}")
+        base = _read_structured(inner, depth + 1) if type(inner) is list else read_dtype(inner)
+        field = _make_dtype((base, _read_dims(shape))) if shape else base
+        if not 0 <= offset <= size - field.itemsize:
+            raise MalformedError(f"field {name!r:.80} lies outside its structured dtype of {size} bytes")
+        names.append(name)
+        formats.append(field)
+        offsets.append(offset)
+    return _make_dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size, "aligned": aligned})
 
 
 def build_vector(code: int, data: bytes) -> npt.NDArray[Any]:
@@ -176,20 +235,29 @@ def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch
     The tensor owns a copy: torch has no read-only tensors, and an in-place operation on a view would change the
     received bytes or, on a mapped file, kill the process.
     """
-    if type(name) is not str or name not in _TENSOR_ITEM_BYTES:
-        raise UnknownTypeError(f"torch.{name!s:.80}")
-    dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], len(data))
-    raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+    at_rest = build_raw_tensor(name, shape, data)
     try:
         import torch
     except ImportError:
-        raw.setflags(write=False)
-        return RawTensor(name, dims, raw)
-    dtype = getattr(torch, name)
+        return at_rest
+    dtype = getattr(torch, at_rest.dtype, None)
+    if dtype is None:  # the youngest dtypes are not in every version
+        return at_rest
+    raw, dims = at_rest.data, at_rest.shape
     try:
         return torch.from_numpy(raw.copy()).view(dtype).reshape(dims) if raw.size else torch.empty(dims, dtype=dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise MalformedError(f"tensor of shape {dims} and dtype {name} cannot exist here") from error
+
+
+def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> RawTensor:
+    """The tensor at rest, its elements a read-only view on `data`."""
+    if type(name) is not str or name not in _TENSOR_ITEM_BYTES:
+        raise UnknownTypeError(f"torch.{name!s:.80}")
+    dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], len(data))
+    raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+    raw.setflags(write=False)
+    return RawTensor(name, dims, raw)
 
 
 def pack_scalar(scalar: np.generic) -> list[object]:
@@ -218,19 +286,28 @@ def build_scalar(payload: object) -> np.generic:
 
 def _check_text(array: npt.NDArray[Any]) -> None:
     """Refuse code points past Unicode's last; reading such an element fails inside numpy, long after decoding."""
-    if array.dtype.kind != "U" or array.size == 0:
+    if array.size == 0:
         return
-    points = array.reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+    for name in array.dtype.names or ():
+        _check_text(array[name])
+    if array.dtype.kind != "U":
+        return
+    points = np.ascontiguousarray(array).reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
     if int(points.max()) > sys.maxunicode:
         raise MalformedError(f"text array of dtype {array.dtype.str} holds {int(points.max()):#x}, not a code point")
 
 
-def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, ...]:
-    """The shape, once it is known to describe exactly the bytes that came."""
+def _read_dims(shape: object) -> tuple[int, ...]:
     if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise MalformedError("array shape is not a list of at most 64 sizes")
+    return tuple(shape)
+
+
+def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, ...]:
+    """The shape, once it is known to describe exactly the bytes that came."""
+    dims = _read_dims(shape)
     if item_bytes == 0:
         raise MalformedError("array whose elements have no bytes")
-    if math.prod(shape) * item_bytes != data_bytes:
+    if math.prod(dims) * item_bytes != data_bytes:
         raise MalformedError(f"array of shape {shape} with {item_bytes} bytes an element came with {data_bytes} bytes")
-    return tuple(shape)
+    return dims

@@ -26,11 +26,12 @@ def _nothing_found(digest: str) -> MediaSource | None:
 def encode_frames(obj: object, *, held: Held = _nothing_held) -> list[Buffer]:
     """`obj` as a header frame and one frame per media source and per array or tensor of more than 1024 bytes.
 
-    Supported: None, bool, int of 64 bits, float, str, bytes, list, tuple, set and frozenset of plain values, dict with
-    plain keys, numpy arrays and scalars of every dtype but object and structured, torch tensors, `MediaSource`, and
-    dataclasses and enums registered with `wire_type`; nested as you like, without cycles. bytearray and memoryview
-    come back as bytes. Exact types only: a subclass of str or dict is an `EncodeError`, not a str or dict at the far
-    end.
+    Supported: None, bool, int, float, complex, Decimal, str, bytes, UUID, paths, dates, times, datetimes, timedeltas,
+    fixed and named time zones, list, tuple, set and frozenset of plain values, dict with plain keys, numpy arrays and
+    scalars of every dtype without Python objects (structured ones without titles), torch tensors, `MediaSource`, and
+    dataclasses, pydantic models and enums registered with `wire_type`; nested as you like, without cycles. bytearray
+    and memoryview come back as bytes, a path of this machine's kind as a path of the receiver's. Exact types only: a
+    subclass of str or dict is an `EncodeError`, not a str or dict at the far end.
 
     A frame of a C-contiguous array shares the array's memory, so send it before changing the array; other layouts are
     copied once, and smaller arrays into the header. A media source and an array object are sent once however often they
@@ -39,7 +40,8 @@ def encode_frames(obj: object, *, held: Held = _nothing_held) -> list[Buffer]:
     `held(source)` is asked once per media source; those it affirms are left out, and the receiver's `find_media` must
     supply them. Raises `EncodeError`, which says where in `obj` the trouble is.
     """
-    return pack(obj, held)
+    header, frames = pack(obj, held)
+    return [b"".join(header), *frames]
 
 
 def decode_frames(
@@ -56,7 +58,7 @@ def decode_frames(
 
 def encode(obj: object, *, held: Held = _nothing_held) -> bytes:
     """`encode_frames` in one container, each frame at a multiple of 64 bytes, its header under a CRC-32."""
-    return container.join(pack(obj, held))
+    return container.join_parts(*pack(obj, held))
 
 
 def decode(buffer: Buffer, *, limits: DecodeLimits = _DEFAULT_LIMITS, find_media: FindMedia = _nothing_found) -> Any:

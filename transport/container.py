@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from transport.errors import ChecksumError, MalformedError, TruncatedError
+from transport.fresh_bytes import joined
 from transport.limits import DecodeLimits
 from transport.unpacking import as_bytes, check_version
 from transport.wire import FORMAT_VERSION, Buffer
@@ -36,16 +37,23 @@ def aligned(size: int) -> int:
 
 def join(frames: Sequence[Buffer]) -> bytes:
     """The frames as one container; every byte is copied once."""
-    lengths = struct.pack(f"<{len(frames)}Q", *[memoryview(frame).nbytes for frame in frames])
-    fixed = _FIXED.pack(_MAGIC, FORMAT_VERSION, len(frames))
-    checksum = _CHECKSUM.pack(_crc(fixed, lengths, frames[0]))
-    parts: list[Buffer] = [fixed, checksum, lengths]
+    return join_parts(frames[:1], frames[1:])
+
+
+def join_parts(header: Sequence[Buffer], frames: Sequence[Buffer]) -> bytes:
+    """`join` for a first frame that comes in parts."""
+    sizes = [sum(memoryview(part).nbytes for part in header), *[memoryview(frame).nbytes for frame in frames]]
+    lengths = struct.pack(f"<{len(sizes)}Q", *sizes)
+    fixed = _FIXED.pack(_MAGIC, FORMAT_VERSION, len(sizes))
     end = _LENGTHS_AT + len(lengths)
-    for frame in frames:
+    parts: list[Buffer] = [fixed, _CHECKSUM.pack(_crc(fixed, lengths, *header)), lengths, bytes(aligned(end) - end)]
+    parts += header
+    end = aligned(end) + sizes[0]
+    for frame, size in zip(frames, sizes[1:], strict=True):
         parts.append(bytes(aligned(end) - end))
         parts.append(frame)
-        end = aligned(end) + memoryview(frame).nbytes
-    return b"".join(parts)
+        end = aligned(end) + size
+    return joined(parts)
 
 
 def split(buffer: Buffer, limits: DecodeLimits) -> list[memoryview]:

@@ -1,23 +1,36 @@
 """Append-only files of encoded objects, in which each image is stored once.
 
 A file survives the death of its writer: what was appended before is readable, and a torn last record is cut off when
-the file is next written. One writer at a time; readers see what was whole when they opened the file.
+the file is next written. One writer at a time; readers see what was whole when they opened the file, and what has come
+since when they `refresh()`.
 """
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from renderers.media.source import MediaSource
-from transport import codec
+from transport import codec, container
+from transport.compression import decompress, find_compressor
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
+from transport.fresh_bytes import joined
 from transport.limits import DecodeLimits
-from transport.record_layout import FILE_HEADER, Record, frame_record, scan
-from transport.unpacking import build_media
+from transport.record_layout import (
+    COMPRESSED_VERSION,
+    PLAIN_VERSION,
+    FileBytes,
+    Record,
+    file_header,
+    frame_record,
+    scan,
+)
+from transport.unpacking import build_media, held_digests
 from transport.wire import Buffer
 
 _DEFAULT_LIMITS = DecodeLimits()
@@ -29,21 +42,28 @@ class RecordWriter:
         with RecordWriter("episodes.mmr") as out:
             index = out.append(episode)
 
-    Raises `MalformedError` if `path` is another kind of file, and leaves it alone.
+    With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record that becomes smaller by it is compressed;
+    the file then has version 2, which older readers refuse. Arrays of such a record are copies, not views on the file.
+
+    Raises `MalformedError` if `path` is another kind of file, and leaves it alone; `MissingCompressionError`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, compression: Literal["zstd"] | None = None) -> None:
+        self._compress = find_compressor(compression)
         self._path = os.fspath(path)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
         try:
-            with _Mapping(self._file.fileno()) as mapping:
-                index = scan(mapping.view)
+            index = scan(FileBytes(self._file))
+            version = PLAIN_VERSION if self._compress is None else COMPRESSED_VERSION
             # Where the next record goes and its index: one value, so that no interrupt can leave them apart.
             self._tail = (index.end, len(index.objects))
             self._stored = set(index.blobs)
             self._torn = True  # there may be something behind the last whole record
             if index.end == 0:
-                self._write([FILE_HEADER], 0)
+                self._write([file_header(version)], 0)
+            elif index.version < version:
+                with open(path, "r+b", buffering=0) as file:  # a file opened to append can do nothing else
+                    file.write(file_header(version))
         except BaseException:
             self._file.close()
             raise
@@ -67,8 +87,8 @@ class RecordWriter:
         payload = codec.encode(obj, held=keep_aside)
         parts: list[Buffer] = []
         for digest, source in fresh.items():
-            parts += frame_record(source.data, index, digest)
-        parts += frame_record(payload, index)
+            parts += self._frame(source.data, index, digest)
+        parts += self._frame(payload, index)
         self._write(parts, index + 1)
         self._stored.update(fresh)
         return index
@@ -93,10 +113,17 @@ class RecordWriter:
     ) -> None:
         self.close()
 
+    def _frame(self, payload: Buffer, index: int, digest: str = "") -> list[Buffer]:
+        if self._compress is not None:
+            compressed = self._compress(payload)
+            if len(compressed) < memoryview(payload).nbytes:
+                return frame_record(compressed, index, digest, compressed=True)
+        return frame_record(payload, index, digest)
+
     def _write(self, parts: list[Buffer], count: int) -> None:
         self._drop_torn_tail()
         # One write call: a process killed between two would more often leave half a record.
-        data = memoryview(b"".join(parts))
+        data = memoryview(joined(parts))
         self._torn = True
         written = 0
         while written < data.nbytes:  # the system may take less than it was given
@@ -115,6 +142,15 @@ class RecordWriter:
             raise FileChangedError(self._path, end, size)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """One record's bytes in a file, compressed or not, and the digests of the media it refers to."""
+
+    payload: memoryview
+    compressed: bool
+    digests: tuple[str, ...]
+
+
 class RecordReader:
     """The records of a file, mapped into memory: `len(reader)`, `reader[i]`, `for obj in reader`.
 
@@ -128,28 +164,41 @@ class RecordReader:
 
     def __init__(self, path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> None:
         self._limits = limits
-        with open(path, "rb") as file:
-            self._mapping = _Mapping(file.fileno())
-        self._view = self._mapping.view
+        self._path = os.fspath(path)
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        self._mapping = _Mapping(self._file, 0)
         try:
-            self._index = scan(self._view)
+            source = FileBytes(self._file)
+            self._index = scan(source)
+            self._mapping = _Mapping(self._file, self._index.end)
         except BaseException:
             self.close()
             raise
         self._media: dict[str, MediaSource] = {}
-        self.truncated_bytes = self._view.nbytes - self._index.end
+        self.truncated_bytes = source.size - self._index.end
+
+    def refresh(self) -> int:
+        """Take in what was appended since, without reading again what came before; return how many records that is.
+
+        Raises `FileChangedError` if the file has lost records that were there.
+        """
+        source = FileBytes(self._file)
+        if source.size < self._index.end:
+            raise FileChangedError(self._path, self._index.end, source.size)
+        known, end = len(self), self._index.end
+        scan(source, self._index)
+        if self._index.end > end:
+            self._mapping.close()
+            self._mapping = _Mapping(self._file, self._index.end)
+        self.truncated_bytes = source.size - self._index.end
+        return len(self) - known
 
     def __len__(self) -> int:
         return len(self._index.objects)
 
     def __getitem__(self, index: int) -> Any:
         """Record `index`; negative counts from the end. Raises `IndexError` past either end."""
-        number = range(len(self))[index]
-        record = self._index.objects[number]
-        if record is None:
-            offset = self._index.gaps[number]
-            raise ChecksumError(f"header of record {number} at offset {offset}", index=number, offset=offset)
-        return self._decode(record)
+        return self._decode(self._record(index))
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(len(self)):
@@ -157,8 +206,8 @@ class RecordReader:
 
     def close(self) -> None:
         """Let go of the file. The mapping itself lasts as long as arrays and media that were read from it."""
-        self._view.release()
         self._mapping.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -169,18 +218,52 @@ class RecordReader:
         self.close()
 
     def _decode(self, record: Record) -> Any:
-        payload = record.payload(self._view)
         try:
-            return codec.decode(payload, limits=self._limits, find_media=self._find_media)
-        except MissingMediaError as error:  # the writer stored it, so its header must be what was lost
-            where = f"header of media sha256 {error.digest}, used by record {record.objects_before} at {record.start},"
-            raise ChecksumError(where, index=record.objects_before, offset=record.start) from error
+            return codec.decode(self._contents(record), limits=self._limits, find_media=self._find_media)
+        except MissingMediaError as error:
+            raise self._lost_media(record, error.digest) from error
+
+    def stored(self, index: int) -> StoredRecord:
+        """Record `index` as it lies in the file, checked but not decoded, and the media it refers to.
+
+        Raises as reading the record does; needs none of the types in it.
+        """
+        record = self._record(index)
+        contents = self._contents(record)
+        digests = held_digests(container.split(contents, self._limits)[0])
+        for digest in digests:
+            if self._find_media(digest) is None:
+                raise self._lost_media(record, digest)
+        payload = record.payload(self._mapping.view)
+        return StoredRecord(payload, record.compressed, tuple(dict.fromkeys(digests)))
+
+    def stored_media(self, digest: str) -> tuple[memoryview, bool]:
+        """The bytes of a medium of this file as they lie in it, and whether they are compressed."""
+        record = self._index.blobs[digest]
+        return record.payload(self._mapping.view), record.compressed
+
+    def _record(self, index: int) -> Record:
+        number = range(len(self))[index]
+        record = self._index.objects[number]
+        if record is None:
+            offset = self._index.gaps[number]
+            raise ChecksumError(f"header of record {number} at offset {offset}", index=number, offset=offset)
+        return record
+
+    def _lost_media(self, record: Record, digest: str) -> ChecksumError:
+        """The writer stored it, so its header must be what was lost."""
+        where = f"header of media sha256 {digest}, used by record {record.objects_before} at {record.start},"
+        return ChecksumError(where, index=record.objects_before, offset=record.start)
 
     def _find_media(self, digest: str) -> MediaSource | None:
         """One source per digest for the whole file, verified when it is first read."""
         if digest not in self._media and digest in self._index.blobs:
-            self._media[digest] = build_media(digest, self._index.blobs[digest].payload(self._view))
+            self._media[digest] = build_media(digest, self._contents(self._index.blobs[digest]))
         return self._media.get(digest)
+
+    def _contents(self, record: Record) -> memoryview:
+        payload = record.payload(self._mapping.view)
+        return memoryview(decompress(payload, self._limits)) if record.compressed else payload
 
 
 def read_records(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> Iterator[Any]:
@@ -190,11 +273,10 @@ def read_records(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAUL
 
 
 class _Mapping:
-    """A whole file as a read-only view; also for an empty file, which cannot be mapped."""
+    """The first `size` bytes of a file as a read-only view; also none, which cannot be mapped."""
 
-    def __init__(self, descriptor: int) -> None:
-        size = os.fstat(descriptor).st_size
-        self._map = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else None
+    def __init__(self, file: io.FileIO, size: int) -> None:
+        self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else None
         self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
 
     def close(self) -> None:
@@ -205,11 +287,3 @@ class _Mapping:
                 self._map.close()
             except BufferError:  # views are out; they own the mapping now
                 self._map = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -22,7 +22,6 @@ from renderers.media.source import MediaSource
 from transport import registry, wire
 from transport.arrays import (
     Bytes,
-    UnsupportedArrayError,
     array_bytes,
     describe_dtype,
     is_array,
@@ -31,22 +30,32 @@ from transport.arrays import (
     tensor_parts,
     vector_code,
 )
+from transport.builtin_values import PACKERS
 from transport.errors import EncodeError
 from transport.limits import MAX_DEPTH
+from transport.not_sendable import NotSendableError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Held = Callable[[MediaSource], bool]
 
-# An ExtType without the checks of its constructor, which would take a tenth of the whole encoding.
-_reference = functools.partial(tuple.__new__, msgpack.ExtType)
+
+@functools.lru_cache(maxsize=1 << 14)
+def _reference(code: int, number: int) -> msgpack.ExtType:
+    size = 1 if number < 1 << 8 else 2 if number < 1 << 16 else 4
+    # Without the checks of the constructor, which would take a tenth of the whole encoding.
+    return tuple.__new__(msgpack.ExtType, (code, number.to_bytes(size, "big")))
+
 
 _NESTS = {list, dict}  # what a dict can stand in
 _Take: TypeAlias = "Callable[[_Packing, Any], msgpack.ExtType]"
 
 
-def pack(obj: object, held: Held) -> list[wire.Buffer]:
-    """The frames of `obj`. `held` is asked once per media source; the bytes of one it affirms are left out."""
+def pack(obj: object, held: Held) -> tuple[list[bytes], list[wire.Buffer]]:
+    """The parts of the first frame of `obj`, and its other frames.
+
+    `held` is asked once per media source; the bytes of one it affirms are left out.
+    """
     packing = _Packing(obj, held)
     packer = msgpack.Packer(default=packing.refer, strict_types=True, use_bin_type=True)
     # The list grows while it is read: packing an entry queues what it refers to.
@@ -55,8 +64,7 @@ def pack(obj: object, held: Held) -> list[wire.Buffer]:
     order = packing.children_first()
     prelude = wire.PRELUDE.pack(wire.PRELUDE_MAGIC, wire.FORMAT_VERSION, len(packed))
     tables = packer.pack(packing.types), packer.pack(packing.blobs)
-    header = b"".join((prelude, *tables, *[packed[number] for number in order]))
-    return [header, *packing.frames]
+    return [prelude, *tables, *[packed[number] for number in order]], packing.frames
 
 
 class _Packing:
@@ -66,7 +74,7 @@ class _Packing:
         self.held = held
         self.takers: dict[type, _Take] = {}  # what to do with instances of each class
         self.types: list[list[object]] = []
-        self.openers: dict[type, tuple[int, Callable[[Any], str | list[object]]]] = {}  # tag and payload of entries
+        self.openers: dict[type, tuple[int, Callable[[Any], object]]] = {}  # tag and payload of entries
         self.blobs: list[list[object]] = []
         self.frames: list[wire.Buffer] = []
         self.objects: list[Any] = [root]
@@ -81,9 +89,11 @@ class _Packing:
         self.current = number
         self.hashes = False
         tag, open_ = self.openers[type(obj)] if number else (wire.TAG_ROOT, _as_is)
-        payload = open_(obj)
         try:
+            payload: Any = open_(obj)
             packed: bytes = packer.pack([number, tag, payload])
+        except NotSendableError as error:
+            raise EncodeError(self.path(number), error.reason, error.cure) from error
         except UnicodeEncodeError as error:
             raise EncodeError(
                 self.path(number), f"text that is not Unicode: {error.reason}", "Replace lone surrogates."
@@ -94,7 +104,7 @@ class _Packing:
                 f"msgpack cannot pack it: {error}",
                 "Remove cycles, lists nested over 1000 deep, non-contiguous memoryviews and strings over 4 GiB.",
             ) from error
-        if self.hashes and (number == 0 or not _NESTS.isdisjoint(map(type, payload))):
+        if self.hashes and (number == 0 or _holds_nests(payload)):
             self.suspects.append(number)
         return packed
 
@@ -105,12 +115,14 @@ class _Packing:
             self.hashes = True
         reference = self.references.get(obj.digest if kind is MediaSource else id(obj))
         if reference is None:
-            take = self.takers.get(kind)
-            if take is None:
-                take = self.takers[kind] = self.choose(obj)
             try:
+                if kind is np.ndarray:
+                    return self.take_array(obj)
+                take = self.takers.get(kind)
+                if take is None:
+                    take = self.takers[kind] = self.choose(obj)
                 reference = take(self, obj)
-            except UnsupportedArrayError as error:
+            except NotSendableError as error:
                 raise EncodeError(self.path_of(obj), error.reason, error.cure) from error
         elif reference.code == wire.REF_ENTRY:
             self.children[self.current].append(int.from_bytes(reference.data, "big"))
@@ -123,6 +135,9 @@ class _Packing:
         if registered is not None:
             self.openers[kind] = wire.TAG_TYPES + len(self.types), registered.pack
             self.types.append([registered.name, registered.version, list(registered.fields)])
+            return _Packing.take_entry
+        if kind in PACKERS:
+            self.openers[kind] = PACKERS[kind]
             return _Packing.take_entry
         if kind is tuple:
             self.openers[kind] = wire.TAG_TUPLE, list
@@ -154,6 +169,8 @@ class _Packing:
 
     def take_set(self, members: Any) -> msgpack.ExtType:
         strangers = set(map(type, members)) - wire.KEY_TYPES
+        if any(type(member) is int and member.bit_length() > wire.KEY_BITS for member in members):
+            raise EncodeError(self.path_of(members), "set with an integer of more than 64 bits", "Send a list.")
         if strangers:
             names = ", ".join(sorted(kind.__name__ for kind in strangers))
             raise EncodeError(self.path_of(members), f"set with members of type {names}", "Send a list.")
@@ -164,7 +181,12 @@ class _Packing:
         if code is None or array.nbytes > wire.INLINE_BYTES:
             description: list[object] = [wire.BLOB_ARRAY, describe_dtype(array.dtype), list(array.shape)]
             return self.take_blob(array, description, array_bytes(array))
-        return self.take_row(array, [code, array.tobytes()])
+        # What take_row() does, without the calls: there are hundreds of these in an episode.
+        blobs = self.blobs
+        reference = self.references[id(array)] = _reference(wire.REF_BLOB, len(blobs))
+        blobs.append([code, array.tobytes()])
+        self.kept.append(array)
+        return reference
 
     def take_tensor(self, tensor: Any) -> msgpack.ExtType:
         name, shape, data = tensor_parts(tensor)
@@ -194,16 +216,13 @@ class _Packing:
         return self.remember(source.digest, wire.REF_BLOB, len(self.blobs) - 1)
 
     def remember(self, key: int | str, code: int, number: int) -> msgpack.ExtType:
-        size = 1 if number < 1 << 8 else 2 if number < 1 << 16 else 4
-        reference = _reference((code, number.to_bytes(size, "big")))
+        reference = _reference(code, number)
         self.references[key] = reference
         return reference
 
     def unsupported(self, obj: object) -> EncodeError:
         kind = type(obj)
         path = self.path_of(obj)
-        if kind is int:
-            return EncodeError(path, "integer beyond 64 bits", "Send it as a str.")
         if isinstance(obj, str | int | float | list | dict | tuple | bytes):
             plain = next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
             return EncodeError(
@@ -233,7 +252,9 @@ class _Packing:
                 reading.unpack()
             except TypeError as error:
                 raise EncodeError(
-                    self.path(number), "dict with a key that is neither str nor int", "Use str or int keys."
+                    self.path(number),
+                    "dict with a key that is neither str nor an int of 64 bits",
+                    "Use str or int keys.",
                 ) from error
 
     def children_first(self) -> list[int]:
@@ -281,6 +302,11 @@ class _Packing:
             number = parents[number]
         root = type(self.objects[0])
         return (root.__qualname__ if dataclasses.is_dataclass(root) else "value") + "".join(reversed(steps))
+
+
+def _holds_nests(payload: Any) -> bool:
+    """Whether something in the payload could be a dict with a key, or hold one."""
+    return not _NESTS.isdisjoint(map(type, payload)) and any(type(part) in _NESTS and part for part in payload)
 
 
 def _as_is(obj: Any) -> Any:

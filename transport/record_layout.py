@@ -4,12 +4,15 @@
     64           records, each a header of 64 bytes and its payload, padded with zeros to a multiple of 64
 
 A record is an object (what `encode` gives, its media left out) or a blob (the bytes of one media source, written before
-the first object that refers to it). Each header carries its own checksum and the number of objects before it, so that
-a reader can step over a damaged header and still number the records behind it.
+the first object that refers to it); in a file of version 2, either may be one zstd frame instead. Each header carries
+its own checksum and the number of objects before it, so that a reader can step over a damaged header and still number
+the records behind it.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -18,20 +21,45 @@ from typing import Final
 import numpy as np
 
 from transport.container import ALIGNMENT, aligned
-from transport.errors import ChecksumError, MalformedError
-from transport.unpacking import check_version
-from transport.wire import FORMAT_VERSION, Buffer
+from transport.errors import ChecksumError, MalformedError, VersionError
+from transport.wire import Buffer
 
+PLAIN_VERSION: Final = 1
+COMPRESSED_VERSION: Final = 2
 _FILE_MAGIC: Final = b"MMRRECS\n"
 _FILE: Final = struct.Struct("<8sH54x")
 _MARK: Final = b"\x89REC"
 _RECORD: Final = struct.Struct("<4sB3xQQI32s")  # mark, kind, payload length, objects before it, payload CRC-32, digest
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = ALIGNMENT
-_OBJECT: Final = 1
-_BLOB: Final = 2
+_OBJECT, _BLOB = 1, 2
+_COMPRESSED: Final = 2  # added to either
+_SEARCH_BYTES: Final = 1 << 20
 
-FILE_HEADER: Final = _FILE.pack(_FILE_MAGIC, FORMAT_VERSION)
+
+def file_header(version: int) -> bytes:
+    """The first 64 bytes of a file of this version."""
+    return _FILE.pack(_FILE_MAGIC, version)
+
+
+class FileBytes:
+    """An open, unbuffered file as it is now: `size` bytes, read piece by piece.
+
+    Finding records reads the file, and only what was found whole is mapped: a writer may cut off a torn tail at any
+    moment, and touching mapped memory that is no longer in the file kills the process.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.size = os.fstat(file.fileno()).st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer at the end, and where the file has become shorter."""
+        self._file.seek(start)
+        data = self._file.read(length)
+        while len(data) < length and (more := self._file.read(length - len(data))):
+            data += more
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +71,14 @@ class Record:
     objects_before: int
     checksum: int
     digest: str
+    compressed: bool
 
     @property
     def end(self) -> int:
         return self.start + HEADER_BYTES + aligned(self.length)
 
     def payload(self, view: memoryview) -> memoryview:
-        """The payload, once it is known to be what was written. Raises `ChecksumError`."""
+        """The payload as it lies in the file, once it is known to be what was written. Raises `ChecksumError`."""
         start = self.start + HEADER_BYTES
         data = view[start : start + self.length]
         actual = zlib.crc32(data)
@@ -65,13 +94,14 @@ class Record:
             )
         return data
 
-    def is_whole(self, view: memoryview) -> bool:
+    def is_whole(self, source: FileBytes) -> bool:
         """Whether the payload is what was written."""
-        try:
-            self.payload(view)
-        except ChecksumError:
-            return False
-        return True
+        position, end = self.start + HEADER_BYTES, self.start + HEADER_BYTES + self.length
+        actual = 0
+        while position < end and (piece := source.read(position, min(_SEARCH_BYTES, end - position))):
+            actual = zlib.crc32(piece, actual)
+            position += len(piece)
+        return position == end and actual == self.checksum
 
 
 @dataclass(slots=True)
@@ -82,25 +112,32 @@ class Index:
     blobs: dict[str, Record] = field(default_factory=dict)
     gaps: dict[int, int] = field(default_factory=dict)
     end: int = 0  # where the next record goes: behind the last whole one
+    version: int = 0
 
 
-def frame_record(payload: Buffer, objects_before: int, digest: str = "") -> list[Buffer]:
+def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, compressed: bool = False) -> list[Buffer]:
     """The parts of a record: header, payload, padding. With a digest (sha256, hex) it is a blob."""
     length = memoryview(payload).nbytes
-    fields = (_BLOB if digest else _OBJECT, length, objects_before, zlib.crc32(payload), bytes.fromhex(digest))
-    header = _RECORD.pack(_MARK, *fields)
+    kind = (_BLOB if digest else _OBJECT) + (_COMPRESSED if compressed else 0)
+    header = _RECORD.pack(_MARK, kind, length, objects_before, zlib.crc32(payload), bytes.fromhex(digest))
     return [header, _CRC.pack(zlib.crc32(header)), payload, bytes(aligned(length) - length)]
 
 
-def scan(view: memoryview) -> Index:
-    """Find the records. Raises `MalformedError` if this is no record file, `VersionError` if it is a newer one."""
-    if not _check_file_header(view):
-        return Index()
-    records, gaps = _walk(view)
+def scan(source: FileBytes, index: Index | None = None) -> Index:
+    """Find the records; with the `index` of an earlier scan, those that were appended since, which it then holds, too.
+
+    Raises `MalformedError` if this is no record file, `VersionError` if it is a newer one.
+    """
+    index = Index() if index is None else index
+    if index.end == 0:
+        index.version = _read_file_header(source)
+        if index.version == 0:
+            return index
+        index.end = HEADER_BYTES
+    records, gaps = _walk(source, index.end, len(index.objects))
     # A crash can leave the last record at full length with part of its bytes never written.
-    while records and not records[-1].is_whole(view):
+    while records and not records[-1].is_whole(source):
         records.pop()
-    index = Index(end=records[-1].end if records else HEADER_BYTES)
     for record in records:
         # Blobs first, so the object count also moves where only blobs follow a damaged header.
         lost = range(len(index.objects), record.objects_before)
@@ -110,64 +147,68 @@ def scan(view: memoryview) -> Index:
             index.blobs[record.digest] = record
         else:
             index.objects.append(record)
+        index.end = record.end
     return index
 
 
-def _check_file_header(view: memoryview) -> bool:
-    """False for a file whose writer was killed before its header was complete."""
-    if view.nbytes < HEADER_BYTES and FILE_HEADER.startswith(view.tobytes()):
-        return False
-    if view.nbytes < HEADER_BYTES or bytes(view[: len(_FILE_MAGIC)]) != _FILE_MAGIC:
+def _read_file_header(source: FileBytes) -> int:
+    """The file's version; 0 for a file whose writer was killed before its header was complete."""
+    header = source.read(0, HEADER_BYTES)
+    if len(header) < HEADER_BYTES and any(
+        file_header(version).startswith(header) for version in (PLAIN_VERSION, COMPRESSED_VERSION)
+    ):
+        return 0
+    if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
         raise MalformedError("file does not start like a record file", "Pass a file that RecordWriter made.")
-    check_version("record file", _FILE.unpack_from(view)[1])
-    return True
+    version: int = _FILE.unpack(header)[1]
+    if version > COMPRESSED_VERSION:
+        raise VersionError("record file", version, COMPRESSED_VERSION)
+    return version
 
 
-def _walk(view: memoryview) -> tuple[list[Record], dict[int, int]]:
-    """The records in order, and for each that follows damage, where the damage began."""
+def _walk(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
+    """The records from `start` on in order, and for each that follows damage, where the damage began."""
     records: list[Record] = []
     gaps: dict[int, int] = {}
-    position: int | None = HEADER_BYTES
-    while position is not None and position < view.nbytes:
-        least = _objects_after(records)
-        record = _read_header(view, position, least)
+    position: int | None = start
+    while position is not None and position < source.size:
+        least = records[-1].objects_before + (not records[-1].digest) if records else objects
+        record = _read_header(source, position, least)
         if record is None:
-            damage, position = position, _next_header(view, position, least)
+            damage, position = position, _next_header(source, position, least)
             if position is not None:
                 gaps[position] = damage
             continue
-        if record.start + HEADER_BYTES + record.length > view.nbytes or record.end > view.nbytes:
+        if record.end > source.size:
             break  # cut off while it was being written
         records.append(record)
         position = record.end
     return records, gaps
 
 
-def _objects_after(records: list[Record]) -> int:
-    return records[-1].objects_before + (not records[-1].digest) if records else 0
-
-
-def _read_header(view: memoryview, start: int, least: int) -> Record | None:
+def _read_header(source: FileBytes, start: int, least: int) -> Record | None:
     """The record whose header is at `start`, or None if there is none with at least `least` objects before it."""
-    if start + HEADER_BYTES > view.nbytes:
+    data = source.read(start, HEADER_BYTES)
+    if len(data) < HEADER_BYTES:
         return None
-    mark, kind, length, before, checksum, digest = _RECORD.unpack_from(view, start)
-    (expected,) = _CRC.unpack_from(view, start + _RECORD.size)
-    header = view[start : start + _RECORD.size]
+    mark, kind, length, before, checksum, digest = _RECORD.unpack_from(data)
+    (expected,) = _CRC.unpack_from(data, _RECORD.size)
     # No file can hold more records than it has room for; a larger number is damage that happens to check out.
-    if mark != _MARK or zlib.crc32(header) != expected or not least <= before <= view.nbytes // HEADER_BYTES:
+    room = source.size // HEADER_BYTES
+    if mark != _MARK or zlib.crc32(data[: _RECORD.size]) != expected or not least <= before <= room:
         return None
-    return Record(start, length, before, checksum, digest.hex() if kind == _BLOB else "")
+    plain = kind - _COMPRESSED if kind > _COMPRESSED else kind
+    if plain not in (_OBJECT, _BLOB):
+        return None
+    return Record(start, length, before, checksum, digest.hex() if plain == _BLOB else "", plain != kind)
 
 
-def _next_header(view: memoryview, damage: int, least: int) -> int | None:
+def _next_header(source: FileBytes, damage: int, least: int) -> int | None:
     """The first intact header behind `damage`; headers lie at multiples of 64 bytes."""
-    first = damage + ALIGNMENT
-    rows = (view.nbytes - first) // ALIGNMENT
-    if rows <= 0:
-        return None
-    marks = np.frombuffer(view, "<u4", rows * ALIGNMENT // 4, first)[:: ALIGNMENT // 4]
-    for row in np.flatnonzero(marks == int.from_bytes(_MARK, "little")).tolist():
-        if _read_header(view, first + row * ALIGNMENT, least) is not None:
-            return int(first + row * ALIGNMENT)
+    for start in range(damage + ALIGNMENT, source.size, _SEARCH_BYTES):
+        data = source.read(start, _SEARCH_BYTES)
+        words = np.frombuffer(data, "<u4", len(data) // ALIGNMENT * (ALIGNMENT // 4))
+        for row in np.flatnonzero(words[:: ALIGNMENT // 4] == int.from_bytes(_MARK, "little")).tolist():
+            if _read_header(source, start + row * ALIGNMENT, least) is not None:
+                return int(start + row * ALIGNMENT)
     return None

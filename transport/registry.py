@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from transport.errors import MalformedError, MissingFieldError, RegistrationError, UnknownTypeError, VersionError
+from transport.not_sendable import NotSendableError
+from transport.pydantic_models import ModelShape, describe_model, is_model
+from transport.wire import MODEL_REST
 
 C = TypeVar("C", bound=type)
 
@@ -22,7 +25,7 @@ _REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, Recur
 
 @dataclass(frozen=True, slots=True)
 class WireType:
-    """A registered class: a dataclass, or an enum with its `members`.
+    """A registered class: a dataclass, a pydantic `model`, or an enum with its `members`.
 
     `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)`, in the
     order of `fields`, means what naming each value means, at half the time.
@@ -35,12 +38,18 @@ class WireType:
     required: tuple[str, ...] = ()
     positional: bool = False
     members: Mapping[str, object] | None = dataclasses.field(default=None, compare=False)
+    model: ModelShape | None = dataclasses.field(default=None, compare=False)
 
     def pack(self, obj: Any) -> str | list[object]:
         """What stands for `obj` in a message: its values in the order of `fields`, for an enum the member's name."""
         if self.members is not None:
             return str(obj.name)
-        return [getattr(obj, field) for field in self.fields]
+        if self.model is not None:
+            return self.model.pack(obj)
+        try:
+            return [getattr(obj, field) for field in self.fields]
+        except AttributeError as error:
+            raise NotSendableError(f"{self.cls.__qualname__} without a field: {error}", "Set every field.") from error
 
     def as_sent(self, version: int, names: list[Any]) -> SentType:
         """This type as a peer lays it out that writes `version` of it with the fields `names`."""
@@ -53,20 +62,22 @@ class WireType:
         for field in self.required:
             if field not in names:
                 raise MissingFieldError(self.name, field)
-        return SentType(self, len(names), [(field, names.index(field)) for field in self.fields if field in names])
+        # A model decides for itself what to do with a field it does not have.
+        taken = names if self.model is not None else [field for field in self.fields if field in names]
+        return SentType(self, len(names), [(field, names.index(field)) for field in taken])
 
 
 @dataclass(frozen=True, slots=True)
 class SentType:
     """A registered type as one message lays it out.
 
-    An instance comes as `width` values. `known` are the fields that exist here and where among the values each is; None
-    where the values are the arguments of the class as they stand.
+    An instance comes as `width` values. `taken` are the fields that the class is given and where among the values each
+    is; None where the values are the arguments of the class as they stand.
     """
 
     type: WireType
     width: int
-    known: list[tuple[str, int]] | None
+    taken: list[tuple[str, int]] | None
 
     def build(self, payload: object) -> object:
         """The object for a payload that the peer's `pack` made."""
@@ -75,9 +86,12 @@ class SentType:
         if not isinstance(payload, list) or len(payload) != self.width:
             raise MalformedError(f"{self.type.name} is not a list of its {self.width} fields")
         try:
-            if self.known is None:
+            if self.taken is None:
                 return self.type.cls(*payload)
-            return self.type.cls(**{field: payload[place] for field, place in self.known})
+            values = {field: payload[place] for field, place in self.taken}
+            if self.type.model is not None:
+                return self.type.model.build(self.type.cls, values)
+            return self.type.cls(**values)
         except _REFUSALS as refusal:
             raise MalformedError(f"{self.type.name} refused the values it came with: {refusal}") from refusal
 
@@ -94,7 +108,7 @@ _by_class: dict[type, WireType] = {}
 
 
 def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
-    """Register a dataclass or an enum so that its instances can be encoded and decoded.
+    """Register a dataclass, a pydantic model or an enum so that its instances can be encoded and decoded.
 
         @wire_type("acme.Node", version=2)
         @dataclass(frozen=True, slots=True)
@@ -105,7 +119,12 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
     what is sent; it then refuses with `VersionError`. Field types are not checked: `__post_init__` runs on decoded
     values, and its `ValueError` or `TypeError` becomes a `MalformedError`. An enum travels by member name.
 
-    Raises `RegistrationError` if the name or the class is taken, or the class is neither a dataclass nor an enum.
+    A pydantic model is decoded by field name, too, and validated: its validators run on decoded values, and what they
+    refuse is a `MalformedError`. Fields this process does not know are dropped, kept or refused as `extra` in the
+    model's configuration says. What the model has beyond its fields and which fields were set come back as they were;
+    private attributes and fields with `exclude=True` are not sent.
+
+    Raises `RegistrationError` if the name or the class is taken, or the class is none of the three.
     """
 
     def register(cls: C) -> C:
@@ -143,10 +162,13 @@ def _describe(cls: type, name: str, version: int) -> WireType:
     # A combination of flags has no member name to travel by.
     if issubclass(cls, enum.Enum) and not issubclass(cls, enum.Flag):
         return WireType(name, version, cls, members=cls.__members__)
+    if is_model(cls):
+        model = describe_model(cls, name)
+        return WireType(name, version, cls, (*model.fields, MODEL_REST), model.required, model=model)
     if not dataclasses.is_dataclass(cls):
         raise RegistrationError(
             name,
-            f"{cls.__qualname__} is neither a dataclass nor a plain enum",
+            f"{cls.__qualname__} is neither a dataclass nor a plain enum nor a pydantic model",
             "Put @wire_type above @dataclass, and send flags as an int.",
         )
     sent = [field for field in dataclasses.fields(cls) if field.init]

@@ -15,6 +15,7 @@ from renderers.errors import MediaDigestError
 from renderers.media.source import MediaSource
 from transport import registry, wire
 from transport.arrays import build_array, build_scalar, build_tensor, build_vector
+from transport.builtin_values import build_builtin, is_builtin_tag
 from transport.errors import ChecksumError, MalformedError, MissingMediaError, TruncatedError, VersionError
 from transport.limits import DecodeLimits
 
@@ -50,6 +51,21 @@ def unpack(frames: Sequence[wire.Buffer], limits: DecodeLimits, find_media: Find
     except _MSGPACK_ERRORS as error:
         raise MalformedError(f"message header is not valid: {error}") from error
     return building.root()
+
+
+def held_digests(header: memoryview) -> list[str]:
+    """The digests of the media that a message leaves out, from its first frame alone; needs none of its types."""
+    entries, body = _read_prelude(header)
+    _check_structure(body, 2 + entries)
+    tables = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(body.nbytes, 1))
+    tables.feed(body)
+    try:
+        tables.skip()
+        table = tables.unpack()
+    except _MSGPACK_ERRORS as error:
+        raise MalformedError(f"message header is not valid: {error}") from error
+    rows = table if type(table) is list else []
+    return [row[1] for row in rows if type(row) is list and len(row) == 2 and row[0] == wire.BLOB_HELD]
 
 
 def as_bytes(buffer: wire.Buffer) -> memoryview:
@@ -93,8 +109,11 @@ def _check_structure(body: memoryview, expected: int) -> None:
 def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
     """A dict whose keys are safe to hash (see `wire.KEY_TYPES`) and distinct."""
     for key, _ in pairs:
-        if type(key) not in wire.KEY_TYPES:
-            raise MalformedError(f"dict key of type {type(key).__name__}", "Use str or int keys.")
+        kind = type(key)
+        if kind is int and key.bit_length() > wire.KEY_BITS:
+            raise MalformedError("dict key of more than 64 bits", "Use str keys.")
+        if kind not in wire.KEY_TYPES:
+            raise MalformedError(f"dict key of type {kind.__name__}", "Use str or int keys.")
     built = dict(pairs)
     if len(built) != len(pairs):
         raise MalformedError("dict with one key twice")
@@ -133,7 +152,7 @@ class _Building:
     def take_blobs(self, table: object, frames: list[memoryview]) -> None:
         if type(table) is not list or any(type(row) is not list or not row for row in table):
             raise MalformedError("blob table is not a list of descriptions")
-        elsewhere = [row for row in table if not _is_inline(row)]
+        elsewhere = [row for row in table if type(row[0]) is not int and len(row) != 4]
         self.limits.check("max_frames", len(elsewhere))
         carried = sum(row[0] != wire.BLOB_HELD for row in elsewhere)
         if carried != len(frames):
@@ -142,7 +161,9 @@ class _Building:
         self.blobs = [self.build_blob(row, following) for row in table]
 
     def build_blob(self, row: list[Any], following: Iterator[memoryview]) -> object:
-        if _is_inline(row):
+        if type(row[0]) is int and len(row) == 2 and type(row[1]) is bytes:
+            return build_vector(row[0], row[1])
+        if type(row[0]) is int or len(row) == 4:
             return _build_inline(row)
         if row[0] == wire.BLOB_HELD:
             return self.held_media(row)
@@ -189,15 +210,9 @@ def _find_type(name: object, version: object, fields: object) -> registry.SentTy
     return registry.of_name(name).as_sent(version, fields)
 
 
-def _is_inline(row: list[Any]) -> bool:
-    return type(row[0]) is int or len(row) == 4
-
-
 def _build_inline(row: list[Any]) -> object:
     kind, data = row[0], row[-1]
     if type(data) is bytes:
-        if type(kind) is int and len(row) == 2:
-            return build_vector(kind, data)
         if kind == wire.BLOB_ARRAY:
             return build_array(row[1], row[2], data)
         if kind == wire.BLOB_TENSOR:
@@ -229,6 +244,8 @@ def build_media(digest: str, data: memoryview) -> MediaSource:
 def _build_entry(tag: int, payload: Any) -> object:
     if tag == wire.TAG_SCALAR:
         return build_scalar(payload)
+    if is_builtin_tag(tag):
+        return build_builtin(tag, payload)
     if type(payload) is not list:
         raise MalformedError(f"entry with tag {tag} is not a list")
     if tag == wire.TAG_TUPLE:
@@ -241,6 +258,8 @@ def _build_entry(tag: int, payload: Any) -> object:
 def _build_set(tag: int, members: list[Any]) -> object:
     if not set(map(type, members)) <= wire.KEY_TYPES:
         raise MalformedError("set with members that are not plain values")
+    if any(type(member) is int and member.bit_length() > wire.KEY_BITS for member in members):
+        raise MalformedError("set with an integer of more than 64 bits")
     built = frozenset(members)
     if len(built) != len(members):
         raise MalformedError("set with one member twice")

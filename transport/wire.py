@@ -16,8 +16,10 @@ A row of the blob table holds the bytes themselves or describes the next frame t
     ["media", sha256]                                                  in a frame
     ["held", sha256]                                                   nowhere: the receiver has it
 
-The payload of a dataclass is its values in the order in which the type table names its fields, that of an enum is the
-member's name; its tag is `TAG_TYPES` and its place in the type table. Inside a payload, msgpack's own types stand for
+The payload of a dataclass or pydantic model is its values in the order in which the type table names its fields (those
+of a model end with `MODEL_REST`), that of an enum is the member's name; its tag is `TAG_TYPES` and its place in the
+type table. `shape` and `dtype` are a list of sizes and numpy's or torch's name for the elements; for a structured numpy
+dtype `[itemsize, aligned, [[name, dtype, offset, shape], ...]]`. Inside a payload, msgpack's own types stand for
 themselves. Everything else is an extension value: the number of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`),
 big-endian, in as few of 1, 2 or 4 bytes as hold it. Extension values cannot collide with anything in a user's dict, and
 entries that stand beside each other instead of inside each other need no recursion on either side.
@@ -46,7 +48,22 @@ TAG_TUPLE: Final = 1
 TAG_SET: Final = 2
 TAG_FROZENSET: Final = 3
 TAG_SCALAR: Final = 4
+TAG_INT: Final = 5  # of more than 64 bits
+TAG_COMPLEX: Final = 6
+TAG_DECIMAL: Final = 7
+TAG_UUID: Final = 8
+TAG_PATH: Final = 9
+TAG_DATE: Final = 10
+TAG_TIME: Final = 11
+TAG_DATETIME: Final = 12
+TAG_TIMEDELTA: Final = 13
+TAG_OFFSET: Final = 14  # a fixed offset from UTC
+TAG_ZONE: Final = 15  # a time zone by its name
 TAG_TYPES: Final = 16  # and above: registered types, by their place in the type table
+
+# The last value of a pydantic model, under a name that no field can have: None, or [names of fields that were not set,
+# {name: value} of what the model has beyond its fields].
+MODEL_REST: Final = "*"
 
 BLOB_ARRAY: Final = "array"
 BLOB_TENSOR: Final = "tensor"
@@ -54,7 +71,8 @@ BLOB_MEDIA: Final = "media"
 BLOB_HELD: Final = "held"
 
 # Dict keys and set members must hash, and hashing what a message composes (tuples of chosen ints) can be made to
-# collide until decoding takes hours. These types cannot be.
+# collide until decoding takes hours. These types cannot be, an int of more than 64 bits excepted.
 KEY_TYPES: Final = frozenset({str, int, bytes, float, bool, type(None)})
+KEY_BITS: Final = 64
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from renderers import MediaSource
 from renderers.media.source_directory import source_files, stray_files
 from rollouts.errors import RolloutsError
+from rollouts.pixel_forms import AbsentSource, PackedEpisodes
 from rollouts.trajectory import Trajectory
 from transport import RecordReader, TransportError
 
@@ -111,6 +112,9 @@ def _of_records(path: Path) -> Inventory:
             for trajectory in _trajectories(record):
                 for reference in trajectory.all_media():
                     source = reference.source
+                    if isinstance(source, AbsentSource):
+                        damage[f"{source.digest}: its bytes are not in this file"] = None
+                        continue
                     medium = media.setdefault(source.digest, Medium(source.digest, source.nbytes, data=source.data))
                     medium.uses += 1
                     medium.episodes[trajectory.episode_id] = None
@@ -123,6 +127,8 @@ def _of_records(path: Path) -> Inventory:
 def _trajectories(record: object) -> Iterator[Trajectory]:
     if isinstance(record, Trajectory):
         yield record
+    elif isinstance(record, PackedEpisodes):
+        yield from record.episodes
     elif isinstance(record, (list, tuple)):  # a group of episodes in one record
         for member in record:
             yield from _trajectories(member)

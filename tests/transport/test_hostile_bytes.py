@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import struct
 import time
 import tracemalloc
 import zlib
+from decimal import Decimal
+from pathlib import PurePosixPath
 from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgpack
 import numpy as np
+import pydantic
 import pytest
 from handmade import Item, blob, message, raw, ref, root
 from hypothesis import given, settings
@@ -22,6 +28,7 @@ from transport import (
     DecodeLimits,
     LimitError,
     MalformedError,
+    RawTensor,
     TransportError,
     TruncatedError,
     UnknownTypeError,
@@ -30,7 +37,16 @@ from transport import (
     decode_frames,
     encode,
     encode_frames,
+    wire_type,
 )
+
+
+@wire_type("tests.hostile.Shaped")
+class Shaped(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    x: int
+    y: int = 0
+
 
 SAMPLE = [
     Item(np.arange(6, dtype=">i4").reshape(2, 3), MediaSource.of(b"picture")),
@@ -38,6 +54,12 @@ SAMPLE = [
     np.float32(1),
     {1, "x"},
     Item(np.array(["ab"]), [True, -1, 2**63]),
+    [2**70, 1j, Decimal("1.5"), UUID(int=7), PurePosixPath("a/b"), datetime.timedelta(1, 2, 3)],
+    [datetime.date(2024, 2, 29), datetime.time(1, 2, fold=1), datetime.datetime(2024, 1, 2, tzinfo=ZoneInfo("UTC"))],
+    datetime.timezone(datetime.timedelta(hours=2), "here"),
+    np.zeros(2, [("a", "<i4"), ("b", ">f8", (2,)), ("c", [("d", "U1")])]),
+    RawTensor("bfloat16", (2,), np.arange(4, dtype=np.uint8)),
+    Shaped(x=1, beyond=(2,)),
 ]
 BUFFER = encode(SAMPLE)
 
@@ -194,6 +216,10 @@ MALFORMED = {
     "scalar of nothing": message([[1, 4, []], root(1)]),
     "scalar too short": message([[1, 4, ["<f8", b"1"]], root(1)]),
     "scalar without bytes": message([[1, 4, ["|V0", b""]], root(1)]),
+    "builtin value that contains itself": message([[1, 11, [1, 0, 0, 0, 0, ref(1)]], root(ref(1))]),
+    "text beyond Unicode in a field": message(
+        [root(blob())], [["array", [4, False, [["a", "<U1", 0, []]]], [1], b"\xff" * 4]]
+    ),
     "scalar beyond Unicode": message([[1, 4, ["<U1", b"\xff" * 4]], root(1)]),
 }
 

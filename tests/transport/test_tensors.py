@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,3 +90,39 @@ def test_one_small_tensor_referred_to_twice_is_one_tensor_after_decoding() -> No
     tensor = torch.ones(3)
     first, second = decode(encode([tensor, tensor]))
     assert first is second
+
+
+def test_a_process_that_cannot_import_torch_sends_every_dtype_on_bit_for_bit(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, size in _TENSOR_ITEM_BYTES.items():
+        raw = torch.randint(0, 2 if name == "bool" else 256, (3, 2, size), dtype=torch.uint8, generator=generator)
+        tensors[name] = raw.view(getattr(torch, name)).reshape(3, 2)
+    sent, relayed = tmp_path / "sent", tmp_path / "relayed"
+    sent.write_bytes(encode(tensors))
+    code = """
+import importlib.abc, sys
+class NoTorch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoTorch())
+from pathlib import Path
+from transport import RawTensor, decode, encode
+tensors = decode(Path(sys.argv[1]).read_bytes())
+assert all(type(t) is RawTensor and (t.dtype, t.shape) == (name, (3, 2)) for name, t in tensors.items())
+Path(sys.argv[2]).write_bytes(encode(tensors))
+assert "torch" not in sys.modules
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(sent), str(relayed)], check=False).returncode == 0
+    back = decode(relayed.read_bytes())
+    assert list(back) == list(tensors)
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name].view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_a_dtype_younger_than_the_torch_that_is_here_rests_as_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = encode(torch.zeros(4, dtype=torch.uint8).view(torch.float8_e8m0fnu))
+    monkeypatch.delattr(torch, "float8_e8m0fnu")
+    assert type(decode(buffer)) is RawTensor

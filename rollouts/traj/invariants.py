@@ -1,0 +1,149 @@
+"""What must hold in every episode, whoever wrote it: a file's checksums say nothing about that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from renderers import MediaSource, PlaceholderRange
+from rollouts.engines.protocol import FinishReason, WeightSpan
+from rollouts.provenance import Provenance
+from rollouts.token_node import MediaReference, TokenNode
+from rollouts.trajectory import Trajectory, Turn
+
+
+def faults(trajectory: Trajectory) -> Iterator[str]:
+    """What is wrong with an episode, part by part.
+
+    Types are not taken for granted: decoding checks the names of fields and not what is in them.
+    """
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(getattr(trajectory, name), kind)]
+    if wrong:
+        yield f"{', '.join(wrong)}: not of the type that an episode has"
+        return
+    for index, node in enumerate(trajectory.nodes):
+        if not isinstance(node, TokenNode):
+            yield f"node {index} is a {type(node).__name__}"
+            continue
+        for words in _node_faults(index, node):
+            yield f"node {index}: {words}"
+    for number, turn in enumerate(trajectory.turns):
+        for words in _turn_faults(turn, trajectory.nodes):
+            yield f"turn {number}: {words}"
+
+
+_NUMBER, _LIST = (int, float), (list, tuple)
+_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("episode_id", "group_id", "error"), str),
+    **dict.fromkeys(("done", "truncated"), bool),
+    **dict.fromkeys(("started_at", "seconds"), _NUMBER),
+    **dict.fromkeys(("nodes", "turns"), _LIST),
+    "seed": int,
+    "metrics": Mapping,
+    "provenance": (Provenance, NoneType),
+}
+
+
+def _node_faults(index: int, node: TokenNode) -> Iterator[str]:
+    if type(node.parent) is not int or not -1 <= node.parent < index:
+        yield f"its parent {node.parent!r:.40} is not before it"
+    arrays = {"token_ids": "iu", "sampled": "b", "logprobs": "f"}
+    wrong = [name for name, kinds in arrays.items() if not _is_vector(getattr(node, name), kinds)]
+    if wrong:
+        yield f"{', '.join(wrong)}: not a vector of its type"
+        return
+    count, sampled = len(node.token_ids), int(node.sampled.sum()) if len(node.sampled) else 0
+    if len(node.sampled) != count:
+        yield f"{len(node.sampled)} sampled flags for {count} tokens"
+    if len(node.logprobs) != sampled:
+        yield f"{len(node.logprobs)} log-probabilities for {sampled} sampled tokens"
+    if not np.all(np.isfinite(node.logprobs)):
+        yield "a log-probability is not finite"
+    if count and not 0 <= int(node.token_ids.min()) <= int(node.token_ids.max()) < 2**31:
+        yield "a token id is negative or beyond int32"
+    if node.content is not None and (not _is_vector(node.content, "b") or len(node.content) != count):
+        yield f"content is not a mask of its {count} tokens"
+    if not isinstance(node.messages, _LIST) or not all(isinstance(message, dict) for message in node.messages):
+        yield "messages are not messages"
+    yield from _extra_faults(node.extras, count)
+    yield from _span_faults(node.weight_spans, sampled)
+    yield from _media_faults(node.media, count)
+
+
+def _is_vector(array: Any, kinds: str) -> bool:
+    return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kinds
+
+
+def _extra_faults(extras: object, count: int) -> Iterator[str]:
+    if not isinstance(extras, Mapping):
+        yield "extras are not arrays by name"
+        return
+    for name, array in extras.items():
+        if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
+            yield f"extra {name!r:.40} is not an array of {count} rows"
+
+
+def _span_faults(spans: Sequence[WeightSpan], sampled: int) -> Iterator[str]:
+    if not isinstance(spans, _LIST) or not all(isinstance(span, WeightSpan) for span in spans):
+        yield "weight_spans are not weight spans"
+        return
+    end = 0
+    for span in spans:
+        if type(span.start) is not int or type(span.end) is not int or not end <= span.start <= span.end <= sampled:
+            yield f"weight span {span.start}:{span.end} does not follow {end} within {sampled} sampled tokens"
+            return
+        end = span.end
+
+
+def _media_faults(media: Sequence[MediaReference], count: int) -> Iterator[str]:
+    if not isinstance(media, _LIST) or not all(_is_reference(reference) for reference in media):
+        yield "media are not references"
+        return
+    taken = 0
+    for number, reference in enumerate(sorted(media, key=lambda reference: reference.where.offset)):
+        where = reference.where
+        name = f"{reference.modality} {number} at {where.offset}+{where.length}"
+        if where.offset < 0 or where.length < 0 or where.end > count:
+            yield f"{name} is not inside its {count} tokens"
+        elif where.offset < taken:
+            yield f"{name} overlaps the one before it"
+        elif any(not 0 <= start <= end <= where.length for start, end in where.embed_runs or ()):
+            yield f"{name} has feature tokens outside its range"
+        taken = max(taken, where.end)
+
+
+def _is_reference(reference: object) -> bool:
+    if not isinstance(reference, MediaReference) or not isinstance(reference.source, MediaSource):
+        return False
+    where = reference.where
+    return (
+        isinstance(where, PlaceholderRange)
+        and type(where.offset) is int
+        and type(where.length) is int
+        and type(reference.mm_hash) is str
+        and type(reference.modality) is str
+        and all(
+            isinstance(run, (tuple, list)) and len(run) == 2 and all(type(end) is int for end in run)
+            for run in where.embed_runs or ()
+        )
+    )
+
+
+def _turn_faults(turn: Any, nodes: Sequence[TokenNode]) -> Iterator[str]:
+    if not isinstance(turn, Turn):
+        yield f"it is a {type(turn).__name__}"
+        return
+    if type(turn.node) is not int or not 0 <= turn.node < len(nodes):
+        yield f"its node {turn.node!r:.40} is not there"
+    if not isinstance(turn.finish_reason, FinishReason):
+        yield f"its finish reason is {turn.finish_reason!r:.40}"
+    if not isinstance(turn.reward, _NUMBER) or not math.isfinite(turn.reward):
+        yield f"its reward is {turn.reward!r:.40}"
+    if not isinstance(turn.message, dict) or not isinstance(turn.info, dict):
+        yield "its message or info is not a dict"
+    if not isinstance(turn.seconds, _NUMBER):
+        yield f"its seconds are {turn.seconds!r:.40}"

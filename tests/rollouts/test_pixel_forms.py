@@ -1,0 +1,303 @@
+"""Episodes and samples for another process: what travels in each form, and what the receiver makes of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from renderers import MediaItem, MediaSource, Message, PlaceholderRange, TemplateRenderer, load_renderer
+from renderers.media.item import TensorField
+from renderers.vision.normalise import normalise, normalised
+from rollouts import MediaReference, TokenNode, Trajectory, Turn
+from rollouts.engines.protocol import FinishReason
+from rollouts.errors import PixelMismatchError
+from rollouts.models.qwen3_vl import float_pixels
+from rollouts.pixel_forms import AbsentSource, PackedEpisodes, PixelForm, PixelFormError, pack_episodes
+from rollouts.training import samples_from_trajectory
+from rollouts.training.packed_samples import pack_samples
+from transport import RecordReader, RecordWriter, decode, encode
+from transport.compact import CompactDecoder, CompactEncoder
+
+ARRAYS: list[PixelForm] = ["uint8", "float32", "bfloat16"]
+
+
+def png(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (72, 100, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_episode(renderer: TemplateRenderer, *seeds: int) -> Trajectory:
+    """One picture a prompt node."""
+    nodes: list[TokenNode] = []
+    turns: list[Turn] = []
+    for seed in seeds:
+        source = MediaSource.of(png(seed))
+        item = renderer.processors["image"].process(source)
+        count = item.num_tokens + 2
+        asked: Message = {"role": "user", "content": [{"type": "image", "image": source}]}
+        nodes.append(
+            TokenNode(
+                len(nodes) - 1,
+                np.arange(count, dtype=np.int32),
+                np.zeros(count, bool),
+                np.empty(0, np.float32),
+                media=(MediaReference("image", item.mm_hash, source, PlaceholderRange(1, item.num_tokens)),),
+                messages=(asked,),
+            )
+        )
+        nodes.append(
+            TokenNode(len(nodes) - 1, np.array([5, 6], np.int32), np.ones(2, bool), np.array([-1, -2], np.float32))
+        )
+        turns.append(Turn(len(nodes) - 1, FinishReason.STOP, {"role": "assistant", "content": "x"}, 1.0))
+    return Trajectory("e", nodes=nodes, turns=turns)
+
+
+@pytest.fixture
+def episode(renderer: TemplateRenderer) -> Trajectory:
+    return make_episode(renderer, 1, 2)
+
+
+def other_renderer(directory: Path, tiny_model_dir: Path) -> TemplateRenderer:
+    """The same model with another pixel limit: another fingerprint."""
+    import json
+    import shutil
+
+    shutil.copytree(tiny_model_dir, directory)
+    path = directory / "preprocessor_config.json"
+    config = json.loads(path.read_text())
+    config["image_std"] = [0.25, 0.5, 0.5]
+    path.write_text(json.dumps(config))
+    return load_renderer(directory)
+
+
+def sources_in(frames: list[Any]) -> int:
+    """How many of the pictures' files are somewhere in a message."""
+    data = b"".join(map(bytes, frames))
+    return sum(png(seed) in data for seed in (1, 2))
+
+
+def test_source_is_the_default_and_the_receiver_derives_the_pixels(
+    episode: Trajectory, renderer: TemplateRenderer
+) -> None:
+    frames = CompactEncoder().encode_frames(pack_episodes([episode]))
+    assert sources_in(frames) == 2
+    packed = CompactDecoder().decode_frames(frames)
+    (sample,) = samples_from_trajectory(
+        packed.episodes[0], advantage=1.0, processors=packed.processors(renderer.processors)
+    )
+    (expected,) = samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
+    assert [item.mm_hash for item, _ in sample.media] == [item.mm_hash for item, _ in expected.media]
+
+
+def test_a_receiver_with_another_processor_is_told_both_fingerprints(
+    episode: Trajectory, renderer: TemplateRenderer, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    other = other_renderer(tmp_path / "model", tiny_model_dir)
+    packed = decode(encode(pack_episodes([episode])))
+    with pytest.raises(PixelMismatchError) as caught:
+        packed.processors(other.processors)
+    ours, theirs = (one.processors["image"].fingerprint for one in (renderer, other))
+    assert ours != theirs
+    assert ours in str(caught.value)
+    assert theirs in str(caught.value)
+
+
+def test_a_sender_with_another_processor_than_the_sampler_is_refused(
+    episode: Trajectory, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    other = other_renderer(tmp_path / "model", tiny_model_dir)
+    with pytest.raises(PixelMismatchError):
+        pack_episodes([episode], pixels="uint8", processors=other.processors)
+
+
+@pytest.mark.parametrize("form", ARRAYS)
+def test_pixels_travel_without_their_sources_and_train_without_a_processor(
+    episode: Trajectory, renderer: TemplateRenderer, form: Any
+) -> None:
+    before = encode(episode)
+    frames = CompactEncoder().encode_frames(pack_episodes([episode], pixels=form, processors=renderer.processors))
+    assert sources_in(frames) == 0
+    assert encode(episode) == before, "the episode was changed"
+    packed = CompactDecoder().decode_frames(frames)
+    (sample,) = samples_from_trajectory(packed.episodes[0], advantage=1.0, processors=packed.processors())
+    (expected,) = samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
+    floats, exact = (float_pixels([item for item, _ in one.media]) for one in (sample, expected))
+    assert floats.dtype == np.float32
+    if form == "bfloat16":  # torch rounds by itself
+        exact = torch.from_numpy(exact).to(torch.bfloat16).float().numpy()
+    np.testing.assert_array_equal(floats, exact)
+    for (item, where), (original, original_where) in zip(sample.media, expected.media, strict=True):
+        assert (item.mm_hash, item.num_tokens, item.fields) == (
+            original.mm_hash,
+            original.num_tokens,
+            original.fields,
+        )
+        assert where == original_where
+        np.testing.assert_array_equal(item["image_grid_thw"], original["image_grid_thw"])
+
+
+def test_uint8_sends_half_a_byte_a_value_bfloat16_two_and_float32_four(
+    episode: Trajectory, renderer: TemplateRenderer
+) -> None:
+    """Still pictures fill two time slots with the same pixels; uint8 sends them once."""
+    sizes = {
+        form: len(encode(pack_episodes([episode], pixels=form, processors=renderer.processors))) for form in ARRAYS
+    }
+    values = sum(renderer.processors["image"].process(one.source)["pixel_values"].size for one in episode.all_media())
+    assert values / 2 < sizes["uint8"] < values / 2 + 8000
+    assert 2 * values < sizes["bfloat16"] < 2 * values + 8000
+    assert 4 * values < sizes["float32"] < 4 * values + 8000
+
+
+def test_pixels_of_one_picture_travel_once_a_connection(renderer: TemplateRenderer) -> None:
+    sender, receiver = CompactEncoder(), CompactDecoder()
+    first, second = (
+        sender.encode(pack_episodes([make_episode(renderer, 1)], pixels="float32", processors=renderer.processors))
+        for _ in range(2)
+    )
+    assert len(second) < len(first) / 10
+    receiver.decode(first)
+    packed = receiver.decode(second)
+    (sample,) = samples_from_trajectory(packed.episodes[0], advantage=1.0, processors=packed.processors())
+    assert len(sample.media) == 1
+
+
+def test_none_sends_neither_sources_nor_pixels(episode: Trajectory, renderer: TemplateRenderer) -> None:
+    packed = decode(encode(pack_episodes([episode], pixels="none")))
+    assert len(encode(packed)) < 6000
+    assert packed.episodes[0].token_ids(3).tolist() == episode.token_ids(3).tolist()
+    with pytest.raises(PixelFormError, match='"none"'):
+        packed.processors(renderer.processors)
+
+
+def test_a_finished_episode_is_packed_and_stays_finished(episode: Trajectory) -> None:
+    episode.finish()
+    packed = decode(encode(pack_episodes([episode], pixels="none")))
+    assert packed.episodes[0].finished
+    assert type(packed.episodes[0].nodes) is tuple
+
+
+def test_sources_in_messages_do_not_travel_either(episode: Trajectory) -> None:
+    assert sources_in([encode(pack_episodes([episode], pixels="none"))]) == 0
+    source = pack_episodes([episode], pixels="none").episodes[0].nodes[0].messages[0]["content"][0]["image"]  # type: ignore
+    assert isinstance(source, AbsentSource)
+
+
+def test_a_source_by_name_only_says_so_and_survives_copies_pickle_and_files(tmp_path: Path) -> None:
+    absent = AbsentSource(MediaSource.of(b"x").digest)
+    for other in (copy.copy(absent), copy.deepcopy(absent), pickle.loads(pickle.dumps(absent))):
+        assert other == absent
+    with RecordWriter(tmp_path / "f.mmr") as out:
+        out.append(absent)
+    with RecordReader(tmp_path / "f.mmr") as reader:
+        assert reader[0] == absent
+    with pytest.raises(PixelFormError, match=absent.digest):
+        _ = absent.data
+    with pytest.raises(PixelFormError, match="were not sent"):
+        absent.verify()
+
+
+def test_text_only_episodes_need_no_processors_in_any_form() -> None:
+    node = TokenNode(-1, np.array([1], np.int32), np.ones(1, bool), np.zeros(1, np.float32))
+    forms: list[PixelForm] = ["source", "none", *ARRAYS]
+    for form in forms:
+        packed = decode(encode(pack_episodes([Trajectory("t", nodes=[node])], pixels=form)))
+        assert packed.processors() == {}
+
+
+@pytest.mark.parametrize("form", ["source", "none", *ARRAYS])
+def test_samples_travel_in_every_form(episode: Trajectory, renderer: TemplateRenderer, form: Any) -> None:
+    (sample,) = samples_from_trajectory(episode, advantage=0.5, processors=renderer.processors)
+    packed = decode(encode(pack_samples([sample], pixels=form)))
+    if form == "none":
+        with pytest.raises(PixelFormError):
+            packed.samples()
+        return
+    (got,) = packed.samples(renderer.processors if form == "source" else None)
+    for column in ("token_ids", "loss_mask", "logprobs", "advantages"):
+        np.testing.assert_array_equal(getattr(got, column), getattr(sample, column))
+    assert (got.name, got.weight_spans) == (sample.name, sample.weight_spans)
+    assert [(item.mm_hash, where) for item, where in got.media] == [
+        (item.mm_hash, where) for item, where in sample.media
+    ]
+
+
+FLOAT_FIELDS = {"sizes": TensorField("batched", 0.0)}
+
+
+class FloatProcessor:
+    """As a model's own processor is: floats, no scale."""
+
+    modality = "image"
+    fingerprint = "f"
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.pixels = pixels
+
+    def mm_hash(self, source: MediaSource) -> str:
+        return f"{source.digest}-f"
+
+    def process(self, source: MediaSource) -> MediaItem:
+        tensors = {"pixel_values": self.pixels, "sizes": np.array([3, 4])}
+        return MediaItem(
+            "image", self.mm_hash(source), source, tensors, 1, None, {"sizes": TensorField("batched", 0.0)}
+        )
+
+
+def test_floats_of_a_models_own_processor_travel_as_they_are_or_rounded_as_torch_rounds() -> None:
+    random = np.random.default_rng(0)
+    bits = random.integers(0, 2**32, 4096, dtype=np.uint64).astype(np.uint32)
+    bits[:2] = 0x7F800001, 0xFFFFFFFF  # NaNs that rounding would carry over to infinity and to zero
+    pixels = np.concatenate([bits.view(np.float32), np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], np.float32)])
+    processors: Any = {"image": FloatProcessor(pixels)}
+    source = MediaSource.of(b"picture")
+    media = (MediaReference("image", f"{source.digest}-f", source, PlaceholderRange(0, 1)),)
+    episode = Trajectory(
+        "t", nodes=[TokenNode(-1, np.array([1], np.int32), np.zeros(1, bool), np.empty(0, np.float32), media=media)]
+    )
+    got = {}
+    for form in ARRAYS[1:]:
+        packed = decode(encode(pack_episodes([episode], pixels=form, processors=processors)))
+        item = media[0].derive(packed.processors())
+        assert item.fields == FLOAT_FIELDS
+        got[form] = item["pixel_values"]
+    assert got["float32"].tobytes() == pixels.tobytes()
+    rounded = torch.from_numpy(pixels).to(torch.bfloat16).float().numpy()
+    np.testing.assert_array_equal(got["bfloat16"], rounded)
+    with pytest.raises(PixelFormError, match="floats"):
+        pack_episodes([episode], pixels="uint8", processors=processors)
+
+
+def test_what_is_no_form_and_what_lacks_processors_is_refused(episode: Trajectory) -> None:
+    with pytest.raises(PixelFormError, match="is no form"):
+        pack_episodes([episode], pixels="jpeg")  # type: ignore[arg-type]
+    with pytest.raises(PixelFormError, match="no processor for images"):
+        pack_episodes([episode], pixels="uint8")
+    with pytest.raises(PixelFormError, match="no processor for images"):
+        pack_episodes([episode]).processors()
+
+
+def test_pixels_that_did_not_come_are_named(episode: Trajectory, renderer: TemplateRenderer) -> None:
+    packed = pack_episodes([episode], pixels="uint8", processors=renderer.processors)
+    lacking = PackedEpisodes(packed.pixels, packed.episodes, dict(list(packed.items.items())[:1]))
+    with pytest.raises(PixelFormError, match="did not come"):
+        lacking.processors()
+
+
+def test_still_pictures_stay_packed_on_the_receiving_side(episode: Trajectory, renderer: TemplateRenderer) -> None:
+    packed = decode(encode(pack_episodes([episode], pixels="uint8", processors=renderer.processors)))
+    reference = next(iter(packed.episodes[0].all_media()))
+    item = reference.derive(packed.processors())
+    assert item.tensors["pixel_values"].nbytes * 2 == item["pixel_values"].nbytes
+    assert item.scale is not None
+    np.testing.assert_array_equal(normalised(item, "pixel_values"), normalise(item["pixel_values"], item.scale))

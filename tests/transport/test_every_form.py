@@ -1,0 +1,218 @@
+"""Nests of everything that can be sent, through every way of sending it: bytes, frames, peers' dicts, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pydantic
+import pytest
+from handmade import blob, message, root
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from test_builtin_values import seen, values
+
+from renderers.media.source import MediaSource
+from transport import (
+    MalformedError,
+    RecordReader,
+    RecordWriter,
+    decode,
+    decode_frames,
+    encode,
+    encode_frames,
+    wire_type,
+)
+from transport.peer_form import ARRAY_TAG, PLAIN_TAG, TENSOR_TAG, walk_decode_tensors, walk_encode_tensors
+
+torch = pytest.importorskip("torch")
+
+
+@wire_type("tests.every.Node")
+@dataclasses.dataclass
+class Node:
+    value: Any
+    more: Any = None
+
+
+@wire_type("tests.every.Model")
+class Model(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    value: Any
+    more: Any = None
+
+
+FLOATS = ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+TORCH_DTYPES = [*FLOATS, "float8_e8m0fnu", "bool", "uint8", "int16", "uint32", "int64", "complex64", "complex128"]
+plain_dtypes = st.sampled_from(["?", "i1", "<i4", ">u2", "<f2", ">f8", "<c16", "S3", "<U2", "V3", "<M8[ms]", "<m8[D]"])
+dtypes = st.recursive(
+    plain_dtypes.map(np.dtype),
+    lambda inner: st.builds(
+        lambda parts, align: np.dtype([(f"f{n}", part, shape) for n, (part, shape) in enumerate(parts)], align=align),
+        st.lists(st.tuples(inner, st.sampled_from([(), (2,), (0,), (1, 2)])), min_size=1, max_size=3),
+        st.booleans(),
+    ),
+    max_leaves=4,
+).filter(lambda dtype: dtype.itemsize > 0)
+
+
+@st.composite
+def arrays(draw: st.DrawFn, of: st.SearchStrategy[np.dtype] = dtypes) -> np.ndarray:
+    dtype = draw(of)
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    size = int(np.prod(shape)) * dtype.itemsize
+    # Bytes below 3, so that fields of text hold code points; every second element of some, the other order of others.
+    raw = bytes(draw(st.integers(0, 2)) * (i % 4 == 0) for i in range(size))
+    array = np.ndarray(shape, dtype, buffer=raw) if size else np.empty(shape, dtype)
+    step = draw(st.sampled_from([1, -1, 2]))
+    return array.T[(*(slice(None, None, step) for _ in array.shape), ...)]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Any:
+    dtype = getattr(torch, draw(st.sampled_from(TORCH_DTYPES)))
+    shape = draw(st.sampled_from([(), (0,), (3,), (2, 3), (2, 0, 2)]))
+    item = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (*shape, item), dtype=torch.uint8)
+    return (raw.view(dtype) if raw.numel() else torch.empty((*shape, 1), dtype=dtype)).reshape(shape)
+
+
+media = st.binary(max_size=40).map(MediaSource.of)
+scalars = plain_dtypes.filter(lambda name: name != "V3").map(lambda name: np.zeros(1, name)[0])
+text = st.text(max_size=6) | st.sampled_from([TENSOR_TAG, ARRAY_TAG, PLAIN_TAG, "dtype", "shape", "data"])
+leaves = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | text | st.binary()
+nests = st.recursive(
+    leaves | values | arrays() | tensors() | media | scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(text, inner, max_size=3)
+        | st.builds(Node, inner, inner)
+        | st.builds(lambda value, extra: Model(value=value, **{"beyond": extra}), inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+def spelt(value: Any) -> Any:
+    """Everything about a nest in plain comparable values: each type, and the bits of each array."""
+    if isinstance(value, torch.Tensor):
+        raw = value.contiguous().reshape(-1)
+        return ["tensor", str(value.dtype), tuple(value.shape), bytes(raw.view(torch.uint8)) if raw.numel() else b""]
+    if isinstance(value, np.ndarray | np.generic):
+        return [type(value), value.dtype, value.dtype.isalignedstruct, value.shape, value.tobytes()]
+    if isinstance(value, dict):
+        return [dict, [(key, spelt(part)) for key, part in value.items()]]
+    if isinstance(value, list | tuple):
+        return [type(value), [spelt(part) for part in value]]
+    if isinstance(value, Node):
+        return [Node, spelt([value.value, value.more])]
+    if isinstance(value, Model):
+        return [Model, spelt([value.value, value.more, value.model_extra]), sorted(value.model_fields_set)]
+    return seen(value)  # not the value: NaN, of Decimal too, is not equal to itself
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(nests)
+def test_whatever_is_sent_comes_back_the_same_as_bytes_as_frames_and_from_a_file(sent: Any) -> None:
+    expected = spelt(sent)
+    assert spelt(decode(encode(sent))) == expected
+    assert spelt(decode_frames([bytes(frame) for frame in encode_frames(sent)])) == expected
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "one.mmr"
+        with RecordWriter(path) as out:
+            out.append(sent)
+        with RecordReader(path) as reader:
+            assert spelt(reader[0]) == expected
+
+
+named = arrays(plain_dtypes.map(np.dtype))
+trees = st.recursive(
+    st.none() | st.integers(-(2**63), 2**64 - 1) | text | st.binary(max_size=8) | named | tensors(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text | st.integers(0, 3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(trees)
+def test_trees_come_back_the_same_through_the_peers_form_and_the_frames(sent: Any) -> None:
+    packed = msgpack.packb(walk_encode_tensors(sent))
+    inline = walk_decode_tensors(msgpack.unpackb(packed, strict_map_key=False), to_torch=True)
+    assert spelt(inline) == spelt(sent) == spelt(decode_frames(encode_frames(sent)))
+
+
+def test_the_comparison_used_here_sees_types_and_single_bits() -> None:
+    one = np.zeros(2, np.float32)
+    for other in (-one, one.astype(">f4"), one.reshape(1, 2), [0.0, 0.0], torch.zeros(2)):
+        assert spelt(other) != spelt(one)
+    assert spelt(torch.zeros(2, dtype=torch.bfloat16)) != spelt(torch.zeros(2, dtype=torch.float16))
+    assert spelt(Model(value=1)) != spelt(Model(value=1, more=None))
+
+
+def test_a_structured_array_keeps_padding_alignment_and_overlapping_fields() -> None:
+    aligned = np.dtype([("a", "u1"), ("b", "<f8"), ("c", [("d", "S2"), ("e", ">i4", (2,))])], align=True)
+    union = np.dtype({"names": ["x", "y"], "formats": ["<i4", "<f4"], "offsets": [4, 4], "itemsize": 16})
+    for dtype in (aligned, union):
+        array = np.frombuffer(bytes(range(dtype.itemsize)) * 3, dtype)
+        back = decode(encode([array, array[1]]))
+        assert back[0].dtype == dtype
+        assert back[0].dtype.fields == dtype.fields
+        assert back[0].dtype.isalignedstruct == dtype.isalignedstruct
+        assert back[0].tobytes() == array.tobytes()
+        assert type(back[1]) is np.void
+        assert back[1] == array[1]
+
+
+def field(name: Any = "a", inner: Any = "<i4", offset: Any = 0, shape: Any = ()) -> list[Any]:
+    return [name, inner, offset, list(shape)]
+
+
+def deep(levels: int) -> Any:
+    described: Any = "<i4"
+    for _ in range(levels):
+        described = [4, False, [field(inner=described)]]
+    return described
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        [],
+        [4, False],
+        [4, 0, [field()]],
+        [True, False, [field()]],
+        [-4, False, [field()]],
+        [2**63, False, [field()]],
+        [4, False, {"a": 1}],
+        [4, False, [["a", "<i4", 0]]],
+        [4, False, [field(inner="|O")]],
+        [4, False, [field(inner="f4,f4")]],
+        [4, False, [field(inner=5)]],
+        [8, False, [field(), field(offset=4)]],
+        [4, False, [field(name="")]],
+        [4, False, [field(name=5)]],
+        [4, False, [field(name=["title", "a"])]],
+        [4, False, [field(offset=1)]],
+        [4, False, [field(offset=-4)]],
+        [4, False, [field(offset=True)]],
+        [4, False, [field(shape=[2])]],
+        [4, False, [field(shape=[2**31, 2**31, 2**31])]],
+        [4, False, [field(shape=[-1])]],
+        [4, False, [field(shape=[1] * 65)]],
+        [5, True, [field(), field("b", "|u1", 4)]],
+        deep(18),
+        [4, False, [field(inner="<U1")]],
+    ],
+    ids=lambda described: f"{described!r:.60}",
+)
+def test_structured_dtypes_that_are_not_what_numpy_has_are_malformed(described: Any) -> None:
+    data = b"\xff\xff\xff\xff"
+    for row, frames in ((["array", described, [1]], (data,)), (["array", described, [1], data], ())):
+        with pytest.raises(MalformedError):
+            decode_frames(message([root(blob())], [row], frames))

@@ -1,0 +1,162 @@
+"""Compressed records: smaller, the same when read, bounded when hostile, and old files unchanged."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from renderers.media.source import MediaSource
+from transport import DecodeLimits, LimitError, MalformedError, RecordReader, RecordWriter, VersionError, read_records
+from transport.compression import find_compressor
+
+zstandard = pytest.importorskip("zstandard")
+
+PIXELS = MediaSource.of(bytes(range(50)) * 400)
+NOISE = MediaSource.of(np.random.default_rng(0).bytes(3000))
+RECORDS: list[Any] = [{"ids": np.arange(5000) // 50}, [PIXELS, NOISE], "short", [PIXELS]]
+
+
+def write(path: Path, *records: Any, compression: Any = "zstd") -> None:
+    with RecordWriter(path, compression=compression) as out:
+        for record in records:
+            out.append(record)
+
+
+def check(path: Path) -> None:
+    ids, *rest = read_records(path)
+    np.testing.assert_array_equal(ids["ids"], RECORDS[0]["ids"])
+    assert rest == RECORDS[1:]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "episodes.mmr"
+
+
+def test_records_come_back_the_same_from_a_much_smaller_file(path: Path) -> None:
+    plain = path.with_name("plain.mmr")
+    write(path, *RECORDS)
+    write(plain, *RECORDS, compression=None)
+    check(path)
+    check(plain)
+    assert path.stat().st_size < plain.stat().st_size / 5
+    assert bytes(NOISE.data) in path.read_bytes()  # what does not become smaller is left as it is
+
+
+def test_a_file_without_compression_is_byte_for_byte_what_older_readers_read(path: Path) -> None:
+    write(path, "x", compression=None)
+    data = path.read_bytes()
+    assert data[:10] == b"MMRRECS\n\x01\x00"
+    assert data[64:69] == b"\x89REC\x01"
+
+
+def test_a_compressed_file_says_so_in_its_version_so_that_older_readers_refuse_it(path: Path) -> None:
+    write(path, RECORDS[0])
+    assert path.read_bytes()[8:10] == b"\x02\x00"
+    path.write_bytes(path.read_bytes()[:8] + b"\x03\x00" + path.read_bytes()[10:])
+    with pytest.raises(VersionError):
+        RecordReader(path)
+
+
+def test_a_file_can_be_continued_with_and_without_compression(path: Path) -> None:
+    write(path, RECORDS[0], compression=None)
+    write(path, *RECORDS[1:3])
+    write(path, RECORDS[3], compression=None)
+    check(path)
+    assert path.read_bytes()[8:10] == b"\x02\x00"
+
+
+def test_other_compressions_are_refused_before_the_file_is_made(path: Path) -> None:
+    with pytest.raises(ValueError, match="gzip"):
+        RecordWriter(path, compression="gzip")  # type: ignore[arg-type]
+    assert not path.exists()
+
+
+def test_where_nothing_can_compress_the_error_names_the_extra_and_plain_records_stay_readable(path: Path) -> None:
+    write(path, "plain", compression=None)
+    write(path, RECORDS[0])
+    code = (
+        "import sys; sys.modules['zstandard'] = sys.modules['compression'] = None\n"
+        "from transport import *; from transport.compression import MissingCompressionError\n"
+        "reader = RecordReader(sys.argv[1]); assert reader[0] == 'plain'\n"
+        "for attempt in (lambda: reader[1], lambda: RecordWriter(sys.argv[1] + '2', compression='zstd')):\n"
+        "    try: attempt()\n"
+        "    except MissingCompressionError as error: assert 'mmrollouts[zstd]' in str(error)\n"
+        "    else: sys.exit(1)\n"
+        "import os; assert not os.path.exists(sys.argv[1] + '2')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0
+
+
+def test_importing_transport_does_not_load_zstandard() -> None:
+    code = "import sys, transport; sys.exit('zstandard' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def with_payload(path: Path, payload: bytes) -> Path:
+    """A file of one compressed record that holds `payload`, made without the writer."""
+    header = struct.pack("<4sB3xQQI32s", b"\x89REC", 3, len(payload), 0, zlib.crc32(payload), bytes(32))
+    record = header + struct.pack("<I", zlib.crc32(header)) + payload + bytes(-len(payload) % 64)
+    path.write_bytes(b"MMRRECS\n\x02\x00" + bytes(54) + record)
+    return path
+
+
+def test_the_records_made_here_are_read_when_they_are_well_formed(path: Path) -> None:
+    from transport import encode
+
+    whole = zstandard.ZstdCompressor().compress(encode("hello"))
+    assert list(read_records(with_payload(path, whole))) == ["hello"]
+
+
+def bomb(size: int) -> bytes:
+    return bytes(zstandard.ZstdCompressor(level=19).compress(bytes(size)))
+
+
+HOSTILE = {
+    "nothing": b"",
+    "no frame": b"hello, this is no zstd",
+    "cut": bomb(100_000)[:-3],
+    "two frames": bomb(1000) * 2,
+    "bytes behind": bomb(1000) + b"x",
+    "skippable frame": struct.pack("<II", 0x184D2A50, 4) + b"1234",
+    "no announced size": zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000)),
+    "no message": bomb(1000),
+    # A frame of one segment that announces 1 GiB and holds one block of one byte repeated 5 times.
+    "announces more than it holds": bytes.fromhex("28b52ffd a0 00000040 2b0000 41".replace(" ", "")),
+}
+
+
+@pytest.mark.parametrize("payload", HOSTILE.values(), ids=HOSTILE.keys())
+def test_payloads_that_are_not_one_whole_frame_are_errors(path: Path, payload: bytes) -> None:
+    from transport import DecodeError
+
+    with RecordReader(with_payload(path, payload)) as reader, pytest.raises(DecodeError):
+        reader[0]
+
+
+def test_a_bomb_is_refused_by_what_it_announces(path: Path) -> None:
+    payload = bomb(200_000_000)
+    assert len(payload) < 20_000
+    limits = DecodeLimits(max_total_bytes=1 << 20)
+    with RecordReader(with_payload(path, payload), limits=limits) as reader, pytest.raises(LimitError):
+        reader[0]
+
+
+def test_a_frame_that_announces_an_exabyte_allocates_nothing(path: Path) -> None:
+    payload = bytes.fromhex("28b52ffd" + "e0" + "0000000000000010" + "2b0000" + "41")
+    with RecordReader(with_payload(path, payload)) as reader, pytest.raises((LimitError, MalformedError)):
+        reader[0]
+
+
+def test_what_the_compressor_makes_is_one_standard_frame() -> None:
+    compress = find_compressor("zstd")
+    assert compress is not None
+    assert zstandard.ZstdDecompressor().decompress(compress(b"abc" * 100)) == b"abc" * 100
+    assert find_compressor(None) is None

@@ -1,0 +1,208 @@
+"""Damaged files made whole, several files made one: what is sound is kept, once, and nothing else is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from renderers.media.source import MediaSource
+from transport import (
+    ChecksumError,
+    DecodeLimits,
+    FileChangedError,
+    LimitError,
+    MalformedError,
+    RecordReader,
+    RecordWriter,
+    encode,
+    read_records,
+    registry,
+    wire_type,
+)
+from transport import file_repair as module
+from transport.file_repair import merge, repair
+
+IMAGE = MediaSource.of(b"\x89PNG picture " * 40)
+OTHER = MediaSource.of(b"another " * 30)
+
+
+def write(path: Path, *records: Any) -> None:
+    with RecordWriter(path) as out:
+        for record in records:
+            out.append(record)
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "episodes.mmr"
+
+
+def test_a_damaged_record_is_dropped_and_the_others_keep_their_order_and_their_images(path: Path) -> None:
+    write(path, [IMAGE, 0])
+    start = path.stat().st_size
+    write(path, "damaged", [IMAGE, 2], [OTHER], "end")
+    flip(path, start + 100)
+    os.chmod(path, 0o640)
+    report = repair(path)
+    assert (report.kept, [drop.index for drop in report.dropped], report.truncated_bytes) == (4, [1], 0)
+    assert isinstance(report.dropped[0].reason, ChecksumError)
+    assert list(read_records(path)) == [[IMAGE, 0], [IMAGE, 2], [OTHER], "end"]
+    assert path.read_bytes().count(bytes(IMAGE.data)) == 1
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(path.parent) == [path.name]
+    assert repair(path).dropped == ()
+    write(path, [IMAGE, "more"])
+    assert path.read_bytes().count(bytes(IMAGE.data)) == 1
+
+
+def test_records_whose_image_is_damaged_go_and_the_image_with_them(path: Path) -> None:
+    write(path, 0, [IMAGE], [OTHER], [IMAGE, OTHER], 4)
+    flip(path, path.read_bytes().index(bytes(IMAGE.data)) + 5)
+    assert [drop.index for drop in repair(path).dropped] == [1, 3]
+    assert list(read_records(path)) == [0, [OTHER], 4]
+    assert IMAGE.digest[:8].encode() not in path.read_bytes()
+
+
+def test_wherever_one_byte_is_damaged_repair_leaves_a_sound_file_of_the_records_that_could_be_read(path: Path) -> None:
+    write(path, "first", [IMAGE, np.arange(3)], "third")
+    sound = path.read_bytes()
+    for offset in range(64, len(sound), 29):
+        path.write_bytes(sound)
+        flip(path, offset)
+        readable = []
+        with RecordReader(path) as reader:
+            for index in range(len(reader)):
+                try:
+                    readable.append(encode(reader[index]))
+                except ChecksumError:
+                    continue
+        repair(path)
+        with RecordReader(path) as reader:
+            assert [encode(record) for record in reader] == readable
+            assert reader.truncated_bytes == 0
+
+
+def test_a_torn_tail_is_cut_off(path: Path) -> None:
+    write(path, "first", "x" * 500)
+    path.write_bytes(path.read_bytes()[:-100])
+    report = repair(path)
+    assert (report.kept, report.dropped) == (1, ())
+    assert report.truncated_bytes > 0
+    assert list(read_records(path)) == ["first"]
+
+
+def test_a_sound_file_is_left_alone(path: Path) -> None:
+    write(path, [IMAGE], 1)
+    before = path.stat()
+    assert repair(path).kept == 2
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_records_that_only_this_reader_cannot_take_are_not_dropped(path: Path) -> None:
+    write(path, "x" * 5000, "damaged")
+    flip(path, path.read_bytes().index(b"damaged") - 100)
+    sound = path.read_bytes()
+    with pytest.raises(LimitError):
+        repair(path, limits=DecodeLimits(max_total_bytes=1000))
+    assert path.read_bytes() == sound
+
+
+def test_files_are_repaired_and_merged_without_the_types_that_are_in_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_by_name", {})
+    monkeypatch.setattr(registry, "_by_class", {})
+
+    @dataclasses.dataclass
+    class Local:
+        image: MediaSource
+
+    wire_type("tests.repair.Local")(Local)
+    write(path, Local(IMAGE), "damaged", Local(OTHER))
+    flip(path, path.read_bytes().index(b"damaged"))
+    registry._by_name.clear()
+    assert [drop.index for drop in repair(path).dropped] == [1]
+    out = path.with_name("merged.mmr")
+    assert merge([path, path], out) == 4
+    wire_type("tests.repair.Local")(Local)
+    assert list(read_records(out)) == [Local(IMAGE), Local(OTHER)] * 2
+
+
+def test_a_writer_that_appends_during_repair_is_noticed_and_loses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, "first", "damaged", "last")
+    flip(path, path.read_bytes().index(b"damaged"))
+    take = module._Copying.take
+
+    def append_meanwhile(copying: Any, reader: RecordReader, index: int) -> None:
+        if index == 2:
+            write(path, "late")
+        take(copying, reader, index)
+
+    monkeypatch.setattr(module._Copying, "take", append_meanwhile)
+    with pytest.raises(FileChangedError):
+        repair(path)
+    assert os.listdir(path.parent) == [path.name]
+    with RecordReader(path) as reader:
+        assert reader[3] == "late"
+
+
+def test_merged_files_hold_all_records_in_order_and_each_image_once(path: Path) -> None:
+    one, two, three = (path.with_name(f"{n}.mmr") for n in (1, 2, 3))
+    write(one, [IMAGE], 1)
+    write(two, [OTHER, IMAGE], [IMAGE])
+    write(three)
+    assert merge([one, three, two, one], path) == 6
+    assert list(read_records(path)) == [[IMAGE], 1, [OTHER, IMAGE], [IMAGE], [IMAGE], 1]
+    assert [path.read_bytes().count(bytes(source.data)) for source in (IMAGE, OTHER)] == [1, 1]
+    write(path, "more")
+    assert len(list(read_records(path))) == 7
+
+
+def test_compressed_and_plain_files_merge_and_stay_as_they_are(path: Path) -> None:
+    pytest.importorskip("zstandard")
+    plain, small = path.with_name("plain.mmr"), path.with_name("small.mmr")
+    write(plain, "x" * 5000)
+    with RecordWriter(small, compression="zstd") as out:
+        out.append("y" * 5000)
+    assert merge([plain, small], path) == 2
+    assert list(read_records(path)) == ["x" * 5000, "y" * 5000]
+    assert path.stat().st_size < 6000
+    flip(path, path.read_bytes().index(b"xxxx"))
+    repair(path)
+    assert list(read_records(path)) == ["y" * 5000]
+
+
+def test_merging_writes_over_nothing_and_leaves_nothing_where_a_record_is_damaged(path: Path) -> None:
+    good, bad = path.with_name("good.mmr"), path.with_name("bad.mmr")
+    write(good, 1)
+    write(bad, "damaged", 2)
+    flip(bad, bad.read_bytes().index(b"damaged"))
+    with pytest.raises(ChecksumError):
+        merge([good, bad], path)
+    assert sorted(os.listdir(path.parent)) == ["bad.mmr", "good.mmr"]
+    with pytest.raises(FileExistsError):
+        merge([good], good)
+    assert list(read_records(good)) == [1]
+
+
+def test_other_files_are_refused_and_left_alone(path: Path) -> None:
+    path.write_bytes(b"#!/bin/sh\n" * 20)
+    with pytest.raises(MalformedError):
+        repair(path)
+    with pytest.raises(MalformedError):
+        merge([path], path.with_name("out.mmr"))
+    assert path.read_bytes() == b"#!/bin/sh\n" * 20
+    assert os.listdir(path.parent) == [path.name]

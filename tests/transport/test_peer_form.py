@@ -1,0 +1,224 @@
+"""The form that peers write inline: what is a payload, what is the user's, and what hostile ones cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transport import DecodeLimits, EncodeError, LimitError, MalformedError, RawTensor, TransportError, UnknownTypeError
+from transport.peer_form import (
+    decode_tensor_payload,
+    encode_tensor_payload,
+    walk_decode_tensors,
+    walk_encode_tensors,
+)
+
+FLOATS = {"__torch_tensor__": True, "dtype": "float32", "shape": [2], "data": b"\0\0\x80\x3f\0\0\0\x40"}
+
+
+def test_the_two_payloads_spelt_out() -> None:
+    array = np.array([[1, 2]], ">i2")
+    expected = {"__ndarray__": True, "dtype": ">i2", "shape": [1, 2], "data": b"\0\1\0\2"}
+    assert encode_tensor_payload(array) == expected
+    assert encode_tensor_payload(RawTensor("float32", (2,), np.frombuffer(FLOATS["data"], np.uint8))) == FLOATS
+    back = decode_tensor_payload(FLOATS)
+    assert back.tolist() == [1.0, 2.0]
+    assert back.dtype == np.float32
+    assert not back.flags.writeable
+
+
+@pytest.mark.parametrize("name", ["bool", "int64", "float16", ">f4", "<U3", "|S2", "datetime64[ns]", "timedelta64[3D]"])
+def test_dtypes_go_by_the_name_that_str_gives_as_a_peer_would_write_it(name: str) -> None:
+    array = np.zeros((2, 3), name)
+    theirs = {"__torch_tensor__": True, "dtype": str(array.dtype), "shape": (2, 3), "data": array.tobytes()}
+    back = walk_decode_tensors([{"x": theirs}])[0]["x"]
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert encode_tensor_payload(array)["dtype"] == str(array.dtype)
+
+
+def test_tensors_come_back_as_tensors_where_that_is_asked_for() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in ("bfloat16", "float8_e4m3fn", "bool", "complex64", "float32"):
+        tensor = torch.ones(2, 3).to(getattr(torch, dtype))
+        payload = encode_tensor_payload(tensor)
+        back = decode_tensor_payload(payload, to_torch=True)
+        assert back.dtype == tensor.dtype
+        assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+        back.zero_()
+        at_rest = decode_tensor_payload(payload)
+        assert type(at_rest) is (RawTensor if dtype in ("bfloat16", "float8_e4m3fn") else np.ndarray)
+    big_endian = {**FLOATS, "dtype": ">f4", "data": b"\x3f\x80\0\0\x40\0\0\0"}
+    assert decode_tensor_payload(big_endian, to_torch=True).tolist() == [1.0, 2.0]
+    assert decode_tensor_payload({**FLOATS, "dtype": "torch.float32"}, to_torch=True).tolist() == [1.0, 2.0]
+    array = {**FLOATS, "__ndarray__": True}
+    del array["__torch_tensor__"]
+    assert type(decode_tensor_payload(array, to_torch=True)) is np.ndarray
+
+
+def test_where_torch_is_missing_a_tensor_rests_as_its_bytes() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from transport.peer_form import *\n"
+        "p = {'__torch_tensor__': True, 'dtype': 'bfloat16', 'shape': [1], 'data': b'12'}\n"
+        "raw = decode_tensor_payload(p, to_torch=True)\n"
+        "assert (raw.dtype, raw.shape, bytes(raw.data)) == ('bfloat16', (1,), b'12')\n"
+        "assert encode_tensor_payload(raw) == p\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+NO_PAYLOADS: list[Any] = [
+    None,
+    5,
+    np.arange(2),
+    {},
+    {"__torch_tensor__": True},
+    {**FLOATS, "more": 1},
+    {**FLOATS, "__torch_tensor__": 1},
+    {**FLOATS, "__torch_tensor__": False},
+    {**FLOATS, "dtype": None},
+    {**FLOATS, "shape": 2},
+    {**FLOATS, "shape": [2.0]},
+    {**FLOATS, "shape": [True]},
+    {**FLOATS, "data": "text"},
+    {**FLOATS, "data": [1, 2]},
+    {"__ndarray__": {"__ndarray__": 1}, "dtype": "float32"},
+    {"__plain_dict__": 5},
+    {"__plain_dict__": [[1]]},
+    {"__plain_dict__": [], "x": 1},
+]
+
+
+@pytest.mark.parametrize("value", NO_PAYLOADS, ids=lambda value: f"{value!r:.50}")
+def test_a_dict_that_merely_holds_the_keys_is_the_users_and_survives_both_ways(value: Any) -> None:
+    assert decode_tensor_payload(value) is value
+    assert repr(walk_decode_tensors({"a": [value]})) == repr({"a": [value]})
+    if not isinstance(value, np.ndarray):
+        sent = msgpack.packb(walk_encode_tensors({"a": [value]}))
+        assert walk_decode_tensors(msgpack.unpackb(sent, strict_map_key=False)) == {"a": [value]}
+
+
+tagged = st.sampled_from(["__torch_tensor__", "__ndarray__", "__plain_dict__", "dtype", "shape", "data", "x"])
+parts = st.sampled_from([True, False, 1, "float32", [1], b"1234", [], [["x", 1]], [[1, 2, 3]]])
+lookalikes = st.recursive(parts, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(tagged, inner, max_size=4))
+
+
+@settings(max_examples=400, deadline=None)
+@given(lookalikes | st.builds(lambda tree: [FLOATS, {"__plain_dict__": [["a", tree]]}], lookalikes))
+def test_user_data_of_the_very_form_of_payloads_comes_back_as_it_was(tree: Any) -> None:
+    sent = msgpack.packb(walk_encode_tensors(tree))
+    assert walk_decode_tensors(msgpack.unpackb(sent, strict_map_key=False)) == tree
+
+
+def test_a_peer_that_looks_for_the_tag_alone_finds_none_in_a_users_dict() -> None:
+    def tags(tree: Any) -> int:
+        if isinstance(tree, dict):
+            return ("__torch_tensor__" in tree) + sum(map(tags, tree.values()))
+        return sum(map(tags, tree)) if isinstance(tree, list) else 0
+
+    assert tags(walk_encode_tensors({"a": [FLOATS, {**FLOATS, "x": 1}]})) == 0
+    assert tags([FLOATS]) == 1
+
+
+def test_the_tree_that_is_walked_is_left_as_it_is() -> None:
+    inner = [np.arange(2), ({"k": np.zeros(1)},)]
+    walk_encode_tensors({"a": inner})
+    assert type(inner[0]) is np.ndarray
+    assert type(inner[1]) is tuple
+    encoded = {"a": [dict(FLOATS)]}
+    decoded = walk_decode_tensors(encoded)
+    assert encoded == {"a": [FLOATS]}
+    assert decoded["a"][0].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"dtype": "object"}, MalformedError),
+        ({"dtype": "|O"}, MalformedError),
+        ({"dtype": "f4,f4"}, MalformedError),
+        ({"dtype": "float1024"}, MalformedError),
+        ({"dtype": "os.system"}, MalformedError),
+        ({"dtype": ""}, MalformedError),
+        ({"dtype": "x" * 10**6}, MalformedError),
+        ({"shape": [3]}, MalformedError),
+        ({"shape": [-2]}, MalformedError),
+        ({"shape": [-1, -2]}, MalformedError),
+        ({"shape": [2**62, 2**62]}, MalformedError),
+        ({"shape": [2**64] * 100_000}, MalformedError),
+        ({"shape": [0, 2**63], "data": b""}, MalformedError),
+        ({"data": memoryview(b"12345678" * 2)[::2]}, MalformedError),
+        ({"dtype": "<U2", "data": b"\xff" * 8, "shape": [1]}, MalformedError),
+        ({"dtype": "bfloat16", "shape": [-4], "data": b""}, MalformedError),
+    ],
+    ids=lambda value: f"{value!r:.60}".partition(" at 0x")[0],
+)
+def test_payloads_that_are_not_what_they_say_are_errors(change: dict[str, Any], error: type[Exception]) -> None:
+    for to_torch in (False, True):
+        for payload in ({**FLOATS, **change}, [{"a": ({**FLOATS, **change},)}]):
+            started = time.perf_counter()
+            with pytest.raises(error):
+                walk_decode_tensors(payload, to_torch=to_torch)
+            assert time.perf_counter() - started < 5  # the first import of torch among it
+
+
+def test_an_array_that_torch_does_not_have_is_named() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UnknownTypeError):
+        decode_tensor_payload({**FLOATS, "dtype": "<U2", "shape": [1], "data": b"a\0\0\0b\0\0\0"}, to_torch=True)
+
+
+def test_sizes_and_depth_are_bounded() -> None:
+    with pytest.raises(LimitError, match="max_total_bytes"):
+        walk_decode_tensors([FLOATS, FLOATS], limits=DecodeLimits(max_total_bytes=15))
+    assert len(walk_decode_tensors([FLOATS, FLOATS], limits=DecodeLimits(max_total_bytes=16))) == 2
+    deep: Any = FLOATS
+    for _ in range(1000):
+        deep = {"a": deep} if type(deep) is list else [deep]
+    walk_decode_tensors(deep)
+    with pytest.raises(LimitError, match="max_depth"):
+        walk_decode_tensors([deep])
+    with pytest.raises(EncodeError, match="1000 deep"):
+        walk_encode_tensors([deep])
+    loop: list[Any] = [1]
+    loop += [loop, loop]
+    with pytest.raises(EncodeError, match="cycles"):
+        walk_encode_tensors(loop)
+
+
+@pytest.mark.parametrize(
+    "pairs", [[[[1], 2]], [[{}, 2]], [[(1,), 2]], [["a", 1], ["a", 2]], [[2**65, 1]]], ids=lambda pairs: f"{pairs!r}"
+)
+def test_a_hidden_dict_with_keys_that_cannot_be_is_malformed(pairs: Any) -> None:
+    with pytest.raises(MalformedError):
+        walk_decode_tensors({"__plain_dict__": pairs})
+
+
+@pytest.mark.parametrize("value", [np.array([object()]), np.zeros(1, "i4,f4"), np.ma.zeros(1), [1], None])
+def test_what_has_no_inline_form_is_refused(value: Any) -> None:
+    with pytest.raises(EncodeError):
+        encode_tensor_payload(value)
+
+
+def test_a_tagged_dict_whose_keys_could_not_come_back_is_refused() -> None:
+    with pytest.raises(EncodeError, match="keys"):
+        walk_encode_tensors({"__ndarray__": 1, (1, 2): 3})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(["dtype", "shape", "data"]), st.text() | st.binary() | st.lists(st.integers())))
+def test_whatever_stands_in_a_payload_decoding_ends_with_a_value_or_an_error_of_this_package(change: Any) -> None:
+    for to_torch in (False, True):
+        try:
+            walk_decode_tensors({**FLOATS, **change}, to_torch=to_torch)
+        except TransportError:
+            continue
