@@ -1,0 +1,66 @@
+"""Workers and their orchestrator: objects over ZeroMQ (tcp, ipc), acknowledged, in order, none twice. Extra `zmq`.
+
+    with LinkServer("tcp://127.0.0.1:*") as server:          # the orchestrator
+        delivery = server.recv(timeout=60, acknowledge=False)
+        store(delivery.obj)
+        server.acknowledge(delivery)                         # now the worker may forget it
+        server.send(delivery.peer, {"next": "job"})
+
+    with LinkClient(address, name="worker-7") as client:     # a worker
+        client.send(trajectory)
+        job = client.recv(timeout=60).obj
+
+What is promised, in each direction:
+
+- A message is kept by its sender until the receiving application has acknowledged it, and sent again after every lost
+  connection. Messages of one peer arrive in the order in which they were sent.
+- Within one life (`session`) of both processes nothing is handed out twice. A restarted server hands out again only
+  what the old one had not acknowledged to the client; give `LinkServer(resume={session: sequence})` the last message of
+  each session that is safely stored, and it hands out none of those either.
+- What a process has not had acknowledged when it dies dies with it: there is no journal. A worker that must not lose
+  finished work writes it with `RecordWriter` first. Messages *to* a worker outlive it: they go to the next client of
+  its name.
+- Memory is bounded (`LinkLimits`): a reader that stops stops the writer, whose `send` blocks and then raises.
+- A media source crosses a connection once in each direction, whatever refers to it, and is pulled again if the receiver
+  no longer holds it.
+
+Arrays and media are not copied on their way to the socket: leave them unchanged until their message is acknowledged.
+Make links after forking, not before.
+"""
+
+from transport.link.client import LinkClient
+from transport.link.errors import (
+    LinkAddressError,
+    LinkClosedError,
+    LinkRefusedError,
+    LinkTimeoutError,
+    MessageTooLargeError,
+    MissingExtraError,
+    PeerLostError,
+    UnacknowledgedError,
+)
+from transport.link.keys import ClientKeys, ServerKeys, generate_keypair
+from transport.link.limits import LinkLimits
+from transport.link.server import LinkServer
+from transport.link.values import Delivery, LinkStats, PeerChange, PeerEvent
+
+__all__ = [
+    "ClientKeys",
+    "Delivery",
+    "LinkAddressError",
+    "LinkClient",
+    "LinkClosedError",
+    "LinkLimits",
+    "LinkRefusedError",
+    "LinkServer",
+    "LinkStats",
+    "LinkTimeoutError",
+    "MessageTooLargeError",
+    "MissingExtraError",
+    "PeerChange",
+    "PeerEvent",
+    "PeerLostError",
+    "ServerKeys",
+    "UnacknowledgedError",
+    "generate_keypair",
+]

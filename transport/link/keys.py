@@ -1,0 +1,56 @@
+"""CURVE keys, as Z85 text of 40 characters each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from transport.link.errors import MissingExtraError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """The server's pair, and the public keys of the clients that may connect; others never get past the handshake.
+
+    A client name belongs to the key that used it first, until the server drops the peer or ends.
+    """
+
+    public: str
+    secret: str = field(repr=False)
+    clients: frozenset[str]
+
+    def __init__(self, public: str, secret: str, clients: Iterable[str]) -> None:
+        for name, value in (("public", public), ("secret", secret), ("clients", frozenset(clients))):
+            object.__setattr__(self, name, value)
+        for key in (public, secret, *self.clients):
+            _check(key)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """The client's pair, and the server's public key."""
+
+    public: str
+    secret: str = field(repr=False)
+    server: str
+
+    def __post_init__(self) -> None:
+        for key in (self.public, self.secret, self.server):
+            _check(key)
+
+
+def generate_keypair() -> tuple[str, str]:
+    """A fresh public and secret key."""
+    try:
+        import zmq
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("pyzmq", "zmq") from error
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def _check(key: str) -> None:
+    if len(key) != 40 or not key.isascii():
+        raise ValueError(
+            f"a CURVE key has 40 characters and this one has {len(key)}. Make pairs with generate_keypair()."
+        )

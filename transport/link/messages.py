@@ -1,0 +1,231 @@
+"""What crosses a connection: one header frame of fixed layout, then the frames it announces.
+
+    every header   magic, version, kind
+    HELLO          greeting, then the client's name in UTF-8        client, first on each connection
+    WELCOME        greeting                                         server, its answer
+    DATA           sequence, then (sha256, size) per media source   followed by the frames of `encode_frames`
+    ACK            session, acknowledged, credit
+    BLOB           sha256                                           followed by the bytes
+    PULL           sha256 ...
+    PING BYE AGAIN nothing                                          AGAIN: greet me again on a new connection
+    REFUSED        a reason in UTF-8
+
+A greeting says where both directions stand: the sender's own session and the first sequence number that it still keeps,
+and which session of the other side it has been receiving, up to which number it has that, and up to which number its
+application has acknowledged it. All integers are little-endian. Connections keep order, so DATA needs no session.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from transport.errors import MalformedError, VersionError
+from transport.link.limits import Credit
+from transport.unpacking import as_bytes
+from transport.wire import Buffer
+
+LINK_VERSION: Final = 1
+NO_SESSION: Final = bytes(16)
+MAX_NAME_BYTES: Final = 200
+MAX_REASON_BYTES: Final = 1000
+PULL_BATCH: Final = 512  # digests in one PULL
+
+_MAGIC: Final = b"MMRL"
+_PREFIX: Final = struct.Struct("<4sBB")
+_GREETING: Final = struct.Struct("<16sQ16sQQIQQ")
+_SEQUENCE: Final = struct.Struct("<Q")
+_MEDIA: Final = struct.Struct("<32sQ")
+_ACK: Final = struct.Struct("<16sQIQ")
+_DIGEST_BYTES: Final = 32
+
+
+class Kind(enum.IntEnum):
+    HELLO = 1
+    WELCOME = 2
+    DATA = 3
+    ACK = 4
+    BLOB = 5
+    PULL = 6
+    PING = 7
+    BYE = 8
+    REFUSED = 9
+    AGAIN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """Where both directions of a connection stand, as one side sees it. `max_message` is in bytes."""
+
+    session: bytes
+    first_kept: int
+    heard: bytes
+    received: int
+    acknowledged: int
+    credit: Credit
+    max_message: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    greeting: Greeting
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    greeting: Greeting
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    sequence: int
+    media: tuple[tuple[str, int], ...]  # digest and size
+    frames: list[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    session: bytes
+    acknowledged: int
+    credit: Credit
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    digest: str
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: str
+
+
+class Signal(enum.Enum):
+    """The messages that say nothing but their kind."""
+
+    PING = Kind.PING
+    BYE = Kind.BYE
+    AGAIN = Kind.AGAIN
+
+
+LinkMessage: TypeAlias = "Hello | Welcome | Data | Ack | Blob | Pull | Refused | Signal"
+
+
+def to_frames(message: LinkMessage) -> list[Buffer]:
+    """The message as frames; those of data and blobs are shared, not copied."""
+    match message:
+        case Data(sequence, media, frames):
+            described = b"".join([_MEDIA.pack(bytes.fromhex(digest), size) for digest, size in media])
+            return [_header(Kind.DATA) + _SEQUENCE.pack(sequence) + described, *frames]
+        case Ack(session, acknowledged, credit):
+            return [_header(Kind.ACK) + _ACK.pack(session, acknowledged, credit.messages, credit.bytes)]
+        case Blob(digest, data):
+            return [_header(Kind.BLOB) + bytes.fromhex(digest), data]
+        case Pull(digests):
+            return [_header(Kind.PULL) + b"".join([bytes.fromhex(digest) for digest in digests])]
+        case Hello(greeting, name):
+            return [_header(Kind.HELLO) + _pack_greeting(greeting) + name.encode()]
+        case Welcome(greeting):
+            return [_header(Kind.WELCOME) + _pack_greeting(greeting)]
+        case Refused(reason):
+            shortened = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+            return [_header(Kind.REFUSED) + shortened.encode()]
+        case Signal():
+            return [_header(message.value)]
+
+
+def from_frames(frames: Sequence[Buffer]) -> LinkMessage:
+    """The message these frames are. Raises `DecodeError`, whatever the bytes are."""
+    head = bytes(as_bytes(frames[0])) if frames else b""
+    if len(head) < _PREFIX.size:
+        raise MalformedError(f"link header of {len(head)} bytes")
+    magic, version, number = _PREFIX.unpack_from(head)
+    if magic != _MAGIC:
+        raise MalformedError(f"link header starts with {magic!r}, not {_MAGIC!r}")
+    if version > LINK_VERSION:
+        raise VersionError("link protocol", version, LINK_VERSION)
+    try:
+        kind = Kind(number)
+    except ValueError as error:
+        raise MalformedError(f"link message of unknown kind {number}") from error
+    following = {Kind.DATA: None, Kind.BLOB: 1}.get(kind, 0)
+    if following is not None and len(frames) != 1 + following:
+        raise MalformedError(f"{kind.name} followed by {len(frames) - 1} frames instead of {following}")
+    try:
+        return _parse(kind, head[_PREFIX.size :], list(frames[1:]))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise MalformedError(f"{kind.name} is not laid out as it should be: {error}") from error
+
+
+def _header(kind: Kind) -> bytes:
+    return _PREFIX.pack(_MAGIC, LINK_VERSION, kind)
+
+
+def _pack_greeting(greeting: Greeting) -> bytes:
+    return _GREETING.pack(
+        greeting.session,
+        greeting.first_kept,
+        greeting.heard,
+        greeting.received,
+        greeting.acknowledged,
+        greeting.credit.messages,
+        greeting.credit.bytes,
+        greeting.max_message,
+    )
+
+
+def _parse(kind: Kind, body: bytes, frames: list[Buffer]) -> LinkMessage:
+    if kind is Kind.DATA:
+        (sequence,) = _SEQUENCE.unpack_from(body)
+        media = tuple((digest.hex(), size) for digest, size in _MEDIA.iter_unpack(body[_SEQUENCE.size :]))
+        if len({digest for digest, _ in media}) < len(media):
+            raise MalformedError("DATA names one media source twice")
+        return Data(sequence, media, frames)
+    if kind is Kind.ACK:
+        session, acknowledged, messages, size = _ACK.unpack(body)
+        return Ack(session, acknowledged, Credit(messages, size))
+    if kind is Kind.BLOB:
+        (digest,) = _digests(kind, body, 1)
+        return Blob(digest, frames[0])
+    if kind is Kind.PULL:
+        return Pull(_digests(kind, body, PULL_BATCH))
+    if kind is Kind.HELLO:
+        return Hello(_unpack_greeting(body[: _GREETING.size]), _name(body[_GREETING.size :]))
+    if kind is Kind.WELCOME:
+        return Welcome(_unpack_greeting(body))
+    if kind is Kind.REFUSED:
+        return Refused(body[:MAX_REASON_BYTES].decode("utf-8", "replace"))
+    if body:
+        raise MalformedError(f"{kind.name} of {len(body)} bytes more than it needs")
+    return Signal(kind)
+
+
+def _unpack_greeting(body: bytes) -> Greeting:
+    session, first_kept, heard, received, acknowledged, messages, size, largest = _GREETING.unpack(body)
+    if session == NO_SESSION or first_kept < 1 or received < acknowledged:
+        raise MalformedError("greeting without a session, or with sequence numbers that contradict each other")
+    return Greeting(session, first_kept, heard, received, acknowledged, Credit(messages, size), largest)
+
+
+def _digests(kind: Kind, body: bytes, most: int) -> tuple[str, ...]:
+    count, rest = divmod(len(body), _DIGEST_BYTES)
+    if rest or not 1 <= count <= most:
+        raise MalformedError(f"{kind.name} with {len(body)} bytes of digests")
+    return tuple(body[start : start + _DIGEST_BYTES].hex() for start in range(0, len(body), _DIGEST_BYTES))
+
+
+def _name(encoded: bytes) -> str:
+    name = encoded.decode()
+    if not 0 < len(encoded) <= MAX_NAME_BYTES or not name.isprintable():
+        raise MalformedError(f"client name of {len(encoded)} bytes")
+    return name

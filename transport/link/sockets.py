@@ -1,0 +1,279 @@
+"""The two ends as ZeroMQ sees them. Nothing here knows messages; everything but construction runs in one thread.
+
+A connection is one greeting and what follows it. ZeroMQ would reconnect by itself and not say what was lost, so the
+client's socket is replaced whenever its connection breaks, and the greeting settles what to send again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import ipaddress
+import os
+import socket as system_sockets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from transport.link.errors import LinkAddressError
+from transport.link.keys import ClientKeys, ServerKeys
+from transport.wire import Buffer
+
+# Messages in ZeroMQ's own queues; credit keeps honest traffic far below in bytes. At the mark, sends wait (a ROUTER
+# that is `mandatory` and a DEALER never drop) and reading stops.
+HIGH_WATER = 1000
+LINGER_MS = 200  # for the parting words; what matters was flushed before
+# ZeroMQ hands out small frames as views on a shared receive buffer of 8 KiB, which one kept byte would keep alive.
+COPIED_FRAME = 8192
+_DOMAIN = "mmrollouts"  # of the authentication, by which ZeroMQ tells servers of one context apart
+
+
+class Sent(enum.Enum):
+    YES = enum.auto()
+    FULL = enum.auto()  # not now
+    GONE = enum.auto()  # no such connection
+
+
+class Change(enum.Enum):
+    OPENED = enum.auto()
+    BROKEN = enum.auto()
+    DENIED = enum.auto()  # the server does not take this client's key
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    route: bytes  # names the connection
+    user: str  # the client's public key, if the server asks for one
+    frames: list[Buffer]
+
+
+class Wake:
+    """Lets other threads end a poll."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = system_sockets.socketpair()
+        self._reading.setblocking(False)
+        self._writing.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._reading.fileno()
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it is ringing; closed: nobody sleeps
+            self._writing.send(b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._reading.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._reading.close()
+        self._writing.close()
+
+
+class RouterSocket:
+    """The server's end: binds, and knows its connections by route."""
+
+    def __init__(self, address: str, keys: ServerKeys | None, *, allow_remote: bool, max_frame: int) -> None:
+        check_bindable(address, keyed=keys is not None, allow_remote=allow_remote)
+        self._keyed = keys is not None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        self._socket = self._context.socket(zmq.ROUTER)
+        try:
+            _configure(self._socket, address, max_frame)
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            if keys is not None:
+                self._demand_keys(keys)
+            self._bind(address)
+        except BaseException:
+            self.close()
+            raise
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def register(self, poller: zmq.Poller) -> None:
+        poller.register(self._socket, zmq.POLLIN)
+
+    def receive(self) -> Arrival | None:
+        """The next message, if one is there."""
+        try:
+            route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        user = str(frames[0].get("User-Id")) if self._keyed and frames else ""
+        return Arrival(route.bytes, user, [_keep(frame) for frame in frames])
+
+    def send(self, route: bytes, frames: Sequence[Buffer]) -> Sent:
+        try:
+            return _send(self._socket, [route, *frames])
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return Sent.GONE
+            raise
+
+    def close(self) -> None:
+        self._socket.close(LINGER_MS)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.term()
+
+    def _demand_keys(self, keys: ServerKeys) -> None:
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.configure_curve_callback(_DOMAIN, _Allowed(keys.clients))
+        self._authenticator.start()
+        self._socket.curve_server = True
+        self._socket.curve_publickey = keys.public.encode()
+        self._socket.curve_secretkey = keys.secret.encode()
+        self._socket.zap_domain = _DOMAIN.encode()
+
+    def _bind(self, address: str) -> None:
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            raise LinkAddressError(address, f"cannot be bound: {error}", "Choose another address.") from error
+        path = address.removeprefix("ipc://")
+        if path != address and not path.startswith(("@", "*")):
+            os.chmod(path, 0o600)  # other users have no business here
+
+
+class DealerSocket:
+    """The client's end: one connection at a time."""
+
+    def __init__(self, address: str, keys: ClientKeys | None, *, max_frame: int) -> None:
+        self.address = address
+        self._keys = keys
+        self._max_frame = max_frame
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._open()
+        except BaseException:
+            self._context.destroy(0)
+            raise
+
+    def register(self, poller: zmq.Poller) -> None:
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+
+    def reopen(self, poller: zmq.Poller) -> None:
+        """Drop the connection and everything on its way, and connect anew."""
+        poller.unregister(self._socket)
+        poller.unregister(self._monitor)
+        self._close_socket(0)
+        self._open()
+        self.register(poller)
+
+    def changes(self) -> list[Change]:
+        """What happened to the connection since the last call."""
+        found = []
+        while self._monitor.poll(0):
+            event: Any = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            change = _CHANGES.get(event["event"])
+            if change is not None:
+                found.append(change)
+        return found
+
+    def receive(self) -> Arrival | None:
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return Arrival(b"", "", [_keep(frame) for frame in frames])
+
+    def send(self, route: bytes, frames: Sequence[Buffer]) -> Sent:
+        return _send(self._socket, frames)
+
+    def close(self) -> None:
+        self._close_socket(LINGER_MS)
+        self._context.term()
+
+    def _open(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        _configure(self._socket, self.address, self._max_frame)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing for a connection that is not there
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self._keys is not None:
+            self._socket.curve_publickey = self._keys.public.encode()
+            self._socket.curve_secretkey = self._keys.secret.encode()
+            self._socket.curve_serverkey = self._keys.server.encode()
+        self._monitor = self._socket.get_monitor_socket(sum(_CHANGES))
+        self._monitor.linger = 0
+        try:
+            self._socket.connect(self.address)
+        except zmq.ZMQError as error:
+            raise LinkAddressError(
+                self.address, f"cannot be connected to: {error}", "Write tcp://host:port."
+            ) from error
+
+    def _close_socket(self, linger: int) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(linger)
+
+
+_CHANGES = {
+    zmq.Event.HANDSHAKE_SUCCEEDED: Change.OPENED,
+    zmq.Event.DISCONNECTED: Change.BROKEN,
+    zmq.Event.HANDSHAKE_FAILED_AUTH: Change.DENIED,
+}
+
+
+class _Allowed:
+    """Which client keys may connect, in the form that pyzmq's authenticator asks for."""
+
+    def __init__(self, keys: frozenset[str]) -> None:
+        self._keys = keys
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key.decode() in self._keys
+
+
+def check_bindable(address: str, *, keyed: bool, allow_remote: bool) -> None:
+    """Raise `LinkAddressError` for an address that other machines can reach, unless that was asked for and is keyed."""
+    scheme, separator, rest = address.partition("://")
+    if not separator or scheme not in {"tcp", "ipc"} or not rest:
+        raise LinkAddressError(address, "is neither tcp://host:port nor ipc://path", "Use one of the two.")
+    if scheme == "ipc" or _is_loopback(rest.rpartition(":")[0].strip("[]")):
+        return
+    if not allow_remote:
+        raise LinkAddressError(
+            address, "can be reached by other machines", "Bind to 127.0.0.1, or pass allow_remote=True and keys."
+        )
+    if not keyed:
+        raise LinkAddressError(
+            address, "would take messages from anyone on the network", "Pass keys=ServerKeys(...) with the client keys."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _configure(socket: zmq.Socket[bytes], address: str, max_frame: int) -> None:
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
+    socket.setsockopt(zmq.IPV6, "[" in address)
+
+
+def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> Sent:
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return Sent.FULL
+    return Sent.YES
+
+
+def _keep(frame: zmq.Frame) -> Buffer:
+    return frame.bytes if len(frame) <= COPIED_FRAME else frame.buffer
