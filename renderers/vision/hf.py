@@ -23,6 +23,7 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.media.video_decoding import decode_video, video_decoder_versions
+from renderers.model_files import read_json
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, OwnProcessor
 from renderers.vision.hf_probing import Layout, item_tensor, probe
 
@@ -137,7 +138,7 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
     Raises `MissingExtraError` where a package is missing, else a `LoadError` that names file or class and the cure.
     """
     directory = Path(directory)
-    configs = {name: _read_config(directory / name) for name in _FILES}
+    configs = {name: read_json(directory / name) for name in _FILES}
     for name, config in configs.items():
         _refuse_code(directory / name, config)
     processor = _own_processor(directory)
@@ -212,18 +213,6 @@ def _own_processor(directory: Path) -> Any:
             f"transformers {metadata.version('transformers')} cannot load {what}: {error}. Complete the directory, or "
             "upgrade transformers if the model is newer"
         ) from error
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InvalidFileError(str(path), f"not readable as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InvalidFileError(str(path), "holds no JSON object")
-    return config
 
 
 def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
