@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from rollouts.inspection.token_view import visible
+from rollouts.inspection.terminal import complain, refuse, say, show_everything
 
 if TYPE_CHECKING:
     from rollouts.media.inventory import Inventory
@@ -45,9 +43,9 @@ def ls(
         console = _console()
         console.print(media_table(inventory))
     else:
-        _say(f"{target} holds no media")
+        say(f"{target} holds no media")
     for damage in inventory.damage:
-        _complain(f"not listed: {damage}")
+        complain(f"not listed: {damage}")
 
 
 @media_commands.command()
@@ -58,14 +56,14 @@ def verify(target: Target) -> None:
     inventory = _inventory(target)
     failed = len(inventory.damage)
     for damage in inventory.damage:
-        _say(damage)
+        say(damage)
     for finding in verify_all(inventory.media):
         failed += finding.fatal
-        _say(f"{finding.digest}: {finding.reason}")
+        say(f"{finding.digest}: {finding.reason}")
     if failed:
-        _say(f"{failed} failed, {len(inventory.media)} media checked")
+        say(f"{failed} failed, {len(inventory.media)} media checked")
         raise typer.Exit(1)
-    _say(f"{len(inventory.media)} media match their digests and decode")
+    say(f"{len(inventory.media)} media match their digests and decode")
 
 
 @media_commands.command()
@@ -83,10 +81,10 @@ def export(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _refuse(f"{out} cannot be made: {error.strerror or error}")
+        refuse(f"{out} cannot be made: {error.strerror or error}")
     failed = len(inventory.damage)
     for damage in inventory.damage:
-        _complain(f"not exported: {damage}")
+        complain(f"not exported: {damage}")
     written = 0
     for medium in inventory.media:
         try:
@@ -94,8 +92,8 @@ def export(
             written += 1
         except ExportError as error:
             failed += 1
-            _complain(str(error))
-    _say(f"{written} media in {out}")
+            complain(str(error))
+    say(f"{written} media in {out}")
     if contact_sheet is not None:
         _draw(inventory, contact_sheet, str(target))
     if failed:
@@ -108,35 +106,20 @@ def _draw(inventory: Inventory, path: Path, title: str) -> None:
     try:
         contact_sheet(inventory, title).save(path, "PNG")
     except OSError as error:
-        _refuse(f"{path} cannot be written: {error.strerror or error}")
-    _say(f"contact sheet in {path}")
+        refuse(f"{path} cannot be written: {error.strerror or error}")
+    say(f"contact sheet in {path}")
 
 
 def _inventory(target: Path) -> Inventory:
     from rollouts.media.inventory import InventoryError, take_inventory
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Unicode still shows everything
+    show_everything()
     try:
         return take_inventory(target)
     except InventoryError as error:
-        _refuse(str(error))
+        refuse(str(error))
 
 
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_UNBOUNDED)
-
-
-def _say(words: str) -> None:
-    # Words may quote a file: nothing in them is markup, nothing reaches the terminal raw.
-    Console().print(Text(visible(words)), soft_wrap=True)
-
-
-def _complain(words: str) -> None:
-    Console(stderr=True).print(Text(f"error: {visible(words)}"), soft_wrap=True)
-
-
-def _refuse(words: str) -> NoReturn:
-    _complain(words)
-    raise typer.Exit(2) from None
