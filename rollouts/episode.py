@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from renderers import Message, MultimodalRenderer, RendererError
+from renderers import Message, MultimodalRenderer, RenderedTokens, RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams, check_result
 from rollouts.environment import Environment, reset_environment, step_environment
 from rollouts.errors import EngineError, EnvironmentProtocolError, EpisodeError
@@ -69,6 +69,7 @@ async def _play(
     messages = await reset_environment(environment, trajectory.seed)
     prompt = renderer.render(messages, tools=tools, add_generation_prompt=True)
     shown: Sequence[Message] = messages  # those that the message indices of `prompt` count
+    sampled = _sampled_runs(prompt)
 
     for turn in range(max_turns):
         request = GenerateRequest(
@@ -77,6 +78,8 @@ async def _play(
             multi_modal_data=prompt.multi_modal_data,
             session_id=trajectory.episode_id,
             request_id=f"{trajectory.episode_id}-{turn}",
+            marker_ids=prompt.marker_ids,
+            sampled=sampled,
         )
         asked = time.monotonic()
         completion = await _complete(engine, request)
@@ -100,10 +103,19 @@ async def _play(
                 previous_messages=messages,
                 previous_multi_modal_data=prompt.multi_modal_data,
             )
-            shown = conversation if bridged is None else step.messages
-            prompt = bridged or renderer.render(conversation, tools=tools, add_generation_prompt=True)
+            if bridged is None:
+                prompt, shown = renderer.render(conversation, tools=tools, add_generation_prompt=True), conversation
+                sampled = _sampled_runs(prompt)
+            else:
+                sampled = [*sampled, (len(prompt), len(prompt) + len(completion_ids))]
+                prompt, shown = bridged, step.messages
             messages = conversation
     trajectory.truncated = True
+
+
+def _sampled_runs(prompt: RenderedTokens) -> list[tuple[int, int]]:
+    """Where a prompt, rendered whole, prints turns of the assistant as the model would have sampled them."""
+    return [(span.start, span.end) for span in prompt.spans if span.sampled]
 
 
 async def _complete(engine: Engine, request: GenerateRequest) -> Completion:

@@ -101,6 +101,31 @@ class EngineClosedError(EngineError):
     """The engine was closed before the request was answered."""
 
 
+class ServerUnreachableError(EngineError):
+    """No server answered: refused, reset, or gone in the middle of an answer, after all retries."""
+
+
+class ServerTimeoutError(EngineError):
+    """A deadline passed. Whether the server did what was asked is unknown."""
+
+
+class ServerError(EngineError):
+    """A server answered with an error. `status` is the HTTP status, `body` the beginning of what it said."""
+
+    def __init__(self, request_id: str, reason: str, *, status: int, body: str) -> None:
+        self.status = status
+        self.body = body
+        super().__init__(request_id, f"{reason}: HTTP {status} {body}")
+
+
+class CapabilityError(EngineError):
+    """The server cannot do what is asked of it as it was started, or contradicts the configuration; nothing was sent."""
+
+
+class UnsafeControlError(EngineError):
+    """A control call was refused because in this state it would take the server down or corrupt what it answers."""
+
+
 class WeightUpdateError(RolloutsError):
     """New weights do not fit the model; nothing was changed."""
 

@@ -191,6 +191,11 @@ class LocalEngine:
 
     def _check(self, request: GenerateRequest) -> None:
         self._refuse_if_closed(request.request_id)
+        if request.prompt_logprobs or request.sampling.extra:
+            unknown = (
+                "prompt_logprobs" if request.prompt_logprobs else f"sampling option {min(request.sampling.extra)!r}"
+            )
+            raise InvalidRequestError(request.request_id, f"LocalEngine has no {unknown}; VLLMEngine does")
         ids = np.asarray(request.prompt_ids, dtype=np.int64)
         if not len(ids):
             raise InvalidRequestError(request.request_id, "the prompt is empty")

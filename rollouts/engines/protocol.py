@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class SamplingParams:
     """How to sample. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.
 
     A `seed` makes a completion a function of (weights, prompt, seed, index), whatever else the engine is doing.
+    `extra` holds sampling options under the engine's own names (`min_p`, `repetition_penalty`...); an engine refuses
+    those that it does not know, for servers ignore them without a word.
     """
 
     max_tokens: int = 256
@@ -39,6 +41,7 @@ class SamplingParams:
     seed: int | None = None
     n: int = 1
     stop_token_ids: tuple[int, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problems = {
@@ -55,13 +58,24 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt. `prompt_ids` holds expanded placeholders; `multi_modal_data` says what they stand for."""
+    """One prompt. `prompt_ids` holds expanded placeholders; `multi_modal_data` says what they stand for.
+
+    `marker_ids` (as in `RenderedTokens`) names for each modality the token that stands for an unexpanded item; an
+    engine that lets its server process media needs it. `sampled` are the half-open runs of the prompt that earlier
+    completions sampled: a media token in there is text, anywhere else outside of a placeholder it is a mistake.
+    `session_id` is the same for all turns of an episode. A smaller `priority` is served earlier by a server that
+    schedules by priority. `prompt_logprobs` asks for the log-probability of each prompt token too.
+    """
 
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     multi_modal_data: MultiModalData | None = None
     session_id: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    marker_ids: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    sampled: Sequence[tuple[int, int]] = field(default=(), kw_only=True)
+    priority: int = field(default=0, kw_only=True)
+    prompt_logprobs: bool = field(default=False, kw_only=True)
 
 
 @wire_type("rollouts.WeightSpan")
@@ -79,6 +93,8 @@ class Completion:
     """One sample: ids int32 (n,), their log-probabilities float32 (n,) under the raw model distribution.
 
     Raw means before temperature, top-k and top-p, as vLLM reports by default. The stop token is part of the ids.
+    Where the engine reports them: `routed_experts`, integers (prompt + n - 1, layers, experts per token), and
+    `sampling_masks`, per token the ids (int32) that it was drawn from.
     """
 
     index: int
@@ -87,12 +103,17 @@ class Completion:
     finish_reason: FinishReason
     stop_token_id: int | None = None
     weight_spans: tuple[WeightSpan, ...] = ()
+    routed_experts: np.ndarray | None = None
+    sampling_masks: tuple[np.ndarray, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GenerateResult:
+    """`prompt_logprobs`, if asked for, is float32 (prompt,) with NaN for the first token, which nothing predicts."""
+
     request_id: str
     completions: list[Completion]
+    prompt_logprobs: np.ndarray | None = None
 
 
 @runtime_checkable
@@ -129,5 +150,5 @@ def check_result(request: GenerateRequest, result: GenerateResult) -> None:
                 request.request_id,
                 f"completion {completion.index}, token {place} has log-probability {completion.logprobs[place]}",
             )
-        if not count:
+        if not count and completion.finish_reason is not FinishReason.ABORT:
             raise MalformedResultError(request.request_id, f"completion {completion.index} holds no token")
