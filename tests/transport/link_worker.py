@@ -1,23 +1,31 @@
 """The other process of the link tests: `python link_worker.py ROLE ADDRESS ...`.
 
-Whatever a role writes goes out in single unbuffered writes, so that a kill leaves whole lines.
+Whatever a role writes goes out in single unbuffered writes of one length that divides a page: a kill in the middle of a
+write that crosses into another page would leave half a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from transport.link import LinkClient, LinkLimits, LinkServer, LinkTimeoutError
+from transport.link import ClientKeys, LinkClient, LinkLimits, LinkServer, LinkTimeoutError, PeerLostError, ServerKeys
 
 SMALL = LinkLimits(send_messages=64, receive_messages=16)
+QUICK = {"heartbeat": 0.1, "peer_timeout": 1.0}
 MEGABYTES = 1 << 20
 NARROW = LinkLimits(send_bytes=16 * MEGABYTES, receive_bytes=16 * MEGABYTES)
+
+
+def write_row(log: int, session: str, sequence: int, value: int) -> None:
+    os.write(log, f"{session} {sequence} {value}".ljust(63).encode() + b"\n")
 
 
 def say(*words: object) -> None:
@@ -44,7 +52,7 @@ def store(address: str, log: str, resume: str) -> None:
         say("ready")
         while True:
             delivery = server.recv(acknowledge=False)
-            os.write(out, f"{delivery.session} {delivery.sequence} {delivery.obj['value']}\n".encode())
+            write_row(out, delivery.session, delivery.sequence, delivery.obj["value"])
             server.acknowledge(delivery)
 
 
@@ -57,7 +65,7 @@ def produce(address: str, name: str, log: str) -> None:
             client.send({"value": value, "array": np.full(500, value)})
             settled = min(client.unacknowledged(), default=value + 2) - 1  # sequence numbers begin at 1
             if settled > written:
-                os.write(out, f"{client.session} {settled} {settled - 1}\n".encode())
+                write_row(out, client.session, settled, settled - 1)
                 written = settled
 
 
@@ -68,7 +76,7 @@ def consume(address: str, name: str, log: str) -> None:
         say("ready")
         while True:
             delivery = client.recv(acknowledge=False)
-            os.write(out, f"{delivery.session} {delivery.sequence} {delivery.obj}\n".encode())
+            write_row(out, delivery.session, delivery.sequence, delivery.obj)
             client.acknowledge(delivery)
 
 
@@ -105,6 +113,54 @@ def idle(address: str, name: str) -> None:
         client.send(client.recv(timeout=60).obj)
 
 
+def converse(side: str, address: str, log: str, *keys: str) -> None:
+    """One side of a conversation over a network that comes and goes: counts up to the other until it is told to stop,
+    writes down what it gets, and says how many connections that took."""
+    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    public, secret, theirs = keys
+    link: LinkServer | LinkClient
+    if side == "server":
+        link = LinkServer(address, keys=ServerKeys(public, secret, [theirs]), allow_remote=True, limits=SMALL, **QUICK)
+    else:
+        link = LinkClient(address, name="worker", keys=ClientKeys(public, secret, theirs), limits=SMALL, **QUICK)
+    told = threading.Event()
+
+    def send(value: int) -> None:
+        message = {"value": value, "array": np.full(500, value)}
+        if isinstance(link, LinkServer):
+            link.send("worker", message)
+        else:
+            link.send(message)
+
+    def listen() -> None:
+        while True:
+            with contextlib.suppress(PeerLostError):
+                delivery = link.recv(acknowledge=False)
+                assert (delivery.obj["array"] == delivery.obj["value"]).all()
+                write_row(out, delivery.session, delivery.sequence, delivery.obj["value"])
+                link.acknowledge(delivery)
+
+    def insist(call: Callable[[], None]) -> None:
+        """Call until the peer is there to be called."""
+        while True:
+            try:
+                return call()
+            except PeerLostError:
+                time.sleep(0.02)
+
+    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
+    say("ready")
+    value = 0
+    while not told.is_set():
+        insist(lambda value=value: send(value))
+        value += 1
+        time.sleep(0.001)
+    insist(lambda: link.flush())
+    say(value, link.stats().connections, link.stats().lost)
+    time.sleep(3600)  # until killed
+
+
 def leave(address: str) -> None:
     """Makes links with work undone and ends without closing them."""
     server = LinkServer()
@@ -117,7 +173,7 @@ def leave(address: str) -> None:
 
 
 ROLES: dict[str, Callable[..., None]] = {
-    role.__name__: role for role in (store, produce, consume, flood, stall, idle, leave)
+    role.__name__: role for role in (store, produce, consume, flood, stall, idle, converse, leave)
 }
 
 if __name__ == "__main__":

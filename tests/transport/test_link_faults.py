@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from link_processes import PATIENCE, Process, lines, rows, until, values
 
 from renderers.media.source import MediaSource
 from transport import DecodeError, encode_frames
@@ -25,71 +24,8 @@ from transport.link.messages import NO_SESSION, Ack, Blob, Data, Greeting, Hello
 
 zmq = pytest.importorskip("zmq", reason="links need the extra `zmq`")
 
-WORKER = Path(__file__).with_name("link_worker.py")
 QUICK = {"heartbeat": 0.1, "peer_timeout": 1.0}
 MEGABYTES = 1 << 20
-
-
-class Process:
-    """A worker process; killed at the end of the block whatever happens."""
-
-    def __init__(self, *arguments: object) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self._process.pid
-
-    def line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def ask(self) -> str:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self.line()
-
-    def ended(self, timeout: float) -> int:
-        return self._process.wait(timeout)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
-        self.kill()
-
-
-def rows(log: Path) -> list[tuple[str, int, int]]:
-    """(session, sequence, value) of each line that a worker process wrote."""
-    if not log.exists():
-        return []
-    parts = [line.split() for line in log.read_text().splitlines()]
-    return [(session, int(sequence), int(value)) for session, sequence, value in parts]
-
-
-def values(log: Path) -> list[int]:
-    return [value for _, _, value in rows(log)]
-
-
-def until(condition: Callable[[], Any], timeout: float = 10) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
-
-
-def lines(log: Path) -> int:
-    return log.read_bytes().count(b"\n") if log.exists() else 0
-
 
 ROUNDS = [pytest.param(10, id="10 kills"), pytest.param(100, id="100 kills", marks=pytest.mark.slow)]
 
@@ -111,12 +47,12 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing_acknowledged(
     sent = 0
     settled: list[tuple[int, int]] = []  # lines in the log after a kill; how many messages were acknowledged by then
 
-    with LinkClient(address, limits=LinkLimits(send_messages=64), peer_timeout=30) as client:
+    with LinkClient(address, limits=LinkLimits(send_messages=64), peer_timeout=PATIENCE) as client:
 
         def produce() -> None:
             nonlocal sent
             while not stop.is_set():
-                client.send({"value": sent}, timeout=60)
+                client.send({"value": sent}, timeout=PATIENCE)
                 sent += 1
 
         producer = threading.Thread(target=produce)
@@ -125,15 +61,15 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing_acknowledged(
             before = lines(log)
             with Process("store", address, log, resume) as server:
                 assert server.line() == "ready"
-                until(lambda before=before: lines(log) > before)
+                until(lambda before=before: lines(log) > before, server)
                 time.sleep(moments.uniform(0, 0.1))
                 server.kill()
-            time.sleep(0.02)  # an acknowledgement that left the server has arrived
-            settled.append((lines(log), client.unacknowledged()[0] - 1))
+            time.sleep(0.02)  # most acknowledgements that left the server have arrived
+            settled.append((lines(log), client.stats().acknowledged))
         stop.set()
         with Process("store", address, log, resume) as server:
             producer.join()
-            client.flush(30)
+            client.flush(PATIENCE)
     got = values(log)
     assert set(got) == set(range(sent))
     assert all(session == client.session and sequence == value + 1 for session, sequence, value in rows(log))
@@ -165,17 +101,16 @@ def test_killing_a_worker_that_sends_loses_nothing_acknowledged_and_doubles_noth
         collector.start()
         for _ in range(kills):
             before = lines(log)
-            with Process("produce", server.address, "worker", log):
-                until(lambda before=before: lines(log) > before)
+            with Process("produce", server.address, "worker", log) as worker:
+                until(lambda before=before: lines(log) > before, worker)
                 time.sleep(moments.uniform(0, 0.1))
-        time.sleep(0.3)
+        acknowledged = {session: sequence for session, sequence, _ in rows(log)}
+        until(lambda: all(len(got.get(session, ())) >= sequence for session, sequence in acknowledged.items()))
         stop.set()
         collector.join()
     assert len(got) == kills
     for numbers in got.values():
         assert numbers == list(range(len(numbers)))
-    for session, sequence, _ in rows(log):
-        assert len(got[session]) >= sequence
 
 
 @pytest.mark.parametrize("kills", ROUNDS)
@@ -189,17 +124,18 @@ def test_killing_a_worker_that_receives_brings_its_jobs_to_the_next(kills: int, 
             before = lines(log)
             with Process("consume", server.address, "worker", log) as worker:
                 assert worker.line() == "ready"
-                until(lambda: server.peers().get("worker") is PeerChange.CONNECTED)
+                until(lambda: server.peers().get("worker") is PeerChange.CONNECTED, worker)
                 end = time.monotonic() + moments.uniform(0.05, 0.15)
                 while time.monotonic() < end or lines(log) == before:
+                    assert worker.running
                     with contextlib.suppress(LinkTimeoutError):
                         server.send("worker", sent, timeout=0.01)
                         sent += 1
                 worker.kill()
             time.sleep(0.02)
             settled.append((lines(log), next(iter(server.unacknowledged("worker")), sent + 1) - 1))
-        with Process("consume", server.address, "worker", log) as worker:
-            server.flush(30)
+        with Process("consume", server.address, "worker", log):
+            server.flush(PATIENCE)
     got = values(log)
     assert set(got) == set(range(sent))
     for end_of_life, acknowledged in settled:
@@ -268,7 +204,7 @@ def test_cut_connections_lose_nothing_and_double_nothing_in_either_direction() -
     limits = LinkLimits(receive_messages=20, blob_bytes=3 * 20_600)
     with through_proxy(limits=limits) as (server, client, proxy):
         client.send("hello")
-        server.recv(timeout=5)
+        server.recv(timeout=PATIENCE)
 
         def send(to: Callable[[object], object]) -> None:
             for number in range(count):
@@ -292,8 +228,8 @@ def test_cut_connections_lose_nothing_and_double_nothing_in_either_direction() -
         while any(thread.is_alive() for thread in threads):
             time.sleep(moments.uniform(0.05, 0.15))
             proxy.cut()
-        client.flush(10)
-        server.flush(10)
+        client.flush(PATIENCE)
+        server.flush(PATIENCE)
         expected = [(number, images[number % 8].digest) for number in range(count)]
         assert got == {"up": expected, "down": expected}
         assert client.stats().connections > 1
@@ -306,10 +242,10 @@ def test_an_image_is_on_the_wire_once_in_each_connection() -> None:
         for number in range(20):
             client.send({"turn": number, "images": [image] * 3})
         for _ in range(20):
-            server.send("worker", server.recv(timeout=5).obj)
+            server.send("worker", server.recv(timeout=PATIENCE).obj)
         for _ in range(20):
-            assert client.recv(timeout=5).obj["images"][2] == image
-        client.flush(5)
+            assert client.recv(timeout=PATIENCE).obj["images"][2] == image
+        client.flush(PATIENCE)
         assert 500_000 < proxy.bytes["up"] < 530_000
         assert proxy.bytes["down"] < 30_000
 
@@ -326,39 +262,53 @@ def test_a_stopped_reader_holds_the_writer_and_the_memory_of_both_stays_bounded(
 
 def test_heartbeats_notice_a_stopped_process_and_its_return(tmp_path: Path) -> None:
     with LinkServer(f"ipc://{tmp_path}/link", **QUICK) as server, Process("idle", server.address, "worker") as worker:
-        assert server.next_event(10).change is PeerChange.CONNECTED
+        assert server.next_event(PATIENCE).change is PeerChange.CONNECTED
         server.send("worker", "before")
-        assert server.recv(timeout=5).obj == "before"
-        server.flush(5)
+        assert server.recv(timeout=PATIENCE).obj == "before"
+        server.flush(PATIENCE)
         stopped = time.monotonic()
         os.kill(worker.pid, signal.SIGSTOP)
         server.send("worker", "while stopped")
-        event = server.next_event(5)
+        event = server.next_event(PATIENCE)
         assert (event.change, event.peer, event.unacknowledged) == (PeerChange.LOST, "worker", (2,))
-        assert 0.8 < time.monotonic() - stopped < 3
+        assert time.monotonic() - stopped > 0.8
         with pytest.raises(PeerLostError) as caught:
             server.send("worker", "refused")
         assert caught.value.unacknowledged == (2,)
         os.kill(worker.pid, signal.SIGCONT)
-        assert server.next_event(5).change is PeerChange.CONNECTED
-        assert server.recv(timeout=5).obj == "while stopped"
-        server.flush(5)
+        assert server.next_event(PATIENCE).change is PeerChange.CONNECTED
+        assert server.recv(timeout=PATIENCE).obj == "while stopped"
+        server.flush(PATIENCE)
 
 
 def test_a_killed_worker_is_noticed(tmp_path: Path) -> None:
     with LinkServer(f"ipc://{tmp_path}/link", **QUICK) as server, Process("idle", server.address, "worker") as worker:
-        assert server.next_event(10).change is PeerChange.CONNECTED
+        assert server.next_event(PATIENCE).change is PeerChange.CONNECTED
         worker.kill()
-        assert server.next_event(5).change is PeerChange.LOST
+        assert server.next_event(PATIENCE).change is PeerChange.LOST
 
 
 def test_a_quiet_link_is_not_taken_for_a_lost_one() -> None:
     with LinkServer(**QUICK) as server, LinkClient(server.address, name="worker", **QUICK) as client:
-        assert server.next_event(5).change is PeerChange.CONNECTED
+        assert server.next_event(PATIENCE).change is PeerChange.CONNECTED
         time.sleep(1.5)
         with pytest.raises(LinkTimeoutError):
             server.next_event(0)
         assert client.connected
+
+
+def test_a_connection_on_which_nobody_answers_is_opened_anew() -> None:
+    """A greeting may be swallowed by a connection that is dead and does not know it."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with LinkClient(f"tcp://127.0.0.1:{port}", heartbeat=0.1, peer_timeout=0.3):
+            routes = set()
+            while len(routes) < 3:
+                assert router.poll(1000 * PATIENCE)
+                route, hello = router.recv_multipart()
+                assert hello[5] == 1
+                routes.add(route)
 
 
 def test_a_process_that_forgets_to_close_its_links_still_ends(tmp_path: Path) -> None:
@@ -383,7 +333,7 @@ class Stranger:
         self._socket.send_multipart(to_frames(message))
 
     def hear(self) -> bytes:
-        assert self._socket.poll(5000), "the server says nothing"
+        assert self._socket.poll(1000 * PATIENCE), "the server says nothing"
         frame: bytes = self._socket.recv_multipart()[0]
         return frame
 
@@ -442,8 +392,8 @@ def test_a_peer_that_says_what_it_must_not_is_dropped_and_the_others_go_on(what:
                 else:
                     stranger.message(message)
             for number in range(20):
-                client.send(number, timeout=5)
-                assert server.recv(timeout=5).obj == number
+                client.send(number, timeout=PATIENCE)
+                assert server.recv(timeout=PATIENCE).obj == number
             assert stranger.refusal()
             assert server.stats().refused == 1
             assert "stranger" not in server.peers()
@@ -477,13 +427,13 @@ def test_pulling_what_the_server_never_sent_gets_nothing() -> None:
     with LinkServer() as server, LinkClient(server.address) as client:
         secret = MediaSource.of(b"another worker's image" * 100)
         client.send(secret)
-        server.recv(timeout=5)
+        server.recv(timeout=PATIENCE)
         stranger = Stranger(server.address)
         stranger.greet()
         stranger.hear()
         stranger.message(Pull((secret.digest,)))
         stranger.message(Data(1, (), encode_frames("after")))
-        assert server.recv(timeout=5).obj == "after"
+        assert server.recv(timeout=PATIENCE).obj == "after"
         assert server.stats().blobs_sent == 0
         stranger.close()
 
@@ -496,7 +446,7 @@ def test_a_flood_of_blobs_does_not_grow_the_store_beyond_its_bound() -> None:
             source = MediaSource.of(number.to_bytes(4, "big") * 2500)
             stranger.message(Blob(source.digest, source.data))
         until(lambda: server.stats().blobs_received == 200)
-        assert server._store.bytes <= 100_000
+        assert server._state.store.bytes <= 100_000
         stranger.close()
 
 
@@ -514,7 +464,7 @@ def test_a_client_that_cannot_decode_says_so_on_both_sides() -> None:
                 call()
         heard = b""
         while heard[5:6] != b"\x09":
-            assert router.poll(5000), "the client does not say why"
+            assert router.poll(1000 * PATIENCE), "the client does not say why"
             heard = router.recv_multipart()[1]
         assert b"message header" in heard
     context.destroy(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections import deque
 from typing import Any
 
@@ -134,7 +135,7 @@ class LossyLink(RuleBasedStateMachine):
     def arrive(self, receiver: int, count: int) -> None:
         end = self.ends[receiver]
         for _ in range(min(count, len(end.queue))):
-            end.arrive(from_frames(end.queue.popleft()), server=receiver == 1)
+            end.arrive(from_frames(end.queue.popleft(), LIMITS.decode), server=receiver == 1)
 
     @rule(turns=st.integers(1, 4), count=st.integers(1, 3))
     def exchange(self, turns: int, count: int) -> None:
@@ -237,6 +238,7 @@ def greeting(session: bytes = b"s" * 16, **changes: Any) -> Greeting:
 def open_peer() -> Peer:
     peer = Peer("worker", LIMITS, WINDOW, BlobStore(2000), LinkStats())
     peer.greet(greeting())
+    sent_by(peer)  # what its credit is, among others
     return peer
 
 
@@ -257,13 +259,13 @@ def open_peer() -> Peer:
     ids=lambda message: type(message).__name__,
 )
 def test_every_link_message_survives_its_frames(message: LinkMessage) -> None:
-    assert from_frames(to_frames(message)) == message
+    assert from_frames(to_frames(message), LIMITS.decode) == message
 
 
 @given(st.lists(st.binary(max_size=120), max_size=4))
 def test_arbitrary_frames_are_a_decode_error_or_a_message(frames: list[bytes]) -> None:
     try:
-        from_frames([b"MMRL\x01" + frames[0], *frames[1:]] if frames else [])
+        from_frames([b"MMRL\x01" + frames[0], *frames[1:]] if frames else [], LIMITS.decode)
     except DecodeError:
         return
 
@@ -279,13 +281,13 @@ def test_damaged_link_messages_are_a_decode_error_or_a_message(data: st.DataObje
     head = bytearray(to_frames(data.draw(st.sampled_from(messages)))[0])
     head[data.draw(st.integers(0, len(head) - 1))] = data.draw(st.integers(0, 255))
     try:
-        from_frames([bytes(head[: data.draw(st.integers(0, len(head)))]), b"x"])
+        from_frames([bytes(head[: data.draw(st.integers(0, len(head)))]), b"x"], LIMITS.decode)
     except DecodeError:
         return
 
 
 def test_a_reason_too_long_for_its_message_is_cut_at_a_character() -> None:
-    message = from_frames(to_frames(Refused("é" * 2000)))
+    message = from_frames(to_frames(Refused("é" * 2000)), LIMITS.decode)
     assert message == Refused("é" * 500)
 
 
@@ -320,6 +322,53 @@ def test_more_than_the_credit_is_malformed_in_messages_and_in_bytes() -> None:
         peer.take(Data(2, (), [bytes(4000)]))
 
 
+def test_a_peer_that_keeps_beginning_new_sessions_fills_no_more_than_its_window() -> None:
+    peer = Peer("worker", LIMITS, WINDOW, BlobStore(2000), LinkStats())
+    taken = 0
+    for session in range(1, 50):
+        peer.disconnect()
+        peer.greet(greeting(session=bytes([session]) * 16))
+        sent_by(peer)
+        for sequence in range(1, 20):
+            try:
+                peer.take(Data(sequence, (), [bytes(1000)]))
+            except MalformedError:
+                break
+            taken += 1
+    assert taken == WINDOW.messages
+
+
+def test_data_that_come_before_the_credit_was_told_are_malformed() -> None:
+    peer = Peer("worker", LIMITS, WINDOW, BlobStore(2000), LinkStats())
+    peer.greet(greeting())
+    with pytest.raises(MalformedError, match="credit"):
+        peer.take(Data(1, (), [b"x"]))
+
+
+def test_a_credit_that_shrinks_holds_for_what_is_on_its_way_and_not_for_the_next_connection() -> None:
+    peer = open_peer()
+    peer.inbox.grant(Credit(1, 1000))
+    sent_by(peer)
+    for sequence in (1, 2):
+        peer.take(Data(sequence, (), [b"x"]))
+    peer.disconnect()
+    peer.greet(greeting())
+    sent_by(peer)
+    with pytest.raises(MalformedError, match="credit"):
+        peer.take(Data(3, (), [b"x"]))
+
+
+def test_a_giant_header_is_refused_before_it_is_read() -> None:
+    digests = bytes(40 << 20)
+    header = b"MMRL\x01\x03" + bytes(8) + digests
+    tracemalloc.start()
+    with pytest.raises(MalformedError, match="link header of"):
+        from_frames([header], LIMITS.decode)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
 def test_a_message_larger_than_the_window_goes_through_alone() -> None:
     outbox = Outbox(Credit(10, 100), known_blobs=1)
     big = Payload.of([bytes(9000)], [])
@@ -330,6 +379,7 @@ def test_a_message_larger_than_the_window_goes_through_alone() -> None:
     assert outbox.next() is not None
     inbox = Inbox(Credit(4, 50))
     inbox.start(b"s" * 16, 1)
+    inbox.tell_credit()
     assert inbox.take(1, [bytes(9000)], (), BlobStore(1))
 
 
@@ -345,6 +395,7 @@ def test_without_credit_nothing_is_sent() -> None:
 def test_acknowledging_out_of_order_settles_what_is_contiguous() -> None:
     inbox = Inbox(Credit(9, 90_000))
     inbox.start(b"s" * 16, 1)
+    inbox.tell_credit()
     for sequence in (1, 2, 3):
         inbox.take(sequence, [b"x"], (), BlobStore(1))
         inbox.hand_out()
@@ -464,6 +515,7 @@ def test_what_came_whole_from_a_dead_session_is_still_handed_out_and_counts_agai
     peer.disconnect()
     peer.greet(greeting(session=b"t" * 16))
     assert peer.inbox.credit.messages == WINDOW.messages - 3
+    sent_by(peer)
     peer.take(Data(1, (), [b"new"]))
     handed = [peer.inbox.hand_out() for _ in range(4)]
     assert [bytes(incoming.frames[0]) for incoming in handed] == [b"old", b"old", b"old", b"new"]

@@ -14,12 +14,16 @@ What is promised, in each direction:
 
 - A message is kept by its sender until the receiving application has acknowledged it, and sent again after every lost
   connection. Messages of one peer arrive in the order in which they were sent.
-- Within one life (`session`) of both processes nothing is handed out twice. A restarted server hands out again only
-  what the old one had not acknowledged to the client; give `LinkServer(resume={session: sequence})` the last message of
-  each session that is safely stored, and it hands out none of those either.
-- What a process has not had acknowledged when it dies dies with it: there is no journal. A worker that must not lose
-  finished work writes it with `RecordWriter` first. Messages *to* a worker outlive it: they go to the next client of
-  its name.
+- Within one life (`session`) of both processes nothing is handed out twice, and what was acknowledged to its sender is
+  not handed out by any later life either.
+- A receiver that is killed after it stored a message, and before the acknowledgement reached the sender, gets that
+  message again: only the application knows what is safely stored, so the link keeps no journal of its own. A restarted
+  server that is given `LinkServer(resume={session: sequence})`, the last stored message of each session, hands out
+  none of those; a worker compares `(delivery.session, delivery.sequence)`, which name a message for good.
+- With `acknowledge=True`, the default, a message is the application's as soon as it is handed out, and a kill after
+  that loses it.
+- What a process has not had acknowledged when it dies dies with it. A worker that must not lose finished work writes it
+  with `RecordWriter` first. Messages *to* a worker outlive it: they go to the next client of its name.
 - Memory is bounded (`LinkLimits`): a reader that stops stops the writer, whose `send` blocks and then raises.
 - A media source crosses a connection once in each direction, whatever refers to it, and is pulled again if the receiver
   no longer holds it.

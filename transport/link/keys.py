@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from transport.link.errors import MissingExtraError
+
+_Z85 = frozenset(string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,10 @@ def generate_keypair() -> tuple[str, str]:
 
 
 def _check(key: str) -> None:
-    if len(key) != 40 or not key.isascii():
+    """Raise `ValueError` for what cannot be a key; not showing it, as it may be a secret."""
+    if len(key) != 40:
         raise ValueError(
             f"a CURVE key has 40 characters and this one has {len(key)}. Make pairs with generate_keypair()."
         )
+    if not _Z85.issuperset(key):
+        raise ValueError("a CURVE key has a character that Z85 does not. Make pairs with generate_keypair().")

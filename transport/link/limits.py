@@ -10,6 +10,9 @@ from transport.limits import DecodeLimits
 # What one frame or media reference costs a process beside its bytes, measured high. Without it a peer could fill the
 # memory with empty frames and stay within its credit.
 FRAME_COST = 512
+# What the header of an acknowledgement can say.
+_MOST_MESSAGES = (1 << 32) - 1
+_MOST_BYTES = (1 << 63) - 1
 
 
 def _message_limits() -> DecodeLimits:
@@ -21,7 +24,8 @@ class LinkLimits:
     """Bounds in messages and bytes; a message counts with the media it refers to, and 512 bytes for each frame.
 
     `send_*` bound, per peer, what is queued or unacknowledged. `receive_*` bound what has arrived and is not
-    acknowledged by this application; the peers of a server share them evenly. Each bound lets one message through
+    acknowledged by this application; the connected peers of a server share them evenly, each new one from when it
+    comes, and a client may hold as much again of a server that was restarted. Each bound lets one message through
     whatever its size when nothing else is there, so add `decode.max_total_bytes` per peer. `blob_bytes` bounds the
     media kept for messages to come, `known_blobs` the digests remembered per peer as sent, `peers` the peers of a
     server.
@@ -39,8 +43,13 @@ class LinkLimits:
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, int) and value < 1:
+            if not isinstance(value, int):
+                continue
+            if value < 1:
                 raise ValueError(f"LinkLimits.{each.name} is {value} and must be at least 1.")
+            most = _MOST_BYTES if each.name.endswith("_bytes") else _MOST_MESSAGES
+            if value > most:
+                raise ValueError(f"LinkLimits.{each.name} is {value} and must be at most {most}.")
 
 
 @dataclass(frozen=True, slots=True)

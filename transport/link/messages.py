@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from transport.errors import MalformedError, VersionError
+from transport.limits import DecodeLimits
 from transport.link.limits import Credit
 from transport.unpacking import as_bytes
 from transport.wire import Buffer
@@ -41,6 +42,7 @@ _SEQUENCE: Final = struct.Struct("<Q")
 _MEDIA: Final = struct.Struct("<32sQ")
 _ACK: Final = struct.Struct("<16sQIQ")
 _DIGEST_BYTES: Final = 32
+_LONGEST_WITHOUT_MEDIA: Final = PULL_BATCH * _DIGEST_BYTES  # a full PULL
 
 
 class Kind(enum.IntEnum):
@@ -144,9 +146,17 @@ def to_frames(message: LinkMessage) -> list[Buffer]:
             return [_header(message.value)]
 
 
-def from_frames(frames: Sequence[Buffer]) -> LinkMessage:
-    """The message these frames are. Raises `DecodeError`, whatever the bytes are."""
-    head = bytes(as_bytes(frames[0])) if frames else b""
+def from_frames(frames: Sequence[Buffer], limits: DecodeLimits) -> LinkMessage:
+    """The message these frames are. Raises `DecodeError`, whatever the bytes are.
+
+    A header is read only up to the length that `limits.max_frames` media sources need: a gigabyte of invented digests
+    would take many times its size as objects.
+    """
+    received = as_bytes(frames[0]) if frames else memoryview(b"")
+    longest = _PREFIX.size + max(_LONGEST_WITHOUT_MEDIA, _SEQUENCE.size + _MEDIA.size * limits.max_frames)
+    if received.nbytes > longest:
+        raise MalformedError(f"link header of {received.nbytes} bytes where {longest} are the most")
+    head = bytes(received)
     if len(head) < _PREFIX.size:
         raise MalformedError(f"link header of {len(head)} bytes")
     magic, version, number = _PREFIX.unpack_from(head)

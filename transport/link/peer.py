@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from renderers.media.source import MediaSource
 from transport.link.blobs import BlobStore
-from transport.link.errors import MessageTooLargeError
+from transport.link.errors import MessageTooLargeError, PeerLostError
 from transport.link.limits import Credit, LinkLimits
 from transport.link.messages import (
     PULL_BATCH,
@@ -82,6 +82,10 @@ class Peer:
     def disconnect(self) -> None:
         """The connection is gone; the streams wait for the next."""
         self.route, self.greeting, self.open = None, None, False
+        self.inbox.disconnect()
+
+    def lost(self, reason: str) -> PeerLostError:
+        return PeerLostError(self.name, reason, self.outbox.unacknowledged)
 
     def take(self, message: Data | Ack | MediaSource | Pull) -> None:
         """A media source stands for its blob. Raises `DecodeError` for what an honest peer would not send."""
@@ -107,12 +111,14 @@ class Peer:
         if not self.open:
             return None
         if self.ack_due:
-            ack = Ack(self.inbox.session, self.inbox.acknowledged, self.inbox.credit)
-            return Due(ack, self._acknowledged)
+            return Due(self.acknowledgement(), self._acknowledged)
         wanted = self.inbox.wanted[:PULL_BATCH]
         if wanted:
             return Due(Pull(wanted), functools.partial(self._pulled, wanted))
         return self._next_data()
+
+    def acknowledgement(self) -> Ack:
+        return Ack(self.inbox.session, self.inbox.acknowledged, self.inbox.tell_credit())
 
     def ping(self) -> Due:
         return Due(Signal.PING, lambda: None)
@@ -145,7 +151,7 @@ class Peer:
             self.inbox.session,
             self.inbox.received,
             self.inbox.acknowledged,
-            self.inbox.credit,
+            self.inbox.tell_credit(),
             self._limits.decode.max_total_bytes,
         )
 

@@ -199,7 +199,7 @@ class Inbox:
         self.window = window
         self.session = NO_SESSION
         self.expected = 1
-        self._most_granted = window
+        self._told = NO_CREDIT  # the most that the peer was told on this connection
         self._pending: deque[Incoming] = deque()
         self._unacknowledged: dict[int, int] = {}  # number -> bytes, of the current session, ascending
         self._bytes = 0
@@ -242,7 +242,6 @@ class Inbox:
         else:
             self._retire()
             self.session, self.expected = session, first
-        self._most_granted = self.window
         self._pulled.clear()
         self._wanted = dict.fromkeys(self._waiting)
 
@@ -250,10 +249,17 @@ class Inbox:
         """Change the window; True if the peer should be told."""
         changed = window != self.window
         self.window = window
-        self._most_granted = Credit(
-            max(window.messages, self._most_granted.messages), max(window.bytes, self._most_granted.bytes)
-        )
         return changed
+
+    def tell_credit(self) -> Credit:
+        """The credit as it is now, for the peer: until the connection breaks it may make use of this much."""
+        credit = self.credit
+        self._told = Credit(max(credit.messages, self._told.messages), max(credit.bytes, self._told.bytes))
+        return credit
+
+    def disconnect(self) -> None:
+        """The connection is gone, and with it what was told over it."""
+        self._told = NO_CREDIT
 
     def take(self, sequence: int, frames: list[Buffer], media: Sequence[tuple[str, int]], store: BlobStore) -> bool:
         """Queue a message; False if it was here before. Raises `MalformedError` for a gap or a breach of credit."""
@@ -262,8 +268,8 @@ class Inbox:
         if sequence > self.expected:
             raise MalformedError(f"message {sequence} came where {self.expected} was due")
         size = message_size(frames, [size for _, size in media])
-        over = self._bytes + size > self._most_granted.bytes and self._unacknowledged
-        if over or len(self._unacknowledged) >= self._most_granted.messages:
+        over = self._bytes + size > self._told.bytes and self._unacknowledged
+        if over or len(self._unacknowledged) >= self._told.messages:
             raise MalformedError(f"message {sequence} of {size} bytes is beyond the peer's credit")
         incoming = Incoming(self.session, sequence, frames, size)
         for digest, expected_size in media:

@@ -26,6 +26,7 @@ from transport.wire import Buffer
 # Messages in ZeroMQ's own queues; credit keeps honest traffic far below in bytes. At the mark, sends wait (a ROUTER
 # that is `mandatory` and a DEALER never drop) and reading stops.
 HIGH_WATER = 1000
+VANISHED = 60  # seconds after which the kernel gives up a TCP connection that nobody answers on
 LINGER_MS = 200  # for the parting words; what matters was flushed before
 # ZeroMQ hands out small frames as views on a shared receive buffer of 8 KiB, which one kept byte would keep alive.
 COPIED_FRAME = 8192
@@ -265,6 +266,13 @@ def _configure(socket: zmq.Socket[bytes], address: str, max_frame: int) -> None:
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
     socket.setsockopt(zmq.IPV6, "[" in address)
+    # A connection whose other end is gone without a word would otherwise keep what is queued for it for a quarter of an
+    # hour, and an idle one for ever.
+    socket.setsockopt(zmq.TCP_MAXRT, 1000 * VANISHED)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, VANISHED // 2)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, VANISHED // 6)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
 def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> Sent:

@@ -1,0 +1,274 @@
+"""The calls that both ends of a link have: receiving, acknowledging, flushing, closing.
+
+All state is under one lock. Callers encode and decode in their own threads, queue and take under the lock, and ring the
+I/O thread; only that thread touches sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from renderers.media.source import MediaSource
+from transport.codec import decode_frames, encode_frames
+from transport.errors import DecodeError
+from transport.link.connections import Connections
+from transport.link.errors import LinkError, MissingExtraError, PeerLostError, UnacknowledgedError
+from transport.link.io_thread import IoThread
+from transport.link.limits import LinkLimits
+from transport.link.peer import Peer
+from transport.link.protocol import Incoming, Payload
+from transport.link.state import LinkState
+from transport.link.values import Delivery, LinkStats, PeerEvent
+from transport.link.waiting import Deadline
+
+if TYPE_CHECKING:
+    from transport.link.io_thread import Socket
+
+T = TypeVar("T")
+
+_EVERYTHING = "acknowledgement of everything sent"
+
+
+def check_times(heartbeat: float, peer_timeout: float) -> None:
+    """Raise `ValueError` unless a peer can miss a heartbeat and not be given up."""
+    if not 0 < 2 * heartbeat <= peer_timeout:
+        raise ValueError(
+            f"peer_timeout is {peer_timeout:g} s and heartbeat {heartbeat:g} s. "
+            "Make the heartbeat positive and the timeout at least twice that."
+        )
+
+
+def require_zmq() -> None:
+    """Raise `MissingExtraError` unless pyzmq can be imported."""
+    try:
+        import zmq  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("pyzmq", "zmq") from error
+
+
+class Link:
+    """One end. `connect` makes the `Connections` by which `LinkServer` and `LinkClient` differ."""
+
+    address: str
+
+    def __init__(
+        self,
+        socket: Socket,
+        limits: LinkLimits,
+        heartbeat: float,
+        peer_timeout: float,
+        linger: float,
+        connect: Callable[[LinkState], Connections],
+    ) -> None:
+        from transport.link.sockets import Wake
+
+        wake = Wake()
+        self.address = socket.address
+        self._linger = linger
+        self._state = LinkState(socket.address, limits, heartbeat, peer_timeout, wake.ring)
+        self._lock = self._state.lock
+        self._connections = connect(self._state)
+        self._thread = IoThread(self._state, socket, self._connections, wake)
+        self._thread.start()
+
+    def recv(self, timeout: float | None = None, *, acknowledge: bool = True) -> Delivery:
+        """The next object, from whichever peer's turn it is; each peer's come in order.
+
+        With `acknowledge=False` the peer keeps the message until `link.acknowledge(delivery)`, and sends it again
+        should this process die before. The default acknowledges it as it is handed over. Arrays are views on the
+        frames.
+
+        `timeout` is in seconds; None waits for ever, 0 does not wait. Raises `LinkTimeoutError`, `LinkClosedError`; on
+        a client also `PeerLostError`, `LinkRefusedError`, and `DecodeError` for what cannot be decoded. A server
+        refuses a peer whose message cannot be decoded, tells it why, and goes on.
+        """
+        deadline = Deadline(timeout)
+        while True:
+            peer, incoming = self._wait(self._taking(), deadline, "a message")
+            try:
+                delivery = self._decode(peer, incoming)
+            except BaseException:
+                self._give_back(peer, incoming)
+                raise
+            if delivery is not None:
+                if acknowledge:
+                    self.acknowledge(delivery)
+                return delivery
+
+    async def recv_async(self, *, acknowledge: bool = True) -> Delivery:
+        """`recv` for an event loop, which has `asyncio.timeout`.
+
+        Cancelling it loses nothing: the message is handed to the next call.
+        """
+        while True:
+            peer, incoming = await self._wait_async(self._taking())
+            try:
+                delivery = await asyncio.to_thread(self._decode, peer, incoming)
+            except BaseException:
+                self._give_back(peer, incoming)
+                raise
+            if delivery is not None:
+                if acknowledge:
+                    self.acknowledge(delivery)
+                return delivery
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Tell the sender that it may forget this message. A second time does nothing."""
+        with self._lock:
+            peer = self._state.peers.get(delivery.peer)
+            if peer is not None and peer.inbox.acknowledge(bytes.fromhex(delivery.session), delivery.sequence):
+                peer.ack_due = True
+                self._state.ring()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent is acknowledged. Raises as `recv` does, and `PeerLostError` for a lost peer."""
+        self._wait(self._flushing(), Deadline(timeout), _EVERYTHING)
+
+    async def flush_async(self) -> None:
+        """`flush` for an event loop."""
+        await self._wait_async(self._flushing())
+
+    def next_event(self, timeout: float | None = None) -> PeerEvent:
+        """The next thing that happened to a peer; the last 10,000 are kept. Raises as `recv` does."""
+        events = self._state.events
+        return self._wait(lambda: events.popleft() if events else None, Deadline(timeout), "an event")
+
+    def stats(self) -> LinkStats:
+        """Counts as of now."""
+        with self._lock:
+            return replace(self._state.stats)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait up to `timeout` seconds (default: the link's `linger`) for what was sent to be acknowledged, and close.
+
+        Closes in any case. Raises `UnacknowledgedError` if something was not acknowledged. Closing twice is allowed.
+        """
+        deadline = Deadline(self._linger if timeout is None else timeout)
+        try:
+            self._wait(self._draining(), deadline, _EVERYTHING)
+        except (LinkError, DecodeError):
+            pass  # what is left is counted below
+        finally:
+            already = self._stop()
+        left = {peer.name: len(peer.outbox) for peer in self._state.peers.values() if len(peer.outbox)}
+        if left and not already:
+            raise UnacknowledgedError(left)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._stop()
+
+    # -- sending
+
+    def _encode(self, obj: object) -> Payload:
+        sources: list[MediaSource] = []
+
+        def leave_out(source: MediaSource) -> bool:
+            sources.append(source)
+            return True
+
+        return Payload.of(encode_frames(obj, held=leave_out), sources)
+
+    def _queueing(self, find_peer: Callable[[], Peer], payload: Payload) -> Callable[[], int | None]:
+        since = self._state.clock
+
+        def attempt() -> int | None:
+            peer = find_peer()
+            if not peer.outbox.has_room(payload.size):
+                self._connections.check_waiting(peer, since)
+                return None
+            number = peer.put(payload)
+            self._state.ring()
+            return number
+
+        return attempt
+
+    # -- receiving
+
+    def _taking(self) -> Callable[[], tuple[Peer, Incoming] | None]:
+        since = self._state.clock
+
+        def attempt() -> tuple[Peer, Incoming] | None:
+            taken = self._state.hand_out()
+            if taken is None:
+                self._connections.check_receiving(since)
+            return taken
+
+        return attempt
+
+    def _decode(self, peer: Peer, incoming: Incoming) -> Delivery | None:
+        try:
+            obj = decode_frames(incoming.frames, limits=self._state.limits.decode, find_media=incoming.media.get)
+        except DecodeError as error:
+            with self._lock:
+                self._connections.undecodable(peer, error)
+                self._state.announce()
+            return None
+        with self._lock:
+            self._state.stats.delivered += 1
+        return Delivery(peer.name, obj, incoming.session.hex(), incoming.sequence)
+
+    def _give_back(self, peer: Peer, incoming: Incoming) -> None:
+        with self._lock:
+            peer.inbox.give_back(incoming)
+            self._state.mark_ready(peer)
+            self._state.announce()
+
+    # -- waiting
+
+    def _wait(self, attempt: Callable[[], T | None], deadline: Deadline, what: str) -> T:
+        return self._state.waiters.wait(self._while_usable(attempt), deadline, what)
+
+    async def _wait_async(self, attempt: Callable[[], T | None]) -> T:
+        return await self._state.waiters.wait_async(self._while_usable(attempt))
+
+    def _while_usable(self, attempt: Callable[[], T | None]) -> Callable[[], T | None]:
+        def checked() -> T | None:
+            self._state.check_usable()
+            return attempt()
+
+        return checked
+
+    def _flushing(self) -> Callable[[], bool | None]:
+        since = self._state.clock
+
+        def attempt() -> bool | None:
+            waiting = [peer for peer in self._state.peers.values() if len(peer.outbox)]
+            for peer in waiting:
+                self._connections.check_waiting(peer, since)
+            return None if waiting else True
+
+        return attempt
+
+    def _draining(self) -> Callable[[], bool | None]:
+        """`_flushing` that does not wait for those who are gone."""
+        since = self._state.clock
+
+        def worth_waiting(peer: Peer) -> bool:
+            try:
+                self._connections.check_waiting(peer, since)
+            except PeerLostError:
+                return False
+            return len(peer.outbox) > 0
+
+        return lambda: None if any(worth_waiting(peer) for peer in self._state.peers.values()) else True
+
+    def _stop(self) -> bool:
+        """End the I/O thread; True if that was done before."""
+        with self._lock:
+            already, self._state.closing = self._state.closing, True
+            self._state.ring()
+            self._state.announce()
+        self._thread.join()
+        return already
