@@ -25,7 +25,7 @@ from renderers.vision.normalise import PixelScale, normalised
 from renderers.vision.patches import StillPatches
 from renderers.vision.processor import MediaProcessor
 from rollouts.errors import PixelMismatchError, RolloutsError
-from rollouts.token_node import MediaReference, TokenNode
+from rollouts.token_node import MediaReference, TokenNode, processor_for
 from rollouts.trajectory import Trajectory, Turn
 from transport import decode, encode, wire_type
 
@@ -150,12 +150,13 @@ def pack_episodes(
     """The episodes with their media in one form. The episodes given are not changed.
 
     The array forms need the sender's `processors`, which have seen the media before and mostly still hold the pixels.
-    Raises `PixelFormError`, and `PixelMismatchError` where `processors` are not those that the sampler used.
+    Raises `PixelFormError`, `MissingProcessorError`, and `PixelMismatchError` where `processors` are not those that
+    the sampler used.
     """
     if check_form(pixels) == "source":
         return PackedEpisodes(pixels, list(episodes))
     shown = {reference.mm_hash: reference for reference in all_references(episodes)}
-    derived = () if pixels == "none" else (_derived(reference, processors) for reference in shown.values())
+    derived = () if pixels == "none" else (reference.derive(processors or {}) for reference in shown.values())
     return PackedEpisodes(pixels, [_without_sources(episode) for episode in episodes], pack_items(derived, pixels))
 
 
@@ -189,7 +190,7 @@ def processors_of(
         return own or {}
     if form == "source":
         for reference in references:
-            derived = _processor(own, reference.modality).mm_hash(reference.source)
+            derived = processor_for(own, reference.modality).mm_hash(reference.source)
             if derived != reference.mm_hash:
                 raise PixelMismatchError(reference.mm_hash, derived)
         return own or {}
@@ -225,18 +226,13 @@ class _Received:
         if source.digest not in self.blobs:
             raise MediaError(f"the pixels of medium {source.digest} did not come", digest=source.digest)
         if source.digest not in self.items:
-            self.items[source.digest] = decode(self.blobs[source.digest].data).item()
+            packed = decode(self.blobs[source.digest].data)
+            if not isinstance(packed, PackedItem) or packed.digest != source.digest:
+                raise PixelFormError(
+                    f"what came for medium {source.digest} holds no pixels of it", "Have the episodes packed again."
+                )
+            self.items[source.digest] = packed.item()
         return self.items[source.digest]
-
-
-def _derived(reference: MediaReference, processors: Processors | None) -> MediaItem:
-    return reference.derive({reference.modality: _processor(processors, reference.modality)})
-
-
-def _processor(processors: Processors | None, modality: Modality) -> MediaProcessor:
-    if processors is None or modality not in processors:
-        raise PixelFormError(f"there is no processor for {modality}s", "Pass processors=renderer.processors.")
-    return processors[modality]
 
 
 def without_source(reference: MediaReference) -> MediaReference:

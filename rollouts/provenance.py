@@ -40,7 +40,7 @@ class Provenance:
             engine=type(engine).__name__,
             template=_digest(source) if source else "",
             processors={modality: processor.fingerprint for modality, processor in processors.items()},
-            packages=_packages(tuple(name for name in _IF_LOADED if name in sys.modules)),
+            packages=dict(_packages(tuple(name for name in _IF_LOADED if name in sys.modules))),
         )
 
 

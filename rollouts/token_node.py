@@ -6,15 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import WeightSpan
-from rollouts.errors import PixelMismatchError
+from rollouts.engines.protocol import Completion, WeightSpan
+from rollouts.errors import InvalidTurnError, PixelMismatchError, RolloutsError
 from transport import wire_type
 
 wire_type("renderers.PlaceholderRange")(PlaceholderRange)
+
+
+class MissingProcessorError(RolloutsError):
+    """Pixels are to be made of a source and nothing here makes them of its modality."""
+
+    def __init__(self, modality: str) -> None:
+        self.modality = modality
+        super().__init__(f"there is no processor for {modality}s. Pass processors=renderer.processors.")
 
 
 @wire_type("rollouts.MediaReference")
@@ -33,12 +42,20 @@ class MediaReference:
     def derive(self, processors: Mapping[Modality, MediaProcessor]) -> MediaItem:
         """The pixels, made again from the source by a renderer's `processors`.
 
-        Raises `PixelMismatchError` unless they carry the name that the sampler saw them under.
+        Raises `PixelMismatchError` unless they carry the name that the sampler saw them under, and
+        `MissingProcessorError`.
         """
-        item = processors[self.modality].process(self.source)
+        item = processor_for(processors, self.modality).process(self.source)
         if item.mm_hash != self.mm_hash:
             raise PixelMismatchError(self.mm_hash, item.mm_hash)
         return item
+
+
+def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality: Modality) -> MediaProcessor:
+    """Raises `MissingProcessorError`."""
+    if processors is None or modality not in processors:
+        raise MissingProcessorError(modality)
+    return processors[modality]
 
 
 @wire_type("rollouts.TokenNode")
@@ -66,13 +83,68 @@ class TokenNode:
         return len(self.token_ids)
 
 
-def frozen(values: Sequence[int] | np.ndarray, dtype: type) -> np.ndarray:
-    """An array of this dtype that nobody can change; copied unless it is one already."""
-    if isinstance(values, np.ndarray) and values.dtype == dtype and not values.flags.writeable:
-        return values
+def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
+    """The node of what was sampled. Raises `InvalidTurnError`."""
+    ids = token_array(completion.token_ids, "completion")
+    logprobs = frozen(completion.logprobs, np.float32)
+    if logprobs.shape != ids.shape:
+        raise InvalidTurnError(
+            f"{logprobs.size} log-probabilities for {len(ids)} sampled tokens; have the engine return one for each"
+        )
+    end = 0
+    for span in completion.weight_spans:
+        if not end <= span.start <= span.end <= len(ids):
+            raise InvalidTurnError(f"weight span {span} does not follow {end} within {len(ids)} sampled tokens")
+        end = span.end
+    return TokenNode(
+        parent=parent,
+        token_ids=ids,
+        sampled=frozen(np.ones(len(ids), dtype=bool), np.bool_),
+        logprobs=logprobs,
+        weight_spans=tuple(completion.weight_spans),
+        extras={name: _extra(name, rows, len(ids)) for name, rows in extras.items()},
+    )
+
+
+def _extra(name: str, rows: np.ndarray, count: int) -> np.ndarray:
+    if not isinstance(rows, np.ndarray) or rows.ndim == 0 or rows.dtype.hasobject:
+        raise InvalidTurnError(
+            f"extra {name!r} is no array of rows but a {type(rows).__name__}; pass numpy arrays of numbers"
+        )
+    if len(rows) != count:
+        raise InvalidTurnError(f"extra {name!r} has {len(rows)} rows for {count} sampled tokens; pass one for each")
+    return frozen(rows, rows.dtype)
+
+
+def token_array(values: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
+    """Token ids as a read-only int32 (n,) of its own. Raises `InvalidTurnError` for what are no ids."""
+    array = np.asarray(values)
+    whole = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+    if not whole or (array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**31):
+        raise InvalidTurnError(
+            f"{what} of {array.dtype} {array.shape} holds no token ids; pass ints from 0 to 2**31 - 1"
+        )
+    return frozen(array, np.int32)
+
+
+def frozen(values: Sequence[int] | np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
+    """A copy that nobody can change. A read-only array is copied, too: it may be a view on one that is not."""
     array: np.ndarray = np.array(values, dtype=dtype)
     array.setflags(write=False)
     return array
+
+
+def same_media(one: Sequence[MediaReference], start: int, other: Sequence[MediaReference]) -> bool:
+    """Whether these are the same pictures at the same tokens, the ranges of `one` counted from token `start`."""
+    return len(one) == len(other) and all(
+        mine.mm_hash == theirs.mm_hash
+        and mine.modality == theirs.modality
+        and mine.source.digest == theirs.source.digest
+        and mine.where.offset + start == theirs.where.offset
+        and mine.where.length == theirs.where.length
+        and mine.where.embed_runs == theirs.where.embed_runs
+        for mine, theirs in zip(one, other, strict=True)
+    )
 
 
 def within(references: Sequence[MediaReference], start: int, end: int) -> tuple[MediaReference, ...]:

@@ -9,6 +9,8 @@ nothing special.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -19,10 +21,24 @@ from renderers import Message, MultiModalData, RenderedTokens
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.errors import InvalidTurnError, TrajectoryFinishedError
+from rollouts.errors import InvalidTurnError, TrajectoryError, TrajectoryFinishedError
+from rollouts.prompt_node import media_of, prompt_node
 from rollouts.provenance import Provenance
-from rollouts.token_node import MediaReference, TokenNode, frozen, within
+from rollouts.token_node import MediaReference, TokenNode, completion_node, same_media, token_array
 from transport import wire_type
+
+
+class BrokenPathError(TrajectoryError):
+    """There is no way from a node to a root: the node is not there, or its `parent` does not come before it."""
+
+    def __init__(self, episode_id: str, node: int, parent: object, count: int) -> None:
+        self.episode_id = episode_id
+        self.node = node
+        what = "is not there" if parent is None else f"follows {parent!r:.40}, which does not come before it"
+        super().__init__(
+            f"episode {episode_id}: node {node} of {count} {what}. Pass one of leaves(); if the episode came from "
+            "elsewhere, `rollouts traj verify` says what else is wrong with its file"
+        )
 
 
 @wire_type("rollouts.Turn")
@@ -92,42 +108,37 @@ class Trajectory:
         """Attach a prompt and its completion; return the index of the completion's node.
 
         `message` is what the completion was read as, `messages` are those that the prompt's message indices count (a
-        bridge counts the new ones only). `extras` are arrays with one row for each sampled token. Raises
-        `TrajectoryFinishedError`, and `InvalidTurnError` where lengths do not agree.
+        bridge counts the new ones only). `extras` are arrays with one row for each sampled token. Arrays, the dicts of
+        messages and their content lists are copied. Raises `TrajectoryFinishedError`, and `InvalidTurnError` where ids
+        are no token ids, lengths do not agree or ranges lie outside; the episode is then as before.
         """
         nodes, turns = self._growing()
-        for name, rows in (extras or {}).items():
-            if len(rows) != len(completion.token_ids):
-                raise InvalidTurnError(
-                    f"extra {name!r} has {len(rows)} rows for {len(completion.token_ids)} sampled tokens"
-                )
-        ids = frozen(prompt.token_ids, np.int32)
-        placed = prompt.multi_modal_data.placed() if prompt.multi_modal_data is not None else []
-        references = [MediaReference(item.modality, item.mm_hash, item.source, where) for item, where in placed]
+        ids = token_array(prompt.token_ids, "prompt")
+        references = media_of(prompt)
         parent, shared = self._longest_prefix(ids, references)
-        if self.turns and parent != self.turns[-1].node:
-            self.forks += 1
+        added: list[TokenNode] = []
         if shared < len(ids):
-            nodes.append(_prompt_node(parent, prompt, ids, shared, references, messages))
-            parent = len(nodes) - 1
-        count = len(completion.token_ids)
-        nodes.append(
-            TokenNode(
-                parent=parent,
-                token_ids=frozen(completion.token_ids, np.int32),
-                sampled=frozen(np.ones(count, dtype=bool), np.bool_),
-                logprobs=frozen(completion.logprobs, np.float32),
-                weight_spans=completion.weight_spans,
-                extras=dict(extras or {}),
-            )
-        )
-        turns.append(Turn(len(nodes) - 1, completion.finish_reason, message, seconds=seconds))
+            completed = any(turn.node == parent for turn in turns)
+            said = None if completed else len(self.to_messages(parent)) if parent >= 0 else 0
+            added.append(prompt_node(parent, prompt, ids, shared, references, messages, said))
+        added.append(completion_node(len(nodes) if len(added) else parent, completion, extras or {}))
+        if turns and parent != turns[-1].node:
+            self.forks += 1
+        nodes += added
+        turns.append(Turn(len(nodes) - 1, completion.finish_reason, {**message}, seconds=seconds))
         return len(nodes) - 1
 
-    def pay(self, reward: float, info: dict[str, Any]) -> None:
-        """Record what the environment said to the last turn."""
+    def pay(self, reward: float, info: Mapping[str, Any]) -> None:
+        """Record what the environment said to the last turn; `info` is copied.
+
+        Raises `TrajectoryFinishedError`, and `InvalidTurnError` if there is no turn or `reward` is not finite.
+        """
         _, turns = self._growing()
-        turns[-1] = replace(turns[-1], reward=float(reward), info=info)
+        if not turns:
+            raise InvalidTurnError(f"episode {self.episode_id} has no turn to pay; add_turn comes first")
+        if not math.isfinite(reward):
+            raise InvalidTurnError(f"turn {len(turns) - 1} was paid {reward}; a reward is a finite number")
+        turns[-1] = replace(turns[-1], reward=float(reward), info=dict(info))
 
     def finish(self) -> None:
         """Let nobody change the episode any more. Finishing twice is allowed."""
@@ -161,9 +172,14 @@ class Trajectory:
         return [Branch(leaf, tuple(self.path(leaf))) for leaf in self.leaves()]
 
     def path(self, leaf: int) -> list[int]:
-        """Node indices from the root to `leaf`."""
+        """Node indices from the root to `leaf`. Raises `BrokenPathError`, as does all that follows a path."""
+        if not 0 <= leaf < len(self.nodes):
+            raise BrokenPathError(self.episode_id, leaf, None, len(self.nodes))
         path = [leaf]
         while (parent := self.nodes[path[-1]].parent) != -1:
+            # What was decoded may say anything, and a circle would never end.
+            if type(parent) is not int or not 0 <= parent < path[-1]:
+                raise BrokenPathError(self.episode_id, path[-1], parent, len(self.nodes))
             path.append(parent)
         return path[::-1]
 
@@ -178,7 +194,7 @@ class Trajectory:
     def multi_modal_data(self, leaf: int, processors: Mapping[Modality, MediaProcessor]) -> MultiModalData:
         """The media of `media(leaf)` with their pixels, made again by a renderer's `processors`.
 
-        Raises `PixelMismatchError` where those do not make the pixels that the sampler saw.
+        Raises `PixelMismatchError` where those do not make the pixels that the sampler saw, `MissingProcessorError`.
         """
         return MultiModalData.from_items(
             (reference.derive(processors), reference.where) for reference in self.media(leaf)
@@ -207,6 +223,7 @@ class Trajectory:
     def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference]) -> tuple[int, int]:
         """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length."""
         best, best_length = -1, 0
+        offsets = [reference.where.offset for reference in references]
         lengths: dict[int, int] = {-1: 0}  # nodes whose path is a prefix; parents come before their children
         for index, node in enumerate(self.nodes):
             start = lengths.get(node.parent)
@@ -216,83 +233,9 @@ class Trajectory:
             if (
                 end <= len(prompt)
                 and np.array_equal(prompt[start:end], node.token_ids)
-                and node.media == within(references, start, end)
+                and same_media(node.media, start, references[bisect_left(offsets, start) : bisect_left(offsets, end)])
             ):
                 lengths[index] = end
                 if end >= best_length:
                     best, best_length = index, end
         return best, best_length
-
-
-def _prompt_node(
-    parent: int,
-    prompt: RenderedTokens,
-    ids: np.ndarray,
-    start: int,
-    references: Sequence[MediaReference],
-    messages: Sequence[Message],
-) -> TokenNode:
-    """What a prompt adds from token `start` on."""
-    media = within(references, start, len(ids))
-    shown = _first_shown(prompt, start, messages)
-    return TokenNode(
-        parent=parent,
-        token_ids=ids[start:],
-        sampled=frozen(np.zeros(len(ids) - start, dtype=bool), np.bool_),
-        logprobs=frozen(np.empty(0, dtype=np.float32), np.float32),
-        media=media,
-        content=_content(prompt, start) if prompt.spans else None,
-        messages=_with_sources(shown, media) if messages else (),
-    )
-
-
-def _content(prompt: RenderedTokens, start: int) -> np.ndarray:
-    """bool, True on message body, of the tokens from `start` on."""
-    mask = np.zeros(len(prompt) - start, dtype=bool)
-    for span in prompt.spans:
-        if span.content and span.end > start:
-            mask[max(span.start - start, 0) : span.end - start] = True
-    return frozen(mask, np.bool_)
-
-
-def _first_shown(prompt: RenderedTokens, start: int, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages whose first token is `start` or behind; one that prints nothing goes with the one behind it."""
-    if not messages:
-        return ()
-    if len(messages) != len(prompt.message_roles):
-        raise InvalidTurnError(
-            f"{len(messages)} messages were given for a prompt of {len(prompt.message_roles)}; pass those that it was "
-            "rendered from, or for a bridge the new ones"
-        )
-    spans = prompt.message_token_spans()
-    first = len(messages)
-    for index in range(len(messages) - 1, -1, -1):
-        span = spans[index]
-        if span is not None and span[0] < start:
-            break
-        first = index
-    return messages[first:]
-
-
-def _with_sources(messages: Sequence[Message], media: Sequence[MediaReference]) -> tuple[Message, ...]:
-    """The messages with the sources of their media in place of whatever held them."""
-    sources = iter(media)
-    kept = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [_with_source(part, sources) for part in content]
-            message = {**message, "content": parts}
-        kept.append(message)
-    if next(sources, None) is not None:
-        raise InvalidTurnError("the prompt shows more media than its messages hold; pass the messages it shows")
-    return tuple(kept)
-
-
-def _with_source(part: Any, sources: Iterator[MediaReference]) -> Any:
-    if isinstance(part, str) or part.get("type") == "text":
-        return part
-    reference = next(sources, None)
-    if reference is None:
-        raise InvalidTurnError("the messages hold more media than the prompt shows; pass the messages it was made of")
-    return {"type": reference.modality, reference.modality: reference.source}

@@ -3,17 +3,19 @@
 The first message that refers to a source brings its bytes; later ones name its digest. The sender decides what the
 receiver forgets and says so in the message, so both sides hold the same sources without asking each other.
 
-    frame 0      prelude: magic, format version, message number, sources brought B, sources forgotten F
+    frame 0      prelude: magic, format version, connection, message number, sources brought B, sources forgotten F
                  B digests, then F digests, 32 bytes each
     frame 1...   the sources brought, as they are
     the others   the message (`transport.wire`), all of its sources left out
 
 The connection must deliver whole messages in order (a socket, a queue, a file read from its start): each has a number,
-and one that is missing is an error at the next. For a file with random access see `transport.files`.
+and one that is missing is an error at the next. The numbers of one connection, which is named at random, mean nothing
+in another. For a file with random access see `transport.files`.
 """
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -36,20 +38,25 @@ __all__ = [
 ]
 
 _MAGIC: Final = b"MMRC"
-_PRELUDE: Final = struct.Struct("<4sHxxQII")
+_PRELUDE: Final = struct.Struct("<4sHxxQQII")
 _DIGEST_BYTES: Final = 32
 _DEFAULT_BYTES: Final = 1 << 30
+_LEAST_BYTES: Final = 512  # what a source counts as: to hold one of a single byte takes about 750
 _DEFAULT_LIMITS = DecodeLimits()
 
 
 class MessageOrderError(DecodeError):
-    """A message is not the one that follows the last. `expected` and `actual` are message numbers."""
+    """A message is not the one that follows the last. `expected` and `actual` are message numbers.
+
+    They are equal where the message follows one of another connection: that one's first message is missing.
+    """
 
     def __init__(self, expected: int, actual: int) -> None:
         self.expected = expected
         self.actual = actual
+        whose = "another" if expected == actual else "the"
         super().__init__(
-            f"message {actual} of the connection came and message {expected} was to come: sources may be missing. "
+            f"message {actual} of {whose} connection came and message {expected} was to come: sources may be missing. "
             "Deliver every message once and in order, or call restart() on the encoder."
         )
 
@@ -57,8 +64,9 @@ class MessageOrderError(DecodeError):
 class CompactEncoder:
     """The sending end of one connection; not safe for threads.
 
-    The receiver is made to hold at most `max_bytes` of sources between messages, the least recently used forgotten
-    first; its `CompactDecoder` must allow as much. While a message is decoded it holds that message's sources, too.
+    The receiver is made to hold at most `max_bytes` of sources between messages, each counted as 512 bytes or more, the
+    least recently used forgotten first; its `CompactDecoder` must allow as much. While a message is decoded it holds
+    that message's sources, too.
     """
 
     def __init__(self, max_bytes: int = _DEFAULT_BYTES) -> None:
@@ -67,6 +75,7 @@ class CompactEncoder:
 
     def restart(self) -> None:
         """Begin anew, as for a new connection: the receiver forgets what it held."""
+        self._connection = secrets.randbits(64)
         self._number = 0
         self._held: OrderedDict[str, int] = OrderedDict()  # digest -> bytes, least recently used first
 
@@ -85,11 +94,12 @@ class CompactEncoder:
         held = self._held.copy()
         brought = [source for digest, source in used.items() if digest not in held]
         for digest, source in used.items():
-            held[digest] = source.nbytes
+            held[digest] = _weight(source)
             held.move_to_end(digest)
         forgotten = _make_room(held, self._max_bytes)
         digests = [source.digest for source in brought] + forgotten
-        prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, self._number, len(brought), len(forgotten))
+        counts = (len(brought), len(forgotten))
+        prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, self._connection, self._number, *counts)
         self._number, self._held = self._number + 1, held
         return [prelude + bytes.fromhex("".join(digests)), *(source.data for source in brought), *frames]
 
@@ -101,13 +111,14 @@ class CompactEncoder:
 class CompactDecoder:
     """The receiving end of one connection; not safe for threads.
 
-    Holds at most `max_bytes` of sources between messages. A message that cannot be decoded changes nothing, so it can
-    be given again.
+    Holds at most `max_bytes` of sources between messages, each counted as 512 bytes or more. A message that cannot be
+    decoded changes nothing, so it can be given again.
     """
 
     def __init__(self, max_bytes: int = _DEFAULT_BYTES, *, limits: DecodeLimits = _DEFAULT_LIMITS) -> None:
         self._max_bytes = max_bytes
         self._limits = limits
+        self._connection = 0
         self._number = 0
         self._held: dict[str, MediaSource] = {}
 
@@ -119,8 +130,8 @@ class CompactDecoder:
         views = [as_bytes(frame) for frame in frames]
         self._limits.check("max_frames", len(views))
         self._limits.check("max_total_bytes", sum(view.nbytes for view in views))
-        number, brought, forgotten = _read_prelude(views)
-        if number != self._number and number != 0:
+        connection, number, brought, forgotten = _read_prelude(views)
+        if number != 0 and (connection, number) != (self._connection, self._number):
             raise MessageOrderError(self._number, number)
         held = dict(self._held) if number else {}
         for digest, view in zip(brought, views[1:], strict=False):
@@ -129,18 +140,22 @@ class CompactDecoder:
         for digest in forgotten:
             if held.pop(digest, None) is None:
                 raise MalformedError(f"message forgets media sha256 {digest}, which is not held here")
-        nbytes = sum(source.nbytes for source in held.values())
+        nbytes = sum(map(_weight, held.values()))
         if nbytes > self._max_bytes:
             raise MalformedError(
                 f"the sender counts on {nbytes} bytes of sources held here and max_bytes is {self._max_bytes}",
                 "Give CompactEncoder and CompactDecoder the same max_bytes.",
             )
-        self._number, self._held = number + 1, held
+        self._connection, self._number, self._held = connection, number + 1, held
         return obj
 
     def decode(self, buffer: Buffer) -> Any:
         """`decode_frames` for what `CompactEncoder.encode` gave."""
         return self.decode_frames(container.split(buffer, self._limits))
+
+
+def _weight(source: MediaSource) -> int:
+    return max(source.nbytes, _LEAST_BYTES)
 
 
 def _make_room(held: OrderedDict[str, int], max_bytes: int) -> list[str]:
@@ -154,12 +169,12 @@ def _make_room(held: OrderedDict[str, int], max_bytes: int) -> list[str]:
     return forgotten
 
 
-def _read_prelude(views: Sequence[memoryview]) -> tuple[int, list[str], list[str]]:
-    """Message number, digests brought, digests forgotten."""
+def _read_prelude(views: Sequence[memoryview]) -> tuple[int, int, list[str], list[str]]:
+    """Connection, message number, digests brought, digests forgotten."""
     first = views[0] if views else memoryview(b"")
     if first.nbytes < _PRELUDE.size:
         raise TruncatedError("prelude of a compact message", _PRELUDE.size, first.nbytes)
-    magic, version, number, brought, forgotten = _PRELUDE.unpack_from(first)
+    magic, version, connection, number, brought, forgotten = _PRELUDE.unpack_from(first)
     if magic != _MAGIC:
         raise MalformedError(
             f"message starts with {magic!r}, not {_MAGIC!r}", "Pass what a CompactEncoder gave, or use decode."
@@ -173,4 +188,4 @@ def _read_prelude(views: Sequence[memoryview]) -> tuple[int, list[str], list[str
     digests = [first[start : start + _DIGEST_BYTES].hex() for start in range(_PRELUDE.size, size, _DIGEST_BYTES)]
     if len(set(digests[:brought])) != brought:
         raise MalformedError("compact message brings one source twice")
-    return number, digests[:brought], digests[brought:]
+    return connection, number, digests[:brought], digests[brought:]

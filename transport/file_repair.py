@@ -42,12 +42,12 @@ class RepairReport:
 def repair(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> RepairReport:
     """Drop every record of the file that cannot be read, keep the others in their order, each image once.
 
-    A record is dropped if it or an image it refers to is damaged. The file is replaced in one step by one written
-    beside it; a sound file is left alone. No writer may have it open. Raises `FileChangedError` if one wrote to it
-    meanwhile, `MalformedError` if it is no record file, `OSError`, and what is no damage but keeps a record from being
-    read here: `LimitError`, `VersionError`, `MissingCompressionError`.
+    A record is dropped if it or an image it refers to is damaged. The file (where `path` is a link, what it leads to)
+    is replaced in one step by one written beside it; a sound file is left alone. No writer may have it open. Raises
+    `FileChangedError` if one wrote to it meanwhile, `MalformedError` if it is no record file, `OSError`, and what is no
+    damage but keeps a record from being read here: `LimitError`, `VersionError`, `MissingCompressionError`.
     """
-    path = Path(path)
+    path = Path(path).resolve()
     dropped = []
     with RecordReader(path, limits=limits) as reader:
         size = path.stat().st_size

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
+from weakref import WeakValueDictionary
 
 from renderers.media.source import MediaSource
 from transport import codec, container
@@ -57,7 +58,8 @@ class RecordWriter:
             version = PLAIN_VERSION if self._compress is None else COMPRESSED_VERSION
             # Where the next record goes and its index: one value, so that no interrupt can leave them apart.
             self._tail = (index.end, len(index.objects))
-            self._stored = set(index.blobs)
+            self._stored: set[str] = set()
+            self._found = index.blobs  # here before; not yet known to be whole
             self._torn = True  # there may be something behind the last whole record
             if index.end == 0:
                 self._write([file_header(version)], 0)
@@ -71,16 +73,16 @@ class RecordWriter:
     def append(self, obj: object) -> int:
         """Store `obj` and return its index in the file.
 
-        Media sources that the file already holds are referred to, not stored again. The record is with the operating
-        system when this returns; if this raises, KeyboardInterrupt included, the file holds the record whole or not at
-        all, and the next `append` goes on from there. Raises `EncodeError`, `OSError`, and `FileChangedError` if
-        something else wrote to the file.
+        Media sources that the file already holds whole are referred to, not stored again. The record is with the
+        operating system when this returns; if this raises, KeyboardInterrupt included, the file holds the record whole
+        or not at all, and the next `append` goes on from there. Raises `EncodeError`, `OSError`, and `FileChangedError`
+        if something else wrote to the file.
         """
         index = self._tail[1]
         fresh: dict[str, MediaSource] = {}
 
         def keep_aside(source: MediaSource) -> bool:
-            if source.digest not in self._stored:
+            if not self._holds(source.digest):
                 fresh[source.digest] = source
             return True
 
@@ -112,6 +114,13 @@ class RecordWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _holds(self, digest: str) -> bool:
+        """Whether the file has this medium; one from before this writer is read when first asked for."""
+        record = self._found.pop(digest, None)
+        if record is not None and record.is_whole(FileBytes(self._file)):
+            self._stored.add(digest)
+        return digest in self._stored
 
     def _frame(self, payload: Buffer, index: int, digest: str = "") -> list[Buffer]:
         if self._compress is not None:
@@ -159,7 +168,9 @@ class RecordReader:
     unfinished at the end; it is 0 for a sound file, and those bytes are no record.
 
     Raises `MalformedError` if `path` is no record file. Reading a damaged record raises `ChecksumError`, which carries
-    the record's `index` and `offset`; the others stay readable.
+    the record's `index` and `offset`; the others stay readable. Reading raises `FileChangedError` once something has
+    cut off records that were there. To cut off those that arrays still look at is the end of this process: replace a
+    file by another (as `repair` does) rather than write over it.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> None:
@@ -170,11 +181,12 @@ class RecordReader:
         try:
             source = FileBytes(self._file)
             self._index = scan(source)
-            self._mapping = _Mapping(self._file, self._index.end)
+            self._mapping = self._map()
         except BaseException:
             self.close()
             raise
-        self._media: dict[str, MediaSource] = {}
+        self._media: dict[str, MediaSource] = {}  # views on the file
+        self._unpacked: WeakValueDictionary[str, MediaSource] = WeakValueDictionary()  # copies, as long as used
         self.truncated_bytes = source.size - self._index.end
 
     def refresh(self) -> int:
@@ -183,13 +195,13 @@ class RecordReader:
         Raises `FileChangedError` if the file has lost records that were there.
         """
         source = FileBytes(self._file)
-        if source.size < self._index.end:
-            raise FileChangedError(self._path, self._index.end, source.size)
+        self._check_size()
         known, end = len(self), self._index.end
         scan(source, self._index)
         if self._index.end > end:
+            fresh = self._map()
             self._mapping.close()
-            self._mapping = _Mapping(self._file, self._index.end)
+            self._mapping = fresh
         self.truncated_bytes = source.size - self._index.end
         return len(self) - known
 
@@ -244,11 +256,26 @@ class RecordReader:
 
     def _record(self, index: int) -> Record:
         number = range(len(self))[index]
+        self._check_size()
         record = self._index.objects[number]
         if record is None:
             offset = self._index.gaps[number]
             raise ChecksumError(f"header of record {number} at offset {offset}", index=number, offset=offset)
         return record
+
+    def _map(self) -> _Mapping:
+        """The records. Bytes that are no longer in the file would end the process that touches them."""
+        self._check_size()
+        try:
+            return _Mapping(self._file, self._index.end)
+        except ValueError as error:  # it became shorter just now
+            self._check_size()
+            raise FileChangedError(self._path, self._index.end, FileBytes(self._file).size) from error
+
+    def _check_size(self) -> None:
+        size = FileBytes(self._file).size
+        if size < self._index.end:
+            raise FileChangedError(self._path, self._index.end, size)
 
     def _lost_media(self, record: Record, digest: str) -> ChecksumError:
         """The writer stored it, so its header must be what was lost."""
@@ -256,10 +283,14 @@ class RecordReader:
         return ChecksumError(where, index=record.objects_before, offset=record.start)
 
     def _find_media(self, digest: str) -> MediaSource | None:
-        """One source per digest for the whole file, verified when it is first read."""
-        if digest not in self._media and digest in self._index.blobs:
-            self._media[digest] = build_media(digest, self._contents(self._index.blobs[digest]))
-        return self._media.get(digest)
+        """One source per digest for the whole file, verified when it is read."""
+        source = self._media.get(digest) or self._unpacked.get(digest)
+        record = self._index.blobs.get(digest)
+        if source is None and record is not None:
+            source = build_media(digest, self._contents(record))
+            held = self._unpacked if record.compressed else self._media
+            held[digest] = source
+        return source
 
     def _contents(self, record: Record) -> memoryview:
         payload = record.payload(self._mapping.view)

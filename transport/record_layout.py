@@ -161,6 +161,8 @@ def _read_file_header(source: FileBytes) -> int:
     if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
         raise MalformedError("file does not start like a record file", "Pass a file that RecordWriter made.")
     version: int = _FILE.unpack(header)[1]
+    if version == 0:
+        raise MalformedError("record file says format version 0, and there is none", "Restore it from another copy.")
     if version > COMPRESSED_VERSION:
         raise VersionError("record file", version, COMPRESSED_VERSION)
     return version

@@ -90,7 +90,7 @@ def drop_intermediate_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
         for place, data in enumerate(media.data):
             runs = _runs(media, place, parent)
             if any(source != _KEPT for of_modality in runs.values() for source, _, _ in of_modality):
-                record = {"parent": -1 if parent is None else parent.number, "runs": runs}
+                record = {"parent": -1 if parent is None else parent.step.number, "runs": runs}
                 short = _put(short, _PLACES[place], _shorten(data, record))
         lineage.add(media)
         shortened.append(short)
@@ -204,21 +204,36 @@ def _hashing() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=16)
 
 
-def _best_parent(step: _Step, candidates: list[_Step]) -> _Step | None:
+@dataclass(frozen=True, slots=True)
+class _Parent:
+    """The step that another follows. `carried` says where the entries of `place` are in it: (modality, row) -> where.
+
+    Kept because to look for them compares their data.
+    """
+
+    step: _Step
+    place: int
+    carried: dict[tuple[str, int], tuple[int, int]]
+
+    def carries(self, place: int, modality: str, row: int, entry: _Entry) -> tuple[int, int] | None:
+        return self.carried.get((modality, row)) if place == self.place else _carried(self.step, modality, entry)
+
+
+def _best_parent(step: _Step, candidates: list[_Step]) -> _Parent | None:
     """The step that carries most of this one's media, the longest of equals; None if none carries any.
 
     Usually that is the longest. Two agents that say the same about two pictures of one size have equal tokens.
     """
-    best, most = None, 0
+    best: _Parent | None = None
     place = _TOKENS if any(step.tables[_TOKENS].values()) else _RESPONSE
-    entries = [(modality, entry) for modality, table in step.tables[place].items() for entry in table]
+    rows = [((kind, row), entry) for kind, table in step.tables[place].items() for row, entry in enumerate(table)]
     for candidate in candidates:
-        within = [(modality, entry) for modality, entry in entries if entry.end <= candidate.num_tokens]
-        if len(within) <= most:
+        most = 0 if best is None else len(best.carried)
+        if sum(entry.end <= candidate.num_tokens for _, entry in rows) <= most:
             break  # shorter ones have even fewer
-        carried = sum(_carried(candidate, modality, entry) is not None for modality, entry in within)
-        if carried > most:
-            best, most = candidate, carried
+        found = {key: where for key, entry in rows if (where := _carried(candidate, key[0], entry)) is not None}
+        if len(found) > most:
+            best = _Parent(candidate, place, found)
     return best
 
 
@@ -233,14 +248,14 @@ def _carried(parent: _Step, modality: str, entry: _Entry) -> tuple[int, int] | N
     return None
 
 
-def _runs(step: _Step, place: int, parent: _Step | None) -> dict[str, list[list[int]]]:
+def _runs(step: _Step, place: int, parent: _Parent | None) -> dict[str, list[list[int]]]:
     """Per modality, [source, start, count]: where the media of a place come from, in order."""
     runs: dict[str, list[list[int]]] = {}
     for modality, table in step.tables[place].items():
         runs[modality] = []
         kept = 0
-        for entry in table:
-            source, index = _source(step, place, parent, modality, entry) or (_KEPT, kept)
+        for row, entry in enumerate(table):
+            source, index = _source(step, place, parent, modality, row, entry) or (_KEPT, kept)
             kept += source == _KEPT
             last = runs[modality][-1] if runs[modality] else None
             if last is not None and last[0] == source and last[1] + last[2] == index:
@@ -250,12 +265,14 @@ def _runs(step: _Step, place: int, parent: _Step | None) -> dict[str, list[list[
     return runs
 
 
-def _source(step: _Step, place: int, parent: _Step | None, modality: str, entry: _Entry) -> tuple[int, int] | None:
+def _source(
+    step: _Step, place: int, parent: _Parent | None, modality: str, row: int, entry: _Entry
+) -> tuple[int, int] | None:
     if place == _RESPONSE:
         index = step.find(_TOKENS, modality, entry)
         if index is not None:
             return _OWN_TOKENS, index
-    return None if parent is None else _carried(parent, modality, entry)
+    return None if parent is None else parent.carries(place, modality, row, entry)
 
 
 def _record(data: Any) -> Any:
@@ -309,23 +326,29 @@ def _lengthen(number: int, data: Any, record: Any, pools: dict[int, _Table]) -> 
     """The inverse of `_shorten`."""
     pools = {**pools, _KEPT: _table(number, data)}
     rows: _Table = {}
+    columns = {}
     try:
         for modality, runs in record["runs"].items():
             rows[modality] = []
+            kept = 0
             for source, start, count in runs:
                 found = pools[source][modality][start : start + count]
                 if len(found) != count:
                     raise StepMediaError(number, f"{count - len(found)} dropped {modality} media are gone", _WHOLE)
+                if source == _KEPT and start != kept:
+                    raise StepMediaError(number, f"its kept {modality} media are not those that were kept", _WHOLE)
+                kept += count if source == _KEPT else 0
                 rows[modality] += found
+            if kept != len(pools[_KEPT].get(modality, ())):
+                raise StepMediaError(number, f"its kept {modality} media are not those that were kept", _WHOLE)
+        for at, name in enumerate(_COLUMNS):
+            column = _field(data, name)
+            if column is not None:
+                columns[name] = _with(
+                    column, {modality: type(column[modality])(row[at] for row in rows[modality]) for modality in column}
+                )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StepMediaError(number, f"where its dropped media are is not said: {error!r}", _WHOLE) from error
-    columns = {}
-    for at, name in enumerate(_COLUMNS):
-        column = _field(data, name)
-        if column is not None:
-            columns[name] = _with(
-                column, {modality: type(column[modality])(row[at] for row in rows[modality]) for modality in column}
-            )
     if not isinstance(data, Mapping):
         return _with(data.original, columns)
     whole = _with(data, columns)
@@ -348,6 +371,8 @@ def _ids(number: int, step: Any) -> tuple[bytes, bytes] | None:
 def _table(number: int, data: Any) -> _Table:
     """The columns as rows, per modality. Raises unless they are parallel."""
     columns = [_field(data, name) or {} for name in _COLUMNS]
+    if not all(isinstance(column, Mapping) for column in columns):
+        raise StepMediaError(number, "its columns are not dicts", "Make each a dict from modality to a list.")
     table: _Table = {}
     for modality in dict.fromkeys(modality for column in columns for modality in column):
         lists = [column.get(modality, _ABSENT) for column in columns]

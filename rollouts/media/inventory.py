@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 
 from renderers import MediaSource
 from renderers.media.source_directory import source_files, stray_files
 from rollouts.errors import RolloutsError
-from rollouts.pixel_forms import AbsentSource, PackedEpisodes
+from rollouts.pixel_forms import AbsentSource
+from rollouts.traj.episodes import members
 from rollouts.trajectory import Trajectory
 from transport import RecordReader, TransportError
 
@@ -109,7 +109,7 @@ def _of_records(path: Path) -> Inventory:
             except TransportError as error:
                 damage[f"record {number}: {error}"] = None
                 continue
-            for trajectory in _trajectories(record):
+            for trajectory in filter(_is_trajectory, members(record)):
                 for reference in trajectory.all_media():
                     source = reference.source
                     if isinstance(source, AbsentSource):
@@ -124,11 +124,5 @@ def _of_records(path: Path) -> Inventory:
         return Inventory(list(media.values()), list(damage), references, len(reader))
 
 
-def _trajectories(record: object) -> Iterator[Trajectory]:
-    if isinstance(record, Trajectory):
-        yield record
-    elif isinstance(record, PackedEpisodes):
-        yield from record.episodes
-    elif isinstance(record, (list, tuple)):  # a group of episodes in one record
-        for member in record:
-            yield from _trajectories(member)
+def _is_trajectory(member: object) -> TypeGuard[Trajectory]:
+    return isinstance(member, Trajectory)

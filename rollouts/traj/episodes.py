@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rollouts.errors import RolloutsError
 from rollouts.pixel_forms import PackedEpisodes
+from rollouts.traj.bounds import quoted
 from rollouts.traj.invariants import faults
 from rollouts.trajectory import Trajectory
 from transport import RecordReader, TransportError
@@ -34,7 +35,7 @@ class Episode:
 
     @property
     def name(self) -> str:
-        return f"record {self.record}, episode {str(self.trajectory.episode_id)!r:.80}"
+        return f"record {self.record}, episode {quoted(self.trajectory.episode_id)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,10 @@ class OpenFile:
             except TransportError as error:
                 yield Damage(f"record {record}: {error}")
                 continue
-            members = list(_members(held))
-            if not members:
+            found = list(members(held))
+            if not found:
                 yield Damage(f"record {record}: it holds a {type(held).__name__} and no episode")
-            for member in members:
+            for member in found:
                 if isinstance(member, Trajectory):
                     yield Episode(number, record, member, list(faults(member)))
                     number += 1
@@ -91,14 +92,19 @@ def open_file(path: Path) -> Iterator[OpenFile]:
         yield OpenFile(reader)
 
 
-def _members(held: object) -> Iterator[object]:
-    """A group of episodes is a list in one record, at any depth; what came over a connection may still be packed."""
+def members(held: object) -> Iterator[object]:
+    """What a record holds: a group is a list of episodes, at any depth; what came over a connection may be packed.
+
+    One list is looked into once, however often it is in the record: there may be more ways to it than can be gone.
+    """
     waiting = [held]
+    looked_into: set[int] = set()
     while waiting:
         member = waiting.pop()
-        if isinstance(member, (list, tuple)):
-            waiting.extend(reversed(member))
-        elif isinstance(member, PackedEpisodes):
-            waiting.extend(reversed(member.episodes))
+        group = member.episodes if isinstance(member, PackedEpisodes) else member
+        if isinstance(group, (list, tuple)):
+            if id(group) not in looked_into:
+                looked_into.add(id(group))
+                waiting.extend(reversed(group))
         elif isinstance(member, Trajectory) or member is not held:
             yield member

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -13,6 +13,7 @@ from renderers import MediaSource, PlaceholderRange
 from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.provenance import Provenance
 from rollouts.token_node import MediaReference, TokenNode
+from rollouts.traj.bounds import excess, quoted
 from rollouts.trajectory import Trajectory, Turn
 
 
@@ -25,6 +26,13 @@ def faults(trajectory: Trajectory) -> Iterator[str]:
     if wrong:
         yield f"{', '.join(wrong)}: not of the type that an episode has"
         return
+    wrong = [name for name in ("started_at", "seconds") if not _is_finite(getattr(trajectory, name))]
+    if wrong:
+        yield f"{', '.join(wrong)}: no finite number"
+    if isinstance(trajectory.seed, bool) or not -(2**63) <= trajectory.seed < 2**63:
+        yield f"its seed {quoted(trajectory.seed)} is no integer of 64 bits"
+    if (words := excess((trajectory.metrics, trajectory.provenance))) is not None:
+        yield f"metrics or provenance hold {words}"
     for index, node in enumerate(trajectory.nodes):
         if not isinstance(node, TokenNode):
             yield f"node {index} is a {type(node).__name__}"
@@ -37,10 +45,10 @@ def faults(trajectory: Trajectory) -> Iterator[str]:
 
 
 _NUMBER, _LIST = (int, float), (list, tuple)
+_LARGEST = sys.float_info.max
 _FIELDS: dict[str, Any] = {
     **dict.fromkeys(("episode_id", "group_id", "error"), str),
     **dict.fromkeys(("done", "truncated"), bool),
-    **dict.fromkeys(("started_at", "seconds"), _NUMBER),
     **dict.fromkeys(("nodes", "turns"), _LIST),
     "seed": int,
     "metrics": Mapping,
@@ -48,9 +56,14 @@ _FIELDS: dict[str, Any] = {
 }
 
 
+def _is_finite(value: object) -> bool:
+    """Of an int, too, that no float can hold."""
+    return isinstance(value, _NUMBER) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
 def _node_faults(index: int, node: TokenNode) -> Iterator[str]:
     if type(node.parent) is not int or not -1 <= node.parent < index:
-        yield f"its parent {node.parent!r:.40} is not before it"
+        yield f"its parent {quoted(node.parent)} is not before it"
     arrays = {"token_ids": "iu", "sampled": "b", "logprobs": "f"}
     wrong = [name for name, kinds in arrays.items() if not _is_vector(getattr(node, name), kinds)]
     if wrong:
@@ -69,6 +82,8 @@ def _node_faults(index: int, node: TokenNode) -> Iterator[str]:
         yield f"content is not a mask of its {count} tokens"
     if not isinstance(node.messages, _LIST) or not all(isinstance(message, dict) for message in node.messages):
         yield "messages are not messages"
+    elif (words := excess(node.messages)) is not None:
+        yield f"messages hold {words}"
     yield from _extra_faults(node.extras, count)
     yield from _span_faults(node.weight_spans, sampled)
     yield from _media_faults(node.media, count)
@@ -84,7 +99,11 @@ def _extra_faults(extras: object, count: int) -> Iterator[str]:
         return
     for name, array in extras.items():
         if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
-            yield f"extra {name!r:.40} is not an array of {count} rows"
+            yield f"extra {quoted(name)} is not an array of {count} rows"
+        elif type(name) is not str:
+            yield f"extra {quoted(name)} has no text for a name"
+        elif (words := excess(array)) is not None:
+            yield f"extra {quoted(name)} holds {words}"
 
 
 def _span_faults(spans: Sequence[WeightSpan], sampled: int) -> Iterator[str]:
@@ -94,8 +113,13 @@ def _span_faults(spans: Sequence[WeightSpan], sampled: int) -> Iterator[str]:
     end = 0
     for span in spans:
         if type(span.start) is not int or type(span.end) is not int or not end <= span.start <= span.end <= sampled:
-            yield f"weight span {span.start}:{span.end} does not follow {end} within {sampled} sampled tokens"
+            yield (
+                f"weight span {quoted(span.start)}:{quoted(span.end)} does not follow {end} within {sampled} sampled "
+                "tokens"
+            )
             return
+        if type(span.version) is not str:
+            yield f"weight span {span.start}:{span.end} has the version {quoted(span.version)}"
         end = span.end
 
 
@@ -106,7 +130,9 @@ def _media_faults(media: Sequence[MediaReference], count: int) -> Iterator[str]:
     taken = 0
     for number, reference in enumerate(sorted(media, key=lambda reference: reference.where.offset)):
         where = reference.where
-        name = f"{reference.modality} {number} at {where.offset}+{where.length}"
+        name = f"{quoted(reference.modality)} {number} at {quoted(where.offset)}+{quoted(where.length)}"
+        if reference.mm_hash.partition("-")[0] != reference.source.digest:
+            yield f"{name} is named {quoted(reference.mm_hash)} and its source {quoted(reference.source.digest)}"
         if where.offset < 0 or where.length < 0 or where.end > count:
             yield f"{name} is not inside its {count} tokens"
         elif where.offset < taken:
@@ -121,11 +147,13 @@ def _is_reference(reference: object) -> bool:
         return False
     where = reference.where
     return (
-        isinstance(where, PlaceholderRange)
+        type(reference.source.digest) is str
+        and isinstance(where, PlaceholderRange)
         and type(where.offset) is int
         and type(where.length) is int
         and type(reference.mm_hash) is str
         and type(reference.modality) is str
+        and isinstance(where.embed_runs, (*_LIST, NoneType))
         and all(
             isinstance(run, (tuple, list)) and len(run) == 2 and all(type(end) is int for end in run)
             for run in where.embed_runs or ()
@@ -138,12 +166,14 @@ def _turn_faults(turn: Any, nodes: Sequence[TokenNode]) -> Iterator[str]:
         yield f"it is a {type(turn).__name__}"
         return
     if type(turn.node) is not int or not 0 <= turn.node < len(nodes):
-        yield f"its node {turn.node!r:.40} is not there"
+        yield f"its node {quoted(turn.node)} is not there"
     if not isinstance(turn.finish_reason, FinishReason):
-        yield f"its finish reason is {turn.finish_reason!r:.40}"
-    if not isinstance(turn.reward, _NUMBER) or not math.isfinite(turn.reward):
-        yield f"its reward is {turn.reward!r:.40}"
+        yield f"its finish reason is {quoted(turn.finish_reason)}"
+    if not _is_finite(turn.reward):
+        yield f"its reward is {quoted(turn.reward)}"
     if not isinstance(turn.message, dict) or not isinstance(turn.info, dict):
         yield "its message or info is not a dict"
-    if not isinstance(turn.seconds, _NUMBER):
-        yield f"its seconds are {turn.seconds!r:.40}"
+    elif (words := excess((turn.message, turn.info))) is not None:
+        yield f"its message or info holds {words}"
+    if not _is_finite(turn.seconds):
+        yield f"its seconds are {quoted(turn.seconds)}"

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rollouts.errors import MissingExtraError
 from rollouts.traj.episodes import Episode
 from rollouts.traj.jsonl import media_entries
@@ -107,10 +109,10 @@ def _rows(episode: Episode, files: MediaFiles) -> Iterator[dict[str, Any]]:
         row = shared | {
             "node": index,
             "parent": node.parent,
-            "token_ids": node.token_ids,
+            "token_ids": node.token_ids.astype(np.int32),  # an engine's may be of another size or byte order
             "sampled": node.sampled,
             "content": node.content,
-            "logprobs": node.logprobs,
+            "logprobs": node.logprobs.astype(np.float32),
             "weight_spans": [
                 {"version": str(span.version), "start": span.start, "end": span.end} for span in node.weight_spans
             ],

@@ -15,8 +15,9 @@ from renderers import MediaSource
 
 
 def plain(value: Any) -> Any:
-    """Lists, dicts, text and numbers. What JSON lacks: keys become text, a float that is not finite null, an array a
-    list, bytes {"base64"}, a source {"digest"}; of anything else, tensors among them, what `str` says.
+    """Lists, dicts, text and numbers. What JSON lacks: keys become text (or, where two would be one, the dict a list of
+    pairs), a float that is not finite null, an array a list, bytes {"base64"}, a source {"digest"}; of anything else,
+    tensors among them, what `str` says.
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
@@ -29,7 +30,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return [plain(one) for one in value] if value.ndim else plain(value[()])
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): plain(one) for key, one in value.items()}
+        named = {key if isinstance(key, str) else str(key): one for key, one in value.items()}
+        if len(named) < len(value):
+            return [[plain(key), plain(one)] for key, one in value.items()]
+        return {key: plain(one) for key, one in named.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(one) for one in value]
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""One episode as a tree on a terminal: a line a node, indented only where it forks.
+"""One episode as a tree on a terminal: a line a node, indented only where it forks, or has several roots.
 
 0 system user   40 tokens   image 3f2a91c04b5d8e77 at 12+16   Be brief.   [image] What is this?
 1 assistant   12 sampled   weights 0   stop, reward 0.5   A door.
@@ -28,20 +28,23 @@ def tree_lines(trajectory: Trajectory, *, ids: bool = False) -> Iterator[str]:
         children.setdefault(node.parent, []).append(index)
     turns = {turn.node: turn for turn in trajectory.turns}
     # (node, what stands before its first line, what stands before the lines of all that follows it)
-    waiting = [(index, "", "") for index in reversed(children.get(-1, []))]
+    waiting = _placed(children.get(-1, []), "")
     while waiting:
         index, first, rest = waiting.pop()
         node = trajectory.nodes[index]
         yield f"{first}{index} {_node_words(node, turns.get(index))}"
         if ids and len(node):
             yield f"{rest}   {_ids(node)}"
-        following = children.get(index, [])
-        if len(following) == 1:
-            waiting.append((following[0], rest, rest))
-            continue
-        for place, child in reversed(list(enumerate(following))):
-            last = place == len(following) - 1
-            waiting.append((child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))
+        waiting += _placed(children.get(index, []), rest)
+
+
+def _placed(nodes: list[int], rest: str) -> list[tuple[int, str, str]]:
+    """Nodes that follow one, or none, behind `rest`, the last one first."""
+    if len(nodes) == 1:
+        return [(nodes[0], rest, rest)]
+    placed = [(node, f"{rest}├─ ", f"{rest}│  ") for node in nodes[:-1]]
+    placed += [(node, f"{rest}└─ ", f"{rest}   ") for node in nodes[-1:]]
+    return placed[::-1]
 
 
 def _node_words(node: TokenNode, turn: Turn | None) -> str:

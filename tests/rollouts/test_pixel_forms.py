@@ -21,6 +21,7 @@ from rollouts.engines.protocol import FinishReason
 from rollouts.errors import PixelMismatchError
 from rollouts.models.qwen3_vl import float_pixels
 from rollouts.pixel_forms import AbsentSource, PackedEpisodes, PixelForm, PixelFormError, pack_episodes
+from rollouts.token_node import MissingProcessorError
 from rollouts.training import samples_from_trajectory
 from rollouts.training.packed_samples import pack_samples
 from transport import RecordReader, RecordWriter, decode, encode
@@ -281,9 +282,9 @@ def test_floats_of_a_models_own_processor_travel_as_they_are_or_rounded_as_torch
 def test_what_is_no_form_and_what_lacks_processors_is_refused(episode: Trajectory) -> None:
     with pytest.raises(PixelFormError, match="is no form"):
         pack_episodes([episode], pixels="jpeg")  # type: ignore[arg-type]
-    with pytest.raises(PixelFormError, match="no processor for images"):
+    with pytest.raises(MissingProcessorError, match="no processor for images"):
         pack_episodes([episode], pixels="uint8")
-    with pytest.raises(PixelFormError, match="no processor for images"):
+    with pytest.raises(MissingProcessorError, match="no processor for images"):
         pack_episodes([episode]).processors()
 
 
@@ -292,6 +293,17 @@ def test_pixels_that_did_not_come_are_named(episode: Trajectory, renderer: Templ
     lacking = PackedEpisodes(packed.pixels, packed.episodes, dict(list(packed.items.items())[:1]))
     with pytest.raises(PixelFormError, match="did not come"):
         lacking.processors()
+
+
+def test_pixels_under_another_pictures_name_are_refused(episode: Trajectory, renderer: TemplateRenderer) -> None:
+    packed = pack_episodes([episode], pixels="uint8", processors=renderer.processors)
+    first, second = packed.items
+    for hostile in (packed.items[second], MediaSource.of(encode({"pixel_values": 5}))):
+        mixed = PackedEpisodes(packed.pixels, packed.episodes, {**packed.items, first: hostile})
+        reference = next(iter(episode.all_media()))
+        assert reference.mm_hash == first
+        with pytest.raises(PixelFormError, match=reference.source.digest):
+            reference.derive(mixed.processors())
 
 
 def test_still_pictures_stay_packed_on_the_receiving_side(episode: Trajectory, renderer: TemplateRenderer) -> None:

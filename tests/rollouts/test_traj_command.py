@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -21,7 +22,8 @@ from renderers import MediaSource, Message, PlaceholderRange
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
 from rollouts.cli import app
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from rollouts.pixel_forms import pack_episodes
+from rollouts.pixel_forms import AbsentSource, PackedEpisodes, pack_episodes
+from rollouts.provenance import Provenance
 from rollouts.traj.plain import plain
 from transport import RecordReader, RecordWriter, read_records, wire_type
 
@@ -146,6 +148,14 @@ def test_a_tree_is_shown_with_roles_words_media_weights_and_rewards(tmp_path: Pa
         "└─ 4 prompt 4 tokens",
         "5 assistant 1 sampled weights 0 stop, reward 0.25 Shut.",
     ]
+
+
+def test_trees_with_a_root_each_do_not_look_like_one(tmp_path: Path) -> None:
+    nodes = [asked(-1, 1, text="a"), said(0, 2), asked(-1, 3, text="b"), said(2, 4), asked(3, 5, text="c")]
+    path = file_of(tmp_path / "t.mmr", Trajectory("two", nodes=nodes))
+    shown = run("show", path, "two").stdout.splitlines()[1:]
+    assert [line.split("   ")[0] for line in shown] == ["├─ 0 user", "│  1 prompt", "└─ 2 user", "", ""]
+    assert [line[:11].rstrip() for line in shown[3:]] == ["   3 prompt", "   4 user"]
 
 
 def test_ids_are_shown_with_runs_of_one_id_counted(tmp_path: Path) -> None:
@@ -325,6 +335,7 @@ def test_export_without_a_place_says_what_to_pass(tmp_path: Path) -> None:
         (MediaSource.of(b"x"), {"digest": MediaSource.of(b"x").digest}),
         (np.datetime64("2024-01-01"), "2024-01-01"),
         (np.array(3.5), 3.5),
+        ({1: "a", "1": "b"}, [[1, "a"], ["1", "b"]]),
     ],
 )
 def test_anything_an_episode_may_hold_becomes_plain_json(value: object, expected: object) -> None:
@@ -375,7 +386,27 @@ def moved(offset: int, length: int, *runs: tuple[int, int]) -> tuple[MediaRefere
     return (replace(reference, where=PlaceholderRange(offset, length, runs or None)),)
 
 
-PLANTED = {
+def shown(**changes: Any) -> tuple[MediaReference, ...]:
+    (reference,) = short("a").nodes[0].media
+    return (replace(reference, **changes),)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inside: Any = "x"
+    for _ in range(depth):
+        inside = {"a": inside}
+    return {"deep": inside}
+
+
+def endless() -> tuple[Any, ...]:
+    """Sixty tuples on the wire; 2**60 texts for whoever follows every way."""
+    inside: tuple[Any, ...] = ("x",)
+    for _ in range(60):
+        inside = (inside, inside)
+    return inside
+
+
+PLANTED: dict[str, Callable[[Trajectory], None]] = {
     "a parent behind its child": first_node(parent=1),
     "a parent that is itself": first_node(parent=0),
     "a parent that is no number": first_node(parent="0"),
@@ -389,6 +420,10 @@ PLANTED = {
     "ids in a list": second_node(token_ids=[1]),
     "a span past the sampled tokens": second_node(weight_spans=(WeightSpan("0", 0, 2),)),
     "spans that overlap": second_node(weight_spans=(WeightSpan("0", 0, 1), WeightSpan("1", 0, 1))),
+    "a weight version that is no text": second_node(weight_spans=(WeightSpan(b"0", 0, 1),)),  # type: ignore[arg-type]
+    "an image under another image's name": first_node(media=shown(mm_hash=f"{'0' * 64}-fp")),
+    "an image whose digest is a list": first_node(media=shown(source=AbsentSource([1]))),  # type: ignore[arg-type]
+    "feature tokens that are a number": first_node(media=shown(where=PlaceholderRange(0, 1, 5))),  # type: ignore[arg-type]
     "an image past its node": first_node(media=moved(0, 2)),
     "an image before its node": first_node(media=moved(-1, 1)),
     "two images in one place": first_node(media=moved(0, 1) + moved(0, 1)),
@@ -396,12 +431,44 @@ PLANTED = {
     "media that are numbers": first_node(media=(3,)),
     "a content mask of another length": first_node(content=np.ones(4, bool)),
     "an extra of another length": first_node(extras={"x": np.zeros(4)}),
+    "an extra whose name is a number": second_node(extras={5: np.zeros(1)}),
+    "an extra of endless rows of nothing": second_node(extras={"x": np.zeros((1, 2**40, 0))}),
     "a turn without its node": first_turn(node=2),
     "a reward that is no number": first_turn(reward=float("nan")),
+    "a reward that no float holds": first_turn(reward=10**400),
+    "a reward that is a flag": first_turn(reward=True),
+    "seconds that no float holds": first_turn(seconds=10**400),
     "a message that is text": first_turn(message="hello"),
     "nodes that are text": whole(nodes="nodes"),
     "a node that is a number": whole(nodes=[3]),
     "an id that is a number": whole(episode_id=3),
+    "a beginning that is a flag": whole(started_at=True),
+    "a duration that is no number": whole(seconds=float("nan")),
+    "a seed beyond 64 bits": whole(seed=2**63),
+    "a seed that is a flag": whole(seed=True),
+    "an integer that cannot be written out": first_turn(info={"x": 10**6000}),
+    "endless rows of nothing": first_turn(info={"x": np.zeros((2**40, 0))}),
+    "words a thousand deep": first_turn(info=nested(900)),
+    "metrics a thousand deep": whole(metrics=nested(900)),
+    **{
+        f"a value without end as {place}": plant
+        for place, plant in {
+            "info": first_turn(info={"x": endless()}),
+            "text": first_turn(message={"role": "assistant", "content": [{"type": "text", "text": endless()}]}),
+            "a role": first_turn(message={"role": endless()}),
+            "a prompt's message": first_node(messages=({"role": "user", "content": endless()},)),
+            "the name of a call": first_turn(message={"tool_calls": [{"function": {"name": endless()}}]}),
+            "a finish reason": first_turn(finish_reason=endless()),
+            "a reward": first_turn(reward=endless()),
+            "a node": first_turn(node=endless()),
+            "a parent": first_node(parent=endless()),
+            "a span": second_node(weight_spans=(WeightSpan("0", endless(), 1),)),  # type: ignore[arg-type]
+            "a version": second_node(weight_spans=(WeightSpan(endless(), 0, 1),)),  # type: ignore[arg-type]
+            "an id": whole(episode_id=endless()),
+            "a metric": whole(metrics={"x": endless()}),
+            "provenance": whole(provenance=Provenance(model=endless())),  # type: ignore[arg-type]
+        }.items()
+    },
 }
 
 
@@ -419,6 +486,39 @@ def test_every_planted_fault_is_found_and_named_with_its_record(tmp_path: Path, 
     assert listed.exit_code == 0
     assert "good" in listed.stdout
     assert "not listed: record 1" in listed.stderr
+    assert "record 1" in one_error(run("show", path, "1"))
+    exported = run("export", path, "--jsonl", tmp_path / "o.jsonl")
+    assert (exported.exit_code, exported.stderr.count("not exported: record 1")) == (1, 1)
+
+
+@pytest.mark.parametrize("held", [endless(), PackedEpisodes("source", endless()), PackedEpisodes("source", 5)])  # type: ignore[arg-type]
+@pytest.mark.parametrize("command", ["ls", "verify", "show"])
+def test_a_record_without_end_is_named_at_once(tmp_path: Path, held: Any, command: str) -> None:
+    result = run(command, file_of(tmp_path / "t.mmr", short("good"), held))
+    assert isinstance(result.exception, SystemExit | None)
+    if command == "verify":
+        assert "record 1: it holds a" in result.stdout
+
+
+def test_what_an_episode_may_well_hold_is_no_fault(tmp_path: Path) -> None:
+    good = short("good")
+    shared = ["x"] * 200
+    first_turn(
+        info={
+            "reason": FinishReason.STOP,
+            "shared": [shared] * 200,
+            "frame": np.zeros((64, 64, 3), np.uint8),
+            "empty": np.zeros((3, 0)),
+            "when": np.datetime64("NaT"),
+            "deep": nested(90),
+        }
+    )(good)
+    second_node(token_ids=np.array([5], ">u8"), logprobs=np.zeros(1, ">f2"), extras={"x": np.zeros((1, 0))})(good)
+    path = file_of(tmp_path / "t.mmr", good)
+    assert run("verify", path).exit_code == 0
+    assert run("export", path, "--jsonl", tmp_path / "o.jsonl").exit_code == 0
+    if importlib.util.find_spec("pyarrow"):
+        assert run("export", path, "--parquet", tmp_path / "o.parquet").exit_code == 0
 
 
 def test_a_changed_bit_in_a_record_or_an_image_is_found(tmp_path: Path) -> None:

@@ -75,6 +75,52 @@ def test_interleaved_agents_each_continue_their_own_branch():
     assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[5, 6], [1, 2, 3, 4]]
 
 
+def test_of_several_prefixes_the_longest_wins_whichever_was_active_last():
+    trajectory = Trajectory("e")
+    trajectory.add_turn(prompted([1]), completion(2), say("short"))
+    trajectory.add_turn(prompted([1, 2, 3]), completion(4), say("long"))
+    trajectory.add_turn(prompted([1, 9]), completion(2), say("another"))
+    node = trajectory.add_turn(prompted([1, 2, 3, 4, 5]), completion(6), say("longer"))
+    assert trajectory.path(node)[:-2] == trajectory.path(trajectory.turns[1].node)
+    assert trajectory.nodes[node - 1].token_ids.tolist() == [5]
+
+
+def test_history_that_was_tokenised_again_forks_where_its_tokens_differ():
+    """One text, other tokens: [5, 6] and [56] may both read "door"."""
+    trajectory = Trajectory("e")
+    trajectory.add_turn(prompted([1, 2]), completion(5, 6, 9), say("door"))
+    node = trajectory.add_turn(prompted([1, 2, 56, 9, 3]), completion(4), say("x"))
+    assert trajectory.token_ids(node).tolist() == [1, 2, 56, 9, 3, 4]
+    assert trajectory.path(node)[0] == trajectory.path(trajectory.turns[0].node)[0]
+    assert trajectory.forks == 1
+
+
+def test_a_turn_that_is_tried_again_is_a_sibling_and_its_prompt_exists_once():
+    trajectory = Trajectory("e")
+    for sampled in (7, 8, 7):
+        trajectory.add_turn(prompted([1, 2, 3]), completion(sampled), say("x"))
+    assert [node.token_ids.tolist() for node in trajectory.nodes] == [[1, 2, 3], [7], [8], [7]]
+    assert [node.parent for node in trajectory.nodes] == [-1, 0, 0, 0]
+    node = trajectory.add_turn(prompted([1, 2, 3, 7, 4]), completion(5), say("y"))
+    assert trajectory.path(node) == [0, 3, 4, 5], "of equal completions the latest goes on"
+    assert len(trajectory.leaves()) == 3
+
+
+def test_a_program_that_is_run_again_from_its_start_repeats_no_prompt():
+    trajectory = Trajectory("e")
+    conversation = [([1], 2), ([1, 2, 3], 4), ([1, 2, 3, 4, 5], 6)]
+    for _ in range(2):
+        for prompt, sampled in conversation:
+            trajectory.add_turn(prompted(prompt), completion(sampled), say("x"))
+    prompts = [node.token_ids.tolist() for node in trajectory.nodes if not node.sampled.any()]
+    assert prompts == [[1], [3], [5]]
+    assert {tuple(trajectory.token_ids(leaf)) for leaf in trajectory.leaves()} == {
+        (1, 2),
+        (1, 2, 3, 4),
+        (1, 2, 3, 4, 5, 6),
+    }
+
+
 def test_a_picture_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_place():
     trajectory = Trajectory("e")
     a, b = picture(b"a"), picture(b"b", tokens=3)

@@ -5,10 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from renderers import MediaSource, RenderedTokens
-from rollouts import Completion, FinishReason, SamplingParams, StepResult, Trajectory, run_episode
+from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
+from rollouts import (
+    Completion,
+    FinishReason,
+    SamplingParams,
+    StepResult,
+    TokenNode,
+    Trajectory,
+    WeightSpan,
+    run_episode,
+)
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import EpisodeError, InvalidTurnError, PixelMismatchError, TrajectoryFinishedError
+from rollouts.provenance import Provenance
+from rollouts.token_node import MissingProcessorError
+from rollouts.trajectory import BrokenPathError
 from transport import decode, encode
 
 
@@ -22,6 +34,10 @@ def image(seed: int):
 
 def completion(*ids: int) -> Completion:
     return Completion(0, np.array(ids, np.int32), -np.ones(len(ids), np.float32), FinishReason.STOP)
+
+
+def say(text: str):
+    return {"role": "assistant", "content": text}
 
 
 class Gallery:
@@ -164,23 +180,21 @@ def test_extras_have_one_row_a_sampled_token():
     trajectory = Trajectory("e")
     experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
     extras = {"routed_experts": experts}
-    say = {"role": "assistant", "content": ""}
-    node = trajectory.add_turn(RenderedTokens([1, 2]), completion(3, 4, 5), say, extras=extras)
+    node = trajectory.add_turn(RenderedTokens([1, 2]), completion(3, 4, 5), say(""), extras=extras)
     back = decode(encode(trajectory)).nodes[node].extras["routed_experts"]
     assert back.dtype == np.uint16
     np.testing.assert_array_equal(back, experts)
     with pytest.raises(InvalidTurnError, match="routed_experts"):
-        trajectory.add_turn(RenderedTokens([1]), completion(3), say, extras=extras)
+        trajectory.add_turn(RenderedTokens([1]), completion(3), say(""), extras=extras)
 
 
 def test_messages_that_are_not_the_prompts_are_refused(renderer):
     messages = [{"role": "user", "content": [image(1), {"type": "text", "text": "?"}]}]
     prompt = renderer.render(messages, add_generation_prompt=True)
-    say = {"role": "assistant", "content": ""}
     with pytest.raises(InvalidTurnError, match="2 messages"):
-        Trajectory("e").add_turn(prompt, completion(1), say, messages=[*messages, *messages])
+        Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[*messages, *messages])
     with pytest.raises(InvalidTurnError, match="more media than its messages"):
-        Trajectory("e").add_turn(prompt, completion(1), say, messages=[{"role": "user", "content": "no picture"}])
+        Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[{"role": "user", "content": "no picture"}])
 
 
 def test_after_compaction_each_branch_has_its_own_messages(renderer):
@@ -193,3 +207,172 @@ def test_after_compaction_each_branch_has_its_own_messages(renderer):
         trajectory.add_turn(prompt, completion(5), {"role": "assistant", "content": "x"}, messages=messages)
     found = [texts(trajectory.to_messages(leaf)) for leaf in trajectory.leaves()]
     assert found == [texts([*messages, {"role": "assistant", "content": "x"}]) for messages in (first, compacted)]
+
+
+def asked(renderer, *conversation):
+    messages = [{"role": role, "content": text} for role, text in conversation]
+    return renderer.render(messages, add_generation_prompt=True), messages
+
+
+OPENING = (("system", "S"), ("user", "hello"))
+REWRITTEN = (*OPENING, ("assistant", "rewritten"), ("user", "more"))
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["with the first prompt's messages", "without them"])
+def test_an_answer_that_history_rewrote_stands_on_the_branch_that_shows_it(renderer, told):
+    """The template has asked for the assistant before the fork: its words are new, not its header."""
+    trajectory = Trajectory("e")
+    first, messages = asked(renderer, *OPENING)
+    trajectory.add_turn(first, completion(5, 6), say("sampled"), messages=messages if told else ())
+    second, messages = asked(renderer, *REWRITTEN)
+    assert second.token_ids[: len(first)] == first.token_ids
+    trajectory.add_turn(second, completion(7), say("last"), messages=messages)
+    assert trajectory.forks == 1
+    opening = list(OPENING) if told else []
+    assert [texts(trajectory.to_messages(leaf)) for leaf in trajectory.leaves()] == [
+        [*opening, ("assistant", "sampled")],
+        [*opening, *REWRITTEN[2:], ("assistant", "last")],
+    ]
+
+
+@pytest.mark.parametrize("words", ["an answer", ""])
+@pytest.mark.parametrize("told", [True, False], ids=["with the first prompt's messages", "without them"])
+def test_an_answer_that_was_sampled_is_said_once_where_the_whole_conversation_is_rendered_again(renderer, words, told):
+    trajectory = Trajectory("e")
+    first, messages = asked(renderer, *OPENING)
+    conversation = (*OPENING, ("assistant", words), ("user", "more"))
+    second, longer = asked(renderer, *conversation)
+    stop = next(
+        at for at in range(len(first), len(second)) if second.token_ids[at] in set(renderer.get_stop_token_ids())
+    )
+    sampled = second.token_ids[len(first) : stop + 1]
+    trajectory.add_turn(first, completion(*sampled), say(words), messages=messages if told else ())
+    trajectory.add_turn(second, completion(7), say("last"), messages=longer)
+    (leaf,) = trajectory.leaves()
+    expected = [*conversation, ("assistant", "last")]
+    assert texts(trajectory.to_messages(leaf)) == (expected if told else expected[len(OPENING) :])
+
+
+def test_what_a_caller_changes_afterwards_changes_nothing_here():
+    ids, experts, info = np.array([3, 4], np.int32), np.zeros((2, 2), np.uint8), {"right": True}
+    seen = ids[:]
+    seen.setflags(write=False)  # a read-only view on an array that is not
+    message, shown = say("a"), [{"role": "user", "content": "u"}]
+    sampled = Completion(0, seen, np.zeros(2, np.float32), FinishReason.STOP)
+    prompt = RenderedTokens([1], message_roles=["user"])
+    trajectory = Trajectory("e")
+    trajectory.add_turn(prompt, sampled, message, messages=shown, extras={"routed_experts": experts})
+    trajectory.pay(1.0, info)
+    ids[0], experts[:], info["right"], message["content"], shown[0]["content"] = 9, 9, False, "b", "v"
+    prompt.token_ids[0] = 9
+    asked_node, said_node = trajectory.nodes
+    assert trajectory.token_ids(1).tolist() == [1, 3, 4]
+    assert said_node.extras["routed_experts"].tolist() == [[0, 0], [0, 0]]
+    assert not said_node.extras["routed_experts"].flags.writeable
+    assert trajectory.turns[0].info == {"right": True}
+    assert trajectory.turns[0].message == say("a")
+    assert asked_node.messages == ({"role": "user", "content": "u"},)
+
+
+def test_prompts_of_a_long_episode_are_not_held_once_a_turn():
+    trajectory = Trajectory("e")
+    ids: list[int] = []
+    for _ in range(20):
+        ids += [1] * 1000
+        trajectory.add_turn(RenderedTokens(list(ids)), completion(2), say("a"))
+        ids.append(2)
+    held = sum(
+        node.token_ids.nbytes if (base := node.token_ids.base) is None else base.nbytes for node in trajectory.nodes
+    )
+    assert held == 4 * len(ids)
+
+
+def no_turn(ids=(1, 2), sampled=(3,), logprobs=(0.0,), spans=(), extras=None):
+    trajectory = Trajectory("e")
+    trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
+    one = Completion(0, np.array(sampled), np.array(logprobs), FinishReason.STOP, None, spans)
+    try:
+        trajectory.add_turn(RenderedTokens(list(ids)), one, say("b"), extras=extras)
+    finally:
+        assert (len(trajectory.nodes), len(trajectory.turns), trajectory.forks) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"ids": (1, -5)}, "no token ids"),
+        ({"ids": (1, 2**31)}, "no token ids"),
+        ({"ids": (1, 2**70)}, "no token ids"),
+        ({"ids": (1, 2.5)}, "no token ids"),
+        ({"sampled": (2**40,)}, "no token ids"),
+        ({"sampled": (0.5,)}, "no token ids"),
+        ({"sampled": (True,)}, "no token ids"),
+        ({"sampled": ((3,),)}, "no token ids"),
+        ({"logprobs": ()}, "0 log-probabilities for 1"),
+        ({"logprobs": (0.0, 0.0)}, "2 log-probabilities for 1"),
+        ({"logprobs": ((0.0,),)}, "log-probabilities"),
+        ({"spans": (WeightSpan("0", 0, 2),)}, "weight span"),
+        ({"spans": (WeightSpan("0", 0, 1), WeightSpan("1", 0, 1))}, "weight span"),
+        ({"extras": {"x": [1]}}, "'x' is no array"),
+        ({"extras": {"x": np.array(1)}}, "'x' is no array"),
+        ({"extras": {"x": np.array([None])}}, "'x' is no array"),
+        ({"extras": {"x": np.zeros(2)}}, "'x' has 2 rows for 1"),
+    ],
+    ids=repr,
+)
+def test_a_turn_that_contradicts_itself_is_refused_and_changes_nothing(wrong, words):
+    with pytest.raises(InvalidTurnError, match=words):
+        no_turn(**wrong)
+
+
+@pytest.mark.parametrize("where", [(2, 5), (3, 2), (-1, 2), (3, 0), (1, 0)])
+def test_a_picture_without_tokens_of_the_prompt_is_refused(where):
+    source = MediaSource.of(b"a")
+    item = MediaItem("image", "hash-a", source, {}, 2, None)
+    data = MultiModalData.from_items([(item, PlaceholderRange(*where))])
+    with pytest.raises(InvalidTurnError, match="hash-a at"):
+        Trajectory("e").add_turn(RenderedTokens([1, 0, 0], multi_modal_data=data), completion(3), say("a"))
+
+
+def test_two_pictures_over_the_same_tokens_are_refused():
+    items = [MediaItem("image", name, MediaSource.of(name.encode()), {}, 2, None) for name in "ab"]
+    data = MultiModalData.from_items((item, PlaceholderRange(at, 2)) for at, item in enumerate(items))
+    with pytest.raises(InvalidTurnError, match="b at 1"):
+        Trajectory("e").add_turn(RenderedTokens([0, 0, 0], multi_modal_data=data), completion(3), say("a"))
+
+
+def test_pay_without_a_turn_or_of_no_number_is_refused():
+    with pytest.raises(InvalidTurnError, match="no turn"):
+        Trajectory("e").pay(1.0, {})
+    trajectory = Trajectory("e")
+    trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
+    for reward in (float("nan"), float("inf")):
+        with pytest.raises(InvalidTurnError, match="finite"):
+            trajectory.pay(reward, {})
+
+
+@pytest.mark.parametrize("parents", [(0,), (1, 0), (7,), (-2,), ("0",), (None,)])
+def test_a_decoded_tree_that_goes_in_circles_ends_in_an_error(parents):
+    column = np.zeros(1, np.int32)
+    nodes = [TokenNode(parent, column, column.astype(bool), np.empty(0, np.float32)) for parent in parents]
+    trajectory = decode(encode(Trajectory("e", nodes=nodes)))
+    for read in (trajectory.path, trajectory.token_ids, trajectory.media, trajectory.to_messages):
+        with pytest.raises(BrokenPathError, match="episode e: node 0"):
+            read(0)
+    for leaf in (-1, len(parents)):
+        with pytest.raises(BrokenPathError, match="is not there"):
+            trajectory.path(leaf)
+
+
+def test_pixels_without_a_processor_are_refused(renderer):
+    messages = [{"role": "user", "content": [image(1)]}]
+    trajectory = Trajectory("e")
+    trajectory.add_turn(renderer.render(messages, add_generation_prompt=True), completion(5), say("a"))
+    with pytest.raises(MissingProcessorError, match="processor for images"):
+        trajectory.multi_modal_data(1, {})
+
+
+def test_packages_of_one_episode_are_its_own():
+    one, other = Provenance.of(None, None), Provenance.of(None, None)
+    one.packages["mmrollouts"] = "changed"
+    assert other.packages.get("mmrollouts") != "changed"

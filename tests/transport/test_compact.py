@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -316,6 +317,81 @@ def test_columns_that_are_not_parallel_name_their_step() -> None:
     assert caught.value.step == 1
 
 
+@pytest.mark.parametrize("column", [[1, 2], 5, "image", {"image": None}, {"image": "text"}, {"image": {0: None}}])
+@pytest.mark.parametrize("name", ["mm_hashes", "mm_placeholders", "mm_items"])
+def test_columns_that_are_no_lists_by_modality_name_their_step(name: str, column: Any) -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    on_response(steps[1])[name] = column
+    with pytest.raises(StepMediaError, match="step 1: its"):
+        drop_intermediate_multi_modal_data(steps)
+
+
+@pytest.mark.parametrize("lost", ["multi_modal_data", "tokens", "message", "response", "a column"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_steps_that_lack_a_part_come_back_as_they_were(lost: str, which: int) -> None:
+    steps = [dict_step(*turn(text)) for text in ("xA", "xAyB", "xAyByA")]
+    step = steps[which]
+    if lost == "multi_modal_data":
+        step["tokens"][lost] = None
+    elif lost == "tokens":
+        step[lost] = None
+    elif lost == "message":
+        step["response"][lost] = None
+    elif lost == "response":
+        step[lost] = None
+    else:
+        step["tokens"]["multi_modal_data"]["mm_items"] = None
+    check_exact(steps)
+
+
+def test_one_object_for_both_copies_of_the_sidecar_is_shortened_at_both_places() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    for step in steps:
+        step["response"]["message"]["tokens"] = step["tokens"]
+    assert pixels_in(check_exact(steps)) == {"A": 1, "B": 1}
+
+
+def test_a_turn_that_was_tried_again_keeps_its_pictures_and_is_followed_once() -> None:
+    dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xA")), dict_step(*turn("xAyB"))])
+    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], ["B"]]
+
+
+def test_data_are_compared_once_for_each_step_that_shows_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counting(one: Any, other: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return same_value(one, other)
+
+    monkeypatch.setattr("transport.step_media.same_value", counting)
+    drop_intermediate_multi_modal_data([dict_step(*turn("x" + "Ay" * shown + "A")) for shown in range(20)])
+    assert compared == 19 * 20 / 2 + 20 * 21 / 2, "with the step before, and the two copies of a step with each other"
+
+
+RUNS: list[Any] = [
+    5,
+    {},
+    {"image": 5},
+    {"image": [[7, 0, 1], [0, 0, 1]]},
+    {"image": [[1, -1, 1], [0, 0, 1]]},
+    {"image": [[1, 0, -1], [0, 0, 1]]},
+    {"image": [[1, 0, 10**30], [0, 0, 1]]},
+    {"image": [[1, 0, 1], [0, 0, 1], [0, 0, 1]]},
+    {"image": [[1, 0, 1], [1, 0, 1], [1, 0, 1]]},
+    {"video": [[1, 0, 1]]},
+]
+
+
+@pytest.mark.parametrize("runs", RUNS, ids=repr)
+@pytest.mark.parametrize("make", [dict_step, object_step])
+def test_a_record_that_does_not_fit_what_was_kept_is_refused(make: Maker, runs: Any) -> None:
+    dropped = drop_intermediate_multi_modal_data([make(*turn("xA")), make(*turn("xAyB"))])
+    reach(on_tokens(dropped[1]), "multi_modal_lineage")["runs"] = runs
+    with pytest.raises(StepMediaError, match="step 1"):
+        restore_multi_modal_data(dropped)
+
+
 def test_dropping_twice_is_refused() -> None:
     dropped = drop_intermediate_multi_modal_data([dict_step(*turn("xA")), dict_step(*turn("xAy"))])
     with pytest.raises(StepMediaError, match="dropped already"):
@@ -422,6 +498,43 @@ def test_values_are_the_same_only_bit_for_bit(one: list[float], other: list[floa
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.0, -0.0),
+        ({0.0: 1}, {-0.0: 1}),
+        ({1: "a"}, {True: "a"}),
+        (complex(0, -0.0), complex(0, 0.0)),
+        (np.ma.array([1, 2], mask=[False, True]), np.ma.array([1, 3], mask=[False, True])),
+        (np.ma.array([1, 2], mask=[False, True]), np.ma.array([1, 2], mask=[True, False])),
+        (np.zeros(1, ">i2"), np.zeros(1, "<i2")),
+    ],
+    ids=repr,
+)
+def test_values_that_are_merely_equal_are_not_the_same(one: object, other: object) -> None:
+    assert not same_value(one, other)
+    assert not same_value([one], [other])
+
+
+def test_a_nan_is_the_same_as_one_of_the_same_bits() -> None:
+    one, other = (struct.unpack("<d", bytes.fromhex("010000000000f87f"))[0] for _ in range(2))
+    assert one is not other
+    assert same_value([one], [other])
+    assert not same_value([one], [float("nan")])
+
+
+def test_values_too_deep_to_compare_are_not_the_same() -> None:
+    def nested() -> list[Any]:
+        inside: list[Any] = []
+        for _ in range(5000):
+            inside = [inside]
+        return inside
+
+    one = nested()
+    assert same_value(one, one)
+    assert not same_value(one, nested())
+
+
+@pytest.mark.parametrize(
     ("one", "other"), [(1, True), ([1], (1,)), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ("a", b"a"), (object(), object())]
 )
 def test_values_of_other_types_or_orders_are_not_the_same(one: object, other: object) -> None:
@@ -485,6 +598,34 @@ def test_a_lost_message_is_noticed_and_a_restart_recovers() -> None:
     assert receiver.decode(sender.encode([SOURCES[0], SOURCES[1]])) == SOURCES[:2]
 
 
+def test_a_first_message_that_is_lost_after_a_restart_is_noticed() -> None:
+    """The second one's number is the very one that the receiver waits for, on the old connection."""
+    sender, receiver = CompactEncoder(), CompactDecoder()
+    receiver.decode(sender.encode(SOURCES[0]))
+    sender.restart()
+    sender.encode("lost")
+    for attempt in (sender, CompactEncoder()):
+        if attempt is not sender:
+            attempt.encode("lost, too")
+        with pytest.raises(MessageOrderError, match="another connection") as caught:
+            receiver.decode(attempt.encode(SOURCES[0]))
+        assert (caught.value.expected, caught.value.actual) == (1, 1)
+    sender.restart()
+    assert receiver.decode(sender.encode(SOURCES[0])) == SOURCES[0]
+
+
+def test_sources_of_a_few_bytes_count_as_what_they_take() -> None:
+    room = 200
+    sender, receiver = CompactEncoder(512 * room), CompactDecoder(512 * room)
+    for start in range(0, 1000, 100):
+        receiver.decode(sender.encode([MediaSource.of(b"%d" % number) for number in range(start, start + 100)]))
+        assert len(receiver._held) <= room
+    with pytest.raises(MalformedError, match="max_bytes"):
+        CompactDecoder(512 * room).decode(
+            CompactEncoder().encode([MediaSource.of(b"%d" % number) for number in range(room + 1)])
+        )
+
+
 def test_a_restart_makes_the_receiver_forget() -> None:
     sender, receiver = CompactEncoder(), CompactDecoder()
     receiver.decode(sender.encode(SOURCES[0]))
@@ -538,7 +679,7 @@ def test_every_truncation_and_flipped_bit_is_an_error_of_ours_or_harmless() -> N
                 CompactDecoder().decode_frames([bytes(changed), *frames[1:]])
             except DecodeError:
                 continue
-            assert place in (4, 6, 7), "only padding, and an older version number, may pass"
+            assert place in (4, *range(6, 16)), "only padding, an older version, and a connection's name may pass"
     for count in range(len(frames)):
         with pytest.raises(DecodeError):
             CompactDecoder().decode_frames(frames[:count])

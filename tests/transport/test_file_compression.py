@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,21 @@ def test_what_the_compressor_makes_is_one_standard_frame() -> None:
     assert compress is not None
     assert zstandard.ZstdDecompressor().decompress(compress(b"abc" * 100)) == b"abc" * 100
     assert find_compressor(None) is None
+
+
+def test_unpacked_images_are_shared_while_in_use_and_not_held_longer(path: Path) -> None:
+    sources = [MediaSource.of(bytes([number]) * 500_000) for number in range(20)]
+    write(path, *([source, number] for number, source in enumerate(sources)), [sources[0], sources[0]])
+    tracemalloc.start()
+    with RecordReader(path) as reader:
+        for number, record in enumerate(reader):
+            if number < 20:
+                assert bytes(record[0].data[:1]) == bytes([number])
+        first = reader[0]
+        assert reader[20][0] is reader[20][1] is first[0]
+        del record, first
+        for index in range(21):
+            reader.stored(index)
+        _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3_000_000

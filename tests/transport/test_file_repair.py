@@ -206,3 +206,41 @@ def test_other_files_are_refused_and_left_alone(path: Path) -> None:
         merge([path], path.with_name("out.mmr"))
     assert path.read_bytes() == b"#!/bin/sh\n" * 20
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_link_stays_one_and_what_it_leads_to_is_repaired(path: Path) -> None:
+    write(path, "damaged", 2)
+    flip(path, path.read_bytes().index(b"damaged"))
+    link = path.with_name("link.mmr")
+    link.symlink_to(path.name)
+    assert [drop.index for drop in repair(link).dropped] == [0]
+    assert link.is_symlink()
+    assert list(read_records(path)) == [2]
+
+
+def test_a_file_merges_with_itself_under_another_name_and_never_onto_itself(path: Path) -> None:
+    write(path, [IMAGE], [OTHER, IMAGE])
+    before = path.read_bytes()
+    link, dangling, out = (path.with_name(name) for name in ("link.mmr", "dangling.mmr", "out.mmr"))
+    link.symlink_to(path.name)
+    dangling.symlink_to("nowhere")
+    assert merge([path, link, path], out) == 6
+    assert list(read_records(out)) == 3 * [[IMAGE], [OTHER, IMAGE]]
+    assert out.read_bytes().count(bytes(IMAGE.data)) == 1
+    for target in (path, link, dangling):
+        with pytest.raises(FileExistsError):
+            merge([path], target)
+    assert path.read_bytes() == before
+    assert dangling.is_symlink()
+    assert sorted(os.listdir(path.parent)) == ["dangling.mmr", "episodes.mmr", "link.mmr", "out.mmr"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_a_file_with_nothing_whole_in_it_repair_makes_an_empty_one(path: Path, seed: int) -> None:
+    write(path)
+    noise = np.random.default_rng(seed).integers(0, 256, 5000, dtype=np.uint8).tobytes()
+    path.write_bytes(path.read_bytes() + noise + b"\x89REC" * 100 * seed)
+    report = repair(path)
+    assert (report.kept, report.dropped) == (0, ())
+    assert report.truncated_bytes == 5000 + 400 * seed
+    assert list(read_records(path)) == []

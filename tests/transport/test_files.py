@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from transport import (
     VersionError,
     read_records,
 )
+from transport.file_repair import repair
+from transport.record_layout import FileBytes, Index, scan
 
 IMAGE = MediaSource.of(b"\x89PNG picture " * 40)
 OTHER = MediaSource.of(b"another " * 30)
@@ -336,3 +340,61 @@ def test_closing_a_reader_unmaps_the_file_once_nothing_looks_at_it(path: Path) -
     reader.close()
     if os.path.exists("/proc/self/maps"):
         assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_no_flipped_bit_of_the_file_header_lets_a_writer_or_a_repair_cut_off_records(path: Path) -> None:
+    write(path, [IMAGE], 1)
+    sound = path.read_bytes()
+    for offset in range(64):
+        for bit in range(8):
+            data = bytearray(sound)
+            data[offset] ^= 1 << bit
+            path.write_bytes(data)
+            for attempt in (lambda: write(path, "more"), lambda: repair(path)):
+                try:
+                    attempt()
+                except (MalformedError, VersionError):
+                    assert path.read_bytes() == data
+                assert path.read_bytes()[64 : len(sound)] == sound[64:]
+
+
+def test_a_new_record_does_not_rely_on_an_image_that_is_damaged(path: Path) -> None:
+    write(path, [IMAGE], [OTHER])
+    flip(path, path.read_bytes().index(bytes(IMAGE.data)) + 5)
+    with RecordWriter(path) as out:
+        out.append([IMAGE, OTHER, "new"])
+        out.append([IMAGE])
+    with RecordReader(path) as reader:
+        assert reader[2] == [IMAGE, OTHER, "new"]
+        assert reader[0] == reader[3] == [IMAGE]
+    assert [path.read_bytes().count(bytes(source.data)) for source in (IMAGE, OTHER)] == [1, 1]
+
+
+@pytest.mark.parametrize("size", [0, 64, 5000])
+def test_reading_a_file_that_was_cut_short_is_an_error_and_not_the_end_of_the_process(path: Path, size: int) -> None:
+    write(path, [IMAGE], np.zeros(100_000))
+    code = (
+        "import os, sys; from transport import *\n"
+        "reader = RecordReader(sys.argv[1]); os.truncate(sys.argv[1], int(sys.argv[2]))\n"
+        "for read in (lambda: reader[0], lambda: reader[1], lambda: reader.stored(1), reader.refresh):\n"
+        "    try: read()\n"
+        "    except FileChangedError as error: assert [error.expected, error.actual] == [*map(int, sys.argv[3:])]\n"
+        "    else: sys.exit(1)\n"
+    )
+    arguments = [sys.executable, "-c", code, str(path), str(size), str(path.stat().st_size), str(size)]
+    assert subprocess.run(arguments, check=False).returncode == 0
+
+
+def test_a_file_that_is_cut_short_while_it_is_opened_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, 1, 2)
+    size = path.stat().st_size
+
+    def scan_and_lose(source: FileBytes) -> Index:
+        index = scan(source)
+        os.truncate(path, 64)
+        return index
+
+    monkeypatch.setattr("transport.files.scan", scan_and_lose)
+    with pytest.raises(FileChangedError) as caught:
+        RecordReader(path)
+    assert (caught.value.expected, caught.value.actual) == (size, 64)
