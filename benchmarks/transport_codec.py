@@ -5,8 +5,11 @@
 Pixels: 20 float32 arrays of 1024 x 1536 (126 MB), and the same through msgpack with `tobytes` (what peers do), pickle
 protocol 5 in and out of band, and torch.save. Episodes: as trajectories, and as nested Python lists through msgpack, in
 two forms: the lists of the very same tree, and a list of steps each with its whole prompt, mask and completion, which
-is how peers keep them. With `--check` a target that is missed ends the run with status 1. A file called transport.py
-would stand in the way of the package for every script beside it.
+is how peers keep them. The targets are about the second. No form that loses nothing is three times smaller than the
+first: of the 5.0 kB a turn that it takes, 500 ids of 17.2 bits and 250 float32 log-probs are 2.1.
+
+With `--check` a target that is missed ends the run with status 1. A file called transport.py would stand in the way of
+the package for every script beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from rich.table import Table
 
 from renderers import MediaSource, PlaceholderRange
 from rollouts import FinishReason, MediaReference, TokenNode, Trajectory, Turn, WeightSpan
-from transport import decode, decode_frames, encode, encode_frames
+from transport import CompactEncoder, decode, decode_frames, encode, encode_frames
 
 VOCABULARY = 151_000
 RNG = np.random.default_rng(0)
@@ -155,7 +158,7 @@ def image_episode(targets: Targets) -> Table:
         table.add_column(column, justify="left" if not column else "right")
     for form in ("JPEG", "PNG"):
         sources = [picture(form) for _ in range(turns)]
-        size = len(encode(text_episode(turns, tokens, sources)))
+        size = len(CompactEncoder().encode(text_episode(turns, tokens, sources)))
         media = sum(source.nbytes for source in sources)
         cumulative = sum(range(1, turns + 1)) * 512 * 512 * 3 * 4
         beside = (size - media) / (turns * tokens)

@@ -131,6 +131,9 @@ def array_bytes(array: npt.NDArray[Any]) -> Bytes:
         raise UnsupportedArrayError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
+    if array.dtype.names is not None:
+        # As a structure, a copy would take the fields and leave between them what its memory held before.
+        array = array.view(np.dtype((np.void, array.dtype.itemsize)))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -203,11 +206,13 @@ def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
     return _make_dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size, "aligned": aligned})
 
 
-def build_vector(code: int, data: bytes) -> npt.NDArray[Any]:
-    """A read-only view on `data`, one-dimensional, of the dtype that has this number.
+def build_vector(code: int, data: object) -> npt.NDArray[Any]:
+    """A read-only view on `data`, which must be bytes, one-dimensional, of the dtype that has this number.
 
     CPython keeps the contents of `bytes` at multiples of 16, so the view is aligned for every dtype.
     """
+    if type(data) is not bytes:
+        raise MalformedError(f"array of dtype number {code} does not hold its bytes")
     if not 0 <= code < len(_COMMON_DTYPES):
         raise MalformedError(f"array dtype number {code} is unknown", "Update mmrollouts here.")
     dtype = _COMMON_DTYPES[code]

@@ -16,7 +16,7 @@ class DecodeLimits:
 
     `max_frames` (media left out as held count, too) and `max_total_bytes` bound the message with its large arrays and
     media, which are views and cost no memory of their own. `max_header_bytes` bounds the part that becomes Python
-    objects, small arrays among them: up to about 80 bytes of memory for each byte of it. `max_depth` counts tuples,
+    objects, small arrays among them: up to about 100 bytes of memory for each byte of it. `max_depth` counts tuples,
     sets and registered objects inside each other; lists and dicts between two of those may nest 1024 deep (a fixed
     limit of msgpack).
     """

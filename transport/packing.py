@@ -7,11 +7,11 @@ however deep objects nest, and gives an object that is referred to twice one ent
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
-import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgpack
@@ -33,6 +33,7 @@ from transport.arrays import (
 from transport.builtin_values import PACKERS
 from transport.errors import EncodeError
 from transport.limits import MAX_DEPTH
+from transport.locating import locate
 from transport.not_sendable import NotSendableError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -47,6 +48,11 @@ def _reference(code: int, number: int) -> msgpack.ExtType:
     return tuple.__new__(msgpack.ExtType, (code, number.to_bytes(size, "big")))
 
 
+_ARRAY = np.ndarray
+_EMPTY: tuple[()] = ()
+_EMPTY_REFERENCE = msgpack.ExtType(wire.EMPTY_TUPLE, b"")
+_ONLY_ARRAYS = {np.ndarray}
+_ONLY_TUPLES = {tuple}
 _NESTS = {list, dict}  # what a dict can stand in
 _Take: TypeAlias = "Callable[[_Packing, Any], msgpack.ExtType]"
 
@@ -56,42 +62,146 @@ def pack(obj: object, held: Held) -> tuple[list[bytes], list[wire.Buffer]]:
 
     `held` is asked once per media source; the bytes of one it affirms are left out.
     """
-    packing = _Packing(obj, held)
+    answers: dict[str, bool] = {}
+
+    def held_once(source: MediaSource) -> bool:
+        if source.digest not in answers:
+            answers[source.digest] = held(source)
+        return answers[source.digest]
+
+    try:
+        return _pack(obj, held_once, in_runs=True)
+    except _OneByOneError:
+        pass
+    return _pack(obj, held_once, in_runs=False)
+
+
+def _pack(obj: object, held: Held, in_runs: bool) -> tuple[list[bytes], list[wire.Buffer]]:
+    packing = _Packing(obj, held, in_runs)
     packer = msgpack.Packer(default=packing.refer, strict_types=True, use_bin_type=True)
-    # The list grows while it is read: packing an entry queues what it refers to.
-    packed = [packing.pack_entry(packer, number, obj) for number, obj in enumerate(packing.objects)]
-    packing.check_keys(packed)
-    order = packing.children_first()
+    packed = packing.pack_runs(packer.pack) if in_runs else packing.pack_one_by_one(packer.pack)
     prelude = wire.PRELUDE.pack(wire.PRELUDE_MAGIC, wire.FORMAT_VERSION, len(packed))
-    tables = packer.pack(packing.types), packer.pack(packing.blobs)
-    return [prelude, *tables, *[packed[number] for number in order]], packing.frames
+    return [prelude, packer.pack(packing.types), packer.pack(packing.blobs), b"".join(packed)], packing.frames
+
+
+class _OneByOneError(Exception):
+    """The objects of this message cannot be packed in runs, or something is wrong that must be said exactly."""
+
+
+class _Root:
+    """What the openers know the root entry by; its own class has another opener."""
 
 
 class _Packing:
     """One message being made. Holds neither itself nor its packer, so what it keeps goes when it does."""
 
-    def __init__(self, root: object, held: Held) -> None:
+    def __init__(self, root: object, held: Held, in_runs: bool) -> None:
         self.held = held
+        self.in_runs = in_runs
         self.takers: dict[type, _Take] = {}  # what to do with instances of each class
         self.types: list[list[object]] = []
-        self.openers: dict[type, tuple[int, Callable[[Any], object]]] = {}  # tag and payload of entries
+        # tag and payload of entries
+        self.openers: dict[type, tuple[int, Callable[[Any], object]]] = {_Root: (wire.TAG_ROOT, _as_is)}
+        self.readers: dict[type, Sequence[Callable[[Any], Any]]] = {}  # of classes that are packed in runs
         self.blobs: list[list[object]] = []
         self.frames: list[wire.Buffer] = []
+        self.places: dict[int | str, int] = {}  # among the blobs, by id() or media digest
+        self.kept: list[object] = []  # what has an id() among the places
         self.objects: list[Any] = [root]
-        self.children: list[list[int]] = [[]]
-        self.references: dict[int | str, msgpack.ExtType] = {}  # by id() for objects kept alive here, by media digest
-        self.kept: list[object] = []
+        self.entries: dict[int, tuple[msgpack.ExtType, int]] = {}  # of entries, by id()
+        self.children: list[int] = []  # of all entries, those of the first one first
+        self.ends: list[int] = []  # how many children there are up to the end of each entry
+        self.depths: list[int] = [0]
+        self.tangled = False  # whether an entry refers to one before it, and `depths` mean nothing
         self.hashes = False  # whether the current entry refers to something Python takes for a dict key
         self.suspects: list[int] = []  # entries that may have such a key
-        self.current = -1
+        self.current = 0  # the entry, or the last of the run, that is being packed
+        self.inside = 1  # the depth of what it refers to
 
-    def pack_entry(self, packer: msgpack.Packer, number: int, obj: Any) -> bytes:
-        self.current = number
+    def pack_runs(self, pack: Callable[[object], bytes]) -> list[bytes]:
+        """All entries, children first, neighbours of one class as a run. Raises `_OneByOneError`.
+
+        Turned round, the order in which entries were met is right unless one refers to an entry before it, or to one of
+        its own run. Few messages are like that; they cost what has been packed of them until it shows.
+        """
+        packed: list[bytes] = []
+        first = 0
+        while first < len(self.objects):
+            end = self.end_of_run(first)
+            if end - first < 2:
+                packed.append(self.pack_entry(pack, first, self.objects[first]))
+            else:
+                packed.append(self.pack_run(pack, first, end))
+            if self.tangled:
+                raise _OneByOneError
+            first = end
+        self.check_keys(packed)
+        if max(self.depths) > MAX_DEPTH:
+            raise _OneByOneError
+        packed.reverse()
+        return packed
+
+    def pack_one_by_one(self, pack: Callable[[object], bytes]) -> list[bytes]:
+        """All entries, children first."""
+        # The list grows while it is read: packing an entry queues what it refers to.
+        packed = [self.pack_entry(pack, number, obj) for number, obj in enumerate(self.objects)]
+        self.check_keys(packed)
+        return [packed[number] for number in self.children_first()]
+
+    def end_of_run(self, first: int) -> int:
+        kind = type(self.objects[first])
+        if not first or kind not in self.readers:
+            return first + 1
+        others = (n for n in range(first + 1, len(self.objects)) if type(self.objects[n]) is not kind)
+        return next(others, len(self.objects))
+
+    def pack_run(self, pack: Callable[[object], bytes], first: int, end: int) -> bytes:
+        objects = self.objects[first:end]
+        kind = type(objects[0])
+        self.current = end - 1
+        self.inside = max(self.depths[first:end]) + 1
         self.hashes = False
-        tag, open_ = self.openers[type(obj)] if number else (wire.TAG_ROOT, _as_is)
+        try:
+            columns = [self.column([read(obj) for obj in objects]) for read in self.readers[kind]]
+            packed = pack([first, self.openers[kind][0], end - first, columns])
+        except (AttributeError, NotSendableError, UnicodeEncodeError, ValueError, OverflowError, BufferError) as error:
+            raise _OneByOneError from error
+        if self.hashes and any(map(_may_hold_keys, columns)):
+            self.suspects.append(len(self.ends))
+        self.ends.append(len(self.children))
+        return packed
+
+    def column(self, values: list[Any]) -> object:
+        """What stands for the values of one field of a run (see `wire`)."""
+        kinds = set(map(type, values))
+        if kinds == _ONLY_ARRAYS:
+            return self.take_arrays(values)
+        if kinds == _ONLY_TUPLES and max(map(len, values)) <= 1:  # longer ones may be shared, and are sent once
+            return {wire.TUPLES: list(map(list, values))}
+        return values
+
+    def take_arrays(self, arrays: list[npt.NDArray[Any]]) -> int | list[msgpack.ExtType]:
+        start = len(self.blobs)
+        keys = list(map(id, arrays))
+        codes = [vector_code(array) for array in arrays]
+        new = self.places.keys().isdisjoint(keys) and len(set(keys)) == len(keys)
+        if new and None not in codes and max(array.nbytes for array in arrays) <= wire.INLINE_BYTES:
+            # What place_of() would do with each, at half the cost: there are hundreds in an episode.
+            self.places.update(zip(keys, range(start, start + len(keys)), strict=True))
+            self.kept += arrays
+            self.blobs += [[code, array.tobytes()] for code, array in zip(codes, arrays, strict=True)]
+            return start
+        places = [self.place_of(array) for array in arrays]
+        return start if new else [_reference(wire.REF_BLOB, place) for place in places]
+
+    def pack_entry(self, pack: Callable[[object], bytes], number: int, obj: Any) -> bytes:
+        self.current = number
+        self.inside = self.depths[number] + 1
+        self.hashes = False
+        tag, open_ = self.openers[type(obj) if number else _Root]
         try:
             payload: Any = open_(obj)
-            packed: bytes = packer.pack([number, tag, payload])
+            packed = pack([number, tag, payload])
         except NotSendableError as error:
             raise EncodeError(self.path(number), error.reason, error.cure) from error
         except UnicodeEncodeError as error:
@@ -104,29 +214,39 @@ class _Packing:
                 f"msgpack cannot pack it: {error}",
                 "Remove cycles, lists nested over 1000 deep, non-contiguous memoryviews and strings over 4 GiB.",
             ) from error
-        if self.hashes and (number == 0 or _holds_nests(payload)):
-            self.suspects.append(number)
+        if self.hashes and (not number or [part for part in payload if type(part) in _NESTS and part]):
+            self.suspects.append(len(self.ends))
+        self.ends.append(len(self.children))
         return packed
 
     def refer(self, obj: Any) -> msgpack.ExtType:
         """What msgpack writes for something it does not know: a reference, and the thing itself is queued."""
         kind = type(obj)
-        if kind is not np.ndarray:
-            self.hashes = True
-        reference = self.references.get(obj.digest if kind is MediaSource else id(obj))
-        if reference is None:
-            try:
-                if kind is np.ndarray:
-                    return self.take_array(obj)
-                take = self.takers.get(kind)
-                if take is None:
-                    take = self.takers[kind] = self.choose(obj)
-                reference = take(self, obj)
-            except NotSendableError as error:
-                raise EncodeError(self.path_of(obj), error.reason, error.cure) from error
-        elif reference.code == wire.REF_ENTRY:
-            self.children[self.current].append(int.from_bytes(reference.data, "big"))
+        if kind is _ARRAY:
+            place = self.places.get(id(obj))
+            return self.meet(kind, obj) if place is None else _reference(wire.REF_BLOB, place)
+        self.hashes = True
+        if obj is _EMPTY:
+            return _EMPTY_REFERENCE
+        known = self.entries.get(id(obj))
+        if known is None:
+            return self.meet(kind, obj)
+        reference, number = known
+        self.children.append(number)
+        if number <= self.current:
+            self.tangled = True
+        elif self.depths[number] < self.inside:
+            self.depths[number] = self.inside
         return reference
+
+    def meet(self, kind: type, obj: Any) -> msgpack.ExtType:
+        take = self.takers.get(kind)
+        try:
+            if take is None:
+                take = self.takers[kind] = self.choose(obj)
+            return take(self, obj)
+        except NotSendableError as error:
+            raise EncodeError(self.path_of(obj), error.reason, error.cure) from error
 
     def choose(self, obj: Any) -> _Take:
         """What to do with objects of the class of this one, which the message has not met before."""
@@ -134,6 +254,8 @@ class _Packing:
         registered = registry.of_class(kind)
         if registered is not None:
             self.openers[kind] = wire.TAG_TYPES + len(self.types), registered.pack
+            if len(registered.readers) >= wire.RUN_FIELDS:
+                self.readers[kind] = registered.readers
             self.types.append([registered.name, registered.version, list(registered.fields)])
             return _Packing.take_entry
         if kind in PACKERS:
@@ -148,10 +270,10 @@ class _Packing:
         if isinstance(obj, np.generic):
             self.openers[kind] = wire.TAG_SCALAR, pack_scalar
             return _Packing.take_scalar
-        if is_array(obj):
-            return _Packing.take_array
         if kind is MediaSource:
             return _Packing.take_media
+        if is_array(obj):
+            return _Packing.take_array
         if is_tensor(obj):
             return _Packing.take_tensor
         raise self.unsupported(obj)
@@ -159,9 +281,11 @@ class _Packing:
     def take_entry(self, obj: object) -> msgpack.ExtType:
         number = len(self.objects)
         self.objects.append(obj)
-        self.children.append([])
-        self.children[self.current].append(number)
-        return self.remember(id(obj), wire.REF_ENTRY, number)
+        self.depths.append(self.inside)
+        self.children.append(number)
+        reference = _reference(wire.REF_ENTRY, number)
+        self.entries[id(obj)] = reference, number
+        return reference
 
     def take_scalar(self, scalar: np.generic) -> msgpack.ExtType:
         pack_scalar(scalar)  # raises here, where the path is at hand
@@ -176,49 +300,55 @@ class _Packing:
             raise EncodeError(self.path_of(members), f"set with members of type {names}", "Send a list.")
         return self.take_entry(members)
 
-    def take_array(self, array: npt.NDArray[Any]) -> msgpack.ExtType:
+    def place_of(self, array: npt.NDArray[Any]) -> int:
+        """Where an array is among the blobs, taking it there if it is new."""
+        place = self.places.get(id(array))
+        if place is not None:
+            return place
         code = vector_code(array)
         if code is None or array.nbytes > wire.INLINE_BYTES:
             description: list[object] = [wire.BLOB_ARRAY, describe_dtype(array.dtype), list(array.shape)]
-            return self.take_blob(array, description, array_bytes(array))
-        # What take_row() does, without the calls: there are hundreds of these in an episode.
-        blobs = self.blobs
-        reference = self.references[id(array)] = _reference(wire.REF_BLOB, len(blobs))
-        blobs.append([code, array.tobytes()])
+            return self.place_data(array, description, array_bytes(array))
         self.kept.append(array)
-        return reference
+        return self.place_row(id(array), [code, array.tobytes()])
+
+    def take_array(self, array: npt.NDArray[Any]) -> msgpack.ExtType:
+        return _reference(wire.REF_BLOB, self.place_of(array))
 
     def take_tensor(self, tensor: Any) -> msgpack.ExtType:
-        name, shape, data = tensor_parts(tensor)
-        return self.take_blob(tensor, [wire.BLOB_TENSOR, name, shape], data)
+        place = self.places.get(id(tensor))
+        if place is None:
+            name, shape, data = tensor_parts(tensor)
+            place = self.place_data(tensor, [wire.BLOB_TENSOR, name, shape], data)
+        return _reference(wire.REF_BLOB, place)
 
-    def take_blob(self, obj: object, description: list[object], data: Bytes) -> msgpack.ExtType:
-        if data.nbytes <= wire.INLINE_BYTES:
-            return self.take_row(obj, [*description, data.tobytes()])
-        self.frames.append(data.data)
-        return self.take_row(obj, description)
-
-    def take_row(self, obj: object, row: list[object]) -> msgpack.ExtType:
+    def place_data(self, obj: object, description: list[object], data: Bytes) -> int:
         self.kept.append(obj)
+        if data.nbytes <= wire.INLINE_BYTES:
+            return self.place_row(id(obj), [*description, data.tobytes()])
+        self.frames.append(data.data)
+        return self.place_row(id(obj), description)
+
+    def place_row(self, key: int | str, row: list[object]) -> int:
+        place = self.places[key] = len(self.blobs)
         self.blobs.append(row)
-        return self.remember(id(obj), wire.REF_BLOB, len(self.blobs) - 1)
+        return place
 
     def take_media(self, source: MediaSource) -> msgpack.ExtType:
+        place = self.places.get(source.digest)
+        if place is None:
+            place = self.place_media(source)
+        return _reference(wire.REF_BLOB, place)
+
+    def place_media(self, source: MediaSource) -> int:
         if not _SHA256.fullmatch(source.digest):
             raise EncodeError(
                 self.path_of(source), f"media digest {source.digest!r:.80} is not a sha256", "Use MediaSource.of(data)."
             )
         if self.held(source):
-            self.blobs.append([wire.BLOB_HELD, source.digest])
-        else:
-            self.blobs.append([wire.BLOB_MEDIA, source.digest])
-            self.frames.append(source.data)
-        return self.remember(source.digest, wire.REF_BLOB, len(self.blobs) - 1)
-
-    def remember(self, key: int | str, code: int, number: int) -> msgpack.ExtType:
-        reference = _reference(code, number)
-        self.references[key] = reference
-        return reference
+            return self.place_row(source.digest, [wire.BLOB_HELD, source.digest])
+        self.frames.append(source.data)
+        return self.place_row(source.digest, [wire.BLOB_MEDIA, source.digest])
 
     def unsupported(self, obj: object) -> EncodeError:
         kind = type(obj)
@@ -257,10 +387,25 @@ class _Packing:
                     "Use str or int keys.",
                 ) from error
 
-    def children_first(self) -> list[int]:
+    def children_first(self) -> Sequence[int]:
         """Every entry after all those it refers to. Raises `EncodeError` for a cycle and for too deep a nest."""
+        if self.tangled:
+            order, depth = self.untangled()
+        else:
+            order, depth = range(len(self.objects) - 1, -1, -1), max(self.depths)
+        if depth > MAX_DEPTH:
+            raise EncodeError(
+                type(self.objects[0]).__qualname__,
+                f"objects nest {depth} deep and {MAX_DEPTH} is the most",
+                "Keep the objects in a list and refer to them by index.",
+            )
+        return order
+
+    def untangled(self) -> tuple[Sequence[int], int]:
+        """The order of the entries if numbers do not tell it, and how deep they nest."""
+        starts = [0, *self.ends]
         waiting = [0] * len(self.objects)
-        for child in itertools.chain.from_iterable(self.children):
+        for child in self.children:
             waiting[child] += 1
         order: list[int] = []
         depth = -1
@@ -269,73 +414,43 @@ class _Packing:
             order += wave
             depth += 1
             ready = []
-            for child in itertools.chain.from_iterable([self.children[number] for number in wave]):
-                waiting[child] -= 1
-                if not waiting[child]:
-                    ready.append(child)
+            for number in wave:
+                for child in self.children[starts[number] : starts[number + 1]]:
+                    waiting[child] -= 1
+                    if not waiting[child]:
+                        ready.append(child)
             wave = ready
         if len(order) < len(self.objects):
             looped = next(number for number, count in enumerate(waiting) if count)
             raise EncodeError(self.path(looped), "the object contains itself", "Refer to the parent by index or id.")
-        if depth > MAX_DEPTH:
-            raise EncodeError(
-                type(self.objects[0]).__qualname__,
-                f"objects nest {depth} deep and {MAX_DEPTH} is the most",
-                "Keep the objects in a list and refer to them by index.",
-            )
         order.reverse()
-        return order
+        return order, depth
 
     def path_of(self, target: object) -> str:
         """Where `target`, met while packing the current entry, sits inside the whole object."""
-        return self.path(self.current) + _locate(self.objects[self.current], target)
+        return self.path(self.current) + locate(self.objects[self.current], target)
 
     def path(self, number: int) -> str:
-        """Where an entry sits inside the whole object, by way of the entries that mentioned it and each other first."""
-        parents: dict[int, int] = {}
-        for parent, children in enumerate(self.children):
-            for child in children:
-                parents.setdefault(child, parent)
+        """Where an entry sits inside the whole object, by way of the entries that mentioned it and each other first.
+
+        It is asked for to say where something is wrong; of runs that is not known, and `_OneByOneError` is raised.
+        """
+        if self.in_runs:
+            raise _OneByOneError
         steps = []
         while number:
-            steps.append(_locate(self.objects[parents[number]], self.objects[number]))
-            number = parents[number]
+            parent = bisect.bisect_right(self.ends, self.children.index(number))
+            steps.append(locate(self.objects[parent], self.objects[number]))
+            number = parent
         root = type(self.objects[0])
         return (root.__qualname__ if dataclasses.is_dataclass(root) else "value") + "".join(reversed(steps))
 
 
-def _holds_nests(payload: Any) -> bool:
-    """Whether something in the payload could be a dict with a key, or hold one."""
-    return not _NESTS.isdisjoint(map(type, payload)) and any(type(part) in _NESTS and part for part in payload)
+def _may_hold_keys(column: Any) -> bool:
+    """Whether something in a column could be a dict with a key, or hold one."""
+    parts = column if type(column) is list else column.get(wire.TUPLES, ()) if type(column) is dict else ()
+    return not _NESTS.isdisjoint(map(type, parts)) and any(type(part) in _NESTS and part for part in parts)
 
 
 def _as_is(obj: Any) -> Any:
     return obj
-
-
-def _locate(container: Any, target: object) -> str:
-    """The steps from a container to the very object `target`. Slow, and used only to say where something failed."""
-    seen = set()
-    stack = [(container, "")]
-    while stack:
-        value, path = stack.pop()
-        if value is target and path:
-            return path
-        if id(value) in seen or (value is not container and not isinstance(value, list | dict)):
-            continue
-        seen.add(id(value))
-        stack.extend((part, path + step) for step, part in _steps(value))
-    return ""
-
-
-def _steps(container: Any) -> Iterator[tuple[str, object]]:
-    if isinstance(container, dict):
-        for key, value in container.items():
-            yield f"[{key!r}]", value
-            yield f" (key {key!r:.80})", key
-    elif isinstance(container, list | tuple | set | frozenset):
-        for index, value in enumerate(container):
-            yield f"[{index}]", value
-    elif dataclasses.is_dataclass(container):
-        for field in dataclasses.fields(container):
-            yield f".{field.name}", getattr(container, field.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from transport.errors import MalformedError, MissingFieldError, RegistrationError, UnknownTypeError, VersionError
 from transport.not_sendable import NotSendableError
 from transport.pydantic_models import ModelShape, describe_model, is_model
-from transport.wire import MODEL_REST
+from transport.wire import MODEL_REST, RUN_FIELDS
 
 C = TypeVar("C", bound=type)
 
@@ -28,7 +29,7 @@ class WireType:
     """A registered class: a dataclass, a pydantic `model`, or an enum with its `members`.
 
     `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)`, in the
-    order of `fields`, means what naming each value means, at half the time.
+    order of `fields`, means what naming each value means, at half the time. `readers` read a field of a dataclass each.
     """
 
     name: str
@@ -37,6 +38,7 @@ class WireType:
     fields: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     positional: bool = False
+    readers: tuple[Callable[[Any], Any], ...] = dataclasses.field(default=(), compare=False)
     members: Mapping[str, object] | None = dataclasses.field(default=None, compare=False)
     model: ModelShape | None = dataclasses.field(default=None, compare=False)
 
@@ -79,6 +81,10 @@ class SentType:
     width: int
     taken: list[tuple[str, int]] | None
 
+    @property
+    def comes_in_runs(self) -> bool:
+        return self.type.members is None and self.width >= RUN_FIELDS
+
     def build(self, payload: object) -> object:
         """The object for a payload that the peer's `pack` made."""
         if self.type.members is not None:
@@ -92,6 +98,15 @@ class SentType:
             if self.type.model is not None:
                 return self.type.model.build(self.type.cls, values)
             return self.type.cls(**values)
+        except _REFUSALS as refusal:
+            raise MalformedError(f"{self.type.name} refused the values it came with: {refusal}") from refusal
+
+    def build_run(self, columns: list[list[Any]]) -> list[Any]:
+        """The objects whose values stand in columns, a column a field."""
+        if self.taken is not None:
+            return [self.build(list(values)) for values in zip(*columns, strict=True)]
+        try:
+            return list(map(self.type.cls, *columns))
         except _REFUSALS as refusal:
             raise MalformedError(f"{self.type.name} refused the values it came with: {refusal}") from refusal
 
@@ -174,7 +189,8 @@ def _describe(cls: type, name: str, version: int) -> WireType:
     sent = [field for field in dataclasses.fields(cls) if field.init]
     required = [f for f in sent if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     fields = tuple(f.name for f in sent)
-    return WireType(name, version, cls, fields, tuple(f.name for f in required), _takes_in_order(cls, fields))
+    readers = tuple(operator.attrgetter(field) for field in fields)
+    return WireType(name, version, cls, fields, tuple(f.name for f in required), _takes_in_order(cls, fields), readers)
 
 
 def _takes_in_order(cls: type, fields: tuple[str, ...]) -> bool:

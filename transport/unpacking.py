@@ -6,6 +6,7 @@ then for real. A few hostile bytes can therefore not ask for gigabytes of list.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def unpack(frames: Sequence[wire.Buffer], limits: DecodeLimits, find_media: Find
     limits.check("max_header_bytes", views[0].nbytes)
     entries, body = _read_prelude(views[0])
     _check_structure(body, 2 + entries)
-    building = _Building(limits, find_media)
+    building = _Building(limits, find_media, body.nbytes)
     values = msgpack.Unpacker(
         strict_map_key=False,
         ext_hook=building.resolve,
@@ -46,8 +47,9 @@ def unpack(frames: Sequence[wire.Buffer], limits: DecodeLimits, find_media: Find
     try:
         building.take_types(values.unpack())
         building.take_blobs(values.unpack(), views[1:])
+        read, take = values.unpack, building.take_entry
         for _ in range(entries):
-            building.take_entry(values.unpack())
+            take(read())
     except _MSGPACK_ERRORS as error:
         raise MalformedError(f"message header is not valid: {error}") from error
     return building.root()
@@ -123,25 +125,31 @@ def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
 class _Building:
     """One message being rebuilt."""
 
-    def __init__(self, limits: DecodeLimits, find_media: FindMedia) -> None:
+    def __init__(self, limits: DecodeLimits, find_media: FindMedia, size: int) -> None:
         self.limits = limits
         self.find_media = find_media
+        self.unclaimed = size  # bytes of the header that no value of a run has been counted against
         self.types: list[registry.SentType] = []
         self.blobs: list[object] = []
-        self.built: dict[int, object] = {}
-        self.depths: dict[int, int] = {}
+        self.built: dict[int, tuple[object, int]] = {}  # by number, with how deep each nests
         self.depth = 0  # of the deepest entry that the current one refers to
         self.roots: list[object] = []
 
     def resolve(self, code: int, data: bytes) -> object:
         """The object a reference stands for; msgpack calls this for each."""
         number = int.from_bytes(data, "big")
-        if code == wire.REF_BLOB and number < len(self.blobs):
-            return self.blobs[number]
-        if code == wire.REF_ENTRY and number in self.built:
-            if self.depth <= self.depths[number]:
-                self.depth = self.depths[number] + 1
-            return self.built[number]
+        if code == wire.REF_ENTRY:
+            built = self.built.get(number)
+            if built is not None:
+                obj, depth = built
+                if self.depth <= depth:
+                    self.depth = depth + 1
+                return obj
+        elif code == wire.REF_BLOB:
+            if number < len(self.blobs):
+                return self.blobs[number]
+        elif code == wire.EMPTY_TUPLE and not data:
+            return ()
         raise MalformedError(f"reference {code}:{data[:8].hex()} to something that has not come before it")
 
     def take_types(self, table: object) -> None:
@@ -150,19 +158,24 @@ class _Building:
         self.types = [_find_type(*row) for row in table]
 
     def take_blobs(self, table: object, frames: list[memoryview]) -> None:
-        if type(table) is not list or any(type(row) is not list or not row for row in table):
+        if type(table) is not list:
+            raise MalformedError("blob table is not a list")
+        # Nearly all rows are vectors; only the others are looked at before anything is built.
+        others = [row for row in table if type(row) is not list or len(row) != 2 or type(row[0]) is not int]
+        if any(type(row) is not list or not row for row in others):
             raise MalformedError("blob table is not a list of descriptions")
-        elsewhere = [row for row in table if type(row[0]) is not int and len(row) != 4]
+        elsewhere = [row for row in others if type(row[0]) is not int and len(row) != 4]
         self.limits.check("max_frames", len(elsewhere))
         carried = sum(row[0] != wire.BLOB_HELD for row in elsewhere)
         if carried != len(frames):
             raise MalformedError(f"message describes {carried} arrays and media and carries {len(frames)}")
         following = iter(frames)
-        self.blobs = [self.build_blob(row, following) for row in table]
+        self.blobs = [
+            build_vector(*row) if type(row[0]) is int and len(row) == 2 else self.build_blob(row, following)
+            for row in table
+        ]
 
     def build_blob(self, row: list[Any], following: Iterator[memoryview]) -> object:
-        if type(row[0]) is int and len(row) == 2 and type(row[1]) is bytes:
-            return build_vector(row[0], row[1])
         if type(row[0]) is int or len(row) == 4:
             return _build_inline(row)
         if row[0] == wire.BLOB_HELD:
@@ -178,28 +191,70 @@ class _Building:
         return source
 
     def take_entry(self, entry: object) -> None:
+        if type(entry) is list and len(entry) == 4:
+            return self.take_run(*entry)
         if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not int or entry[0] in self.built:
             raise MalformedError("entry is not [id, tag, payload] with an id of its own")
         number, tag, payload = entry
-        if self.depth > self.limits.max_depth:
-            self.limits.check("max_depth", self.depth)
-        self.depths[number], self.depth = self.depth, 0
+        depth = self.take_depth()
         if type(tag) is not int:
             raise MalformedError(f"entry tag {tag!r:.80} is not a number")
         if tag >= wire.TAG_TYPES:
             if tag >= wire.TAG_TYPES + len(self.types):
                 raise MalformedError(f"entry tag {tag} is beyond the type table")
-            self.built[number] = self.types[tag - wire.TAG_TYPES].build(payload)
+            self.built[number] = self.types[tag - wire.TAG_TYPES].build(payload), depth
         elif tag == wire.TAG_ROOT:
             self.roots.append(payload)
-            self.built[number] = None
+            self.built[number] = None, depth
         else:
-            self.built[number] = _build_entry(tag, payload)
+            self.built[number] = _build_entry(tag, payload), depth
+
+    def take_run(self, first: Any, tag: Any, count: Any, columns: Any) -> None:
+        if any(type(number) is not int for number in (first, tag, count)) or type(columns) is not list:
+            raise MalformedError("run of entries is not [first id, tag, count, columns]")
+        if not wire.TAG_TYPES <= tag < wire.TAG_TYPES + len(self.types):
+            raise MalformedError(f"tag {tag} of a run is none of the type table")
+        sent = self.types[tag - wire.TAG_TYPES]
+        if not sent.comes_in_runs or len(columns) != sent.width:
+            raise MalformedError(f"run of {sent.type.name} does not have its {sent.width} columns, or cannot be one")
+        # Before anything is made: columns may be numbers of blobs, and those of many runs the same.
+        self.unclaimed -= max(count, 0) * sent.width
+        if self.unclaimed < 0:
+            raise MalformedError(f"run of {count} objects of {sent.type.name} in a message too short for them")
+        depth = self.take_depth()
+        objects = sent.build_run([self.column(column, count) for column in columns])
+        others = len(self.built)
+        self.built.update(zip(range(first, first + count), zip(objects, itertools.repeat(depth)), strict=False))
+        if count < 1 or len(self.built) < others + count:
+            raise MalformedError(f"run of {count} entries whose ids are not their own")
+
+    def column(self, column: Any, count: int) -> list[Any]:
+        values = column
+        if type(column) is int and column >= 0:
+            values = self.blobs[column : column + count]
+        elif type(column) is dict and list(column) == [wire.TUPLES]:
+            values = _tuples(column[wire.TUPLES])
+        if type(values) is not list or len(values) != count:
+            raise MalformedError(f"column of a run is not {count} values")
+        return values
+
+    def take_depth(self) -> int:
+        """How deep the current entry nests, and on to the next."""
+        depth, self.depth = self.depth, 0
+        if depth > self.limits.max_depth:
+            self.limits.check("max_depth", depth)
+        return depth
 
     def root(self) -> object:
         if len(self.roots) != 1:
             raise MalformedError(f"message has {len(self.roots)} roots instead of one")
         return self.roots[0]
+
+
+def _tuples(lists: Any) -> list[tuple[Any, ...]]:
+    if type(lists) is not list or any(type(one) is not list for one in lists):
+        raise MalformedError("column of tuples is not a list of lists")
+    return list(map(tuple, lists))
 
 
 def _find_type(name: object, version: object, fields: object) -> registry.SentType:

@@ -6,7 +6,7 @@ the raw bytes of one large array or one media source.
     prelude      magic, format version, number of entries N
     type table   [[name, version, [field, ...]], ...]: the registered types in this message
     blob table   [[kind, ...], ...]: one row per array, tensor and media source
-    N entries    [id, tag, payload]: children first, the root last
+    N entries    [id, tag, payload] or [id, tag, count, columns]: children first, the root last
 
 A row of the blob table holds the bytes themselves or describes the next frame that no row before it has described:
 
@@ -19,10 +19,16 @@ A row of the blob table holds the bytes themselves or describes the next frame t
 The payload of a dataclass or pydantic model is its values in the order in which the type table names its fields (those
 of a model end with `MODEL_REST`), that of an enum is the member's name; its tag is `TAG_TYPES` and its place in the
 type table. `shape` and `dtype` are a list of sizes and numpy's or torch's name for the elements; for a structured numpy
-dtype `[itemsize, aligned, [[name, dtype, offset, shape], ...]]`. Inside a payload, msgpack's own types stand for
-themselves. Everything else is an extension value: the number of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`),
-big-endian, in as few of 1, 2 or 4 bytes as hold it. Extension values cannot collide with anything in a user's dict, and
-entries that stand beside each other instead of inside each other need no recursion on either side.
+dtype `[itemsize, aligned, [[name, dtype, offset, shape], ...]]`.
+
+Neighbouring objects of one dataclass go as a run. Their ids count up from the first one's. For each field there is a
+column, a list of `count` values. Where these are arrays that nothing has referred to before, it is the number of the
+first one's blob, the others' following it; where they are tuples of one element or none, {`TUPLES`: those as lists}.
+
+Inside a payload or column, msgpack's own types stand for themselves. Everything else is an extension value: the number
+of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`), big-endian, in as few of 1, 2 or 4 bytes as hold it, or, without
+bytes, an empty tuple (`EMPTY_TUPLE`). Extension values cannot collide with anything in a user's dict, and entries that
+stand beside each other instead of inside each other need no recursion on either side.
 """
 
 from __future__ import annotations
@@ -30,18 +36,24 @@ from __future__ import annotations
 import struct
 from typing import Final, TypeAlias
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2  # 1 had no runs of objects and no empty tuples of their own; it is still read
 PRELUDE: Final = struct.Struct("<4sHxxI")  # magic, format version, number of entries
 PRELUDE_MAGIC: Final = b"MMRH"
 
 REF_ENTRY: Final = 1
 REF_BLOB: Final = 2
+EMPTY_TUPLE: Final = 3
 
 # An array or tensor of at most this many bytes stands in the header; the receiver reads either form at any size. As a
 # frame of its own a vector costs 25 bytes and on average 32 of padding, and 20 us to encode and decode together; in the
 # header 8 bytes, and 6 us at 64 bytes, 12 at 1024, 16 at 2048, 27 at 4096, all of the growth being copies. Below the
 # break-even, because a message with large arrays should not be copied at all.
 INLINE_BYTES: Final = 1024
+
+# A run needs this many fields. A value takes at least a byte, and so an object of a run at least this many, against
+# some 250 that it takes in the receiver's memory.
+RUN_FIELDS: Final = 3
+TUPLES: Final = 0
 
 TAG_ROOT: Final = 0
 TAG_TUPLE: Final = 1

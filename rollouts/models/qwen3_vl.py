@@ -14,7 +14,7 @@ import torch
 
 from renderers import MediaItem
 from renderers.vision.normalise import normalised
-from rollouts.errors import UnsupportedModelError
+from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.placement import PlacedRows
 
 #: Modality -> the name under which the model takes its patches.
@@ -54,7 +54,15 @@ def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatur
 
 def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
     """The normalised patches of pictures and videos, one after the other: float32 (patches of all, patch size)."""
-    return np.concatenate([normalised(item, PIXELS[item.modality]) for item in items])
+    pixels = [normalised(item, PIXELS[item.modality]) for item in items]
+    for item, values in zip(items, pixels, strict=True):
+        if values.dtype == np.uint8:  # a server made them, and what it does with them is not known
+            raise SampleError(
+                item.mm_hash,
+                "raw uint8 pixels and no scale to make floats of them; pass ServerRenderer(scale=PixelScale(...)) "
+                "with the numbers of preprocessor_config.json",
+            )
+    return np.concatenate(pixels)
 
 
 def hidden_states(

@@ -17,6 +17,7 @@ from rollouts.traj.episodes import Episode
 from rollouts.traj.jsonl import media_entries
 from rollouts.traj.media_files import MediaFiles
 from rollouts.traj.plain import plain
+from transport.arrays import array_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +120,7 @@ def _rows(episode: Episode, files: MediaFiles) -> Iterator[dict[str, Any]]:
             "media": list(media_entries(node, files)),
             "messages": _json(node.messages),
             "extras": [
-                {"name": name, "dtype": array.dtype.str, "shape": array.shape, "data": array.tobytes()}
+                {"name": name, "dtype": array.dtype.str, "shape": array.shape, "data": bytes(array_bytes(array))}
                 for name, array in node.extras.items()
             ],
         }

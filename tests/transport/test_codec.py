@@ -309,7 +309,7 @@ class Unregistered:
         ([range(3)], r"value\[0\]: .*range"),
         (looped_list(), "cycle"),
         (looped_node(), "contains itself"),
-        (chain(1000), "1001 deep"),
+        (chain(1001), "1001 deep"),
         ([MediaSource("beef", b"")], r"value\[0\]: media digest"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -320,10 +320,10 @@ def test_what_cannot_be_sent_says_where_it_is_and_what_to_do(value: Any, says: s
 
 
 def test_objects_nested_as_deep_as_allowed_are_sent() -> None:
-    back, depth = decode(encode(chain(999))), 0
+    back, depth = decode(encode(chain(1000))), 0
     while back:
         back, depth = back[0], depth + 1
-    assert depth == 999
+    assert depth == 1000
 
 
 def test_a_shared_object_graph_with_exponentially_many_paths_stays_small() -> None:

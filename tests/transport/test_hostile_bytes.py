@@ -245,7 +245,7 @@ def test_newer_formats_are_named_as_such() -> None:
     for attempt in (lambda: decode_frames([header]), lambda: decode(container)):
         with pytest.raises(VersionError) as caught:
             attempt()
-        assert (caught.value.theirs, caught.value.ours) == (9, 1)
+        assert (caught.value.theirs, caught.value.ours) == (9, 2)
 
 
 @pytest.mark.parametrize(
