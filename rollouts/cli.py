@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from renderers import RendererError, load_renderer
+from rollouts.doctor.commands import doctor
+from rollouts.errors import CapabilityError, EpisodeError, ServerUnreachableError
 from rollouts.inspection.conversation_file import ConversationFileError, read_conversation, read_tools
 from rollouts.inspection.token_cells import token_cells
 from rollouts.inspection.token_json import tokens_as_json
@@ -23,9 +26,18 @@ from rollouts.inspection.token_view import By, View, counts_table, legend, token
 from rollouts.media.commands import media_commands
 from rollouts.traj.commands import traj_commands
 
+
+class EngineKind(StrEnum):
+    """What samples in the demonstration."""
+
+    LOCAL = "local"
+    VLLM = "vllm"
+
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 app.add_typer(media_commands, name="media")
 app.add_typer(traj_commands, name="traj")
+app.command()(doctor)
 
 
 @app.callback()
@@ -39,6 +51,10 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Decides everything: weights, digits, samples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where model, trajectories, curves and figures go.")] = Path("demo-out"),
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its target.")] = False,
+    engine: Annotated[
+        EngineKind, typer.Option(help="What samples: this process, or a vLLM server.")
+    ] = EngineKind.LOCAL,
+    base_url: Annotated[str, typer.Option(help="Of the vLLM server, which must serve OUT/model.")] = "",
 ) -> None:
     """Watch a tiny vision-language model learn to read digits, from random weights, on this machine."""
     console = Console()
@@ -46,6 +62,8 @@ def demo(
     if missing:
         console.print(f'the demo needs {", ".join(missing)}: pip install "mmrollouts\\[demo]"')
         raise typer.Exit(2)
+    if (engine is EngineKind.VLLM) != bool(base_url):
+        raise typer.BadParameter("--engine vllm and --base-url URL go together")
     # Two processes take turns on the same cores; threads that spin while the other one works would slow it down.
     # Read when torch is imported, here and in the child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -59,11 +77,26 @@ def demo(
         with TrainerProcess(out / "model", recipe, seed) as trainer:
             from rollouts.demo.progress import Progress
             from rollouts.demo.report import plot_curves, results_table
-            from rollouts.demo.run import run_demo
+            from rollouts.demo.run import local_policy, run_demo
+            from rollouts.demo.served import serve_command, served_policy
 
             collect_garbage_rarely()
             with Progress(console, recipe) as progress:
-                results = run_demo(recipe=recipe, seed=seed, out=out, trainer=trainer, progress=progress)
+                results = run_demo(
+                    recipe=recipe,
+                    seed=seed,
+                    out=out,
+                    trainer=trainer,
+                    progress=progress,
+                    make_policy=served_policy(base_url) if engine is EngineKind.VLLM else local_policy,
+                )
+    except (EpisodeError, ServerUnreachableError, CapabilityError) as error:
+        cause = error.__cause__ if isinstance(error, EpisodeError) else error
+        if not isinstance(cause, ServerUnreachableError | CapabilityError):
+            raise
+        console.print(str(cause), markup=False)
+        console.print(f"start the server with\n  {serve_command(out / 'model')}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         console.print(f"interrupted; the episodes so far are in {out / 'trajectories.mmr'}")
         raise typer.Exit(130) from None

@@ -119,7 +119,7 @@ class ServerError(EngineError):
 
 
 class CapabilityError(EngineError):
-    """The server cannot do what is asked of it as it was started, or contradicts the configuration; nothing was sent."""
+    """The server, as it was started, cannot do what is asked, or contradicts the configuration; nothing was sent."""
 
 
 class UnsafeControlError(EngineError):
@@ -127,7 +127,7 @@ class UnsafeControlError(EngineError):
 
 
 class WeightUpdateError(RolloutsError):
-    """New weights do not fit the model; nothing was changed."""
+    """New weights could not be taken. Nothing was changed, unless the text says what state was left."""
 
 
 # Environments and episodes.

@@ -29,6 +29,8 @@ def results_table(results: Results) -> Table:
     table.add_section()
     table.add_row("max mismatch (nats)", "", f"{results.max_mismatch:.2e}", f"< {TARGETS.max_mismatch:.0e}, every step")
     table.add_row("mean mismatch (nats)", "", f"{results.mean_mismatch:.2e}", "")
+    if stale := results.stale_mismatches:
+        table.add_row("max mismatch just before each update", "", f"{min(stale):.2e} to {max(stale):.2e}", "")
     table.add_section()
     table.add_row("episodes / turns", "", f"{results.episodes:,} / {results.turns:,}", "")
     table.add_row("tokens / of them sampled", "", f"{results.tokens:,} / {results.sampled_tokens:,}", "")

@@ -7,9 +7,10 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,13 +24,19 @@ from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.protocol import SamplingParams
+from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.environments.digits import DigitsEnvironment, DigitSet, load_digit_sets
 from rollouts.episode import derived_seed
 from rollouts.runner import EpisodeSpec, run_episodes
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory import Trajectory
 from transport import RecordWriter
+
+
+class Policy(Engine, Protocol):
+    """An engine that takes new weights (by parameter name) between batches of episodes."""
+
+    async def update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One RL step."""
+    """One RL step. `stale_mismatch` is the largest one of the step's episodes to the weights that they led to."""
 
     step: int
     train_accuracy: float
@@ -52,6 +59,7 @@ class Step:
     mean_mismatch: float
     kl: float
     seconds: float
+    stale_mismatch: float | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +91,11 @@ class Results:
     @property
     def max_mismatch(self) -> float:
         return max((step.max_mismatch for step in self.steps), default=float("nan"))
+
+    @property
+    def stale_mismatches(self) -> list[float]:
+        """Those of the steps that measured one."""
+        return [step.stale_mismatch for step in self.steps if step.stale_mismatch is not None]
 
     @property
     def mean_mismatch(self) -> float:
@@ -118,14 +131,14 @@ class Demo:
         recipe: Recipe,
         seed: int,
         model_directory: Path,
+        engine: Policy,
         trainer: TrainerProcess,
         writer: RecordWriter,
         progress: Progress,
     ) -> None:
         self.recipe, self.seed = recipe, seed
-        self.trainer, self.writer, self.progress = trainer, writer, progress
+        self.engine, self.trainer, self.writer, self.progress = engine, trainer, writer, progress
         self.renderer: TemplateRenderer = load_renderer(model_directory)
-        self.engine = LocalEngine.from_pretrained(model_directory, attn_implementation=ATTENTION)
         self.train_digits, held_out = load_digit_sets()
         self.held_out_digits = held_out.take(range(min(recipe.held_out_digits, len(held_out))))
         self.sampling = SamplingParams(max_tokens=recipe.max_tokens)
@@ -172,7 +185,9 @@ class Demo:
         trajectories = await self._play(self.train_digits, self._specs(step, digits))
         right = np.array([_right_at_once(t) for t in trajectories]).reshape(len(digits), self.recipe.group_size)
         self._curriculum.played(digits, np.all(right, axis=1))
-        learning = asyncio.create_task(self.trainer.ask(Learn(trajectories, step / self.recipe.rl_steps)))
+        # What trains here also samples here: between the two there is nothing to measure.
+        request = Learn(trajectories, step / self.recipe.rl_steps, not isinstance(self.engine, LocalEngine))
+        learning = asyncio.create_task(self.trainer.ask(request))
         await asyncio.sleep(0)  # the request is on its way; the file is written while the other process learns
         for trajectory in trajectories:
             self.writer.append(trajectory)
@@ -189,6 +204,7 @@ class Demo:
             mean_mismatch=mismatch.mean_abs,
             kl=mismatch.kl,
             seconds=time.perf_counter() - started,
+            stale_mismatch=learned.mismatch_after.max_abs if learned.mismatch_after.tokens else None,
         )
         self.results.steps.append(row)
         self.progress.learned(row.step, row.train_accuracy, row.train_reward, row.max_mismatch, row.seconds)
@@ -238,11 +254,24 @@ class Demo:
         results.naive_bytes += naive_bytes(trajectories, self.renderer.processors["image"])
 
 
-def run_demo(*, recipe: Recipe, seed: int, out: Path, trainer: TrainerProcess, progress: Progress) -> Results:
+def local_policy(model_directory: Path) -> Policy:
+    """The policy in this process."""
+    return LocalEngine.from_pretrained(model_directory, attn_implementation=ATTENTION)
+
+
+def run_demo(
+    *,
+    recipe: Recipe,
+    seed: int,
+    out: Path,
+    trainer: TrainerProcess,
+    progress: Progress,
+    make_policy: Callable[[Path], Policy] = local_policy,
+) -> Results:
     """Run the demonstration; leaves `model/` and `trajectories.mmr` in `out`.
 
-    `trainer` was made for `out / "model"`, which is written here. Interrupted, it raises `KeyboardInterrupt` with every
-    episode that was finished in a readable file.
+    `trainer` was made for `out / "model"`, which is written here; `make_policy` gets it too. Interrupted, it raises
+    `KeyboardInterrupt` with every episode that was finished in a readable file.
     """
     out.mkdir(parents=True, exist_ok=True)
     episodes = out / "trajectories.mmr"
@@ -255,6 +284,7 @@ def run_demo(*, recipe: Recipe, seed: int, out: Path, trainer: TrainerProcess, p
             recipe=recipe,
             seed=seed,
             model_directory=model_directory,
+            engine=make_policy(model_directory),
             trainer=trainer,
             writer=writer,
             progress=progress,

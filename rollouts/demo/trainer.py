@@ -49,7 +49,7 @@ class Trainer:
         if isinstance(request, WarmStart):
             return self._warm_start(request.steps)
         assert isinstance(request, Learn)
-        return self._learn(request.trajectories, request.progress)
+        return self._learn(request)
 
     # Supervised.
 
@@ -89,11 +89,12 @@ class Trainer:
 
     # From rewards.
 
-    def _learn(self, trajectories: list[Trajectory], progress: float) -> Learned:
+    def _learn(self, request: Learn) -> Learned:
         """`epochs` optimizer steps on all episodes. The forward passes of the first run on the weights that sampled
         them, so the mismatch of the whole batch is measured on the way."""
         if not self._learning_from_rewards:
             self._learning_from_rewards, self._updates, self.optimizer = True, 0, self._new_optimizer()
+        trajectories = request.trajectories
         samples = self._samples(trajectories)
         taught = self._micro_batches([sample for sample in samples if sample.advantages.any()])
         # A group whose rewards are equal has no gradient, but its log-probabilities are checked all the same.
@@ -113,9 +114,13 @@ class Trainer:
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
             warmup = min(1, (self._updates + 1) / self.recipe.rl_warmup)
-            decay = 1 - (1 - self.recipe.final_rate) * progress
+            decay = 1 - (1 - self.recipe.final_rate) * request.progress
             self._update(self.recipe.rl_learning_rate * warmup * decay)
-        return Learned(self._weights(), total / self.recipe.epochs, joined(reports))
+        after = []
+        if request.measure_after:
+            with torch.no_grad():
+                after = [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in taught[:1]]
+        return Learned(self._weights(), total / self.recipe.epochs, joined(reports), joined(after))
 
     def _mismatch(self, batch: TrainingBatch, logprobs: torch.Tensor) -> MismatchReport:
         names = [sample.name for sample in batch.samples]

@@ -69,12 +69,12 @@ class Answer:
             raise self._malformed(f"the answer is no JSON ({error}): {text[:200]!r}") from error
         if not isinstance(payload, dict):
             raise self._malformed(f"the answer is {type(payload).__name__}, not an object")
-        if isinstance(error := payload.get("error"), dict):  # in a streamed answer it comes after HTTP 200
+        if isinstance(failure := payload.get("error"), dict):  # in a streamed answer it comes after HTTP 200
             raise ServerError(
                 self._name,
                 "the server stopped generating",
-                status=error["code"] if isinstance(error.get("code"), int) else 500,
-                body=str(error.get("message"))[:500],
+                status=failure["code"] if isinstance(failure.get("code"), int) else 500,
+                body=str(failure.get("message"))[:500],
             )
         try:
             return self._take(payload)

@@ -1,0 +1,108 @@
+"""What talking to a vLLM server costs: bytes over an episode, encoding pictures, requests.
+
+    python benchmarks/engine.py [--vllm-venv DIR] [--check]
+
+Bytes are counted on the way out of a whole `VLLMEngine`, against a server without a model that answers at once; beside
+them stands the form that the PyPI package `renderers` 0.1.12 sends: with every turn float32 pixels of all pictures so
+far, in the same base64 of msgpack. With `--vllm-venv` (what tests/real/setup_vllm.sh prints) vLLM's own encoder is
+timed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+from engine_encoding import compare_encoding
+from engine_requests import compare_requests
+from render import Report
+
+from renderers import MultiModalData, load_renderer
+from rollouts import SamplingParams, StepResult, run_episode
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm.features import features_segments
+
+TURNS = 20
+SIDE = 512
+MOST_BYTES = 1.1
+
+
+class NewPictureEveryTurn:
+    """An environment of `TURNS` turns, each of which shows noise that was never seen before."""
+
+    def reset(self, seed: int) -> list[dict[str, object]]:
+        self._random = np.random.default_rng(seed)
+        self._turn = 0
+        return self._show()
+
+    def step(self, message: object) -> StepResult:
+        self._turn += 1
+        return StepResult(self._show(), done=self._turn == TURNS)
+
+    def _show(self) -> list[dict[str, object]]:
+        picture = self._random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+        parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What has changed?"}]
+        return [{"role": "user", "content": parts}]
+
+
+def compare_bytes(report: Report, model_dir: Path) -> None:
+    """One table: what one episode sends in all."""
+    sent, once, cumulative = asyncio.run(_episode(model_dir))
+    with report.table(
+        f"Bytes sent over {TURNS} turns, each with a new {SIDE}x{SIDE} picture", "MB", "of once"
+    ) as table:
+        table.add_row("each picture once, its features in base64", f"{once / 1e6:,.1f}", "1.00x", "", "")
+        judged = report.judged(sent / once, MOST_BYTES, f"<= {MOST_BYTES}x")
+        table.add_row("mmrollouts, everything in the requests", f"{sent / 1e6:,.1f}", f"{sent / once:.2f}x", *judged)
+        row = ("form of renderers 0.1.12, pictures alone", f"{cumulative / 1e6:,.1f}", f"{cumulative / once:.0f}x")
+        table.add_row(*row, "", "")
+
+
+async def _episode(model_dir: Path) -> tuple[int, int, int]:
+    """(bytes of all requests, of each picture's features once, of the cumulative float32 form)."""
+    fake = importlib.import_module("fake_server")
+    renderer = load_renderer(model_dir)
+    fake.IMAGE_PAD, fake.VOCABULARY = renderer.tokenizer.control_id("<|image_pad|>"), 2**20
+    async with fake.FakeVLLM(max_model_len=2**17) as server, VLLMEngine(server.base_url) as engine:
+        trajectory = await run_episode(
+            NewPictureEveryTurn(),
+            engine=engine,
+            renderer=renderer,
+            sampling=SamplingParams(max_tokens=64),
+            max_turns=TURNS,
+        )
+        sent = sum(len(seen.body) for seen in server.generations)
+    once = cumulative = 0
+    for turn in trajectory.turns:
+        media = trajectory.multi_modal_data(turn.node, renderer.processors)
+        cumulative += _features_bytes(media, "float32")
+        once = _features_bytes(media, "uint8")
+    return sent, once, cumulative
+
+
+def _features_bytes(media: MultiModalData, dtype: str) -> int:
+    return sum(memoryview(segment).nbytes for segment in features_segments(media, pixel_dtype=dtype))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What talking to a vLLM server costs.")
+    parser.add_argument("--vllm-venv", type=Path, help="an environment with vLLM, to time its encoder in")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "renderers"))
+    model_dir: Path = importlib.import_module("vision_models").vision_model_dir("qwen3-vl")
+    report = Report()
+    compare_bytes(report, model_dir)
+    compare_encoding(report, model_dir, options.vllm_venv)
+    compare_requests(report)
+    report.console.print(f"{report.missed} targets missed" if report.missed else "every target kept")
+    if options.check and report.missed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""What a text request costs beyond the wire: bare asyncio streams, our connection, the whole engine, and httpx.
+
+    python benchmarks/engine_requests.py [--check]
+
+All four send the very same bytes (about 1 KB up, 2 KB down) to the scripted server of the tests, which runs in another
+process. Rounds alternate, so that drift hits every side. Called by `engine.py` too. `--check` fails if a target is
+missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+from render import Report, milliseconds
+
+from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.vllm import HttpLimits, VLLMEngine
+from rollouts.engines.vllm.connection import ServerConnection
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rollouts" / "vllm"))
+
+from fake_server import GENERATE, Channel, FakeVLLM, Seen
+
+AT_ONCE = 512
+IN_A_ROUND = 2048
+ONE_BY_ONE = 256
+ROUNDS = 5
+LEAST_PER_SECOND = 1500
+MOST_OVERHEAD = 0.001
+PROMPT = tuple(100 + place % 200 for place in range(150))
+TOKENS = 16
+
+Send = Callable[[], Awaitable[object]]
+
+
+class Cost(NamedTuple):
+    """Seconds a request: `apart` one by one, `among` 512 at once, and `processor` time of this process among 512."""
+
+    apart: float
+    among: float
+    processor: float
+
+
+def compare_requests(report: Report) -> None:
+    """One table: what each side makes of the same exchange."""
+    costs = asyncio.run(_costs())
+    wire = costs["bare streams"]
+    with report.table(
+        f"A text request, {AT_ONCE} at once and one by one", "requests/s", "processor", "one by one", "beyond the wire"
+    ) as table:
+        for name, cost in costs.items():
+            row = (name, f"{1 / cost.among:,.0f}", milliseconds(cost.processor), milliseconds(cost.apart))
+            beyond = cost.apart - wire.apart
+            if name != "VLLMEngine":
+                table.add_row(*row, milliseconds(beyond), "", "")
+                continue
+            table.add_row(*row, "", *report.judged(cost.among, 1 / LEAST_PER_SECOND, f">= {LEAST_PER_SECOND:,}/s"))
+            judged = report.judged(beyond, MOST_OVERHEAD, f"<= {MOST_OVERHEAD * 1e3:.0f} ms")
+            table.add_row("", "", "", "", milliseconds(beyond), *judged)
+
+
+async def _costs() -> dict[str, Cost]:
+    body = await _body_of_a_request()
+    with _server_elsewhere() as url:
+        async with (
+            _bare(url, body) as bare,
+            _connection(url, body) as connection,
+            _engine(url) as engine,
+            _httpx(url, body) as other,
+        ):
+            sides = {"bare streams": bare, "ServerConnection": connection, "VLLMEngine": engine, "httpx": other}
+            return await _measured(sides)
+
+
+async def _measured(sides: dict[str, Send]) -> dict[str, Cost]:
+    taken: dict[str, list[Cost]] = {name: [] for name in sides}
+    for number in range(ROUNDS):
+        for name, send in sides.items():
+            if name == "httpx" and number:
+                continue  # it takes longer than all the others together
+            await _at_once(send, AT_ONCE)  # connections that the other sides' turns let expire
+            taken[name].append(Cost(await _one_by_one(send), *await _at_once(send, IN_A_ROUND)))
+    return {name: Cost(*(median(values) for values in zip(*costs, strict=True))) for name, costs in taken.items()}
+
+
+async def _one_by_one(send: Send) -> float:
+    seconds = []
+    for _ in range(ONE_BY_ONE):
+        start = time.perf_counter()
+        await send()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
+async def _at_once(send: Send, requests: int) -> tuple[float, float]:
+    """Seconds and processor seconds a request."""
+    numbers = iter(range(requests))
+
+    async def work() -> None:
+        for _ in numbers:
+            await send()
+
+    start, processor = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    return (time.perf_counter() - start) / requests, (time.process_time() - processor) / requests
+
+
+# The sides.
+
+
+def _request(number: int) -> GenerateRequest:
+    return GenerateRequest(PROMPT, SamplingParams(max_tokens=TOKENS, seed=1), request_id=f"request-{number:08d}")
+
+
+@asynccontextmanager
+async def _engine(url: str) -> AsyncIterator[Send]:
+    engine = VLLMEngine(url, limits=HttpLimits(concurrency=AT_ONCE))
+    numbers = count()
+
+    async def send() -> None:
+        result = await engine.generate(_request(next(numbers)))
+        assert len(result.completions[0].token_ids) == TOKENS
+
+    try:
+        yield send
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def _connection(url: str, body: bytes) -> AsyncIterator[Send]:
+    connection = ServerConnection(url, limits=HttpLimits(concurrency=AT_ONCE))
+
+    async def send() -> None:
+        assert (await connection.request("POST", GENERATE, name="request", body=[body])).status == 200
+
+    try:
+        yield send
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _httpx(url: str, body: bytes) -> AsyncIterator[Send]:
+    limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE, keepalive_expiry=3)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=None, trust_env=False) as client:
+
+        async def send() -> None:
+            headers = {"content-type": "application/json"}
+            assert (await client.post(GENERATE, content=body, headers=headers)).status_code == 200
+
+        yield send
+
+
+@asynccontextmanager
+async def _bare(url: str, body: bytes) -> AsyncIterator[Send]:
+    """The least that Python's asyncio can do: no parsing but for the length."""
+    place = urlsplit(url)
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    head = f"POST {GENERATE} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+    message = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+    async def send() -> None:
+        reader, writer = idle.pop() if idle else await asyncio.open_connection(place.hostname, place.port)
+        writer.write(message)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+        idle.append((reader, writer))
+
+    yield send
+    for _, writer in idle:
+        writer.close()
+
+
+# The server.
+
+
+async def _body_of_a_request() -> bytes:
+    """What the engine sends."""
+    async with FakeVLLM() as server, VLLMEngine(server.base_url) as engine:
+        await engine.generate(_request(0))
+        return server.generations[-1].body
+
+
+@contextmanager
+def _server_elsewhere() -> Iterator[str]:
+    """The URL of a scripted server in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    yield ours.recv()
+    ours.send(None)
+    process.join()
+
+
+class _Repeating(FakeVLLM):
+    """Composes its first completion and repeats it, so that the sides are compared and not the server."""
+
+    _repeated: bytes = b""
+
+    async def handle(self, seen: Seen, channel: Channel) -> None:
+        if seen.path != GENERATE or b"request-0" not in seen.body:  # what an engine asks to know its server
+            return await super().handle(seen, channel)
+        if not self._repeated:
+            body = (await self.respond(seen)).body
+            head = (
+                f"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+            )
+            self._repeated = f"{head}\r\n\r\n".encode() + body
+        channel.write(self._repeated)
+
+
+def _serve(pipe: Connection) -> None:
+    async def run() -> None:
+        async with _Repeating() as server:
+            pipe.send(server.base_url)
+            await asyncio.to_thread(pipe.recv)
+
+    asyncio.run(run())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a text request costs beyond the wire.")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    options = parser.parse_args()
+    report = Report()
+    compare_requests(report)
+    report.console.print(f"{report.missed} targets missed" if report.missed else "every target kept")
+    if options.check and report.missed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

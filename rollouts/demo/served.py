@@ -1,0 +1,56 @@
+"""The policy of the demonstration on a vLLM server: weights go there as checkpoints, by way of the file system."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from rollouts.engines.protocol import GenerateRequest, GenerateResult
+from rollouts.engines.vllm import VLLMEngine, write_tied_head
+
+
+class ServedPolicy:
+    """An `Engine` whose weights can be replaced, over a server that reads the same directories.
+
+    `directory` is where the weights of each update are written; it is overwritten by the next one.
+    """
+
+    def __init__(self, engine: VLLMEngine, directory: Path) -> None:
+        self._engine = engine
+        self._directory = directory
+
+    @property
+    def weight_version(self) -> str:
+        return self._engine.weight_version
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        return await self._engine.generate(request)
+
+    async def update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None:
+        """Write float32 weights by their parameter names and have the server load them."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        arrays = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
+        save_file(arrays, self._directory / "model.safetensors", metadata={"format": "pt"})
+        (self._directory / "lm_head.safetensors").unlink(missing_ok=True)  # of the update before
+        write_tied_head(self._directory)
+        await self._engine.control.update_weights_from_directory(self._directory.resolve(), version)
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+def served_policy(base_url: str) -> Callable[[Path], ServedPolicy]:
+    """What makes the policy of a demonstration out of its model directory, on the server at `base_url`."""
+    return lambda model_directory: ServedPolicy(VLLMEngine(base_url), model_directory.parent / "served-weights")
+
+
+def serve_command(model_directory: Path) -> str:
+    """How to start a server that the demonstration can use."""
+    return (
+        f"VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(str(model_directory))} --host 127.0.0.1 --dtype float32 "
+        "--max-model-len 4096 --enforce-eager --enable-scale-out"
+    )

@@ -1,0 +1,538 @@
+"""Stopping, emptying and re-weighting a vLLM server, without the calls that would take it down.
+
+What the calls do to a server's caches, measured with vLLM 0.32.0 (media: pixels by hash; encoder: what the vision tower
+made of them; prefix: the KV cache of prompts):
+
+    call                                         media     encoder    prefix
+    pause, any mode                              cleared   cleared    cleared
+    pause(clear_cache=False), sleep(0)           kept      kept       kept
+    sleep(1), sleep(2)                           cleared   cleared    cleared
+    vLLM's reload_weights by itself              kept      half       kept
+    reset_mm_cache                               cleared   kept       kept
+    reset_encoder_cache                          kept      cleared    kept
+    reset_prefix_cache                           kept      kept       cleared, unless requests hold blocks of it
+    update_weight_version, abort, abort_all      kept      kept       kept
+
+"Half": the workers forget what the scheduler still counts on, and the next request that shows a known picture kills the
+engine. A reload that fails leaves weights without storage; the server then reports that it is well and dies with the
+next request. An abort of an empty list aborts everything. All of this is kept from happening here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.checkpoint_files import check_checkpoint
+from rollouts.engines.vllm.connection import Reply, ServerConnection, error_of
+from rollouts.engines.vllm.metrics import ServerMetrics
+from rollouts.errors import (
+    CapabilityError,
+    EngineError,
+    InvalidRequestError,
+    MalformedResultError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+    UnsafeControlError,
+    WeightUpdateError,
+)
+
+log = logging.getLogger("rollouts.engines.vllm")
+
+PauseMode = Literal["abort", "wait", "keep"]
+MemoryTag = Literal["weights", "kv_cache"]
+
+_HEALTH_SECONDS = 10.0
+
+#: The server's own name for a request; an abort under any other is answered with 200 and does nothing.
+_SERVER_PREFIX = "generate-tokens-"
+
+
+class ServerControl:
+    """Everything but generating. Most of it needs a server with VLLM_SERVER_DEV_MODE=1 in its environment.
+
+    `forget_media` is called before and after every call that makes the server drop pixels: before, so that nothing is
+    sent by name meanwhile, and after, for what a request that ran beside the call may have recorded.
+    `on_weight_version` gets each new label. All calls raise `CapabilityError` where the server lacks the route,
+    `ServerError` where it refuses, `UnsafeControlError` where it must not be asked, and what
+    `ServerConnection.request` raises.
+    """
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        capabilities: Callable[[], Awaitable[ServerCapabilities]],
+        *,
+        forget_media: Callable[[], None] = lambda: None,
+        on_weight_version: Callable[[str], None] = lambda version: None,
+    ) -> None:
+        self._connection = connection
+        self._capabilities = capabilities
+        self._forget_media = forget_media
+        self._on_weight_version = on_weight_version
+        self._lock = threading.Lock()
+        self._under_way: str | None = None
+        self._directory: str | None = None  # of the weights that were last loaded through this control
+        self._broken: str | None = None  # why the server must not run with the weights that it has
+        self._slept = 0  # the level that it was last sent to sleep with from here
+        self._weights_are_back = False  # since then: their memory, and what is in it
+        self._weights_are_new = False
+        self._started: float | None = None  # when the server's process did, as far as it is known
+
+    # Pausing.
+
+    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Stop generating; returns once nothing runs.
+
+        Requests in flight end with what they have and finish reason "abort" (abort), are finished first (wait; this
+        call takes as long), or stay and go on after `resume` (keep). New ones wait for `resume`, or are answered with
+        503 (vLLM 0.33). `clear_cache` empties the caches, those of "keep" too: what stays is computed again.
+        """
+        _check_mode("pause", mode)
+        with self._clearing(clear_cache):
+            await self._call("POST", "/pause", "pausing", params={"mode": mode, "clear_cache": clear_cache})
+
+    async def resume(self) -> None:
+        """Go on after `pause`. Refused while the server sleeps or holds weights that would kill it."""
+        self._refuse_meanwhile("resume")
+        await self._refuse_broken("resume")
+        if (level := await self._sleep_level()) > 0:
+            raise UnsafeControlError(
+                "resume", f"the server sleeps (level {level}): it would run without its memory. Use wake_up"
+            )
+        await self._resume()
+
+    async def is_paused(self) -> bool:
+        """Whether it generates nothing for now; so it is while it sleeps, too."""
+        return _flag(await self._call("GET", "/is_paused", "asking whether it is paused"), "is_paused")
+
+    # Sleeping.
+
+    async def sleep(self, level: int = 1) -> None:
+        """Abort what runs and free memory for others. 0: none, a pause that keeps the caches; 1: weights go to the
+        host's memory; 2: weights are dropped.
+
+        Frees nothing on a CPU; elsewhere the server needs --enable-sleep-mode.
+        """
+        if level not in (0, 1, 2):
+            raise InvalidRequestError("sleep", f"level is {level!r}, not 0, 1 or 2")
+        self._refuse_meanwhile("sleep")
+        if (now := await self._sleep_level()) > 0:
+            raise UnsafeControlError("sleep", f"the server sleeps already (level {now}); wake it up first")
+        with self._clearing(level > 0):
+            await self._call("POST", "/sleep", "putting it to sleep", params={"level": level})
+        self._slept, self._weights_are_back, self._weights_are_new = level, False, False
+
+    async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Take memory back: all of it, or that of `tags`; with the last of it, generate again.
+
+        After `sleep(2)` there are no weights to go on with: `wake_up(["weights"])`, `reload_weights(...)`, `wake_up()`.
+        Any other order is refused.
+        """
+        self._refuse_meanwhile("wake_up")
+        await self._refuse_broken("wake_up")
+        if unknown := [tag for tag in tags or () if tag not in get_args(MemoryTag)]:
+            raise InvalidRequestError(
+                "wake_up", f"there is no memory {unknown[0]!r}; there is {', '.join(get_args(MemoryTag))}"
+            )
+        weights_alone = tags is not None and set(tags) == {"weights"}
+        if not weights_alone and not self._weights_are_new and await self._sleep_level() == 2:
+            raise UnsafeControlError(
+                "wake_up",
+                "the weights were dropped (level 2), the server would answer with whatever is in their place. Use "
+                'wake_up(["weights"]), then reload_weights(directory), then wake_up()',
+            )
+        query = "&".join(f"tags={tag}" for tag in tags or ())
+        reply = await self._call("POST", f"/wake_up?{query}" if query else "/wake_up", "waking it up")
+        self._weights_are_back |= tags is None or "weights" in tags
+        if _object(reply).get("status", "awake") == "awake":
+            self._slept = 0
+
+    async def is_sleeping(self) -> bool:
+        """Whether memory is put away. False for a server that is only paused, of which vLLM's own route says True."""
+        return await self._sleep_level() > 0
+
+    # Caches.
+
+    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
+        """Forget the KV cache of prompts.
+
+        Requests that run hold blocks of it, and then vLLM resets nothing: `ServerError`. `preempt` puts them back into
+        the queue, from where they are computed anew with the weights of then.
+        """
+        reply = await self._call(
+            "POST", "/reset_prefix_cache", "resetting the prefix cache", params={"reset_running_requests": preempt}
+        )
+        # Up to vLLM 0.31 the answer is empty; then whatever runs makes it doubtful.
+        done = _object(reply).get("success") if reply.body else preempt or (await self.metrics()).running == 0
+        if done is not True:
+            raise ServerError(
+                "reset_prefix_cache",
+                "the prefix cache was not reset, for requests hold blocks of it; pause first, or preempt=True",
+                status=reply.status,
+                body=reply.body[:200].decode(errors="replace"),
+            )
+
+    async def reset_mm_cache(self) -> None:
+        """Forget the pixels of media; each is sent again on its next use."""
+        with self._clearing():
+            await self._call("POST", "/reset_mm_cache", "resetting the cache of media")
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget what the vision tower made of media. Refused while requests run, which may be in the middle of one."""
+        if not await self.is_paused() and (running := (await self.metrics()).running):
+            raise UnsafeControlError(
+                "reset_encoder_cache", f"{running} requests run and may need what would be dropped; pause first"
+            )
+        await self._call("POST", "/reset_encoder_cache", "resetting the encoder cache")
+
+    # Ending requests.
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests by the ids of their `GenerateRequest`; each answers with what it has, "abort".
+
+        An id that the server does not run is not reported: it answers the same. Needs no development mode.
+        """
+        names = [f"{_SERVER_PREFIX}{request_id}" for request_id in request_ids]
+        if not names:  # which would end all
+            return
+        body = [json.dumps({"request_ids": names}).encode()]
+        for path in ("/inference/v1/abort_requests", "/abort_requests"):  # the second up to vLLM 0.31
+            reply = await self._connection.request("POST", path, name="abort", body=body, slot=False)
+            if reply.status not in (404, 405):
+                break
+        self._checked(reply, "/inference/v1/abort_requests", "aborting requests")
+
+    async def abort_all(self) -> int:
+        """End every request of every client; how many there were."""
+        reply = await self._call("POST", "/abort_requests", "aborting all requests", content={})
+        return int(_object(reply).get("aborted", 0))
+
+    # Weights.
+
+    async def reload_weights(self, directory: str | os.PathLike[str], *, check: bool = True) -> None:
+        """Load a checkpoint of the same model into a paused server, and empty every cache.
+
+        The server reads the directory itself. `check` looks first at what it will find, which needs the same file
+        system here; without it (the server is elsewhere, or loads another format) nothing stands between a wrong
+        directory and a server that has to be restarted. Raises `WeightUpdateError`: nothing was changed, or the text
+        says what was; `UnsafeControlError` if the server is not paused, or sleeps with its weights put away.
+        """
+        with self._exclusive("reload_weights"):
+            await self._notice_restart()
+            path = await self._checked_directory(directory, check)
+            if not await self.is_paused():
+                raise UnsafeControlError(
+                    "reload_weights", "requests would go on with mixed weights and a stale cache; pause first"
+                )
+            await self._refuse_without_weights("reload_weights")
+            with self._clearing():
+                await self._load(path)
+                await self._reset_caches()
+
+    async def update_weight_version(self, version: str) -> None:
+        """Label what is sampled from now on. Servers that keep no label (before vLLM 0.29): on this side only."""
+        if not version:
+            raise InvalidRequestError("update_weight_version", "the version is empty")
+        await self._require_control("/update_weight_version")
+        reply = await self._request("POST", "/update_weight_version", content={"new_version": version})
+        if reply.status != 404:
+            self._checked(reply, "/update_weight_version", "labelling the weights")
+        self._on_weight_version(version)
+
+    async def weight_version(self) -> str:
+        """The label of the weights that the server has ("default" until one is set)."""
+        reply = await self._call("GET", "/weight_info", "asking for the weight version")
+        return str(_member(reply, "weight_version"))
+
+    async def update_weights_from_directory(
+        self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
+    ) -> None:
+        """Pause, load, empty every cache, label, resume: the whole of a weight update.
+
+        `in_flight` says what becomes of requests that run, as in `pause`. A server that was paused before stays so.
+        Raises `WeightUpdateError` where the weights are not those of `directory` afterwards; its text says which they
+        are and whether the server runs. Cancelling does not stop it half-way: it is carried to its end first.
+        """
+        task = asyncio.ensure_future(self._update(directory, version, in_flight, check))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.warning("an update of the weights, cancelled meanwhile, failed: %s", error)
+            raise
+
+    async def world_size(self) -> int:
+        """How many workers (GPUs) the model is spread over, data parallelism included."""
+        return int(_member(await self._call("GET", "/get_world_size", "asking for the world size"), "world_size"))
+
+    # Watching.
+
+    async def health(self) -> bool:
+        """Whether the server answers and its engine lives. Says nothing of weights that a failed reload has broken."""
+        try:
+            reply = await self._connection.request(
+                "GET", "/health", name="health", seconds=_HEALTH_SECONDS, retry=False, slot=False
+            )
+        except (ServerUnreachableError, ServerTimeoutError):
+            return False
+        return reply.status == 200
+
+    async def load(self) -> int:
+        """Requests that the HTTP server has in hand; counted only with --enable-server-load-tracking, else 0."""
+        reply = await self._request("GET", "/load")
+        return int(_member(self._checked(reply, "/load", "asking for the load"), "server_load"))
+
+    async def metrics(self) -> ServerMetrics:
+        """Everything that the server counts."""
+        reply = await self._request("GET", "/metrics")
+        text = self._checked(reply, "/metrics", "asking for metrics").body
+        return ServerMetrics.parse(text.decode("utf-8", errors="replace"))
+
+    # The steps of an update.
+
+    async def _update(self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode, check: bool) -> None:
+        name = "update_weights_from_directory"
+        _check_mode(name, in_flight)
+        if not version:
+            raise InvalidRequestError(name, "the version is empty")
+        with self._exclusive(name):
+            await self._notice_restart()
+            path = await self._checked_directory(directory, check)
+            await self._refuse_without_weights(name)
+            stays_paused = await self.is_paused()
+            with self._clearing():
+                try:
+                    await self.pause(in_flight)
+                except EngineError:
+                    # What a pause that did not come back has done is unknown; what runs on old weights may go on.
+                    await self._resume_after_failure(stays_paused)
+                    raise
+                previous = self._directory or await self._first_directory()
+                try:
+                    await self._load(path)
+                except WeightUpdateError as failure:
+                    await self._put_back(previous, failure, stays_paused)
+                try:
+                    await self._reset_caches()
+                    await self.update_weight_version(version)
+                except EngineError as error:
+                    raise WeightUpdateError(
+                        f"the weights of {path} are loaded, but the server may still hold what others have computed, "
+                        f"or their label, and was left paused: {error}. Repeat the update"
+                    ) from error
+            if not stays_paused:
+                await self._resume()
+
+    async def _load(self, path: str) -> None:
+        """Let the workers read a checkpoint. Raises `WeightUpdateError` with the server in doubt."""
+        content = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        self._broken = f"a reload of {path} was begun and not seen to end"
+        try:
+            reply = await self._call("POST", "/collective_rpc", "reloading the weights", content=content)
+            results = _member(reply, "results")
+            if not isinstance(results, list) or any(result is not None for result in results):
+                raise MalformedResultError("reload_weights", f"the workers answered {str(results)[:200]}")
+        except EngineError as error:
+            self._broken = f"a reload of {path} failed and may have left weights without storage"
+            raise WeightUpdateError(
+                f"the weights of {path} were not loaded: {error}. What the server holds now would kill it or answer "
+                "with garbage; it is left paused. Load a checkpoint that is known to be good, or restart the server"
+            ) from error
+        self._broken = None
+        self._directory = path
+        self._weights_are_new = True
+
+    async def _put_back(self, previous: str | None, failure: WeightUpdateError, stays_paused: bool) -> NoReturn:
+        """After a failed load: the weights of before, if they can be had."""
+        if previous is None:
+            raise failure
+        try:
+            await self._load(previous)
+            await self._reset_caches()
+        except (EngineError, WeightUpdateError) as error:
+            raise WeightUpdateError(
+                f"{failure} (the weights of before, in {previous}, could not be loaded either: restart it)"
+            ) from error
+        if not stays_paused:
+            await self._resume()
+        raise WeightUpdateError(
+            f"the weights were not updated, and those of {previous} were put back; the server "
+            f"{'is paused as before' if stays_paused else 'runs'} with them. The cause: {failure.__cause__}"
+        ) from failure
+
+    async def _reset_caches(self) -> None:
+        await self.reset_prefix_cache(preempt=True)
+        await self.reset_mm_cache()
+        await self.reset_encoder_cache()
+
+    async def _resume(self) -> None:
+        await self._call("POST", "/resume", "resuming")
+
+    async def _resume_after_failure(self, stays_paused: bool) -> None:
+        if stays_paused:
+            return
+        try:
+            await self._resume()
+        except EngineError as error:
+            log.warning("%s may be left paused: %s", self._connection.base_url, error)
+
+    async def _checked_directory(self, directory: str | os.PathLike[str], check: bool) -> str:
+        """The path as the server is told it."""
+        if not check:
+            return str(directory)
+        return await asyncio.to_thread(_checked_path, directory, await self._first_directory())
+
+    async def _first_directory(self) -> str | None:
+        """The checkpoint that the server was started with, as it names it; what was loaded since may lack tensors."""
+        model = (await self._capabilities()).model
+        reply = await self._request("GET", "/v1/models")
+        cards = _object(reply).get("data") if reply.status == 200 else None
+        roots = [card.get("root") for card in cards or () if isinstance(card, dict) and card.get("id") == model]
+        return roots[0] if roots and isinstance(roots[0], str) else None
+
+    # What must not be done.
+
+    @contextmanager
+    def _exclusive(self, name: str) -> Iterator[None]:
+        """One change of weights at a time, and no resuming in the middle of it."""
+        with self._lock:
+            if self._under_way is not None:
+                raise UnsafeControlError(name, f"{self._under_way} is under way on this server; wait for it")
+            self._under_way = name
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way = None
+
+    def _refuse_meanwhile(self, name: str) -> None:
+        if self._under_way is not None:
+            raise UnsafeControlError(name, f"{self._under_way} is under way on this server; wait for it")
+
+    async def _refuse_broken(self, name: str) -> None:
+        if self._broken is not None:
+            await self._notice_restart()
+        if self._broken is not None:
+            raise UnsafeControlError(
+                name,
+                f"{self._broken}: the next request would kill the server or be answered with garbage. Reload a "
+                "checkpoint that is known to be good, or restart the server",
+            )
+
+    async def _refuse_without_weights(self, name: str) -> None:
+        if not self._weights_are_back and (level := await self._sleep_level()) > 0:
+            raise UnsafeControlError(
+                name, f'the server sleeps (level {level}), its weights have no memory. wake_up(["weights"]) first'
+            )
+
+    async def _notice_restart(self) -> None:
+        """Forget what was known of a server that is not the same process any more."""
+        await self._require_control("/collective_rpc")
+        started = next((sample.value for sample in (await self.metrics()).get("process_start_time_seconds", ())), None)
+        if self._started is not None and started != self._started:
+            self._directory = self._broken = None
+            self._slept, self._weights_are_back, self._weights_are_new = 0, False, False
+        self._started = started
+
+    async def _sleep_level(self) -> int:
+        """As the server counts it; else what it was told from here."""
+        await self._require_control("/sleep")
+        level = (await self.metrics()).sleep_level
+        return self._slept if level is None else level
+
+    @contextmanager
+    def _clearing(self, clears: bool = True) -> Iterator[None]:
+        if clears:
+            self._forget_media()
+        try:
+            yield
+        finally:
+            if clears:
+                self._forget_media()
+
+    # The wire.
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        doing: str,
+        *,
+        content: Mapping[str, Any] | None = None,
+        params: Mapping[str, str | int | bool] | None = None,
+    ) -> Reply:
+        """A request to a route of development mode."""
+        await self._require_control(path)
+        return self._checked(await self._request(method, path, content=content, params=params), path, doing)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: Mapping[str, Any] | None = None,
+        params: Mapping[str, str | int | bool] | None = None,
+    ) -> Reply:
+        body = None if content is None else [json.dumps(content).encode()]
+        name = path.partition("?")[0].strip("/")
+        return await self._connection.request(method, path, name=name, body=body, params=params, slot=False)
+
+    def _checked(self, reply: Reply, path: str, doing: str) -> Reply:
+        if reply.status in (404, 405):
+            raise CapabilityError(
+                path.partition("?")[0].strip("/"),
+                f"{self._connection.base_url} has no {path.partition('?')[0]}: this vLLM is older than the route",
+            )
+        if reply.status != 200:
+            raise error_of(path.partition("?")[0].strip("/"), reply, doing)
+        return reply
+
+    async def _require_control(self, path: str) -> None:
+        if not (await self._capabilities()).control:
+            name = path.partition("?")[0]
+            raise CapabilityError(
+                name.strip("/"),
+                f"{self._connection.base_url} has no {name}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
+                "and let nobody but the trainer reach it",
+            )
+
+
+def _checked_path(directory: str | os.PathLike[str], first: str | None) -> str:
+    path = Path(directory).absolute()
+    check_checkpoint(path, like=None if first is None else Path(first))
+    return str(path)
+
+
+def _check_mode(name: str, mode: str) -> None:
+    if mode not in get_args(PauseMode):
+        raise InvalidRequestError(name, f"mode is {mode!r}, not one of {', '.join(get_args(PauseMode))}")
+
+
+def _object(reply: Reply) -> Mapping[str, Any]:
+    content = reply.json() if reply.body else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _member(reply: Reply, key: str) -> Any:
+    content = _object(reply)
+    if key not in content:
+        raise MalformedResultError(reply.name, f"the answer has no `{key}`: {reply.body[:200]!r}")
+    return content[key]
+
+
+def _flag(reply: Reply, key: str) -> bool:
+    value = _member(reply, key)
+    if not isinstance(value, bool):
+        raise MalformedResultError(reply.name, f"`{key}` is {value!r}, not true or false")
+    return value

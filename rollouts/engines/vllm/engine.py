@@ -1,0 +1,423 @@
+"""A vLLM server as an engine: token ids and media in, sampled ids with log-probabilities out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
+from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
+from rollouts.engines.vllm.connection import Body, HttpLimits, ServerConnection
+from rollouts.engines.vllm.control import ServerControl
+from rollouts.engines.vllm.media_forms import MediaForm, MediaMode, media_form, resolved_mode
+from rollouts.engines.vllm.replies import error_of
+from rollouts.engines.vllm.request_body import Chunks, request_body
+from rollouts.engines.vllm.response import Answer, TokenDelta
+from rollouts.engines.vllm.resuming import ResumePolicy, continuation, joined, out_of_room, restarts
+from rollouts.engines.vllm.shipped import DEFAULT_SHIPPED_BYTES, Shipment, ShippedMedia
+from rollouts.engines.vllm.validation import check_request
+from rollouts.errors import CapabilityError, EngineClosedError, EngineError, ServerError, ServerTimeoutError
+
+log = logging.getLogger("rollouts.engines.vllm")
+
+_GENERATE = "/inference/v1/generate"
+
+#: A caller that is cancelled waits this long for the server to hear of it.
+_ABORT_SECONDS = 5.0
+
+#: How often a request whose media the server has dropped is sent with them, should its caches be cleared meanwhile.
+_RESENDS = 3
+
+#: So many sessions keep the cache salt that they began with.
+_REMEMBERED_SESSIONS = 65_536
+
+#: Less than a server takes to start. Whoever talks to it all the time meets its closed connections; after a silence
+#: of this length it may be another one.
+_QUIET_SECONDS = 5.0
+
+#: Parsing more than this is left to a thread, for the event loop has other requests to serve.
+_LARGE_ANSWER = 256 * 2**10
+
+
+Listener = Callable[[TokenDelta], None]
+
+
+class VLLMEngine:
+    """`Engine` over `/inference/v1/generate` of one vLLM server (0.20 and later).
+
+    On first use the server is asked once what it is and what pixels it wants; `expected` overrides what it says, and a
+    contradiction is an error. Every request is checked before it leaves. Each picture's data travels once, afterwards
+    its hash; a server that has dropped it gets it again. `media` chooses what travels: processed "features", source
+    files as "content_parts", or "auto": features wherever the wire can describe them.
+
+    A completion that a pause of the server cuts off waits until it runs again and goes on from its tokens (`resume`).
+    Cancelling a call aborts its request on the server. `vocab_size`, where given, refuses ids past it before sending;
+    the server does so too. `cache_salt` keeps what was computed with other weights out of the prefix cache: a salt of
+    model and weight version, the same for all turns of a session.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        media: MediaMode = "auto",
+        vocab_size: int | None = None,
+        expected: ExpectedCapabilities | None = None,
+        limits: HttpLimits | None = None,
+        resume: ResumePolicy | None = None,
+        shipped_bytes: int = DEFAULT_SHIPPED_BYTES,
+        cache_salt: bool = True,
+    ) -> None:
+        self._shipped = ShippedMedia(shipped_bytes)
+        self._connection = ServerConnection(
+            base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=self._may_have_restarted
+        )
+        self._model = model
+        self._media: MediaMode = media
+        self._vocab_size = vocab_size
+        self._expected = expected or ExpectedCapabilities()
+        self._resume = resume or ResumePolicy()
+        self._salted = cache_salt
+        self._lock = threading.Lock()
+        self._capabilities: ServerCapabilities | None = None
+        self._probing: Future[None] | None = None
+        self._server_started: float | None = None  # as the server tells; None where it does not
+        self._exchanges = 0
+        self._last_heard = 0.0
+        self._salts: OrderedDict[str, str] = OrderedDict()
+        self._weight_version = "default"  # what vLLM calls the weights that it was started with
+        self._versions_seen: set[str] = set()
+        # Request id -> the ids under which the server runs it: its own, or those of the continuations of its samples.
+        self._running: dict[str, set[str]] = {}
+        self._abandoned: set[str] = set()
+        self._closed = False
+        self.control = ServerControl(
+            self._connection,
+            self.capabilities,
+            forget_media=self._shipped.forget,
+            on_weight_version=self._set_weight_version,
+        )
+
+    @property
+    def base_url(self) -> str:
+        return self._connection.base_url
+
+    @property
+    def weight_version(self) -> str:
+        """The label of the server's weights, as last set through `control` or read off an answer."""
+        return self._weight_version
+
+    async def capabilities(self) -> ServerCapabilities:
+        """What the server can and wants, asked once; again after a restart of which there is any sign.
+
+        Raises `CapabilityError` and what `ServerConnection.request` raises.
+        """
+        known = None if self._is_quiet() else self._capabilities
+        while known is None:
+            with self._lock:
+                running = self._probing
+                if (mine := running is None) or running is None:
+                    running = self._probing = Future()
+            if mine:
+                await self._look(running)
+            else:
+                await asyncio.shield(asyncio.wrap_future(running))
+            known = self._capabilities
+        return known
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample `n` completions.
+
+        Raises `InvalidRequestError`, `OverlongPromptError`, `CapabilityError` before anything is sent;
+        `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `MissingLogProbsError`, `MalformedResultError`
+        and `EngineClosedError` after.
+        """
+        return await self._generate(request, None)
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
+        """Yield tokens as they are sampled, over pauses too; raises as `generate` does. Leaving the loop aborts."""
+        deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
+        sampling = asyncio.ensure_future(self._generate(request, deltas.put_nowait))
+        sampling.add_done_callback(lambda _: deltas.put_nowait(None))
+        try:
+            while (delta := await deltas.get()) is not None:
+                yield delta
+            await sampling
+        finally:
+            sampling.cancel()
+            await asyncio.wait([sampling])
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests of this engine: their `generate` returns what they have, with `FinishReason.ABORT`."""
+        with self._lock:
+            named = [request_id for request_id in request_ids if request_id in self._running]
+            self._abandoned.update(named)
+            served = [name for request_id in named for name in self._running[request_id]]
+        if served:
+            await self._abort_on_server(served)
+
+    async def abort_all(self) -> None:
+        """End every request of this engine; those of other clients go on."""
+        with self._lock:
+            named = list(self._running)
+        await self.abort(named)
+
+    async def close(self) -> None:
+        """Refuse further requests and close the connections."""
+        self._closed = True
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # One request.
+
+    async def _generate(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
+        if self._closed:
+            raise EngineClosedError(request.request_id, "the engine is closed")
+        capabilities = await self.capabilities()
+        features = resolved_mode(request, self._media, capabilities) != "content_parts"
+        check_request(request, capabilities, vocab_size=self._vocab_size, features=features)
+        with self._lock:
+            if request.request_id in self._running:
+                raise EngineError(request.request_id, "a request of this id is running already")
+            self._running[request.request_id] = set()
+        try:
+            answer = await self._exchange(request, request.request_id, listen)
+            completions = answer.completions(len(request.prompt_ids), self._weight_version)
+            if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._completed(request, cut, listen)) for cut in completions]
+                completions = [task.result() for task in tasks]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            with self._lock:
+                del self._running[request.request_id]
+                self._abandoned.discard(request.request_id)
+        prompt_logprobs = answer.prompt_logprobs(request.prompt_ids) if request.prompt_logprobs else None
+        result = GenerateResult(request.request_id, completions, prompt_logprobs)
+        check_result(request, result)
+        self._see_versions(completions)
+        return result
+
+    async def _completed(self, request: GenerateRequest, cut: Completion, listen: Listener | None) -> Completion:
+        """A completion, continued for as long as pauses cut it off."""
+        for round_ in range(1, self._resume.rounds + 1):
+            if cut.finish_reason is not FinishReason.ABORT or request.request_id in self._abandoned:
+                return cut
+            await self._until_resumed(request.request_id)
+            if request.request_id in self._abandoned:
+                return cut
+            rest = continuation(request, cut, round_, (await self.capabilities()).max_model_len)
+            if rest is None:
+                return out_of_room(cut)
+            log.info("request %s: cut off after %d tokens, goes on", request.request_id, len(cut.token_ids))
+            answer = await self._exchange(rest, request.request_id, _relabelled(listen, cut.index))
+            (drawn,) = answer.completions(len(rest.prompt_ids), self._weight_version)
+            cut = replace(drawn, index=cut.index) if restarts(request) else joined(cut, drawn)
+        raise EngineError(
+            request.request_id, f"completion {cut.index} was aborted {self._resume.rounds} times without an end"
+        )
+
+    async def _until_resumed(self, name: str) -> None:
+        """Return once the server is not paused, as far as it tells (it does in development mode)."""
+        if not (await self.capabilities()).control:
+            return
+        pause = self._resume.first_poll_seconds
+        try:
+            async with asyncio.timeout(self._resume.wait_seconds):
+                while await self.control.is_paused():
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, self._resume.longest_poll_seconds)
+        except TimeoutError as error:
+            waited = self._resume.wait_seconds
+            raise ServerTimeoutError(name, f"the server is paused for more than {waited:g} s") from error
+
+    async def _exchange(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Answer:
+        """Send one request until it is answered: again with data where the server has dropped media."""
+        with self._lock:
+            self._running[owner].add(request.request_id)
+            self._exchanges += 1
+        try:
+            return await self._answered(request, listen)
+        except (asyncio.CancelledError, ServerTimeoutError):
+            await self._abort_on_server([request.request_id])
+            raise
+        finally:
+            with self._lock:
+                self._running[owner].discard(request.request_id)
+                self._exchanges -= 1
+                self._last_heard = time.monotonic()
+
+    async def _answered(self, request: GenerateRequest, listen: Listener | None) -> Answer:
+        resends = 0
+        while True:
+            capabilities = await self.capabilities()
+            form = media_form(request, self._media, capabilities)
+            shipment = await self._shipped.claim(form.names)
+            try:
+                answer = await self._send(request, form, shipment, capabilities, listen)
+            except ServerError as error:
+                if error.status == 503 and capabilities.control and await self.control.is_paused():
+                    await self._until_resumed(request.request_id)
+                    continue
+                if resends == _RESENDS or not shipment.omitted or not form.is_miss(error.status, error.body):
+                    raise
+                resends += 1
+                log.info("request %s: the server has dropped media; sent again", request.request_id)
+                self._shipped.missed(shipment)
+            else:
+                form.check(answer)
+                return answer
+
+    async def _send(
+        self,
+        request: GenerateRequest,
+        form: MediaForm,
+        shipment: Shipment,
+        capabilities: ServerCapabilities,
+        listen: Listener | None,
+    ) -> Answer:
+        # What others wait for is streamed: its first token tells that the server has it. A streamed answer has no
+        # place for the log-probabilities of a prompt.
+        first: Chunks = "first" if shipment.carried and not request.prompt_logprobs else None
+        chunks: Chunks = first if listen is None else "each"
+        try:
+            # Encoding pictures takes milliseconds, which other requests of this loop need not wait for.
+            media = await asyncio.to_thread(form.member, shipment.carried) if shipment.carried else form.member(())
+            body = request_body(
+                request,
+                form.prompt_ids,
+                media,
+                model=capabilities.model,
+                cache_salt=self._salt(capabilities.model, request.session_id) if self._salted else None,
+                chunks=chunks,
+                return_prompt=form.returns_prompt,
+            )
+            answer = Answer(request.request_id, request.sampling.n)
+            if chunks is None:
+                await self._receive(request, body, answer)
+            else:
+                await self._receive_chunks(request, body, answer, lambda: self._shipped.arrived(shipment), listen)
+            self._shipped.arrived(shipment)
+            return answer
+        finally:
+            self._shipped.failed(shipment)  # of what has not arrived
+
+    async def _receive(self, request: GenerateRequest, body: Body, answer: Answer) -> None:
+        reply = await self._connection.request(
+            "POST", _GENERATE, name=request.request_id, body=body, headers=_headers(request)
+        )
+        if reply.status != 200:
+            raise error_of(request.request_id, reply, "generating")
+        if len(reply.body) > _LARGE_ANSWER:
+            await asyncio.to_thread(answer.feed, reply.body)
+        else:
+            answer.feed(reply.body)
+
+    async def _receive_chunks(
+        self, request: GenerateRequest, body: Body, answer: Answer, arrived: Callable[[], None], listen: Listener | None
+    ) -> None:
+        async with self._connection.stream(
+            _GENERATE, name=request.request_id, body=body, headers=_headers(request)
+        ) as events:
+            async for data in events:
+                deltas = answer.feed(data)
+                arrived()
+                if listen is not None:
+                    for delta in deltas:
+                        listen(delta)
+
+    async def _abort_on_server(self, served: Iterable[str]) -> None:
+        """Tell the server to stop; that it cannot be told is logged, for the caller is ending for another reason."""
+        try:
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await self.control.abort(served)
+        except (EngineError, TimeoutError) as error:
+            log.warning("could not abort %s on the server: %r", served, error)
+
+    # What is known of the server.
+
+    def _is_quiet(self) -> bool:
+        """Whether the server could have restarted since it was last heard of, without a connection to notice it."""
+        return self._exchanges == 0 and time.monotonic() - self._last_heard > _QUIET_SECONDS
+
+    async def _look(self, running: Future[None]) -> None:
+        """Ask, and let those go who wait for the same: with the error, or to ask themselves if this caller is gone."""
+        failure: EngineError | None = None
+        try:
+            started = await self._start_of_server()
+            if self._capabilities is None or started is None or started != self._server_started:
+                self._may_have_restarted()
+                self._capabilities = await probe(self._connection, model=self._model, expected=self._expected)
+            self._server_started = started
+            self._last_heard = time.monotonic()
+        except EngineError as error:
+            failure = error
+            raise
+        finally:
+            with self._lock:
+                self._probing = None
+            running.set_exception(failure) if failure is not None else running.set_result(None)
+
+    async def _start_of_server(self) -> float | None:
+        """When its process began, in seconds since 1970; None where it does not tell."""
+        try:
+            samples = (await self.control.metrics()).get("process_start_time_seconds", ())
+        except (CapabilityError, ServerError):
+            return None
+        return next((sample.value for sample in samples), None)
+
+    def _may_have_restarted(self) -> None:
+        """A connection broke, or the server is another process: empty caches, and perhaps other flags."""
+        self._shipped.forget()
+        self._capabilities = None
+
+    def _salt(self, model: str, session_id: str | None) -> str:
+        name = f"{model}\0{self._weight_version}".encode()
+        salt = hashlib.blake2b(name, digest_size=16).hexdigest()
+        if session_id is None:
+            return salt
+        with self._lock:
+            salt = self._salts.setdefault(session_id, salt)
+            self._salts.move_to_end(session_id)
+            if len(self._salts) > _REMEMBERED_SESSIONS:
+                self._salts.popitem(last=False)
+        return salt
+
+    def _set_weight_version(self, version: str) -> None:
+        self._versions_seen.add(version)
+        self._weight_version = version
+
+    def _see_versions(self, completions: Iterable[Completion]) -> None:
+        """Adopt a label that is new; an old one may come late, of an answer that began before an update."""
+        for completion in completions:
+            for span in completion.weight_spans:
+                if span.version not in self._versions_seen:
+                    self._set_weight_version(span.version)
+
+
+def _headers(request: GenerateRequest) -> Mapping[str, str]:
+    return {} if request.session_id is None else {"X-Session-ID": request.session_id}
+
+
+def _relabelled(listen: Listener | None, index: int) -> Listener | None:
+    """A continuation has one sample, which is sample `index` of the whole."""
+    return None if listen is None else lambda delta: listen(replace(delta, index=index))

@@ -1,0 +1,204 @@
+"""The ways in which a request shows its media to a server: as processed features, or as source files."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, Protocol
+
+from renderers import MediaItem, MediaSource, MultiModalData, RenderedTokens, RendererError
+from renderers.media.policy import MediaPolicy
+from renderers.media.sniffing import sniff
+from rollouts.engines.protocol import GenerateRequest
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.connection import Body
+from rollouts.engines.vllm.features import features_segments
+from rollouts.engines.vllm.picture_file import picture_file
+from rollouts.engines.vllm.response import Answer
+from rollouts.engines.vllm.wire_tensors import PixelDtype
+from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
+
+MediaMode = Literal["features", "content_parts", "auto"]
+
+
+class MediaForm(Protocol):
+    """How one request's media travel. `names` are those by which the server's cache knows them, with their bytes."""
+
+    @property
+    def names(self) -> Mapping[str, int]: ...
+
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+
+    @property
+    def returns_prompt(self) -> bool:
+        """Whether the server is asked for the prompt as it ran it, for `check`."""
+        ...
+
+    def member(self, carried: Collection[str]) -> Body:
+        """The member of the request body that describes the media, with the data of those that are carried."""
+        ...
+
+    def is_miss(self, status: int, body: str) -> bool:
+        """Whether an error may mean that the server lacks what was shown by name alone."""
+        ...
+
+    def check(self, answer: Answer) -> None:
+        """Raise where the server made something else of the media than the prompt says."""
+        ...
+
+
+def media_form(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> MediaForm:
+    """The form for a request that `check_request` passed. Raises `CapabilityError` or `InvalidRequestError`."""
+    media = request.multi_modal_data
+    if media is None or media.is_empty():
+        return NoMedia(request)
+    if resolved_mode(request, mode, capabilities) == "content_parts":
+        if not capabilities.content_parts:
+            raise CapabilityError(
+                request.request_id,
+                f'vLLM {capabilities.version} takes no `content_parts`; use media="features" or a newer server',
+            )
+        return ContentPartsForm(request)
+    if capabilities.pixel_dtype is None:
+        raise CapabilityError(request.request_id, f"{capabilities.model} takes no media, the prompt has {len(media)}")
+    return FeaturesForm(request, media, capabilities.pixel_dtype)
+
+
+def resolved_mode(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> MediaMode:
+    """What "auto" comes to for this request: features wherever this wire can describe them."""
+    media = request.multi_modal_data
+    if mode != "auto" or media is None:
+        return mode
+    return "features" if _is_dense(media) and capabilities.pixel_dtype is not None else "content_parts"
+
+
+class NoMedia:
+    """A prompt of text."""
+
+    names: Mapping[str, int] = {}
+    returns_prompt = False
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.prompt_ids = request.prompt_ids
+
+    def member(self, carried: Collection[str]) -> Body:
+        return []
+
+    def is_miss(self, status: int, body: str) -> bool:
+        return False
+
+    def check(self, answer: Answer) -> None:
+        pass
+
+
+class FeaturesForm:
+    """Expanded ids and processed tensors: the server adds nothing to them."""
+
+    returns_prompt = False
+
+    def __init__(self, request: GenerateRequest, media: MultiModalData, pixel_dtype: PixelDtype) -> None:
+        self.prompt_ids = request.prompt_ids
+        self.names = {item.mm_hash: item.nbytes for item, _ in media.placed()}
+        self._media = media
+        self._pixel_dtype = pixel_dtype
+
+    def member(self, carried: Collection[str]) -> Body:
+        segments = features_segments(self._media, pixel_dtype=self._pixel_dtype, send=carried.__contains__)
+        return [b'"features":', *segments]
+
+    def is_miss(self, status: int, body: str) -> bool:
+        # The reason is in the server's log alone; the client gets the answer to every unforeseen error.
+        return status == 500 and "EngineCore" not in body
+
+    def check(self, answer: Answer) -> None:
+        pass
+
+
+class ContentPartsForm:
+    """Logical ids and source files, which the server decodes, processes and expands itself.
+
+    Items are named by the digest of their source, apart from the names of features: the same picture may come out
+    with other pixels.
+    """
+
+    returns_prompt = True
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        media = request.multi_modal_data or MultiModalData()
+        self._items = [item for item, _ in media.placed()]
+        try:
+            self.prompt_ids = RenderedTokens(
+                list(request.prompt_ids), multi_modal_data=media, marker_ids=request.marker_ids
+            ).logical_ids
+        except KeyError as error:
+            raise InvalidRequestError(
+                request.request_id,
+                f"content_parts needs `marker_ids` with the token that stands for one {error.args[0]} "
+                "(`RenderedTokens.marker_ids`)",
+            ) from error
+        except RendererError as error:
+            raise InvalidRequestError(request.request_id, str(error)) from error
+        self.names = {_name(item): item.source.nbytes for item in self._items}
+
+    def member(self, carried: Collection[str]) -> Body:
+        segments: list[bytes | memoryview] = [b'"content_parts":[']
+        sent: set[str] = set()
+        for item in self._items:
+            name = _name(item)
+            part = {"type": f"{item.modality}_url", "uuid": name, "url": None}
+            separator = b"," if len(segments) > 1 else b""
+            if name in carried and name not in sent:
+                sent.add(name)
+                del part["url"]
+                opening = json.dumps(part)[:-1].encode()
+                segments += [separator, opening, b',"url":"', *self._data_url(item), b'"}']
+            else:
+                segments += [separator, json.dumps(part).encode()]
+        return [*segments, b"]"]
+
+    def is_miss(self, status: int, body: str) -> bool:
+        return status == 400 and "Cache miss" in body
+
+    def check(self, answer: Answer) -> None:
+        made = answer.expansion()
+        media = self._request.multi_modal_data or MultiModalData()
+        ours = {
+            modality: [(where.offset, where.length) for where in ranges]
+            for modality, ranges in media.mm_placeholders.items()
+        }
+        if made.prompt_ids == list(self._request.prompt_ids) and made.placeholders == ours:
+            return
+        raise MalformedResultError(
+            self._request.request_id,
+            f"the server expanded the prompt to {len(made.prompt_ids)} tokens with media at {made.placeholders}, the "
+            f"renderer to {len(self._request.prompt_ids)} with {ours}: their processors differ. Load the renderer "
+            'from the directory that the server serves, or use media="features"',
+        )
+
+    def _data_url(self, item: MediaItem) -> Body:
+        data, kind = self._file(item.source, item.modality)
+        return [f"data:{kind};base64,".encode(), base64.b64encode(data)]
+
+    def _file(self, source: MediaSource, modality: str) -> tuple[bytes | memoryview, str]:
+        """Bytes that every decoder reads alike, and their media type."""
+        if modality == "video":
+            kind = sniff(source.data)
+            if source.is_pixels or kind is None:
+                raise InvalidRequestError(
+                    self._request.request_id,
+                    f'video {source.digest[:12]} is no file that a server could decode; use media="features"',
+                )
+            return source.data, kind
+        # They passed a policy when they entered; the limits of the default one need not be theirs.
+        return picture_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40))
+
+
+def _is_dense(media: MultiModalData) -> bool:
+    return all(where.embed_runs is None for _, where in media.placed())
+
+
+def _name(item: MediaItem) -> str:
+    return f"source-{item.source.digest}"

@@ -1,0 +1,46 @@
+"""A picture as a file that every decoder reads alike."""
+
+from __future__ import annotations
+
+import io
+from typing import NamedTuple
+
+from PIL import Image
+
+from renderers import MediaSource
+from renderers.media.decoding import decode_image
+from renderers.media.policy import MediaPolicy
+from renderers.media.sniffing import sniff
+
+# EXIF tag of the camera's orientation.
+_ORIENTATION = 0x0112
+_PLAIN_FILES = ("image/png", "image/jpeg")
+
+
+class PictureFile(NamedTuple):
+    """The bytes of a PNG or JPEG, and its media type."""
+
+    data: bytes | memoryview
+    media_type: str
+
+
+def picture_file(source: MediaSource, policy: MediaPolicy) -> PictureFile:
+    """The source's own bytes where decoding them leaves nothing to choose, else a PNG of the pixels as we see them.
+
+    What is turned by EXIF, transparent, paletted, of 16 bits, or was never a file, servers decode in ways of their own.
+    Every picture is decoded here first: raises `MediaLimitError` or `MediaDecodeError`.
+    """
+    image = decode_image(source, policy)
+    media_type = sniff(source.data)
+    if media_type in _PLAIN_FILES and _is_plain(source):
+        return PictureFile(source.data, str(media_type))
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return PictureFile(file.getbuffer(), "image/png")
+
+
+def _is_plain(source: MediaSource) -> bool:
+    """Whether a PNG or JPEG is upright, opaque and of 8 bits."""
+    with Image.open(io.BytesIO(source.data)) as image:
+        upright = image.getexif().get(_ORIENTATION, 1) == 1
+        return image.mode in ("RGB", "L") and upright and "transparency" not in image.info

@@ -1,0 +1,38 @@
+"""The pieces of a prompt that a caller has put together itself: token ids, pictures, and references to pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenChunk:
+    """Token ids, which reach the prompt exactly as they are."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageChunk:
+    """A picture: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]) or a data URL.
+
+    `expected_tokens`, if given, is how many tokens it must take. Tokens around it (`<|vision_start|>`) are the caller's
+    to put into the chunks beside it.
+    """
+
+    image: Any
+    expected_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePointer:
+    """A picture at a URL or path that the `MediaPolicy` must allow; it is fetched here, never by the server."""
+
+    location: str | os.PathLike[str]
+    expected_tokens: int | None = None
+
+
+Chunk = TokenChunk | ImageChunk | ImagePointer

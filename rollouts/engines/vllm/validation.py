@@ -1,0 +1,122 @@
+"""Every check before a request is sent: some mistakes take a server down, others it answers with plausible garbage."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rollouts.engines.protocol import GenerateRequest
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.media_checks import check_features, check_placement
+from rollouts.engines.vllm.sampling_checks import check_sampling, is_int64
+from rollouts.errors import InvalidRequestError, OverlongPromptError
+
+_LONGEST_ID = 256
+
+
+def check_request(
+    request: GenerateRequest, capabilities: ServerCapabilities, *, vocab_size: int | None, features: bool = True
+) -> None:
+    """Raise unless the server will answer the request, and answer what was meant.
+
+    `features`: its media travel as processed features; False: as source files that the server processes, of which it
+    checks more itself. `vocab_size` None: ids past the vocabulary are left for the server to refuse, which it does.
+
+    Raises `OverlongPromptError`, `InvalidRequestError`, and `CapabilityError` where another server could answer.
+    """
+    _check_names(request)
+    ids = prompt_array(request)
+    if not len(ids):
+        raise InvalidRequestError(request.request_id, "the prompt is empty")
+    if len(ids) + 1 > capabilities.max_model_len:
+        raise OverlongPromptError(request.request_id, len(ids), capabilities.max_model_len)
+    _check_vocabulary(request, ids, vocab_size)
+    check_sampling(request, vocab_size=vocab_size)
+    placed = check_placement(request, ids, capabilities)
+    _check_strays(request, ids, capabilities.placeholder_ids)
+    if placed and features:
+        check_features(request, placed, capabilities)
+
+
+def prompt_array(request: GenerateRequest) -> np.ndarray:
+    """The prompt as int64 (tokens,). Raises `InvalidRequestError` for anything but ints."""
+    prompt = request.prompt_ids
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+            raise InvalidRequestError(
+                request.request_id, f"the prompt is {prompt.dtype} of shape {prompt.shape}, not a row of integers"
+            )
+        return prompt.astype(np.int64, copy=False)
+    if isinstance(prompt, str | bytes | bytearray | memoryview):
+        raise InvalidRequestError(request.request_id, f"the prompt is {type(prompt).__name__}, not token ids")
+    try:
+        # Twice as fast as numpy is with a list, and unlike it, it refuses floats.
+        return np.frombuffer(array("q", prompt), dtype=np.int64) if len(prompt) else np.empty(0, dtype=np.int64)
+    except (TypeError, OverflowError) as error:
+        wrong = [
+            f"token {place} of the prompt is {token!r}" for place, token in enumerate(prompt) if not is_int64(token)
+        ]
+        raise InvalidRequestError(
+            request.request_id, f"{wrong[0] if wrong else 'a token'}, not an int of 64 bits"
+        ) from error
+
+
+def _check_names(request: GenerateRequest) -> None:
+    """Both travel in HTTP headers."""
+    for what, name in (("request_id", request.request_id), ("session_id", request.session_id)):
+        if name is None:
+            continue
+        if not 0 < len(name) <= _LONGEST_ID or not name.isascii() or not name.isprintable() or " " in name:
+            raise InvalidRequestError(
+                request.request_id[:_LONGEST_ID],
+                f"{what} is {name[: _LONGEST_ID + 1]!r}; it has 1 to {_LONGEST_ID} printable ASCII characters and no "
+                "space",
+            )
+
+
+def _check_vocabulary(request: GenerateRequest, ids: np.ndarray, vocab_size: int | None) -> None:
+    past = 2**63 - 1 if vocab_size is None else vocab_size
+    least, most = int(ids.min()), int(ids.max())
+    if least >= 0 and most < past:
+        return
+    place = int(np.argmax((ids < 0) | (ids >= past)))
+    size = "" if vocab_size is None else f" of {vocab_size}"
+    raise InvalidRequestError(
+        request.request_id, f"token {place} of the prompt is {ids[place]}, which is not in the vocabulary{size}"
+    )
+
+
+def _check_strays(request: GenerateRequest, ids: np.ndarray, placeholder_ids: Mapping[str, int]) -> None:
+    """A placeholder token without a medium is garbage to the model, unless the model itself has said it."""
+    names = {token: modality for modality, token in (*request.marker_ids.items(), *placeholder_ids.items())}
+    media = request.multi_modal_data
+    ranges = [] if media is None else [where for wheres in media.mm_placeholders.values() for where in wheres]
+    spans = [*((where.offset, where.end) for where in ranges), *_sampled(request, len(ids))]
+    covered: np.ndarray | None = None
+    for token, modality in names.items():
+        places = np.flatnonzero(ids == token)
+        if not len(places):
+            continue
+        if covered is None:
+            covered = np.zeros(len(ids), dtype=bool)
+            for start, end in spans:
+                covered[start:end] = True
+        strays = places[~covered[places]]
+        if len(strays):
+            raise InvalidRequestError(
+                request.request_id,
+                f"token {strays[0]} of the prompt is {token}, which stands for {modality} features, and lies in no "
+                f"placeholder ({len(strays)} such tokens). Pass the media of the prompt as multi_modal_data; if an "
+                "earlier completion sampled it as text, say so with `sampled`",
+            )
+
+
+def _sampled(request: GenerateRequest, length: int) -> Sequence[tuple[int, int]]:
+    for start, end in request.sampled:
+        if not 0 <= start <= end <= length:
+            raise InvalidRequestError(
+                request.request_id, f"`sampled` names the tokens {start}:{end} of a prompt of {length}"
+            )
+    return request.sampled

@@ -1,0 +1,121 @@
+"""A real vLLM for these tests: started once per mode, one at a time, and found alive and awake after every test.
+
+    tests/real/setup_vllm.sh        # once; 2.5 GB
+    pytest -n 0 -m real
+
+MMROLLOUTS_VLLM_VENV names another environment that holds vLLM. VLLM_BASE_URL and VLLM_MODEL_DIR (and VLLM_MODE, one of
+`vllm_server.MODES`, float32 if not given) name a server that runs already; what would kill it is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from make_checkpoint import make_checkpoint
+from vllm_server import MODES, VLLMServer
+
+_HERE = Path(__file__).parent
+_VERSION = "0.32.0"  # as in setup_vllm.sh
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that names no mode gets the float32 server."""
+    named = any("vllm_server" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
+    if "vllm_server" in metafunc.fixturenames and not named:
+        metafunc.parametrize("vllm_server", ["float32"], indirect=True, scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is in this folder, and put the tests of one mode together."""
+    ours = [item for item in items if _HERE in item.path.parents]
+    for item in ours:
+        item.add_marker("real")
+    by_mode = iter(sorted(ours, key=_order))
+    items[:] = [next(by_mode) if _HERE in item.path.parents else item for item in items]
+
+
+def _order(item: pytest.Item) -> int:
+    callspec = getattr(item, "callspec", None)
+    mode = None if callspec is None else callspec.params.get("vllm_server")
+    return -1 if mode is None else list(MODES).index(mode)
+
+
+@pytest.fixture(scope="session")
+def vllm_venv() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    venv = Path(os.environ.get("MMROLLOUTS_VLLM_VENV") or cache / "mmrollouts" / f"vllm-{_VERSION}")
+    if not (venv / "bin" / "vllm").exists():
+        pytest.skip(f"no vLLM in {venv}: run tests/real/setup_vllm.sh, or set MMROLLOUTS_VLLM_VENV or VLLM_BASE_URL")
+    return venv
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By dtype, a checkpoint to be served. Read only."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {dtype: make_checkpoint(root / dtype, dtype) for dtype in ("float32", "bfloat16")}
+
+
+@pytest.fixture(scope="session")
+def vllm_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    """A server in the mode of the test (`@pytest.mark.parametrize("vllm_server", ["bfloat16"], indirect=True)`)."""
+    mode: str = request.param
+    if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
+        pytest.fail("these tests share one server at a time: run them with -n 0")
+    if "VLLM_BASE_URL" in os.environ:
+        yield _running_server(mode)
+        return
+    venv = request.getfixturevalue("vllm_venv")
+    model_dir = request.getfixturevalue("checkpoints")[MODES[mode].dtype]
+    server = VLLMServer.start(venv, model_dir, mode, tmp_path_factory.mktemp("vllm"))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _running_server(mode: str) -> VLLMServer:
+    running = os.environ.get("VLLM_MODE", "float32")
+    if mode != running:
+        pytest.skip(f"VLLM_BASE_URL names a {running} server (VLLM_MODE), this test needs {mode}")
+    if "VLLM_MODEL_DIR" not in os.environ:
+        pytest.fail("VLLM_BASE_URL is set, VLLM_MODEL_DIR (the checkpoint that it serves) is not")
+    base_url = os.environ["VLLM_BASE_URL"].rstrip("/")
+    headers = {"Authorization": f"Bearer {key}"} if (key := MODES[mode].api_key) else {}
+    served = httpx.get(f"{base_url}/v1/models", headers=headers, timeout=10).raise_for_status().json()["data"]
+    return VLLMServer(base_url, Path(os.environ["VLLM_MODEL_DIR"]), mode, model_name=served[0]["id"])
+
+
+@pytest.fixture(autouse=True)
+def _server_survives(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that takes its server down without meaning to, or leaves it paused, fails; the next one has a good one."""
+    if "vllm_server" not in request.fixturenames:
+        yield
+        return
+    server: VLLMServer = request.getfixturevalue("vllm_server")
+    yield
+    if server.killed:
+        server.restart()
+    elif not server.is_healthy():
+        log = server.log_tail()
+        if server.ours:
+            server.restart()
+        pytest.fail(f"this test took the server down; its log ended:\n{log}")
+    elif MODES[server.mode].dev_routes and MODES[server.mode].subcommand == ("serve",):
+        _check_awake(server)
+
+
+def _check_awake(server: VLLMServer) -> None:
+    paused = httpx.get(f"{server.base_url}/is_paused", timeout=10).json()["is_paused"]
+    asleep = httpx.get(f"{server.base_url}/is_sleeping", timeout=10).json()["is_sleeping"]
+    if asleep:
+        httpx.post(f"{server.base_url}/wake_up", timeout=30)
+    if paused:
+        httpx.post(f"{server.base_url}/resume", timeout=30)
+    if paused or asleep:
+        pytest.fail(f"this test left the server {'asleep' if asleep else 'paused'}")

@@ -1,0 +1,45 @@
+"""A tiny Qwen3-VL checkpoint that vLLM serves: python tests/real/make_checkpoint.py DIRECTORY [--dtype bfloat16]
+
+The one of `rollouts.testing`, so that a renderer, `LocalEngine` and a server share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rollouts.engines.vllm import write_tied_head
+from rollouts.testing import tiny_qwen3_vl
+
+# With a small output layer vLLM takes a way on which nobody asks the kernel for the AMX registers, and in bfloat16 the
+# first request then dies with SIGILL on the machines that have them.
+_BFLOAT16_VOCABULARY = 16384
+
+
+def make_checkpoint(directory: Path, dtype: str = "float32", seed: int = 0) -> Path:
+    """Write the checkpoint to be served with `--dtype dtype`; returns the directory."""
+    tiny_qwen3_vl(directory, seed=seed)
+    if dtype == "bfloat16":
+        _widen_vocabulary(directory, _BFLOAT16_VOCABULARY, seed)
+    write_tied_head(directory)  # else a server that reloads it keeps the output layer that it had
+    return directory
+
+
+def _widen_vocabulary(directory: Path, rows: int, seed: int) -> None:
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(directory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    model.save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(make_checkpoint(arguments.directory, arguments.dtype, arguments.seed))

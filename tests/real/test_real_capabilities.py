@@ -1,0 +1,101 @@
+"""The probe against real servers, one of every kind that the tests start."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoConfig
+
+from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
+from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.errors import CapabilityError
+
+PIXELS = {
+    "float32": "uint8",
+    "float32-host-normalise": "float32",
+    "bfloat16": "uint8",
+    "bfloat16-host-normalise": "bfloat16",
+}
+
+
+@pytest.fixture
+async def connection(vllm_server):
+    connection = ServerConnection(vllm_server.base_url, api_key=vllm_server.api_key)
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.parametrize("vllm_server", PIXELS, indirect=True)
+async def test_a_server_of_each_mode_is_known_after_one_probe(vllm_server, connection):
+    image_token = AutoConfig.from_pretrained(vllm_server.model_dir).image_token_id
+    found = await probe(connection)
+    assert found == ServerCapabilities(
+        version="0.32.0",
+        model=vllm_server.model_name,
+        max_model_len=4096,
+        scale_out=True,
+        pixel_dtype=PIXELS[vllm_server.mode],
+        placeholder_ids={"image": image_token},
+        merge_area=4,
+        patch_values=384,  # 3 channels, 2 frames, 8 x 8 pixels
+        chat_logprobs=False,
+        content_parts=True,
+        control=True,
+    )
+    assert await probe(connection) == found  # also the second time, when its processor has a cache
+
+
+@pytest.mark.parametrize("vllm_server", PIXELS, indirect=True)
+async def test_the_configuration_says_the_same_as_a_rendered_picture(vllm_server, connection, monkeypatch):
+    """Where /render is closed, development mode still tells."""
+    rendered = await probe(connection)
+    monkeypatch.setattr("rollouts.engines.vllm.capabilities._rendered_picture", lambda reply: None)
+    assert (await probe(connection)).pixel_dtype == rendered.pixel_dtype
+
+
+async def test_the_probe_runs_nothing(vllm_server, connection):
+    async def prompts():
+        reply = await connection.request("GET", "/metrics", name="metrics")
+        lines = [line for line in reply.body.decode().splitlines() if line.startswith("vllm:request_success_total")]
+        return [line for line in lines if not line.endswith(" 0.0")]
+
+    before = await prompts()
+    await probe(connection)
+    assert await prompts() == before
+
+
+async def test_a_paused_server_can_be_probed(vllm_server, connection):
+    await connection.request("POST", "/pause", name="pause")
+    try:
+        assert (await probe(connection)).control
+    finally:
+        await connection.request("POST", "/resume", name="resume")
+
+
+async def test_what_the_server_contradicts_is_an_error(vllm_server, connection):
+    with pytest.raises(CapabilityError, match=r"pixel_dtype 'uint8', ExpectedCapabilities says 'float32'"):
+        await probe(connection, expected=ExpectedCapabilities(pixel_dtype="float32"))
+    with pytest.raises(CapabilityError, match=f"serves {vllm_server.model_name}, not other"):
+        await probe(connection, model="other")
+
+
+@pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
+async def test_a_server_with_everything_off_says_what_to_turn_on(vllm_server, connection):
+    for key in (None, "guessed-secret"):
+        stranger = ServerConnection(vllm_server.base_url, api_key=key)
+        with pytest.raises(CapabilityError, match="API key") as caught:
+            await probe(stranger)
+        assert "secret" not in str(caught.value)
+        await stranger.close()
+    with pytest.raises(CapabilityError, match="--enable-scale-out"):
+        await probe(connection)
+    found = await probe(connection, expected=ExpectedCapabilities(scale_out=False))
+    assert (found.scale_out, found.control, found.pixel_dtype) == (False, False, None)
+    assert found.max_model_len == 4096
+
+
+@pytest.mark.parametrize("vllm_server", ["render"], indirect=True)
+async def test_a_server_that_only_renders_is_no_engine_but_tells_its_pixels(vllm_server, connection):
+    with pytest.raises(CapabilityError, match=r"has no /inference/v1/generate \(HTTP 404\)"):
+        await probe(connection)
+    found = await probe(connection, expected=ExpectedCapabilities(scale_out=False))
+    assert (found.scale_out, found.control, found.pixel_dtype) == (False, False, "uint8")

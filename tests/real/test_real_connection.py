@@ -1,0 +1,182 @@
+"""The connection against a real vLLM, and beside it the scripted server of the other tests: the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from vllm_server import VLLMServer
+
+from rollouts.engines.vllm.connection import Reply, ServerConnection
+from rollouts.engines.vllm.metrics import ServerMetrics
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "rollouts" / "vllm"))
+
+from fake_server import ABORT, GENERATE, RENDER, FakeVLLM
+
+
+def picture() -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 96), (9, 80, 7)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def ids_and(**sampling: Any) -> dict[str, Any]:
+    return {
+        "request_id": "x",
+        "token_ids": [5, 6, 7],
+        "sampling_params": {"temperature": 0, "max_tokens": 3} | sampling,
+    }
+
+
+IMAGE = {
+    "role": "user",
+    "content": [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "?"}],
+}
+NEVER_SENT = {
+    "mm_hashes": {"image": ["never sent"]},
+    "mm_placeholders": {"image": [{"offset": 1, "length": 1}]},
+    "kwargs_data": None,
+}
+
+# Those that a fake answers of its own accord; a pause and the like are tested by what they do.
+EXCHANGES: dict[str, tuple[str, str, Any]] = {
+    "version": ("GET", "/version", None),
+    "models": ("GET", "/v1/models", None),
+    "health": ("GET", "/health", None),
+    "load": ("GET", "/load", None),
+    "paused": ("GET", "/is_paused", None),
+    "sleeping": ("GET", "/is_sleeping", None),
+    "world size": ("GET", "/get_world_size", None),
+    "weight version": ("GET", "/weight_info", None),
+    "unknown route": ("GET", "/nope", None),
+    "wrong method": ("GET", GENERATE, None),
+    "completion": ("POST", GENERATE, ids_and(logprobs=1)),
+    "without log-probabilities": ("POST", GENERATE, ids_and()),
+    "two samples": ("POST", GENERATE, ids_and(logprobs=0, n=2, temperature=1)),
+    "prompt log-probabilities": ("POST", GENERATE, ids_and(logprobs=0, prompt_logprobs=0)),
+    "no ids": ("POST", GENERATE, ids_and() | {"token_ids": []}),
+    "no sampling": ("POST", GENERATE, {"token_ids": [1]}),
+    "unknown model": ("POST", GENERATE, ids_and() | {"model": "nope"}),
+    "unknown id": ("POST", GENERATE, ids_and() | {"token_ids": [999_999]}),
+    "no tokens wanted": ("POST", GENERATE, ids_and(max_tokens=0)),
+    "too long": ("POST", GENERATE, ids_and() | {"token_ids": [1] * 5000}),
+    "image that is not there": ("POST", GENERATE, ids_and() | {"features": NEVER_SENT}),
+    "abort of nothing": ("POST", ABORT, {"request_ids": ["generate-tokens-nobody"]}),
+    "abort without ids": ("POST", ABORT, {}),
+    "rendered picture": ("POST", RENDER, {"messages": [IMAGE]}),
+    "rendered text": ("POST", RENDER, {"messages": [{"role": "user", "content": "?"}]}),
+}
+
+
+async def exchange(connection: ServerConnection, method: str, path: str, content: Any) -> Reply:
+    body = None if content is None else [json.dumps(content).encode()]
+    return await connection.request(method, path, name="exchange", body=body)
+
+
+def missing(real: Any, fake: Any, place: str = "") -> list[str]:
+    """What the fake says in another way than the real one. It may leave things out, but not invent or retype them."""
+    if isinstance(real, dict) and isinstance(fake, dict):
+        if place.endswith(("prompt_logprobs[1]",)):  # keyed by token id
+            real, fake = {"id": next(iter(real.values()))}, {"id": next(iter(fake.values()))}
+        return [
+            problem
+            for key, value in fake.items()
+            for problem in ([f"{place}.{key}"] if key not in real else missing(real[key], value, f"{place}.{key}"))
+        ]
+    if isinstance(real, list) and isinstance(fake, list) and real and fake:
+        return [
+            problem
+            for number, (one, other) in enumerate(zip(real, fake, strict=False))
+            for problem in missing(one, other, f"{place}[{number}]")
+        ]
+    same = type(real) is type(fake) or real is None or fake is None
+    return [] if same else [f"{place}: {type(real).__name__}, not {type(fake).__name__}"]
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+async def test_the_scripted_server_answers_in_the_shapes_of_the_real_one(vllm_server: VLLMServer, name: str) -> None:
+    method, path, content = EXCHANGES[name]
+    real = ServerConnection(vllm_server.base_url)
+    async with FakeVLLM() as server:
+        fake = ServerConnection(server.base_url)
+        theirs, ours = await exchange(real, method, path, content), await exchange(fake, method, path, content)
+        await fake.close()
+    await real.close()
+    assert ours.status == theirs.status
+    assert ours.headers.get("content-type") == theirs.headers.get("content-type")
+    if theirs.body:
+        assert missing(theirs.json(), ours.json()) == []
+    else:
+        assert ours.body == b""
+
+
+async def test_the_scripted_server_streams_in_the_shape_of_the_real_one(vllm_server: VLLMServer) -> None:
+    body = [json.dumps(ids_and(logprobs=0, stream_interval=1_000_000) | {"stream": True}).encode()]
+    async with FakeVLLM() as server:
+        streams = []
+        for url in (vllm_server.base_url, server.base_url):
+            connection = ServerConnection(url)
+            async with connection.stream(GENERATE, name="s", body=body) as events:
+                assert events.headers["content-type"].startswith("text/event-stream")
+                streams.append([json.loads(event) async for event in events])
+            await connection.close()
+    real, fake = streams
+    assert [len(event["choices"][0]["token_ids"]) for event in real] == [1, 2]
+    assert [len(event["choices"][0]["token_ids"]) for event in fake] == [1, 2]
+    assert missing(real, fake) == []
+
+
+async def test_connections_outlive_the_servers_patience_without_an_error(vllm_server: VLLMServer) -> None:
+    losses: list[int] = []
+    connection = ServerConnection(vllm_server.base_url, on_lost=lambda: losses.append(1))
+    for pause in (0.0, 0.0, 5.5):  # the server lets go after 5 s, this side after 3
+        await asyncio.sleep(pause)
+        assert (await connection.request("GET", "/version", name="v")).status == 200
+    assert losses == []
+    await connection.close()
+
+
+async def test_a_cancelled_call_is_a_disconnect_that_the_server_takes_for_an_abort(vllm_server: VLLMServer) -> None:
+    connection = ServerConnection(vllm_server.base_url)
+    sampling = {"max_tokens": 3500, "ignore_eos": True, "logprobs": 0}
+    content = {"request_id": uuid.uuid4().hex, "token_ids": [5, 6, 7], "sampling_params": sampling}
+
+    async def running() -> float:
+        text = (await connection.request("GET", "/metrics", name="m", slot=False)).body.decode()
+        return sum(sample.value for sample in ServerMetrics.parse(text)["vllm:num_requests_running"])
+
+    async def until(busy: bool) -> None:
+        async with asyncio.timeout(10):
+            while (await running() > 0) is not busy:
+                await asyncio.sleep(0.05)
+
+    call = asyncio.create_task(exchange(connection, "POST", GENERATE, content))
+    await until(busy=True)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(busy=False)
+    await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("real", "fake", "problems"),
+    [
+        ({"a": 1, "b": 2}, {"a": 3}, []),
+        ({"a": 1}, {"b": 1}, [".b"]),
+        ({"a": [{"b": 1}]}, {"a": [{"b": "1"}]}, [".a[0].b: int, not str"]),
+        ({"a": {"b": 1}}, {"a": [1]}, [".a: dict, not list"]),
+        ({"a": None}, {"a": 1}, []),
+    ],
+)
+def test_a_difference_in_shape_is_seen(real: Any, fake: Any, problems: list[str]) -> None:
+    assert missing(real, fake) == problems

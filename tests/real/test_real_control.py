@@ -1,0 +1,426 @@
+"""`ServerControl` against a real server: what each call does, and what the refused ones would have done."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+
+import httpx
+import numpy as np
+import pytest
+from make_checkpoint import make_checkpoint
+from safetensors.numpy import load_file, save_file
+
+from renderers import load_renderer
+from rollouts.engines.vllm.capabilities import probe
+from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.vllm.control import ServerControl
+from rollouts.engines.vllm.features import features_segments
+from rollouts.errors import ServerError, UnsafeControlError, WeightUpdateError
+
+_made = itertools.count()
+GENERATE = "/inference/v1/generate"
+
+
+@pytest.fixture
+async def connection(vllm_server):
+    connection = ServerConnection(vllm_server.base_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def control(connection):
+    known = await probe(connection)
+
+    async def capabilities():
+        return known
+
+    return ServerControl(connection, capabilities)
+
+
+@pytest.fixture
+def picture(vllm_server):
+    """A prompt with a picture that no other test shows."""
+    pixels = np.random.default_rng(5_000_000 + next(_made)).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    parts = [{"type": "image", "image": pixels}, {"type": "text", "text": "What is it?"}]
+    return load_renderer(vllm_server.model_dir).render([{"role": "user", "content": parts}], add_generation_prompt=True)
+
+
+@pytest.fixture
+def other(vllm_server, tmp_path):
+    """A checkpoint with other weights."""
+    return make_checkpoint(tmp_path / "other", "float32", seed=11)
+
+
+@pytest.fixture
+async def restored(control, vllm_server):
+    """Afterwards the server has the weights and the label that it was started with, whatever the test did."""
+    yield
+    await control.update_weights_from_directory(vllm_server.model_dir, "default")
+
+
+def body_of(ids, tokens, request_id=None, features=b"null"):
+    sampling = b'{"temperature":0,"logprobs":0,"ignore_eos":true,"max_tokens":%d}' % tokens
+    name = b"" if request_id is None else b'"request_id":"%b",' % request_id.encode()
+    listed = ",".join(map(str, ids)).encode()
+    return [b'{%b"token_ids":[%b],"sampling_params":%b,"features":' % (name, listed, sampling), *features, b"}"]
+
+
+async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
+    """The answer's one choice."""
+    body = body_of(ids, tokens, request_id, [b"null"])
+    reply = await connection.request("POST", GENERATE, name="test", body=body)
+    assert reply.status == 200, reply.body
+    (choice,) = reply.json()["choices"]
+    return choice
+
+
+async def show(connection, rendered, *, data):
+    """Status and log-probabilities of a request for a picture, with its data or by name."""
+    features = features_segments(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: data)
+    body = body_of(rendered.token_ids, 4, None, features)
+    reply = await connection.request("POST", GENERATE, name="test", body=body)
+    return reply.status, logprobs(reply.json()["choices"][0]) if reply.status == 200 else None
+
+
+def logprobs(choice):
+    return [entry["logprob"] for entry in choice["logprobs"]["content"]]
+
+
+async def in_flight(connection, control, tokens=1500, request_id=None):
+    """A request that has begun to generate."""
+    task = asyncio.ensure_future(generated(connection, tokens=tokens, request_id=request_id))
+    async with asyncio.timeout(30):
+        while (await control.metrics()).running == 0:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
+    return task
+
+
+# Caches.
+
+
+async def pause_and_resume(control, mode, clear_cache=True):
+    await control.pause(mode, clear_cache=clear_cache)
+    await control.resume()
+
+
+async def sleep_and_wake(control, level):
+    await control.sleep(level)
+    if level == 2:
+        await control.wake_up(["weights"])
+        await control.reload_weights(control.model_dir)
+    await control.wake_up()
+
+
+async def reload(control):
+    await control.pause("keep", clear_cache=False)
+    await control.reload_weights(control.model_dir)
+    await control.resume()
+
+
+async def label(control):
+    await control.update_weight_version("x")
+    await control.update_weight_version("default")
+
+
+CALLS = {
+    # name: (call, whether pixels are still known by name, whether prompts are still in the prefix cache)
+    "pause abort": (lambda c: pause_and_resume(c, "abort"), False, False),
+    "pause wait": (lambda c: pause_and_resume(c, "wait"), False, False),
+    "pause keep": (lambda c: pause_and_resume(c, "keep"), False, False),
+    "pause abort, caches kept": (lambda c: pause_and_resume(c, "abort", False), True, True),
+    "pause keep, caches kept": (lambda c: pause_and_resume(c, "keep", False), True, True),
+    "sleep 0": (lambda c: sleep_and_wake(c, 0), True, True),
+    "sleep 1": (lambda c: sleep_and_wake(c, 1), False, False),
+    "sleep 2": (lambda c: sleep_and_wake(c, 2), False, False),
+    "reset_mm_cache": (lambda c: c.reset_mm_cache(), False, True),
+    "reset_encoder_cache": (lambda c: c.reset_encoder_cache(), True, True),
+    "reset_prefix_cache": (lambda c: c.reset_prefix_cache(), True, False),
+    "reload": (reload, False, False),
+    "label": (label, True, True),
+    "abort all": (lambda c: c.abort_all(), True, True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_what_a_call_leaves_in_the_caches(connection, control, vllm_server, picture, name):
+    """The table of `control`'s docstring."""
+    call, keeps_pixels, keeps_prompts = CALLS[name]
+    control.model_dir = vllm_server.model_dir
+    prompt = np.random.default_rng(next(_made)).integers(0, 250, 300).tolist()  # two blocks of 128, and more
+
+    assert (await show(connection, picture, data=True))[0] == 200
+    expected = await show(connection, picture, data=False)
+    assert expected[0] == 200
+    await generated(connection, prompt)
+    await call(control)
+
+    hits = (await control.metrics()).prefix_cache.hits
+    await generated(connection, prompt)
+    assert ((await control.metrics()).prefix_cache.hits > hits) == keeps_prompts
+    status, after = await show(connection, picture, data=False)
+    assert status == (200 if keeps_pixels else 500)
+    if not keeps_pixels:
+        status, after = await show(connection, picture, data=True)
+    assert status == 200
+    np.testing.assert_allclose(after, expected[1], atol=1e-5)
+
+
+async def test_a_prefix_cache_in_use_is_not_reset_and_that_is_an_error(connection, control):
+    running = await in_flight(connection, control, tokens=800)
+    with pytest.raises(ServerError, match="requests hold blocks"):
+        await control.reset_prefix_cache()
+    with pytest.raises(UnsafeControlError, match="1 requests run"):
+        await control.reset_encoder_cache()
+    await control.reset_prefix_cache(preempt=True)
+    assert len((await running)["token_ids"]) == 800
+    await control.reset_prefix_cache()
+
+
+# Pauses.
+
+
+async def test_pause_abort_ends_what_runs_with_what_it_has(connection, control):
+    running = await in_flight(connection, control)
+    await control.pause("abort")
+    ended = await asyncio.wait_for(running, 10)
+    assert ended["finish_reason"] == "abort"
+    assert 0 < len(ended["token_ids"]) < 1500
+    assert await control.is_paused()
+    assert not await control.is_sleeping()  # of which vLLM's own route says true
+    assert httpx.get(f"{connection.base_url}/is_sleeping").json() == {"is_sleeping": True}  # noqa: ASYNC210
+    await control.resume()
+    assert not await control.is_paused()
+
+
+async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, control):
+    running = await in_flight(connection, control, tokens=400)
+    await control.pause("wait")
+    ended = await asyncio.wait_for(running, 5)
+    assert (ended["finish_reason"], len(ended["token_ids"])) == ("length", 400)
+    await control.resume()
+
+
+@pytest.mark.parametrize("clear_cache", [True, False])
+async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_drew_them(
+    connection, control, restored, clear_cache
+):
+    undisturbed = await generated(connection, tokens=600)
+    running = await in_flight(connection, control, tokens=600)
+    await control.pause("keep", clear_cache=clear_cache)
+    await control.update_weight_version("later")
+    assert await control.weight_version() == "later"
+    await asyncio.sleep(0.3)
+    assert not running.done()
+    await control.resume()
+    ended = await running
+    first, then = ended["weight_versions"]
+    assert (first["version"], first["start"], then["version"], then["end"]) == ("default", 0, "later", 600)
+    assert first["end"] == then["start"]
+    assert ended["token_ids"] == undisturbed["token_ids"]
+    np.testing.assert_allclose(logprobs(ended), logprobs(undisturbed), atol=1e-4)
+
+
+async def test_what_is_sent_to_a_paused_server_waits_for_it(connection, control):
+    await control.pause()
+    waiting = asyncio.ensure_future(generated(connection))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await control.resume()
+    assert (await waiting)["finish_reason"] == "length"
+
+
+# Sleep. On a CPU nothing is put away, but the server keeps the same books.
+
+
+async def test_a_sleeping_server_is_woken_and_not_resumed(connection, control):
+    await control.sleep(1)
+    assert await control.is_sleeping()
+    with pytest.raises(UnsafeControlError, match="level 1"):
+        await control.resume()
+    waiting = asyncio.ensure_future(generated(connection))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await control.wake_up()
+    await waiting
+    assert not await control.is_sleeping()
+
+
+async def test_another_process_sees_that_the_weights_were_dropped(connection, control, vllm_server):
+    await control.sleep(2)
+    stranger = ServerControl(connection, control._capabilities)
+    try:
+        with pytest.raises(UnsafeControlError, match="weights were dropped"):
+            await stranger.wake_up()
+        await stranger.wake_up(["weights"])
+        await stranger.reload_weights(vllm_server.model_dir)
+        await stranger.wake_up(["kv_cache"])
+        assert not await stranger.is_sleeping()
+    finally:
+        httpx.post(f"{connection.base_url}/wake_up")  # noqa: ASYNC210
+
+
+# Aborts.
+
+
+async def test_an_abort_ends_the_named_request_and_no_other(connection, control):
+    running = await in_flight(connection, control, request_id="named")
+    beside = asyncio.ensure_future(generated(connection, tokens=200, request_id="beside"))
+    await control.abort([])
+    await control.abort(["nobody"])
+    await asyncio.sleep(0.2)
+    assert not running.done()
+    await control.abort(["named"])
+    assert (await asyncio.wait_for(running, 10))["finish_reason"] == "abort"
+    assert (await beside)["finish_reason"] == "length"
+
+
+async def test_aborting_everything_counts_it(connection, control):
+    running = [await in_flight(connection, control, request_id=f"r{each}") for each in range(2)]
+    assert await control.abort_all() == 2
+    assert {(await request)["finish_reason"] for request in running} == {"abort"}
+
+
+# Weights.
+
+
+async def test_new_weights_answer_otherwise_and_the_first_ones_come_back_exactly(
+    connection, control, vllm_server, picture, other, restored
+):
+    before = await generated(connection, tokens=12), await show(connection, picture, data=True)
+    await control.update_weights_from_directory(other, "other")
+    during = await generated(connection, tokens=12), await show(connection, picture, data=True)
+    assert not await control.is_paused()
+    await control.update_weights_from_directory(vllm_server.model_dir, "default")
+    after = await generated(connection, tokens=12), await show(connection, picture, data=True)
+
+    assert during[0]["weight_versions"] == [{"version": "other", "start": 0, "end": 12}]
+    assert not np.allclose(logprobs(before[0]), logprobs(during[0]), atol=1e-2)
+    assert not np.allclose(before[1][1], during[1][1], atol=1e-2)
+    assert (after[0]["token_ids"], logprobs(after[0])) == (before[0]["token_ids"], logprobs(before[0]))
+    assert after[1] == before[1]
+
+
+async def test_an_update_under_a_kept_request_computes_what_it_has_anew(
+    connection, control, vllm_server, other, restored
+):
+    """Without that, its later tokens would come from new weights over a cache of old ones, as of no policy at all."""
+    running = await in_flight(connection, control, tokens=600)
+    await control.update_weights_from_directory(other, "other", "keep")
+    ended = await running
+    split = ended["weight_versions"][0]["end"]
+    assert [span["version"] for span in ended["weight_versions"]] == ["default", "other"]
+    again = await generated(connection, ids=[5, 6, 7, *ended["token_ids"][:split]], tokens=600 - split)
+    await control.update_weights_from_directory(vllm_server.model_dir, "default")
+    assert again["token_ids"] == ended["token_ids"][split:]
+    np.testing.assert_allclose(logprobs(again), logprobs(ended)[split:], atol=1e-4)
+
+
+async def test_files_that_do_not_fit_never_reach_the_server(connection, control, vllm_server, tmp_path):
+    before = await generated(connection)
+    bad = shutil.copytree(vllm_server.model_dir, tmp_path / "bad")
+    weights = load_file(bad / "model.safetensors")
+    missing = {name: tensor for name, tensor in weights.items() if not name.endswith("language_model.norm.weight")}
+    save_file(missing, bad / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightUpdateError, match=r"norm\.weight.*Nothing was changed"):
+        await control.update_weights_from_directory(bad, "bad")
+    assert await generated(connection) == before
+
+
+async def test_the_planted_fault_a_checkpoint_that_lacks_a_tensor_is_loaded_by_vllm_without_a_word(
+    connection, control, vllm_server, tmp_path, restored
+):
+    """Why the files are looked at first: HTTP 200, and garbage from then on."""
+    before = await generated(connection)
+    bad = shutil.copytree(vllm_server.model_dir, tmp_path / "bad")
+    weights = load_file(bad / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layers.0.mlp.gate_proj.weight"))
+    save_file({n: t for n, t in weights.items() if n != name}, bad / "model.safetensors", metadata={"format": "pt"})
+    await control.update_weights_from_directory(bad, "bad", check=False)
+    assert not np.allclose(logprobs(await generated(connection)), logprobs(before), atol=0.1)
+    await control.update_weights_from_directory(vllm_server.model_dir, "default")
+    assert logprobs(await generated(connection)) == logprobs(before)
+
+
+async def test_after_a_directory_that_cannot_be_read_the_weights_of_before_are_put_back(connection, control):
+    before = await generated(connection)
+    with pytest.raises(WeightUpdateError, match="put back; the server runs with them"):
+        await control.update_weights_from_directory("/no/such/directory", "never", check=False)
+    assert await generated(connection) == before
+    assert await control.weight_version() == "default"
+
+
+async def test_half_loaded_weights_leave_a_paused_server_and_would_have_killed_it(
+    connection, control, vllm_server, tmp_path
+):
+    vllm_server.restartable()
+    bad = shutil.copytree(vllm_server.model_dir, tmp_path / "bad")
+    weights = load_file(bad / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layers.0.input_layernorm.weight"))
+    save_file({**weights, name: weights[name][:-1].copy()}, bad / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightUpdateError, match="left paused"):
+        await control.update_weights_from_directory(bad, "bad", check=False)
+    assert await control.is_paused()
+    assert await control.health()  # which is what vLLM says of itself
+    with pytest.raises(UnsafeControlError, match="kill the server"):
+        await control.resume()
+    # What a bare /resume would have done:
+    async with httpx.AsyncClient(base_url=connection.base_url, timeout=30) as client:
+        await client.post("/resume")
+        reply = await client.post(GENERATE, json={"token_ids": [5], "sampling_params": {"max_tokens": 1}})
+    assert reply.status_code == 500
+    await dead(vllm_server)
+    assert not await control.health()
+    await asyncio.to_thread(vllm_server.restart)
+    assert (await generated(connection))["finish_reason"] == "length"
+    await control.update_weights_from_directory(vllm_server.model_dir, "default")  # no grudge against the new process
+
+
+async def test_a_reload_alone_makes_vllm_die_of_the_next_known_picture(connection, control, vllm_server, picture):
+    vllm_server.restartable()
+    expected = await show(connection, picture, data=True)
+    await reload_through(control, vllm_server.model_dir)
+    assert await show(connection, picture, data=True) == expected
+    async with httpx.AsyncClient(base_url=connection.base_url, timeout=30) as client:
+        arguments = {"weights_path": str(vllm_server.model_dir)}
+        reply = await client.post("/collective_rpc", json={"method": "reload_weights", "kwargs": arguments})
+        assert reply.status_code == 200
+    status, _ = await show(connection, picture, data=False)
+    assert status == 500
+    await dead(vllm_server)
+    await asyncio.to_thread(vllm_server.restart)
+
+
+async def reload_through(control, directory):
+    await control.pause()
+    await control.reload_weights(directory)
+    await control.resume()
+
+
+async def dead(server):
+    async with asyncio.timeout(20):
+        while await asyncio.to_thread(server.is_healthy):
+            await asyncio.sleep(0.1)
+
+
+# Watching.
+
+
+async def test_a_running_request_is_counted(connection, control):
+    assert await control.health()
+    assert await control.world_size() == 1
+    assert await control.load() == 0
+    before = await control.metrics()
+    assert (before.running, before.waiting) == (0, 0)
+    running = await in_flight(connection, control, tokens=300)
+    during = await control.metrics()
+    assert during.running == 1
+    assert 0 < during.kv_cache_usage < 1
+    await running
+    after = await control.metrics()
+    assert after.generated_tokens - before.generated_tokens == 300
+    assert after.prompt_tokens - before.prompt_tokens == 3
+    assert after.sleep_level == 0

@@ -1,0 +1,56 @@
+"""The digits demonstration with a real server as its sampler: weights saved, reloaded, and in step with the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from rollouts.demo.progress import Progress
+from rollouts.demo.recipe import QUICK
+from rollouts.demo.run import run_demo
+from rollouts.demo.served import served_policy
+from rollouts.demo.trainer_process import TrainerProcess
+from rollouts.engines.vllm import VLLMEngine
+
+SHORT = replace(
+    QUICK,
+    rl_steps=4,
+    groups=12,
+    rl_warmup=1,
+    evaluate_every=4,
+    sft_max_steps=44,
+    sft_first_check=40,
+    probe_digits=20,
+    held_out_digits=40,
+)
+
+
+@pytest.fixture
+def learned(vllm_server, tmp_path):
+    progress = Progress(Console(file=io.StringIO()), SHORT)
+    with TrainerProcess(tmp_path / "model", SHORT, 0) as trainer, progress:
+        yield run_demo(
+            recipe=SHORT,
+            seed=0,
+            out=tmp_path,
+            trainer=trainer,
+            progress=progress,
+            make_policy=served_policy(vllm_server.base_url),
+        )
+    asyncio.run(put_back(vllm_server))
+
+
+async def put_back(server):
+    async with VLLMEngine(server.base_url) as engine:
+        await engine.control.update_weights_from_directory(server.model_dir, "default")
+
+
+def test_the_mismatch_is_nothing_right_after_every_reload_and_plain_just_before_it(learned):
+    assert len(learned.steps) == len(learned.stale_mismatches) == SHORT.rl_steps
+    assert all(0 < step.max_mismatch < 1e-4 for step in learned.steps)
+    assert min(learned.stale_mismatches) > 100 * learned.max_mismatch
+    assert min(learned.stale_mismatches) > 1e-3

@@ -1,0 +1,165 @@
+"""`rollouts doctor` against a real vLLM: nothing to complain about, and faults that it must find."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+from vllm_server import VLLMServer
+
+from renderers import load_renderer
+from rollouts.doctor.commands import doctor
+from rollouts.doctor.finding import Outcome
+from rollouts.doctor.generation_checks import picture_request
+from rollouts.doctor.patient import Patient, fresh_picture
+from rollouts.doctor.reference_check import mismatch
+from rollouts.doctor.token_checks import picture_tokens_and_features
+from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
+from rollouts.engines.vllm.connection import ServerConnection
+
+EVERY_GENERATING = pytest.mark.parametrize(
+    "vllm_server", ["float32", "float32-host-normalise", "bfloat16", "bfloat16-host-normalise"], indirect=True
+)
+
+
+def examined(server: VLLMServer, *options: str, directory: Path | None = None, **more) -> Result:
+    app = typer.Typer()
+    app.command()(doctor)
+    return CliRunner().invoke(
+        app, [server.base_url, "--model", str(directory or server.model_dir), "--json", *options], **more
+    )
+
+
+def findings(result: Result) -> dict[str, dict]:
+    return {finding["check"]: finding for finding in json.loads(result.stdout)["findings"]}
+
+
+@EVERY_GENERATING
+def test_a_sound_server_passes_every_check_and_is_left_as_it_was(vllm_server):
+    result = examined(vllm_server, "--control")
+    found = findings(result)
+    assert {check: one["seen"] for check, one in found.items() if one["outcome"] != "ok"} == {}
+    assert result.exit_code == 0
+    assert {
+        *("reachable", "keep-alive", "version", "served model", "token endpoint", "control routes", "pixel dtype"),
+        *("text tokens", "image tokens", "image features", "text request", "image request", "image pixels"),
+        *("image cache", "cache miss", "log-probabilities", "abort", "mismatch, text", "mismatch, image"),
+        "pause, resume",
+    } == found.keys()
+
+
+async def test_no_cache_is_cleared_by_it(vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    async with _patient(vllm_server) as patient:
+        shown = renderer.render(
+            [{"role": "user", "content": [{"type": "image", "image": fresh_picture()}]}], add_generation_prompt=True
+        )
+        await patient.sample(shown)
+        result = await asyncio.to_thread(examined, vllm_server, "--control")
+        assert result.exit_code == 0
+        reply = await patient.post_features(shown.token_ids, shown.multi_modal_data, salt="another")
+        assert reply.status == 200
+
+
+async def test_pixels_normalised_twice_are_found_although_the_server_answers_200(vllm_server):
+    """The trap: floats to a server that normalises on its device."""
+    async with _patient(vllm_server) as patient:
+        wrong = replace(patient.capabilities, pixel_dtype="float32")
+
+        class DeceivedEngine(VLLMEngine):
+            async def capabilities(self) -> ServerCapabilities:
+                return wrong
+
+        engine = DeceivedEngine(vllm_server.base_url, media="features")
+        trapped = replace(patient, engine=engine, capabilities=wrong)
+        try:
+            found = {one.check: one for one in await picture_request(trapped)}
+            assert found["image pixels"].outcome is Outcome.FAILED
+            features = {one.check: one for one in await picture_tokens_and_features(trapped)}
+            assert "float32 with us and uint8 with the server" in features["image features"].seen
+            scored = {one.check: one for one in await mismatch(trapped, max_gigabytes=1)}
+            assert scored["mismatch, text"].outcome is Outcome.OK
+            assert scored["mismatch, image"].outcome is Outcome.FAILED
+        finally:
+            await engine.close()
+
+
+def test_a_directory_with_other_weights_template_or_processor_is_found(vllm_server, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    other = Path(shutil.copytree(vllm_server.model_dir, tmp_path / "other"))
+    template = other / "chat_template.jinja"
+    template.write_text("{{- 'Dear model, ' -}}" + template.read_text())
+    weights = load_file(other / "model.safetensors")
+    name = next(name for name in weights if name.endswith("language_model.norm.weight"))
+    save_file({**weights, name: weights[name] * 1.05}, other / "model.safetensors", {"format": "pt"})
+    settings = json.loads((other / "preprocessor_config.json").read_text())
+    settings["size"]["shortest_edge"] = 512 * 512
+    (other / "preprocessor_config.json").write_text(json.dumps(settings))
+    result = examined(vllm_server, directory=other)
+    found = findings(result)
+    assert result.exit_code == 1
+    for check in ("text tokens", "image tokens", "image features", "mismatch, text"):
+        assert found[check]["outcome"] == "failed"
+        assert found[check]["cure"]
+
+
+@pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
+def test_a_closed_server_is_told_what_to_open_and_its_key_is_never_shown(vllm_server):
+    key = vllm_server.api_key
+    result = examined(vllm_server, "--api-key-env", "THE_KEY", env={"THE_KEY": key})
+    found = findings(result)
+    assert result.exit_code == 1
+    assert found["token endpoint"]["outcome"] == "failed"
+    assert "--enable-scale-out" in found["token endpoint"]["cure"]
+    assert found["control routes"]["outcome"] == "absent"
+    assert found["text tokens"]["outcome"] == "ok"
+    assert key not in result.output
+    wrong = examined(vllm_server, "--api-key-env", "THE_KEY", env={"THE_KEY": "wrong-key-5"})
+    assert wrong.exit_code == 2
+    assert "wrong-key-5" not in wrong.output
+
+
+def test_nobody_there_is_2_and_takes_no_minutes(vllm_server, tmp_path):
+    app = typer.Typer()
+    app.command()(doctor)
+    result = CliRunner().invoke(app, ["http://127.0.0.1:9", "--model", str(vllm_server.model_dir)])
+    assert result.exit_code == 2
+    assert "could not run" in result.output
+
+
+@asynccontextmanager
+async def _patient(server: VLLMServer) -> AsyncIterator[Patient]:
+    engine = VLLMEngine(server.base_url, media="features")
+    server_side = VLLMEngine(server.base_url, media="content_parts")
+    connection = ServerConnection(server.base_url)
+    try:
+        yield Patient(
+            engine=engine,
+            server_side=server_side,
+            control=engine.control,
+            connection=connection,
+            renderer=load_renderer(server.model_dir),
+            directory=server.model_dir,
+            capabilities=await engine.capabilities(),
+            dtype="float32",
+            dtype_source="set here",
+        )
+    finally:
+        await engine.close()
+        await server_side.close()
+        await connection.close()
+
+
+def test_the_server_still_answers_others(vllm_server):
+    body = {"model": vllm_server.model_name, "prompt": "a", "max_tokens": 2}
+    assert httpx.post(f"{vllm_server.base_url}/v1/completions", json=body, timeout=60).status_code == 200

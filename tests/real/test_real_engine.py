@@ -1,0 +1,395 @@
+"""`VLLMEngine` against a real server: media once, cleared caches, pauses, aborts, new weights, a dead server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import numpy as np
+import pytest
+from make_checkpoint import make_checkpoint
+
+from renderers import load_renderer
+from rollouts import FinishReason, GenerateRequest, SamplingParams
+from rollouts.engines.vllm import HttpLimits, VLLMEngine
+from rollouts.errors import OverlongPromptError, ServerUnreachableError
+
+_made = iter(range(10**6))
+
+
+@pytest.fixture
+def renderer(vllm_server):
+    return load_renderer(vllm_server.model_dir)
+
+
+@pytest.fixture
+async def engine(vllm_server):
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        await engine.capabilities()
+        yield engine
+
+
+def picture(seed=None):
+    """Noise that no other test shows, unless a seed is given."""
+    seed = 1_000_000 + next(_made) if seed is None else seed
+    return np.random.default_rng(seed).integers(0, 256, (64, 80, 3), dtype=np.uint8)
+
+
+def prompt(renderer, *pictures, text="What is it?"):
+    parts = [{"type": "image", "image": pixels} for pixels in pictures]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+    return renderer.render([message], add_generation_prompt=True)
+
+
+def request_for(rendered, **sampling):
+    more = {name: sampling.pop(name) for name in ("prompt_logprobs", "session_id", "request_id") if name in sampling}
+    params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})
+    return GenerateRequest(
+        rendered.token_ids, params, rendered.multi_modal_data, marker_ids=rendered.marker_ids, **more
+    )
+
+
+def long_request(rendered, tokens=600, **more):
+    """One that runs for a while: nothing ends it before its budget."""
+    return request_for(rendered, max_tokens=tokens, temperature=1.0, seed=1, extra={"ignore_eos": True}, **more)
+
+
+class Wire:
+    """What an engine sends, counted on the way out."""
+
+    def __init__(self, engine, monkeypatch):
+        self.bodies = []
+        connection = engine._connection
+        request, stream = connection.request, connection.stream
+
+        async def counted_request(method, path, *, body=None, **more):
+            self._count(path, body)
+            return await request(method, path, body=body, **more)
+
+        def counted_stream(path, *, body, **more):
+            self._count(path, body)
+            return stream(path, body=body, **more)
+
+        monkeypatch.setattr(connection, "request", counted_request)
+        monkeypatch.setattr(connection, "stream", counted_stream)
+
+    def _count(self, path, body):
+        if path.endswith("/generate") and body:
+            self.bodies.append(sum(memoryview(segment).nbytes for segment in body))
+
+    @property
+    def with_pixels(self):
+        return sum(size > 20_000 for size in self.bodies)
+
+
+async def test_a_picture_travels_once_and_then_by_name_with_the_same_answer(engine, renderer, monkeypatch):
+    rendered = prompt(renderer, picture())
+    wire = Wire(engine, monkeypatch)
+    first, second = [(await engine.generate(request_for(rendered))).completions[0] for _ in range(2)]
+    assert wire.with_pixels == 1
+    assert wire.bodies[1] < 2_000
+    assert first.token_ids.tolist() == second.token_ids.tolist()
+    np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-5)
+
+
+async def test_of_eight_first_uses_at_once_one_carries_the_picture(engine, renderer, monkeypatch):
+    rendered = prompt(renderer, picture())
+    wire = Wire(engine, monkeypatch)
+    results = await asyncio.gather(*(engine.generate(request_for(rendered)) for _ in range(8)))
+    assert wire.with_pixels == 1
+    assert len(wire.bodies) == 8
+    assert len({tuple(result.completions[0].token_ids.tolist()) for result in results}) == 1
+
+
+async def test_two_pictures_under_their_own_names_are_told_apart(engine, renderer):
+    answers = [await engine.generate(request_for(prompt(renderer, picture()))) for _ in range(2)]
+    assert not np.allclose(answers[0].completions[0].logprobs, answers[1].completions[0].logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("route", ["/reset_mm_cache", "/pause?mode=abort"])
+async def test_a_picture_that_someone_elses_call_made_the_server_drop_is_sent_again(
+    engine, renderer, vllm_server, monkeypatch, route
+):
+    rendered = prompt(renderer, picture())
+    before = await engine.generate(request_for(rendered))
+    async with httpx.AsyncClient(base_url=vllm_server.base_url, timeout=30) as other:
+        for call in (route, *(["/resume"] if "pause" in route else []), "/reset_prefix_cache"):
+            (await other.post(call)).raise_for_status()
+    wire = Wire(engine, monkeypatch)
+    after = await engine.generate(request_for(rendered))
+    assert after.completions[0].token_ids.tolist() == before.completions[0].token_ids.tolist()
+    assert wire.with_pixels <= 1
+
+
+async def test_content_parts_and_features_give_the_same_log_probabilities(vllm_server, renderer):
+    rendered = prompt(renderer, picture(), picture())
+    logprobs = []
+    for media in ("features", "content_parts"):
+        async with VLLMEngine(vllm_server.base_url, media=media) as engine:
+            # With the data, and by name.
+            results = [await engine.generate(request_for(rendered)) for _ in range(2)]
+            logprobs += [result.completions[0].logprobs for result in results]
+    for others in logprobs[1:]:
+        np.testing.assert_allclose(logprobs[0], others, atol=1e-5)
+
+
+async def test_samples_differ_by_index_and_repeat_by_seed(engine, renderer):
+    request = request_for(prompt(renderer, picture()), n=4, temperature=1.0, seed=3)
+    first, again = [await engine.generate(request_for_again(request)) for _ in range(2)]
+    drawn = [completion.token_ids.tolist() for completion in first.completions]
+    assert len({tuple(ids) for ids in drawn}) > 1
+    assert drawn == [completion.token_ids.tolist() for completion in again.completions]
+
+
+def request_for_again(request):
+    from dataclasses import replace
+
+    return replace(request, request_id=f"again-{next(_made)}")
+
+
+async def test_prompt_log_probabilities_are_those_of_the_prompts_own_tokens(engine, renderer):
+    rendered = prompt(renderer, text="abcabcabc")
+    result = await engine.generate(request_for(rendered, prompt_logprobs=True))
+    assert result.prompt_logprobs.shape == (len(rendered),)
+    assert np.isnan(result.prompt_logprobs[0])
+    assert np.all(result.prompt_logprobs[1:] < 0)
+
+
+async def test_streamed_tokens_are_the_tokens_of_the_whole_answer(engine, renderer):
+    rendered = prompt(renderer, picture())
+    whole = (await engine.generate(request_for(rendered, max_tokens=20))).completions[0]
+    deltas = [delta async for delta in engine.stream(request_for(rendered, max_tokens=20))]
+    assert len(deltas) > 5
+    assert np.concatenate([delta.token_ids for delta in deltas]).tolist() == whole.token_ids.tolist()
+    np.testing.assert_allclose(np.concatenate([delta.logprobs for delta in deltas]), whole.logprobs, atol=1e-5)
+
+
+async def test_a_sampled_placeholder_token_is_text_to_the_server_too(engine, renderer):
+    """Behind a picture, a pad that the policy sampled changes what follows as any token does."""
+    rendered = prompt(renderer, picture())
+    pad = rendered.marker_ids["image"]
+    ids = [*rendered.token_ids, pad, pad]
+    request = GenerateRequest(
+        ids,
+        SamplingParams(max_tokens=4, temperature=0.0),
+        rendered.multi_modal_data,
+        sampled=[(len(rendered), len(ids))],
+    )
+    (completion,) = (await engine.generate(request)).completions
+    assert np.allclose(
+        completion.logprobs, reference_logprobs(ids, rendered, completion, renderer.tokenizer.model), atol=1e-4
+    )
+
+
+def reference_logprobs(ids, rendered, completion, model_dir):
+    """What transformers says of a completion, placeholders told by range."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
+
+    tokens = np.array([*ids, *completion.token_ids.tolist()], dtype=np.int32)
+    mask = np.arange(len(tokens)) >= len(ids)
+    sample = TrainingSample(
+        tokens,
+        mask,
+        np.where(mask, -1.0, 0.0).astype(np.float32),
+        np.zeros(len(tokens), np.float32),
+        tuple(rendered.multi_modal_data.placed()),
+    )
+    model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=torch.float32)
+    with torch.inference_mode():
+        logprobs = token_logprobs(model, TrainingBatch.from_samples([sample], pad_id=0))
+    return logprobs[0].numpy()[mask]
+
+
+async def test_an_overlong_prompt_is_refused_with_both_numbers(engine, renderer):
+    with pytest.raises(OverlongPromptError) as caught:
+        await engine.generate(GenerateRequest([5] * 5000, SamplingParams()))
+    assert (caught.value.prompt_tokens, caught.value.limit) == (5000, 4096)
+
+
+# Cancelling, pausing, aborting.
+
+
+async def running_requests(vllm_server):
+    text = (await asyncio.to_thread(httpx.get, f"{vllm_server.base_url}/metrics")).text
+    values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
+    return sum(values)
+
+
+async def until(condition, seconds=20):
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_cancelling_a_call_frees_its_place_on_the_server(engine, renderer, vllm_server, n):
+    call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, picture()), tokens=3000, n=n)))
+
+    async def running():
+        return await running_requests(vllm_server) >= n
+
+    async def idle():
+        return await running_requests(vllm_server) == 0
+
+    await until(running)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(idle, seconds=3)  # 3,000 tokens would take ten
+
+
+async def test_an_aborted_request_returns_what_it_has(engine, renderer, vllm_server):
+    request = long_request(prompt(renderer, picture()), tokens=3000)
+    call = asyncio.ensure_future(engine.generate(request))
+
+    async def running():
+        return await running_requests(vllm_server) >= 1
+
+    await until(running)
+    await asyncio.sleep(0.3)
+    await engine.abort([request.request_id])
+    (completion,) = (await call).completions
+    assert completion.finish_reason is FinishReason.ABORT
+    assert 0 < len(completion.token_ids) < 3000
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_a_completion_cut_by_a_pause_goes_on_after_it(engine, renderer, vllm_server, mode):
+    rendered = prompt(renderer, picture())
+    undisturbed = (
+        await engine.generate(request_for(rendered, max_tokens=400, extra={"ignore_eos": True}))
+    ).completions[0]
+    request = request_for(rendered, max_tokens=400, extra={"ignore_eos": True})
+    deltas = []
+    started = asyncio.Event()
+
+    async def play():
+        async for delta in engine.stream(request):
+            deltas.append(delta)
+            if len(deltas) > 20:
+                started.set()
+
+    playing = asyncio.ensure_future(play())
+    await started.wait()
+    await engine.control.pause(mode)
+    at_pause = len(deltas)
+    await engine.control.update_weight_version(f"after-{mode}")
+    await asyncio.sleep(0.5)
+    assert not playing.done()
+    await engine.control.resume()
+    await playing
+    await engine.control.update_weight_version("default")
+    ids = np.concatenate([delta.token_ids for delta in deltas])
+    logprobs = np.concatenate([delta.logprobs for delta in deltas])
+    assert at_pause < 400
+    assert ids.tolist() == undisturbed.token_ids.tolist()
+    np.testing.assert_allclose(logprobs, undisturbed.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_a_weight_version_set_during_a_pause_begins_where_the_completion_goes_on(
+    engine, renderer, vllm_server, mode
+):
+    request = long_request(prompt(renderer, picture()), tokens=400, n=2)
+    call = asyncio.ensure_future(engine.generate(request))
+
+    async def running():
+        return await running_requests(vllm_server) >= 2
+
+    await until(running)
+    await asyncio.sleep(0.3)
+    await engine.control.pause(mode)
+    await engine.control.update_weight_version("newer")
+    await engine.control.resume()
+    result = await call
+    await engine.control.update_weight_version("default")
+    for completion in result.completions:
+        assert len(completion.token_ids) == len(completion.logprobs) == 400
+        old, new = completion.weight_spans
+        assert (old.version, new.version) == ("default", "newer")
+        assert (old.start, old.end, new.end) == (0, new.start, 400)
+        assert old.end > 0
+
+
+async def test_reloaded_weights_answer_differently_and_the_first_ones_come_back(
+    engine, renderer, vllm_server, tmp_path
+):
+    other = make_checkpoint(tmp_path / "other", "float32", seed=7)
+    rendered = prompt(renderer, picture())
+    first = (await engine.generate(request_for(rendered))).completions[0]
+    await engine.control.update_weights_from_directory(other, "other")
+    changed = (await engine.generate(request_for(rendered))).completions[0]
+    await engine.control.update_weights_from_directory(vllm_server.model_dir, "default")
+    back = (await engine.generate(request_for(rendered))).completions[0]
+    assert [span.version for span in changed.weight_spans] == ["other"]
+    assert not np.allclose(first.logprobs, changed.logprobs, atol=1e-3)
+    expected = reference_logprobs(rendered.token_ids, rendered, changed, other)
+    np.testing.assert_allclose(changed.logprobs, expected, atol=1e-4)
+    assert first.token_ids.tolist() == back.token_ids.tolist()
+    np.testing.assert_allclose(first.logprobs, back.logprobs, atol=1e-6)
+
+
+async def test_the_planted_fault_a_tied_checkpoint_without_its_output_layer_is_refused_for_what_vllm_makes_of_it(
+    engine, renderer, vllm_server, tmp_path
+):
+    other = make_checkpoint(tmp_path / "other", "float32", seed=8)
+    (other / "lm_head.safetensors").unlink()
+    with pytest.raises(WeightUpdateError, match="write_tied_head"):
+        await engine.control.update_weights_from_directory(other, "other")
+    await engine.control.update_weights_from_directory(other, "other", check=False)
+    rendered = prompt(renderer, picture())
+    (completion,) = (await engine.generate(request_for(rendered))).completions
+    expected = reference_logprobs(rendered.token_ids, rendered, completion, other)
+    assert np.abs(completion.logprobs - expected).max() > 0.1  # HTTP 200, and a model that nobody trained
+    await engine.control.update_weights_from_directory(vllm_server.model_dir, "default")
+
+
+async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_another(engine, renderer, vllm_server):
+    before = engine._salt("m", "old-session")
+    await engine.control.update_weights_from_directory(vllm_server.model_dir, "again")
+    assert engine._salt("m", "old-session") == before
+    assert engine._salt("m", "new-session") != before
+    await engine.control.update_weight_version("default")
+
+
+async def test_a_server_killed_in_mid_flight_ends_the_call_with_a_typed_error(vllm_server, renderer):
+    limits = HttpLimits(retries=2, backoff_seconds=0.05, longest_backoff_seconds=0.1)
+    async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
+        call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, picture()), tokens=3000)))
+
+        async def running():
+            return await running_requests(vllm_server) >= 1
+
+        await until(running)
+        await asyncio.to_thread(vllm_server.kill)
+        with pytest.raises(ServerUnreachableError):
+            async with asyncio.timeout(30):
+                await call
+
+
+async def test_a_server_killed_in_mid_flight_and_started_again_answers_after_all(vllm_server, renderer, monkeypatch):
+    if not vllm_server.ours:
+        pytest.skip("the server is not ours to kill")
+    limits = HttpLimits(retries=300, backoff_seconds=0.5, longest_backoff_seconds=2)
+    async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
+        rendered = prompt(renderer, picture())
+        await engine.generate(request_for(rendered))  # the server has the picture, and loses it
+        call = asyncio.ensure_future(engine.generate(long_request(rendered, tokens=1500)))
+
+        async def running():
+            return await running_requests(vllm_server) >= 1
+
+        await until(running)
+        await asyncio.to_thread(vllm_server.kill)
+        await asyncio.to_thread(vllm_server.restart)
+        async with asyncio.timeout(180):
+            (completion,) = (await call).completions
+    assert len(completion.token_ids) == 1500
+
+
+async def test_nothing_is_left_running_when_the_engine_has_been_used(engine, vllm_server):
+    assert await running_requests(vllm_server) == 0
+    assert isinstance(engine, VLLMEngine)

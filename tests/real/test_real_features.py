@@ -1,0 +1,228 @@
+"""Our features beside those of vLLM itself: what a real server renders, and what its own encoder writes and reads."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from renderers import MediaItem, MediaSource, load_renderer
+from renderers.media.item import TensorField
+from rollouts.engines.vllm.features import encode_item, features_segments
+from rollouts.engines.vllm.kwargs_decoding import decode_item, encoded_entries
+from rollouts.errors import MalformedResultError
+
+PIXEL_DTYPE = {
+    "float32": "uint8",
+    "bfloat16": "uint8",
+    "float32-host-normalise": "float32",
+    "bfloat16-host-normalise": "bfloat16",
+}
+every_mode = pytest.mark.parametrize("vllm_server", list(PIXEL_DTYPE), indirect=True)
+
+SIZES = [
+    *((256, 192), (320, 320), (64, 64), (512, 512), (1, 1), (1, 150), (150, 1), (33, 47), (640, 480), (480, 640)),
+    *((1024, 1024), (1000, 37), (37, 1000), (225, 224), (800, 600), (31, 33), (97, 389), (700, 701), (128, 896)),
+    (1280, 720),
+]
+
+
+def pictures(sizes):
+    """Noise that no server has seen: where its cache knows a picture, it answers without the data."""
+    random = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
+    return [random.integers(0, 256, (height, width, 3), dtype=np.uint8) for width, height in sizes]
+
+
+def data_url(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def rendered_by(server, shown):
+    """The ids and features that the server itself makes of a message with pictures."""
+    parts = [{"type": "image_url", "image_url": {"url": data_url(pixels)}} for pixels in shown]
+    body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]}
+    answer = httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def rendered_by_us(server, shown):
+    parts = [{"type": "image", "image": pixels} for pixels in shown]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}
+    return load_renderer(server.model_dir).render([message], add_generation_prompt=True)
+
+
+def assert_same_bytes(ours, theirs):
+    """Byte for byte, but for the order of the names: the server's is that of a set, another one in every process."""
+    written, expected = encoded_entries(ours), encoded_entries(theirs)
+    assert written == expected
+    head = bytes([0x80 + len(expected)])
+    in_their_order = b"".join(
+        bytes([0xA0 + len(name)]) + name.encode() + written[name] for name in expected
+    )  # names of fewer than 32 letters
+    assert base64.b64encode(head + in_their_order) == theirs.encode()
+
+
+def assert_same_features(server, shown):
+    theirs, ours = rendered_by(server, shown), rendered_by_us(server, shown)
+    assert ours.token_ids == theirs["token_ids"]
+    segments = features_segments(ours.multi_modal_data, pixel_dtype=PIXEL_DTYPE[server.mode])
+    made = json.loads(b"".join(segments))
+    assert made["mm_placeholders"] == theirs["features"]["mm_placeholders"]
+    assert len(made["kwargs_data"]["image"]) == len(shown)
+    for mine, other in zip(made["kwargs_data"]["image"], theirs["features"]["kwargs_data"]["image"], strict=True):
+        assert other is not None, "the server's cache knew this picture"
+        assert_same_bytes(mine, other)
+    return theirs["features"]["kwargs_data"]["image"]
+
+
+@every_mode
+@pytest.mark.parametrize("size", SIZES, ids=[f"{width}x{height}" for width, height in SIZES])
+def test_a_picture_is_encoded_as_the_server_does(vllm_server, size):
+    assert_same_features(vllm_server, pictures([size]))
+
+
+@every_mode
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_several_pictures_of_one_prompt_are_encoded_as_the_server_does(vllm_server, count):
+    assert_same_features(vllm_server, pictures(SIZES[:count]))
+
+
+@every_mode
+def test_what_the_server_rendered_is_decoded_and_goes_back_byte_for_byte(vllm_server):
+    (theirs,) = assert_same_features(vllm_server, pictures([(256, 192)]))
+    decoded = decode_item(theirs)
+    assert decoded["pixel_values"].dtype == PIXEL_DTYPE[vllm_server.mode]
+    item = MediaItem(
+        "image",
+        "hash",
+        MediaSource.of(b"picture"),
+        {name: entry.tensor for name, entry in decoded.items()},
+        70,
+        None,
+        {name: entry.field for name, entry in decoded.items()},
+    )
+    again = b"".join(encode_item(item, pixel_dtype=PIXEL_DTYPE[vllm_server.mode], siblings=[item]))
+    assert_same_bytes(again.decode(), theirs)
+
+
+@pytest.mark.parametrize("vllm_server", ["float32"], indirect=True)
+def test_one_changed_pixel_is_noticed(vllm_server):
+    """That the comparison above compares."""
+    (shown,) = pictures([(256, 192)])
+    theirs = rendered_by(vllm_server, [shown])["features"]["kwargs_data"]["image"][0]
+    shown[100, 100, 0] ^= 1
+    media = rendered_by_us(vllm_server, [shown]).multi_modal_data
+    (item,) = media.mm_items["image"]
+    ours = b"".join(encode_item(item, pixel_dtype="uint8", siblings=[item])).decode()
+    with pytest.raises(AssertionError):
+        assert_same_bytes(ours, theirs)
+
+
+# Every kind of field and type, by vLLM's own encoder and decoder in its own environment.
+
+THEIR_SIDE = """
+import base64, json, sys
+import torch
+from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item, encode_mm_kwargs_item
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField, MultiModalFlatField, MultiModalKwargsItem, MultiModalFieldElem, MultiModalSharedField,
+)
+
+FIELDS = {
+    "batched": MultiModalBatchedField(),
+    "kept": MultiModalBatchedField(keep_on_cpu=True),
+    "flat": MultiModalFlatField(slices=[(slice(0, 3),), (slice(3, 6),)]),
+    "shared": MultiModalSharedField(batch_size=2),
+}
+answers = []
+for case in json.load(sys.stdin):
+    if "read" in case:
+        item = decode_mm_kwargs_item(case["read"])
+        answers.append(encode_mm_kwargs_item(MultiModalKwargsItem({key: item[key] for key in sorted(item)})))
+        continue
+    elems = {}
+    for name, kind, shape, dtype, seed in case["write"]:
+        values = torch.arange(seed, seed + torch.Size(shape).numel()).reshape(shape)
+        elems[name] = MultiModalFieldElem(data=values.to(getattr(torch, dtype)), field=FIELDS[kind])
+    answers.append(encode_mm_kwargs_item(MultiModalKwargsItem(elems)))
+json.dump(answers, sys.stdout)
+"""
+
+TYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "float32", "float64", "bfloat16")
+SHAPES = {"batched": [(), (1,), (2, 3), (3, 336, 5)], "flat": [(3,), (3, 7), (3, 2, 2)], "shared": [(4,), (1, 1)]}
+
+
+def ask_vllm(venv, cases):
+    done = subprocess.run(
+        [venv / "bin" / "python", "-c", THEIR_SIDE],
+        input=json.dumps(cases),
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def values_of(shape, dtype, seed):
+    values = np.arange(seed, seed + np.prod(shape, dtype=int)).reshape(shape)
+    return values.astype("float32" if dtype == "bfloat16" else dtype)
+
+
+def test_every_kind_of_field_and_type_is_written_as_vllm_writes_it(vllm_venv):
+    cases, items, wanted = [], [], []
+    for dtype in TYPES:
+        tensors, fields, described = {}, {}, []
+        for kind, shapes in SHAPES.items():
+            for number, shape in enumerate(shapes):
+                name = f"{kind}_{number}"
+                tensors[name] = values_of(shape, dtype, number)
+                fields[name] = TensorField(kind)
+                described.append((name, kind, shape, dtype, number))
+        items.append(MediaItem("image", dtype, MediaSource.of(b""), tensors, 1, None, fields))
+        # Casting is another test's: a server is assumed that wants what there is.
+        wanted.append(dtype if dtype in ("float16", "float32", "bfloat16") else "uint8")
+        cases.append({"write": sorted(described)})
+    theirs = ask_vllm(vllm_venv, cases)
+    for item, other, pixel_dtype in zip(items, theirs, wanted, strict=True):
+        ours = b"".join(encode_item(item, pixel_dtype=pixel_dtype, siblings=[item, item])).decode()
+        assert encoded_entries(ours) == encoded_entries(other), item.mm_hash
+        assert ours == other, item.mm_hash
+
+
+def test_what_vllm_writes_is_read_and_what_we_write_vllm_reads(vllm_venv):
+    cases = [{"write": [("kept", "kept", (3,), "int64", 1), ("pixels", "flat", (3, 4), dtype, 0)]} for dtype in TYPES]
+    theirs = ask_vllm(vllm_venv, cases)
+    ours = []
+    for dtype, other in zip(TYPES, theirs, strict=True):
+        decoded = decode_item(other)
+        tensors = {name: entry.tensor for name, entry in decoded.items()}
+        for name, shape, kind, seed in (("kept", (3,), "int64", 1), ("pixels", (3, 4), dtype, 0)):
+            held = tensors[name]
+            array = held if isinstance(held, np.ndarray) else held.unpack()
+            assert np.array_equal(array, values_of(shape, kind, seed)), (dtype, name)
+        item = MediaItem(
+            "image", "h", MediaSource.of(b""), tensors, 1, None, {name: entry.field for name, entry in decoded.items()}
+        )
+        ours.append(b"".join(encode_item(item, pixel_dtype="uint8", siblings=[item, item])).decode())
+    assert ours == theirs
+    assert ask_vllm(vllm_venv, [{"read": one} for one in ours]) == ours
+
+
+def test_a_real_item_that_breaks_off_is_refused(vllm_venv):
+    (whole,) = ask_vllm(vllm_venv, [{"write": [("pixels", "flat", (3, 4), "uint8", 0)]}])
+    raw = base64.b64decode(whole)
+    for end in range(len(raw)):
+        with pytest.raises(MalformedResultError):
+            decode_item(base64.b64encode(raw[:end]))

@@ -1,0 +1,171 @@
+"""Rendering by a real vLLM, against our own renderer of the same directory and against what the server samples."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from vllm_server import VLLMServer
+
+from renderers import TemplateRenderer, load_renderer
+from rollouts.engines.protocol import GenerateRequest, SamplingParams
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm.features import PixelDtype, features_segments
+from rollouts.engines.vllm.kwargs_decoding import encoded_entries
+from rollouts.engines.vllm.server_chunks import ImageChunk, TokenChunk
+from rollouts.engines.vllm.server_renderer import ServerRenderer
+from rollouts.errors import CapabilityError
+
+EVERYWHERE = pytest.mark.parametrize(
+    "vllm_server", ["float32", "bfloat16", "float32-host-normalise", "bfloat16-host-normalise", "render"], indirect=True
+)
+PIXELS: dict[str, PixelDtype] = {
+    "float32": "uint8",
+    "bfloat16": "uint8",
+    "render": "uint8",
+    "float32-host-normalise": "float32",
+    "bfloat16-host-normalise": "bfloat16",
+}
+
+
+@pytest.fixture
+def ours(vllm_server: VLLMServer) -> TemplateRenderer:
+    return load_renderer(vllm_server.model_dir)
+
+
+def picture(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def asked(server: VLLMServer, messages: list[dict], **options) -> dict:
+    """What the server itself answers, by another client."""
+    body = {"model": server.model_name, "messages": messages, **options}
+    return httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60).raise_for_status().json()
+
+
+def as_url(pixels: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+CONVERSATIONS = [
+    [{"role": "user", "content": "  spaces \n\n and 東京 🙂 1234"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "image", "image": picture(1)}, {"type": "text", "text": "Which?"}]},
+        {"role": "assistant", "content": "that\n"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "and"},
+                {"type": "image", "image": picture(2, 40, 200)},
+                {"type": "image", "image": picture(1)},
+            ],
+        },
+    ],
+]
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+async def test_ids_and_ranges_are_those_of_our_own_renderer(vllm_server, ours, conversation):
+    async with ServerRenderer.connect(vllm_server.base_url) as renderer:
+        for _ in range(2):  # the second time the server knows the pictures
+            rendered = await renderer.render(conversation, add_generation_prompt=True)
+            expected = ours.render(conversation, add_generation_prompt=True)
+            assert rendered.token_ids == expected.token_ids
+            assert rendered.logical_ids == expected.logical_ids
+            assert rendered.marker_ids["image"] == expected.marker_ids["image"]
+            pairs = zip(rendered.multi_modal_data.placed(), expected.multi_modal_data.placed(), strict=True)
+            for (item, where), (own, own_where) in pairs:
+                assert where == own_where
+                assert item.source == own.source
+                assert item.num_tokens == own.num_tokens
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("size", [(28, 28), (64, 96), (37, 301), (480, 640)])
+async def test_items_pass_through_our_encoder_byte_for_byte_as_the_server_made_them(vllm_server, size):
+    pixels = picture(sum(size), *size)
+    shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}]
+    theirs = asked(vllm_server, shown)["features"]["kwargs_data"]["image"]
+    async with ServerRenderer.connect(vllm_server.base_url) as renderer:
+        rendered = await renderer.render(shown)
+    pixel_dtype = PIXELS[vllm_server.mode]
+    made = json.loads(b"".join(features_segments(rendered.multi_modal_data, pixel_dtype=pixel_dtype)))
+    assert [encoded_entries(one) for one in made["kwargs_data"]["image"]] == [encoded_entries(one) for one in theirs]
+    assert pixel_dtype.encode() in encoded_entries(theirs[0])["pixel_values"][:40]
+
+
+@EVERYWHERE
+async def test_chunks_around_pictures_make_the_prompt_that_the_template_makes(vllm_server, ours):
+    conversation = CONVERSATIONS[1]
+    expected = ours.render(conversation, add_generation_prompt=True)
+    chunks: list[TokenChunk | ImageChunk] = []
+    position = 0
+    contents = [message["content"] for message in conversation if isinstance(message["content"], list)]
+    shown = [part["image"] for content in contents for part in content if part["type"] == "image"]
+    for (item, where), pixels in zip(expected.multi_modal_data.placed(), shown, strict=True):
+        chunks += [TokenChunk(expected.token_ids[position : where.offset]), ImageChunk(pixels, item.num_tokens)]
+        position = where.end
+    chunks.append(TokenChunk(expected.token_ids[position:]))
+    async with ServerRenderer.connect(vllm_server.base_url) as renderer:
+        rendered = await renderer.render_chunks(chunks)
+    assert rendered.token_ids == expected.token_ids
+    assert rendered.multi_modal_data.mm_placeholders == expected.multi_modal_data.mm_placeholders
+
+
+@pytest.mark.parametrize("vllm_server", ["float32", "float32-host-normalise"], indirect=True)
+async def test_the_server_samples_from_its_own_items_what_it_samples_from_ours(vllm_server, ours):
+    sampling = SamplingParams(max_tokens=12, temperature=0.0)
+    async with ServerRenderer.connect(vllm_server.base_url) as renderer, VLLMEngine(vllm_server.base_url) as engine:
+        results = []
+        for rendered in (
+            await renderer.render(CONVERSATIONS[1], add_generation_prompt=True),
+            ours.render(CONVERSATIONS[1], add_generation_prompt=True),
+        ):
+            request = GenerateRequest(
+                rendered.token_ids, sampling, rendered.multi_modal_data, marker_ids=rendered.marker_ids
+            )
+            results.append((await engine.generate(request)).completions[0])
+    first, second = results
+    assert first.token_ids.tolist() == second.token_ids.tolist()
+    np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-5)
+
+
+async def test_a_picture_that_the_server_saw_under_other_names_comes_with_its_tensors(vllm_server):
+    pixels = picture(77)
+    for _ in range(2):
+        asked(vllm_server, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}])
+    for _ in range(2):  # two clients that know nothing of each other
+        async with ServerRenderer.connect(vllm_server.base_url) as renderer:
+            rendered = await renderer.render_chunks([ImageChunk(pixels)])
+            assert len(rendered.multi_modal_data) == 1
+
+
+async def test_many_conversations_at_once_and_from_threads(vllm_server, ours):
+    conversations = [
+        [{"role": "user", "content": [{"type": "image", "image": picture(n % 4)}, {"type": "text", "text": f"{n}"}]}]
+        for n in range(24)
+    ]
+    expected = [ours.render(each).token_ids for each in conversations]
+    renderer = ServerRenderer.connect(vllm_server.base_url)
+    with renderer.sync as blocking:
+        inside = await asyncio.gather(*(renderer.render(each) for each in conversations))
+        beside = await asyncio.gather(*(asyncio.to_thread(blocking.render, each) for each in conversations))
+    assert [rendered.token_ids for rendered in inside] == expected
+    assert [rendered.token_ids for rendered in beside] == expected
+
+
+@pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
+async def test_a_server_started_without_scale_out_is_an_error_with_the_cure(vllm_server):
+    async with ServerRenderer.connect(vllm_server.base_url, api_key=vllm_server.api_key) as renderer:
+        with pytest.raises(CapabilityError, match="--enable-scale-out"):
+            await renderer.render([{"role": "user", "content": "a"}])

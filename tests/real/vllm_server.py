@@ -1,0 +1,210 @@
+"""`vllm serve` as a child process: started on a free port, watched, killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import httpx
+import pytest
+
+MODEL_NAME = "tiny-qwen3vl"
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # else the first request with log-probabilities compiles for 17 s
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+}
+_PROCESSOR_LIMITS = ("--limit-mm-per-prompt", '{"image":8,"video":0}')
+_SERVE = (
+    *("--max-num-seqs", "8", "--max-num-batched-tokens", "4096"),
+    *("--enforce-eager", "--skip-mm-profiling"),
+    *_PROCESSOR_LIMITS,
+)
+# Reads what nobody writes: its end comes with that of the tests, even if they are killed, and then the group's.
+_WATCHDOG = 'read -r _; kill -9 "-$0"'
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a server is started. `api_key`: the key that it asks for."""
+
+    dtype: str = "float32"
+    arguments: tuple[str, ...] = ()
+    scale_out: bool = True
+    dev_routes: bool = True
+    api_key: str | None = None
+    subcommand: tuple[str, ...] = ("serve",)
+
+    def command(self, program: Path, model_dir: Path, port: int) -> list[str]:
+        return [
+            *(str(program), *self.subcommand, str(model_dir)),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--served-model-name", MODEL_NAME, "--dtype", self.dtype, "--max-model-len", "4096"),
+            *(_SERVE if self.subcommand == ("serve",) else ()),
+            *(("--enable-scale-out",) if self.scale_out and self.subcommand == ("serve",) else ()),
+            *(("--api-key", self.api_key) if self.api_key else ()),
+            *self.arguments,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return {**_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1" if self.dev_routes else "0"}
+
+
+#: In the order in which the tests of the modes run, each server being started once.
+MODES: Mapping[str, Mode] = {
+    "float32": Mode(),
+    "float32-host-normalise": Mode(arguments=("--no-mm-device-do-normalize",)),
+    "bfloat16": Mode(dtype="bfloat16"),
+    "bfloat16-host-normalise": Mode(dtype="bfloat16", arguments=("--no-mm-device-do-normalize",)),
+    # As an operator may leave one: a key, no scale-out, no development routes.
+    "closed": Mode(scale_out=False, dev_routes=False, api_key="open-sesame"),
+    # No model in it: `vllm launch render` only turns messages into ids and features.
+    "render": Mode(subcommand=("launch", "render")),
+}
+
+
+@dataclass
+class VLLMServer:
+    """A vLLM server of our own, or (`process` None, `venv` None) one that somebody else runs.
+
+    `model_dir` is the checkpoint that it was started with, `log_path` what it prints (None for another's server).
+    """
+
+    base_url: str
+    model_dir: Path
+    mode: str
+    log_path: Path | None = None
+    venv: Path | None = None
+    model_name: str = MODEL_NAME
+    killed: bool = field(default=False, init=False)
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    _watchdog: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def start(cls, venv: Path, model_dir: Path, mode: str, log_dir: Path) -> VLLMServer:
+        """Start a server and wait until it answers; raises `RuntimeError` with the end of its log."""
+        server = cls(f"http://127.0.0.1:{_free_port()}", model_dir, mode, log_dir / f"vllm-{mode}.log", venv)
+        server.restart()
+        return server
+
+    @property
+    def ours(self) -> bool:
+        return self.venv is not None
+
+    @property
+    def api_key(self) -> str | None:
+        return MODES[self.mode].api_key
+
+    def restart(self, *, seconds: float = 300) -> None:
+        """Stop the server if it runs, start it on the same port, and wait until it answers."""
+        venv, log_path = self._need_ours()
+        self.stop()
+        port = int(self.base_url.rpartition(":")[2])
+        mode = MODES[self.mode]
+        with log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                mode.command(venv / "bin" / "vllm", self.model_dir, port),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**_inherited(), **mode.environment(), "VLLM_CACHE_ROOT": str(log_path.parent / "vllm-cache")},
+                start_new_session=True,
+            )
+        self._watchdog = subprocess.Popen(
+            ["sh", "-c", _WATCHDOG, str(self.process.pid)], stdin=subprocess.PIPE, start_new_session=True
+        )
+        self.killed = False
+        deadline = time.monotonic() + seconds
+        while not self.is_healthy():
+            if self.process.poll() is not None:
+                self._fail("ended before it answered")
+            if time.monotonic() > deadline:
+                self.stop()
+                self._fail(f"did not answer within {seconds:.0f} s")
+            time.sleep(0.25)
+
+    def restartable(self) -> None:
+        """Skip the test unless the server is ours to take down."""
+        self._need_ours()
+
+    def kill(self) -> None:
+        """Kill -9 every process of the server, as a machine that is lost would."""
+        self._need_ours()
+        self.killed = True
+        self._signal_group(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
+    def stop(self) -> None:
+        """Interrupt the server as a person at a terminal would; kill what is left after 20 s."""
+        self._need_ours()
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=20)
+        self._signal_group(signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+        if self._watchdog is not None and self._watchdog.stdin is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()
+            self._watchdog.stdin.close()
+            self._watchdog = None
+
+    def is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.base_url}/health", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def log_tail(self, lines: int = 30) -> str:
+        if self.log_path is None:
+            return "(the log of a server that somebody else runs is not known)"
+        return "\n".join(self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        # The engine and its workers are in the session that the server leads, also after it is gone.
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                return
+
+    def _need_ours(self) -> tuple[Path, Path]:
+        if self.venv is None or self.log_path is None:
+            pytest.skip(
+                f"{self.base_url} is not ours to kill or restart; unset VLLM_BASE_URL to let the tests start one"
+            )
+        return self.venv, self.log_path
+
+    def _fail(self, what: str) -> NoReturn:
+        raise RuntimeError(f"vLLM ({self.mode}) {what}; its log ends:\n{self.log_tail()}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment, without what is set for the Python that runs the tests."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV", "VLLM_", "COV_"))
+    }

@@ -1,0 +1,356 @@
+"""What the probe makes of servers of every kind, and of what is said of them beforehand."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import replace
+
+import pytest
+from fake_server import GENERATE, IMAGE_PAD, RENDER, FakeVLLM, answer, change, error_response
+
+from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe, release_of
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.errors import CapabilityError, MalformedResultError, ServerError, ServerUnreachableError
+
+QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
+
+
+async def probed(server, *, api_key=None, **options):
+    connection = ServerConnection(server.base_url, api_key=api_key, limits=QUICK)
+    try:
+        return await probe(connection, **options)
+    finally:
+        await connection.close()
+
+
+def refused(*fields):
+    """vLLM's answer to a request whose fields are all wrong that it knows."""
+    lines = [f"  {{'type': 'x', 'loc': 'body.{field}', 'msg': 'y', 'input': 'z'}}" for field in fields]
+    response = error_response(400, "\n".join([f"{len(fields)} validation errors:", *lines]), "Bad Request", "body.x")
+    return answer(body=response.body, status=400)
+
+
+ALL_FIELDS = refused("sampling_params", "token_ids", "content_parts", "output_mode")
+
+
+def failing(status, message="no"):
+    return answer({"error": {"message": message, "type": "x", "param": None, "code": status}}, status=status)
+
+
+async def test_a_default_server_of_0_32_is_known_after_one_probe():
+    async with FakeVLLM() as server:
+        server.script[GENERATE] += [ALL_FIELDS]
+        assert await probed(server) == ServerCapabilities(
+            version="0.32.0",
+            model="tiny-qwen3vl",
+            max_model_len=4096,
+            scale_out=True,
+            pixel_dtype="uint8",
+            placeholder_ids={"image": IMAGE_PAD},
+            merge_area=4,
+            patch_values=1536,
+            chat_logprobs=False,
+            content_parts=True,
+            control=True,
+        )
+
+
+async def test_the_probe_generates_nothing_and_takes_five_requests():
+    async with FakeVLLM() as server:
+        await probed(server)
+        assert [seen.path for seen in server.requests] == ["/version", "/v1/models", GENERATE, "/is_paused", RENDER]
+        assert "sampling_params" not in server.generations[0].json
+
+
+async def test_every_probe_shows_another_picture_for_a_known_one_may_come_back_without_tensors():
+    async with FakeVLLM() as server:
+        for _ in range(3):
+            await probed(server)
+        shown = [
+            seen.json["messages"][0]["content"][0]["image_url"]["url"]
+            for seen in server.requests
+            if seen.path == RENDER
+        ]
+        assert len(set(shown)) == 3
+        assert all(base64.b64decode(url.partition(",")[2]).startswith(b"\x89PNG") for url in shown)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16", "float16"])
+async def test_pixels_are_wanted_in_the_type_that_the_server_renders_itself(dtype):
+    async with FakeVLLM(pixel_dtype=dtype) as server:
+        assert (await probed(server)).pixel_dtype == dtype
+
+
+# Which model.
+
+
+async def test_an_unknown_model_is_answered_with_the_names_that_are_served():
+    async with FakeVLLM() as server:
+        with pytest.raises(CapabilityError, match=r"serves tiny-qwen3vl, not qwen9"):
+            await probed(server, model="qwen9")
+
+
+async def test_an_adapter_has_the_length_of_the_model_that_it_belongs_to():
+    cards = [{"id": "base", "max_model_len": 777}, {"id": "adapter", "parent": "base", "max_model_len": None}]
+    async with FakeVLLM() as server:
+        server.script["/v1/models"] += [answer({"data": cards})] * 2
+        assert (await probed(server)).model == "base"
+        found = await probed(server, model="adapter")
+        assert (found.model, found.max_model_len) == ("adapter", 777)
+
+
+async def test_something_that_is_no_vllm_is_named():
+    async with FakeVLLM() as server:
+        server.script["/v1/models"] += [answer(body=b"<html>hello</html>"), failing(404)]
+        with pytest.raises(MalformedResultError, match="no JSON"):
+            await probed(server)
+        with pytest.raises(CapabilityError, match="Is this a vLLM"):
+            await probed(server)
+
+
+async def test_a_server_that_is_not_there_is_unreachable_and_not_incapable():
+    async with FakeVLLM() as server:
+        url = server.base_url
+    connection = ServerConnection(url, limits=QUICK)
+    with pytest.raises(ServerUnreachableError):
+        await probe(connection)
+    await connection.close()
+
+
+# Which routes.
+
+
+async def test_scale_out_that_is_off_names_the_flag_that_turns_it_on():
+    async with FakeVLLM(scale_out=False) as server:
+        with pytest.raises(CapabilityError, match="--enable-scale-out"):
+            await probed(server)
+
+
+async def test_a_server_that_does_not_generate_can_be_looked_at_when_that_is_expected():
+    async with FakeVLLM(scale_out=False) as server:
+        found = await probed(server, expected=ExpectedCapabilities(scale_out=False))
+        assert not found.scale_out
+        assert found.model == "tiny-qwen3vl"
+        assert found.pixel_dtype is None
+
+
+async def test_a_missing_generate_route_is_told_from_one_that_is_off():
+    async with FakeVLLM() as server:
+        server.script[GENERATE] += [answer({"detail": "Not Found"}, status=404)]
+        with pytest.raises(CapabilityError, match=r"has no /inference/v1/generate \(HTTP 404\)"):
+            await probed(server)
+
+
+async def test_an_error_that_says_nothing_about_the_route_is_passed_on():
+    async with FakeVLLM() as server:
+        server.script[GENERATE] += [failing(500, "EngineCore encountered an issue")]
+        with pytest.raises(ServerError, match="EngineCore"):
+            await probed(server)
+
+
+@pytest.mark.parametrize("given", [None, "a-wrong-secret"])
+async def test_a_server_that_wants_a_key_says_so_without_showing_any(given):
+    async with FakeVLLM(api_key="the-right-secret") as server:
+        with pytest.raises(CapabilityError, match="API key") as caught:
+            await probed(server, api_key=given)
+        assert "secret" not in str(caught.value)
+        assert (await probed(server, api_key="the-right-secret")).scale_out
+
+
+async def test_without_development_mode_there_is_no_control():
+    async with FakeVLLM(control=False) as server:
+        assert not (await probed(server)).control
+
+
+@pytest.mark.parametrize(
+    ("fields", "content_parts", "chat_logprobs"),
+    [
+        (["sampling_params", "content_parts", "output_mode"], True, False),
+        (["sampling_params", "content_parts"], True, True),
+        (["sampling_params"], False, True),
+    ],
+)
+async def test_fields_that_a_server_complains_about_are_fields_that_it_knows(fields, content_parts, chat_logprobs):
+    async with FakeVLLM() as server:
+        server.script[GENERATE] += [refused(*fields)]
+        found = await probed(server)
+        assert (found.content_parts, found.chat_logprobs) == (content_parts, chat_logprobs)
+
+
+async def test_a_field_that_is_only_quoted_back_is_not_known():
+    """Servers before 0.32 quote the whole request, unknown fields included."""
+    body = b"""{"error": {"message": "[{'type': 'missing', 'loc': ('body', 'sampling_params'), 'msg': 'Field required',
+        'input': {'token_ids': [], 'content_parts': 0, 'output_mode': '?'}}]", "type": "Bad Request"}}"""
+    async with FakeVLLM(version="0.24.0") as server:
+        server.script[GENERATE] += [answer(body=body.replace(b"\n", b" "), status=400)]
+        found = await probed(server)
+        assert not found.content_parts
+        assert found.chat_logprobs
+
+
+@pytest.mark.parametrize(
+    ("version", "known"), [("0.28.1", (False, True)), ("0.29.0", (True, True)), ("0.32.0", (True, False))]
+)
+async def test_where_the_complaint_is_hidden_the_version_decides(version, known):
+    async with FakeVLLM(version=version) as server:
+        server.script[GENERATE] += [answer(body=b"bad request", status=400)]
+        found = await probed(server)
+        assert (found.content_parts, found.chat_logprobs) == known
+
+
+# Servers that do not render a picture.
+
+
+def configured(**multimodal):
+    return answer({"vllm_config": {"model_config": {"dtype": "torch.bfloat16", "multimodal_config": multimodal}}})
+
+
+@pytest.mark.parametrize(
+    ("step", "dtype"),
+    [
+        (configured(mm_device_do_normalize=True), "uint8"),
+        (configured(mm_device_do_normalize=False), "bfloat16"),
+        (configured(), "bfloat16"),
+        (configured(mm_device_do_normalize=True, language_model_only=True), None),
+        (answer({"vllm_config": {"model_config": {"dtype": "torch.bfloat16", "multimodal_config": None}}}), None),
+        (answer({"vllm_config": "ModelConfig(...)"}), None),
+        (answer({"detail": "Not Found"}, status=404), None),
+    ],
+)
+async def test_a_server_that_renders_no_picture_is_asked_for_its_configuration(step, dtype):
+    async with FakeVLLM() as server:
+        server.script[RENDER] += [failing(400, "At most 0 image(s) may be provided in one prompt.")]
+        server.script["/server_info"] += [step]
+        assert (await probed(server)).pixel_dtype == dtype
+
+
+@pytest.mark.parametrize(("version", "dtype"), [("0.28.1", "float32"), ("0.29.0rc1.dev7+gabc", None), ("0.29.0", None)])
+async def test_without_a_render_route_only_versions_before_0_29_are_sure_to_want_floats(version, dtype):
+    async with FakeVLLM(version=version) as server:
+        server.script[RENDER] += [answer({"detail": "Not Found"}, status=404)]
+        assert (await probed(server)).pixel_dtype == dtype
+
+
+async def test_a_rendering_without_tensors_is_no_statement_about_them():
+    def empty(content):
+        content["features"]["kwargs_data"] = None
+
+    async with FakeVLLM() as server:
+        server.script[RENDER] += [change(empty)]
+        server.script["/server_info"] += [configured(mm_device_do_normalize=False)]
+        assert (await probed(server)).pixel_dtype == "bfloat16"
+
+
+async def test_patches_that_do_not_share_out_evenly_have_no_merge_area():
+    def shorter(content):
+        content["features"]["mm_placeholders"]["image"][0]["length"] -= 1
+
+    async with FakeVLLM() as server:
+        server.script[RENDER] += [change(shorter)]
+        found = await probed(server)
+        assert found.merge_area is None
+        assert found.placeholder_ids == {"image": IMAGE_PAD}
+
+
+async def test_pixels_of_an_unknown_type_are_refused():
+    async with FakeVLLM(pixel_dtype="uint8") as server:
+
+        def other(content):
+            encoded = base64.b64decode(content["features"]["kwargs_data"]["image"][0])
+            changed = re.sub(rb"\xa5uint8", b"\xa4int8", encoded)
+            content["features"]["kwargs_data"]["image"][0] = base64.b64encode(changed).decode()
+
+        server.script[RENDER] += [change(other)]
+        with pytest.raises(CapabilityError, match="int8 pixels"):
+            await probed(server)
+
+
+# What is said beforehand.
+
+
+async def test_what_is_expected_holds_where_the_server_does_not_tell():
+    async with FakeVLLM(version="0.32.0") as server:
+        server.script["/version"] += [answer({"detail": "Not Found"}, status=404)]
+        server.script[RENDER] += [answer({"detail": "Not Found"}, status=404)]
+        expected = ExpectedCapabilities(
+            version="0.30.1", pixel_dtype="uint8", placeholder_ids={"image": 5, "video": 6}, merge_area=4
+        )
+        found = await probed(server, expected=expected)
+        assert (found.version, found.pixel_dtype, found.merge_area) == ("0.30.1", "uint8", 4)
+        assert found.placeholder_ids == {"image": 5, "video": 6}
+
+
+async def test_what_the_probe_cannot_see_is_added_to_what_it_sees():
+    async with FakeVLLM() as server:
+        found = await probed(server, expected=ExpectedCapabilities(placeholder_ids={"video": 398}))
+        assert found.placeholder_ids == {"image": IMAGE_PAD, "video": 398}
+
+
+@pytest.mark.parametrize(
+    ("expected", "said"),
+    [
+        (ExpectedCapabilities(pixel_dtype="float32"), "uint8"),
+        (ExpectedCapabilities(max_model_len=8192), "4096"),
+        (ExpectedCapabilities(version="0.31.0"), "0.32.0"),
+        (ExpectedCapabilities(placeholder_ids={"image": 3}), "397"),
+        (ExpectedCapabilities(merge_area=1), "4"),
+        (ExpectedCapabilities(control=False), "True"),
+        (ExpectedCapabilities(content_parts=False), "True"),
+        (ExpectedCapabilities(chat_logprobs=True), "False"),
+        (ExpectedCapabilities(scale_out=False), "True"),
+    ],
+)
+async def test_a_contradiction_names_what_both_say(expected, said):
+    (name,) = [each for each in ExpectedCapabilities.__slots__ if getattr(expected, each) not in (None, {})]
+    async with FakeVLLM() as server:
+        server.script[GENERATE] += [ALL_FIELDS]
+        with pytest.raises(CapabilityError, match=name) as caught:
+            await probed(server, expected=expected)
+        assert said in str(caught.value)
+        assert str(getattr(expected, name)) in str(caught.value)
+
+
+async def test_what_agrees_is_no_contradiction():
+    async with FakeVLLM() as server:
+        server.script[GENERATE] += [ALL_FIELDS] * 2
+        found = await probed(server)
+        given = {each: getattr(found, each) for each in ServerCapabilities.__slots__}
+        assert await probed(server, expected=ExpectedCapabilities(**given)) == found
+
+
+async def test_a_build_of_the_expected_release_is_the_expected_version():
+    async with FakeVLLM(version="0.33.0rc1.dev5+gabc") as server:
+        assert (await probed(server, expected=ExpectedCapabilities(version="0.33.0"))).version == "0.33.0rc1.dev5+gabc"
+
+
+async def test_an_unknown_length_must_be_given():
+    async with FakeVLLM() as server:
+        server.script["/v1/models"] += [answer({"data": [{"id": "m"}]})] * 2
+        server.script[RENDER] += [failing(400)] * 2
+        with pytest.raises(CapabilityError, match="max_model_len"):
+            await probed(server)
+        assert (await probed(server, expected=ExpectedCapabilities(max_model_len=99))).max_model_len == 99
+
+
+@pytest.mark.parametrize("wrong", [{"pixel_dtype": "int8"}, {"max_model_len": 0}, {"merge_area": 0}])
+def test_expectations_that_no_server_could_meet_are_refused(wrong):
+    with pytest.raises(CapabilityError, match=next(iter(wrong))):
+        ExpectedCapabilities(**wrong)
+    assert replace(ExpectedCapabilities(), version="x").version == "x"
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.32.0", (0, 32, 0)),
+        ("v0.20.2", (0, 20, 2)),
+        ("0.33.0rc1.dev5+gabc", (0, 33, 0)),
+        ("0.11.1.post1", (0, 11, 1)),
+        ("1.0", (1, 0)),
+        ("dev", None),
+        ("", None),
+    ],
+)
+def test_the_release_of_a_version(version, release):
+    assert release_of(version) == release

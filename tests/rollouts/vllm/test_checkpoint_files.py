@@ -1,0 +1,167 @@
+"""Checkpoints that a server would choke on are found by the headers of their files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rollouts.engines.vllm.checkpoint_files import check_checkpoint, write_tied_head
+from rollouts.errors import WeightUpdateError
+
+FILE = "model.safetensors"
+HEAD = "lm_head.weight"
+EMBEDDING = "model.language_model.embed_tokens.weight"
+NORM = "model.language_model.norm.weight"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tiny_model_dir, tmp_path_factory):
+    """A checkpoint of a model with tied embeddings that holds the output layer all the same."""
+    directory = shutil.copytree(tiny_model_dir, tmp_path_factory.mktemp("whole") / "model")
+    return rewritten(directory, lambda weights: weights.update({HEAD: weights[EMBEDDING].copy()}))
+
+
+@pytest.fixture
+def copy(model_dir, tmp_path):
+    return shutil.copytree(model_dir, tmp_path / "copy")
+
+
+def rewritten(directory, edit):
+    weights = dict(load_file(directory / FILE))
+    edit(weights)
+    save_file(weights, directory / FILE, metadata={"format": "pt"})
+    return directory
+
+
+def sharded(directory):
+    """The same weights in two files with an index, as large models are saved."""
+    weights = load_file(directory / FILE)
+    names = sorted(weights)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for name, tensors in parts.items():
+        save_file({tensor: weights[tensor] for tensor in tensors}, directory / name)
+    (directory / FILE).unlink()
+    index = {"metadata": {}, "weight_map": {tensor: name for name, tensors in parts.items() for tensor in tensors}}
+    (directory / f"{FILE}.index.json").write_text(json.dumps(index))
+    return directory
+
+
+def test_a_checkpoint_fits_the_one_that_it_was_copied_from(copy, model_dir):
+    check_checkpoint(copy, like=model_dir)
+    check_checkpoint(sharded(copy), like=model_dir)
+    check_checkpoint(model_dir, like=copy)
+
+
+def test_weights_of_another_type_are_the_same_tensors(copy, model_dir):
+    check_checkpoint(
+        rewritten(copy, lambda weights: weights.update({k: v.astype(np.float16) for k, v in weights.items()})),
+        like=model_dir,
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda weights: weights.pop(NORM), f"lacks {NORM}"),
+        (lambda weights: weights.update(more=np.zeros(1, np.float32)), "has more beyond"),
+        (lambda weights: weights.update({NORM: weights[NORM][:-1].copy()}), f"{NORM} has shape (63,)"),
+        (lambda weights: [weights.pop(name) for name in list(weights) if name != HEAD], "tensors such as"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_model_are_named(copy, model_dir, edit, said):
+    with pytest.raises(WeightUpdateError) as caught:
+        check_checkpoint(rewritten(copy, edit), like=model_dir)
+    assert said in str(caught.value)
+    assert "Nothing was changed" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "saved", [lambda directory: directory, lambda directory: sharded(directory)], ids=["one", "index"]
+)
+def test_a_tied_output_layer_that_is_left_out_is_refused_until_it_is_written(copy, model_dir, saved):
+    """vLLM would go on with the output layer that it had: log-probabilities more than 1 nat off, and HTTP 200."""
+    saved(rewritten(copy, lambda weights: weights.pop(HEAD)))
+    with pytest.raises(WeightUpdateError, match="write_tied_head"):
+        check_checkpoint(copy, like=model_dir)
+    write_tied_head(copy)
+    check_checkpoint(copy, like=model_dir)
+    (head,) = load_file(copy / "lm_head.safetensors").items()
+    assert head[0] == HEAD
+    assert np.array_equal(head[1], load_file(model_dir / FILE)[EMBEDDING])
+
+
+def test_an_output_layer_that_is_there_is_not_written_again(copy):
+    before = sorted(path.name for path in copy.iterdir())
+    write_tied_head(copy)
+    assert sorted(path.name for path in copy.iterdir()) == before
+
+
+def test_without_embeddings_there_is_no_output_layer_to_write(copy):
+    rewritten(copy, lambda weights: [weights.pop(name) for name in (HEAD, EMBEDDING)])
+    with pytest.raises(WeightUpdateError, match="embed_tokens"):
+        write_tied_head(copy)
+
+
+def test_an_output_layer_that_is_not_tied_must_be_in_both_or_in_neither(copy, model_dir, tmp_path):
+    untied = shutil.copytree(copy, tmp_path / "untied")
+    for directory in (copy, untied):
+        config = json.loads((directory / "config.json").read_text())
+        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = False
+        (directory / "config.json").write_text(json.dumps(config))
+    check_checkpoint(copy, like=untied)
+    rewritten(untied, lambda weights: weights.pop(HEAD))
+    with pytest.raises(WeightUpdateError, match=r"lm_head\.weight"):
+        check_checkpoint(copy, like=untied)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.00001, 0.001, 0.5, 0.999999])
+def test_a_file_that_is_still_being_written_is_not_loaded(copy, kept):
+    data = (copy / FILE).read_bytes()
+    (copy / FILE).write_bytes(data[: int(len(data) * kept)])
+    with pytest.raises(WeightUpdateError, match="still being written"):
+        check_checkpoint(copy, like=None)
+
+
+def test_a_file_with_something_behind_its_tensors_is_not_one(copy):
+    (copy / FILE).write_bytes((copy / FILE).read_bytes() + b"x")
+    with pytest.raises(WeightUpdateError, match="announces"):
+        check_checkpoint(copy, like=None)
+
+
+def test_a_shard_that_is_missing_is_named(copy):
+    (sharded(copy) / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(WeightUpdateError, match="model-00002-of-00002"):
+        check_checkpoint(copy, like=None)
+
+
+def test_an_index_that_promises_more_than_the_files_hold_is_refused(copy):
+    path = sharded(copy) / f"{FILE}.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["promised"] = "model-00001-of-00002.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises(WeightUpdateError, match="promised"):
+        check_checkpoint(copy, like=None)
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": 1}', b'{"a": {"shape": [1]}}', b"\xff\xff"])
+def test_a_broken_header_is_said_to_be_one(tmp_path, header):
+    (tmp_path / FILE).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightUpdateError, match="broken header"):
+        check_checkpoint(tmp_path, like=None)
+
+
+def test_a_directory_that_is_not_there_or_empty_is_refused(tmp_path):
+    with pytest.raises(WeightUpdateError, match="no such directory"):
+        check_checkpoint(tmp_path / "typo", like=None)
+    with pytest.raises(WeightUpdateError, match=r"no \.safetensors"):
+        check_checkpoint(tmp_path, like=None)
+
+
+def test_a_first_checkpoint_that_cannot_be_seen_from_here_leaves_the_check_of_wholeness(copy, tmp_path):
+    rewritten(copy, lambda weights: weights.pop(NORM))
+    check_checkpoint(copy, like=tmp_path / "elsewhere")
+    check_checkpoint(copy, like=None)

@@ -1,0 +1,330 @@
+"""Server-sent events: the decoder by itself, and streams over a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from fake_server import GENERATE, FakeVLLM, Step, answer, busy, completion_of, hold, raw, reset, stream_pieces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.events import EventDecoder, EventTooLongError
+from rollouts.engines.vllm.retrying import Timing
+from rollouts.errors import (
+    EngineClosedError,
+    MalformedResultError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
+
+pytestmark = pytest.mark.filterwarnings("error::ResourceWarning")
+
+BODY = [
+    json.dumps(
+        {"request_id": "s", "token_ids": [1, 2, 3], "stream": True, "sampling_params": {"max_tokens": 4, "logprobs": 0}}
+    ).encode()
+]
+
+
+# The decoder.
+
+
+def decoded(*pieces: bytes, longest: int = 1000) -> list[bytes]:
+    decoder = EventDecoder(longest)
+    return [event for piece in pieces for event in decoder.feed(piece)]
+
+
+# Data without line ends; written as lines, which is what a `data` field is made of.
+LINES = st.lists(
+    st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=8), min_size=1, max_size=3
+)
+NOISE = st.sampled_from([": a comment", "event: message", "id: 7", "retry: 10", "unknown: field", ":"])
+
+
+@given(
+    events=st.lists(st.tuples(LINES, st.lists(NOISE, max_size=2)), max_size=5),
+    ends=st.lists(st.sampled_from(["\n", "\r\n", "\r"]), min_size=1, max_size=7),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+    blanks=st.integers(0, 2),
+)
+def test_events_come_out_whatever_the_line_ends_and_wherever_the_bytes_are_cut(
+    events: list[tuple[list[str], list[str]]], ends: list[str], cuts: list[int], blanks: int
+) -> None:
+    lines = [""] * blanks
+    for data, noise in events:
+        lines += [*noise, *(f"data: {line}" for line in data), *[""] * (1 + blanks)]
+    # A line that ends in CR before an empty one that ends in LF would read as a single CRLF: one kind of end an event.
+    end = ends[0] if len(set(ends)) == 1 else "\n"
+    text = "".join(line + end for line in lines).encode()
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    pieces = [text[start:stop] for start, stop in itertools.pairwise(places)]
+    assert decoded(*pieces, longest=10_000) == ["\n".join(data).encode() for data, _ in events]
+
+
+def test_mixed_line_ends_are_read_one_byte_at_a_time_and_at_once() -> None:
+    text = b"data: a\r\ndata: b\rdata: c\n\r\ndata:d\r\rdata:  e\n\n"
+    expected = [b"a\nb\nc", b"d", b" e"]
+    assert decoded(text) == expected
+    assert decoded(*(text[place : place + 1] for place in range(len(text)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "events"),
+    [
+        (b"data\n\n", [b""]),
+        (b"data:\n\n", [b""]),
+        (b"data: \n\n", [b""]),
+        (b"data:x\n\n", [b"x"]),
+        (b"datax: y\n\n", []),
+        (b" data: y\n\n", []),
+        (b"\xef\xbb\xbfdata: first\n\n\xef\xbb\xbfdata: no\n\n", [b"first"]),
+        (b"data: cut off\n", []),
+        (b"event: ping\n\n", []),
+        (b"\n\n\n", []),
+    ],
+)
+def test_corners_of_the_format(text: bytes, events: list[bytes]) -> None:
+    assert decoded(text) == events
+
+
+def test_a_character_cut_in_two_is_put_together_again() -> None:
+    text = "data: 象é\n\n".encode()
+    for place in range(len(text)):
+        assert [event.decode() for event in decoded(text[:place], text[place:])] == ["象é"]
+
+
+@pytest.mark.parametrize("text", [b"data: " + b"x" * 995, b"data: 123456789\n" * 101, b"x" * 1001, b": " + b"x" * 999])
+def test_an_event_that_does_not_end_is_bounded(text: bytes) -> None:
+    with pytest.raises(EventTooLongError, match="1000"):
+        decoded(*(text[place : place + 7] for place in range(0, len(text), 7)))
+
+
+def test_many_short_events_in_one_piece_do_not_count_together() -> None:
+    assert decoded(b"data: 12345\n\n" * 5000) == [b"12345"] * 5000
+
+
+# Streams.
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeVLLM]:
+    async with FakeVLLM() as running:
+        yield running
+
+
+@pytest.fixture
+async def connection(server: FakeVLLM, losses: list[int]) -> AsyncIterator[ServerConnection]:
+    async def at_once(seconds: float) -> None:
+        pass
+
+    made = ServerConnection(server.base_url, timing=Timing(sleep=at_once), on_lost=lambda: losses.append(1))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def losses() -> list[int]:
+    return []
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+async def collect(connection: ServerConnection, **options: float) -> list[bytes]:
+    async with connection.stream(GENERATE, name="s", body=BODY, **options) as events:
+        return [event async for event in events]
+
+
+async def test_a_stream_gives_its_events_and_leaves_the_connection_for_the_next(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    for _ in range(3):
+        deltas = [json.loads(event)["choices"][0] for event in await collect(connection)]
+        assert [token for delta in deltas for token in delta["token_ids"]] == completion_of([1, 2, 3], 4)
+        assert [delta["finish_reason"] for delta in deltas] == [None, "length"]
+    assert server.connections == 1
+
+
+async def test_the_status_and_headers_are_there_before_the_events(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    proceed = asyncio.Event()
+    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", proceed, b"data: 2\n\ndata: [DONE]\n\n")]
+    async with connection.stream(GENERATE, name="s", body=BODY) as events:
+        assert events.status == 200
+        assert events.headers["content-type"].startswith("text/event-stream")
+        assert await anext(events) == b"1"
+        proceed.set()
+        assert [event async for event in events] == [b"2"]
+        assert [event async for event in events] == []  # and it stays at its end
+
+
+async def test_a_stream_cut_anywhere_gives_the_same_events(server: FakeVLLM, connection: ServerConnection) -> None:
+    text = 'data: {"x": "象"}\r\n\r\n: ping\r\n\r\ndata: [DONE]\r\n\r\n'.encode()
+    server.script[GENERATE] += [stream_pieces(*(text[place : place + 1] for place in range(len(text))))]
+    assert await collect(connection) == ['{"x": "象"}'.encode()]
+
+
+async def test_an_error_status_has_a_body_and_iterating_raises_it(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    server.script[GENERATE] += [answer({"error": {"message": "no such model"}}, status=404)] * 2
+    async with connection.stream(GENERATE, name="s", body=BODY) as events:
+        assert events.status == 404
+        assert json.loads(await events.body()) == {"error": {"message": "no such model"}}
+        assert await events.body() == await events.body()
+    with pytest.raises(ServerError, match="no such model") as caught:
+        await collect(connection)
+    assert caught.value.status == 404
+    assert server.connections == 1
+
+
+async def test_a_stream_without_its_end_is_malformed(server: FakeVLLM, connection: ServerConnection) -> None:
+    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n"), stream_pieces(b"data: 1\n\ndata: [DONE]")]
+    for _ in range(2):
+        with pytest.raises(MalformedResultError, match=r"\[DONE\]"):
+            await collect(connection)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [reset(), raw(b"HTTP/1.1 200 OK\r\ntransfer-enc"), busy(429)],
+    ids=["reset", "half a head", "429"],
+)
+async def test_a_stream_is_tried_again_until_its_head_has_come(
+    server: FakeVLLM, connection: ServerConnection, step: Step
+) -> None:
+    server.script[GENERATE] += [step, step]
+    assert len(await collect(connection)) == 2
+    assert len(server.requests) == 3
+
+
+async def test_a_stream_that_breaks_is_not_begun_again_behind_the_callers_back(
+    server: FakeVLLM, connection: ServerConnection, losses: list[int]
+) -> None:
+    broken = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n"
+    server.script[GENERATE] += [raw(broken)]
+    seen = []
+
+    async def read() -> None:
+        async with connection.stream(GENERATE, name="s", body=BODY) as events:
+            async for event in events:
+                seen.append(event)  # noqa: PERF401 what came before the break counts
+
+    with pytest.raises(ServerUnreachableError):
+        await read()
+    assert seen == [b"1"]
+    assert len(server.requests) == 1
+    assert losses == [1]
+
+
+async def test_a_busy_server_is_a_status_after_the_last_retry(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(retries=0))
+    server.script[GENERATE] += [busy(503)]
+    async with connection.stream(GENERATE, name="s", body=BODY) as events:
+        assert events.status == 503
+        assert b"busy" in await events.body()
+    await connection.close()
+
+
+async def test_leaving_a_stream_early_closes_its_connection_at_once(
+    server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollouts.engines.vllm.answers._AFTER_DONE_SECONDS", 60)
+    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
+    async with asyncio.timeout(10):
+        async with connection.stream(GENERATE, name="s", body=BODY) as events:
+            assert await anext(events) == b"1"
+    await server.requests[0].disconnected.wait()
+
+
+async def test_cancelling_a_stream_closes_its_connection_and_frees_its_slot(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=1))
+    server.script[GENERATE] += [hold(asyncio.Event())]
+    streaming = asyncio.create_task(collect(connection))
+    await server.requests_seen(1)
+    streaming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await streaming
+    assert len(await collect(connection)) == 2
+    await server.requests[0].disconnected.wait()
+    await connection.close()
+
+
+async def test_the_deadline_runs_until_the_stream_is_left(server: FakeVLLM, connection: ServerConnection) -> None:
+    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
+    with pytest.raises(ServerTimeoutError):
+        await collect(connection, seconds=0.05)
+    await server.requests[0].disconnected.wait()
+
+
+async def test_a_timeout_of_the_caller_stays_the_callers(connection: ServerConnection) -> None:
+    with pytest.raises(TimeoutError):
+        async with connection.stream(GENERATE, name="s", body=BODY):
+            raise TimeoutError("of the caller")
+
+
+async def test_a_reader_that_pauses_holds_the_server_back() -> None:
+    event, count, all_sent = b"data: " + bytes(1_000_000) + b"\n\n", 32, asyncio.Event()
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n")
+        for _ in range(count):
+            writer.write(event)
+            await writer.drain()
+        all_sent.set()
+        writer.write(b"data: [DONE]\n\n")
+        writer.close()
+
+    async with await asyncio.start_server(pour, "127.0.0.1", 0) as listening:
+        connection = ServerConnection(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        async with connection.stream(GENERATE, name="s", body=BODY) as events:
+            await anext(events)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(all_sent.wait(), 0.3)
+            assert len([event async for event in events]) == count - 1
+        await connection.close()
+
+
+async def test_closing_ends_a_stream(server: FakeVLLM, connection: ServerConnection) -> None:
+    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
+    started = asyncio.Event()
+
+    async def read() -> None:
+        async with connection.stream(GENERATE, name="s", body=BODY) as events:
+            async for _ in events:
+                started.set()
+
+    reading = asyncio.create_task(read())
+    await started.wait()
+    await connection.close()
+    with pytest.raises(EngineClosedError):
+        await reading
+
+
+@pytest.mark.parametrize("text", [b"data: " + b"x" * 3000, b"data: 12345678\n\n" * 300], ids=["an event", "all"])
+async def test_a_stream_is_bounded(server: FakeVLLM, text: bytes) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=2000))
+    server.script[GENERATE] += [stream_pieces(text, asyncio.Event())]
+    with pytest.raises(MalformedResultError, match="2000"):
+        await collect(connection)
+    await connection.close()
+
+
+async def test_a_server_that_goes_on_after_the_end_loses_its_connection(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    server.script[GENERATE] += [stream_pieces(b"data: 1\n\ndata: [DONE]\n\n", b"data: 2\n\n", asyncio.Event())]
+    assert await collect(connection) == [b"1"]
+    await server.requests[0].disconnected.wait()

@@ -1,0 +1,538 @@
+"""`ServerControl` against a scripted server: order of calls, what is refused, and what state a failure leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import pytest
+from fake_server import ABORT, FakeVLLM, answer, hold, json_response
+
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.checkpoint_files import write_tied_head
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.control import ServerControl
+from rollouts.errors import (
+    CapabilityError,
+    InvalidRequestError,
+    MalformedResultError,
+    ServerError,
+    UnsafeControlError,
+    WeightUpdateError,
+)
+
+QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
+RELOAD, PREFIX, MM, ENCODER, LABEL = (
+    "/collective_rpc",
+    "/reset_prefix_cache",
+    "/reset_mm_cache",
+    "/reset_encoder_cache",
+    "/update_weight_version",
+)
+WATCHING = ("/metrics", "/is_paused", "/v1/models")
+
+
+class Controlled(FakeVLLM):
+    """With the routes of sleeping, counting and reloading. `bad` are the directories that its workers cannot read."""
+
+    def __init__(self, root, **options):
+        super().__init__(**options)
+        self.root = str(root)
+        self.loaded = [self.root]
+        self.bad = set()
+        self.level = 0
+        self.busy = 0  # requests that run, as it counts them
+        self.started = 1000.0
+        self.events = []
+
+    async def respond(self, seen):
+        if seen.path not in WATCHING:
+            self.events.append(seen.path)
+        match seen.path:
+            case "/metrics":
+                states = {
+                    "awake": self.level == 0,
+                    "weights_offloaded": self.level == 1,
+                    "discard_all": self.level == 2,
+                }
+                lines = [f'vllm:engine_sleep_state{{sleep_state="{name}"}} {value:d}' for name, value in states.items()]
+                lines += [f"vllm:num_requests_running {self.busy}", f"process_start_time_seconds {self.started}"]
+                return await answer(body="\n".join(lines).encode())(self, seen, None)
+            case "/v1/models":
+                return json_response({"data": [{"id": self.model, "max_model_len": 4096, "root": self.root}]})
+            case "/sleep":
+                self.level = int(seen.query["level"])
+                self._running.clear()
+                return json_response({"status": "sleeping"})
+            case "/wake_up":
+                partly = seen.query.get("tags") == "weights"
+                if not partly:
+                    self.level = 0
+                    self._running.set()
+                return json_response({"status": "sleeping" if partly else "awake"})
+            case "/collective_rpc":
+                directory = seen.json["kwargs"]["weights_path"]
+                if directory in self.bad:
+                    return json_response({"error": {"message": "Worker failed", "type": "x", "code": 500}}, 500)
+                self.loaded.append(directory)
+                return json_response({"results": [None, None]})
+            case "/reset_prefix_cache":
+                return json_response({"success": self.busy == 0 or seen.query["reset_running_requests"] == "true"})
+            case "/get_world_size":
+                return json_response({"world_size": 4})
+            case "/load":
+                return json_response({"server_load": 2})
+        return await super().respond(seen)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tiny_model_dir, tmp_path_factory):
+    """A checkpoint that a server can reload: its tied output layer is written too."""
+    directory = shutil.copytree(tiny_model_dir, tmp_path_factory.mktemp("served") / "model")
+    write_tied_head(directory)
+    return directory
+
+
+@pytest.fixture
+async def server(model_dir):
+    async with Controlled(model_dir) as server:
+        yield server
+
+
+@pytest.fixture
+def other(model_dir, tmp_path):
+    """Another checkpoint of the same model."""
+    return shutil.copytree(model_dir, tmp_path / "other")
+
+
+def capabilities_of(server):
+    async def capabilities():
+        return ServerCapabilities("0.32.0", server.model, 4096, True, "uint8", {}, 4, False, True, server.control)
+
+    return capabilities
+
+
+@pytest.fixture
+async def control(server):
+    connection = ServerConnection(server.base_url, limits=QUICK)
+    control = ServerControl(
+        connection,
+        capabilities_of(server),
+        forget_media=lambda: server.events.append("forget"),
+        on_weight_version=lambda version: server.events.append(f"version {version}"),
+    )
+    yield control
+    await connection.close()
+
+
+def failing(status=500):
+    return answer({"error": "it broke"}, status=status)
+
+
+# Pausing.
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+async def test_a_pause_forgets_what_the_server_held_before_and_after(server, control, mode):
+    await control.pause(mode)
+    assert server.events == ["forget", "/pause", "forget"]
+    assert server.requests[-1].query == {"mode": mode, "clear_cache": "true"}
+    assert await control.is_paused()
+    await control.resume()
+    assert not await control.is_paused()
+
+
+async def test_a_pause_that_fails_may_have_cleared_the_caches_all_the_same(server, control):
+    server.script["/pause"] += [failing()]
+    with pytest.raises(ServerError, match="it broke"):
+        await control.pause()
+    assert server.events.count("forget") == 2
+
+
+async def test_a_pause_that_keeps_the_caches_keeps_the_record_of_them(server, control):
+    await control.pause("keep", clear_cache=False)
+    assert server.events == ["/pause"]
+    assert server.requests[-1].query["clear_cache"] == "false"
+
+
+async def test_an_unknown_mode_is_refused_before_anything_happens(server, control, other):
+    with pytest.raises(InvalidRequestError, match="abort, wait, keep"):
+        await control.pause("now")
+    with pytest.raises(InvalidRequestError, match="abort, wait, keep"):
+        await control.update_weights_from_directory(other, "v1", "now")
+    assert not server.requests
+
+
+async def test_a_pause_does_not_queue_behind_generations(server, model_dir):
+    release, arrived = asyncio.Event(), asyncio.Event()
+    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=1))
+    control = ServerControl(connection, capabilities_of(server))
+    server.script["/inference/v1/generate"] += [hold(release, arrived)]
+    body = [b'{"token_ids": [1], "sampling_params": {"max_tokens": 4}}']
+    generating = asyncio.ensure_future(connection.request("POST", "/inference/v1/generate", name="g", body=body))
+    await arrived.wait()
+    await asyncio.wait_for(control.pause("keep"), 5)
+    release.set()
+    await asyncio.wait_for(control.resume(), 5)
+    assert (await generating).status == 200
+    await connection.close()
+
+
+async def test_without_development_mode_its_cure_is_named_and_nothing_is_sent(server, control, other):
+    server.control = False
+    calls = [
+        control.pause(),
+        control.resume(),
+        control.is_paused(),
+        control.sleep(),
+        control.wake_up(),
+        control.is_sleeping(),
+        control.reset_prefix_cache(),
+        control.reset_mm_cache(),
+        control.reset_encoder_cache(),
+        control.abort_all(),
+        control.reload_weights(other),
+        control.update_weight_version("v"),
+        control.update_weights_from_directory(other, "v"),
+        control.weight_version(),
+        control.world_size(),
+    ]
+    for call in calls:
+        with pytest.raises(CapabilityError, match="VLLM_SERVER_DEV_MODE=1"):
+            await call
+    assert not server.requests
+
+
+async def test_a_route_that_an_older_vllm_lacks_is_said_to_be_missing(server, control):
+    server.script["/weight_info"] += [answer({"detail": "Not Found"}, status=404)]
+    with pytest.raises(CapabilityError, match="/weight_info: this vLLM is older"):
+        await control.weight_version()
+
+
+# Sleeping.
+
+
+async def test_sleep_and_wake_up(server, control):
+    for level in (1, 0):
+        await control.sleep(level)
+        assert await control.is_paused()
+        assert await control.is_sleeping() == (level > 0)
+        await control.wake_up()
+        assert not await control.is_sleeping()
+        assert not await control.is_paused()
+    # Level 0 puts nothing away.
+    assert server.events == ["forget", "/sleep", "forget", "/wake_up", "/sleep", "/wake_up"]
+
+
+async def test_a_paused_server_is_not_asleep(server, control):
+    await control.pause()
+    assert not await control.is_sleeping()
+
+
+async def test_a_sleeping_server_is_not_resumed_for_it_would_run_without_its_memory(server, control):
+    await control.sleep(1)
+    with pytest.raises(UnsafeControlError, match="level 1"):
+        await control.resume()
+    assert "/resume" not in server.events
+
+
+async def test_a_server_that_someone_else_sent_to_sleep_is_not_resumed_either(server, control):
+    server.level = 2
+    with pytest.raises(UnsafeControlError, match="level 2"):
+        await control.resume()
+
+
+async def test_a_server_that_counts_nothing_sleeps_as_it_was_told_to(server, control):
+    server.script["/metrics"] += [answer(body=b"up 1\n")] * 3
+    await control.sleep(1)
+    assert await control.is_sleeping()
+    with pytest.raises(UnsafeControlError):
+        await control.resume()
+
+
+async def test_a_sleeping_server_is_not_sent_to_sleep_deeper(server, control):
+    await control.sleep(1)
+    with pytest.raises(UnsafeControlError, match="sleeps already"):
+        await control.sleep(2)
+
+
+async def test_dropped_weights_are_loaded_before_a_server_is_awake(server, control, other):
+    await control.sleep(2)
+    for tags in (None, ["kv_cache"], ["weights", "kv_cache"]):
+        with pytest.raises(UnsafeControlError, match="weights were dropped"):
+            await control.wake_up(tags)
+    with pytest.raises(UnsafeControlError, match="have no memory"):
+        await control.reload_weights(other)
+    await control.wake_up(["weights"])
+    with pytest.raises(UnsafeControlError, match="weights were dropped"):
+        await control.wake_up()
+    await control.reload_weights(other)
+    await control.wake_up()
+    assert not await control.is_sleeping()
+    assert server.loaded[-1] == str(other)
+
+
+async def test_weights_put_away_are_taken_back_before_others_are_loaded(server, control, other):
+    await control.sleep(1)
+    for call in (control.reload_weights(other), control.update_weights_from_directory(other, "v1")):
+        with pytest.raises(UnsafeControlError, match=r"wake_up\(\[\"weights\"\]\)"):
+            await call
+    assert RELOAD not in server.events
+    assert "/pause" not in server.events
+
+
+@pytest.mark.parametrize("call", [lambda c: c.sleep(3), lambda c: c.wake_up(["weight"])])
+async def test_levels_and_memory_that_there_are_not(control, call):
+    with pytest.raises(InvalidRequestError):
+        await call(control)
+
+
+# Caches.
+
+
+async def test_a_prefix_cache_that_was_not_reset_is_an_error_for_vllm_answers_200(server, control):
+    server.busy = 2
+    with pytest.raises(ServerError, match="requests hold blocks"):
+        await control.reset_prefix_cache()
+    await control.reset_prefix_cache(preempt=True)
+    server.busy = 0
+    await control.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+async def test_where_the_answer_is_empty_whatever_runs_makes_a_reset_doubtful(server, control, busy):
+    server.busy = busy
+    server.script[PREFIX] += [answer(body=b"")]
+    if busy:
+        with pytest.raises(ServerError, match="not reset"):
+            await control.reset_prefix_cache()
+    else:
+        await control.reset_prefix_cache()
+
+
+async def test_dropping_the_pixels_forgets_them_here_too(server, control):
+    await control.reset_mm_cache()
+    assert server.events == ["forget", MM, "forget"]
+
+
+async def test_the_encoder_cache_is_not_pulled_away_from_running_requests(server, control):
+    server.busy = 1
+    with pytest.raises(UnsafeControlError, match="1 requests run"):
+        await control.reset_encoder_cache()
+    assert ENCODER not in server.events
+    await control.pause("keep")
+    await control.reset_encoder_cache()
+
+
+# Ending requests.
+
+
+async def test_an_abort_names_requests_as_the_server_does(server, control):
+    await control.abort(["a", "b"])
+    assert server.requests[-1].path == ABORT
+    assert server.requests[-1].json == {"request_ids": ["generate-tokens-a", "generate-tokens-b"]}
+
+
+async def test_an_abort_of_nothing_is_not_sent_for_it_would_abort_everything(server, control):
+    await control.abort([])
+    assert not server.requests
+
+
+async def test_an_abort_finds_the_route_of_older_servers(server, control):
+    server.script[ABORT] += [answer({"detail": "Not Found"}, status=404)]
+    await control.abort(["a"])
+    assert server.requests[-1].path == "/abort_requests"
+    assert server.requests[-1].json == {"request_ids": ["generate-tokens-a"]}
+
+
+async def test_aborting_everything_tells_how_much_that_was(server, control):
+    assert await control.abort_all() == 0
+    assert server.requests[-1].json == {}
+
+
+# Weights.
+
+
+async def test_an_update_pauses_loads_empties_labels_and_resumes_in_this_order(server, control, other):
+    await control.update_weights_from_directory(other, "v7", "wait")
+    steps = [event for event in server.events if event != "forget"]
+    assert steps == ["/pause", RELOAD, PREFIX, MM, ENCODER, LABEL, "version v7", "/resume"]
+    assert server.events[0] == "forget"
+    assert server.events[server.events.index("version v7") :].count("forget") == 1  # before it runs again
+    assert server.events[-1] == "/resume"
+    assert server.loaded[-1] == str(other)
+    assert server.weight_version == await control.weight_version() == "v7"
+    assert next(seen for seen in server.requests if seen.path == "/pause").query["mode"] == "wait"
+
+
+async def test_a_server_that_was_paused_stays_paused(server, control, other):
+    await control.pause()
+    await control.update_weights_from_directory(other, "v1")
+    assert await control.is_paused()
+
+
+async def test_files_that_do_not_fit_are_not_shown_to_the_server(server, control, other):
+    (other / "model.safetensors").write_bytes(b"half of a file")
+    for call in (control.update_weights_from_directory(other, "v1"), control.reload_weights(other)):
+        with pytest.raises(WeightUpdateError, match="Nothing was changed"):
+            await call
+    assert not server.events
+
+
+async def test_a_directory_that_only_the_server_sees_is_left_to_it(server, control):
+    await control.update_weights_from_directory("/on/another/machine", "v1", check=False)
+    assert server.loaded[-1] == "/on/another/machine"
+
+
+async def test_weights_that_the_workers_cannot_read_are_replaced_by_those_of_before(server, control, other):
+    server.bad.add(str(other))
+    with pytest.raises(WeightUpdateError, match=r"put back; the server runs with them.*Worker failed"):
+        await control.update_weights_from_directory(other, "v1")
+    assert server.loaded == [server.root, server.root]
+    assert not server.paused
+    assert LABEL not in server.events
+    steps = [event for event in server.events if event != "forget"]
+    assert steps == ["/pause", RELOAD, RELOAD, PREFIX, MM, ENCODER, "/resume"]
+
+
+async def test_those_of_before_are_those_that_were_loaded_last(server, control, other, model_dir, tmp_path):
+    newer = shutil.copytree(model_dir, tmp_path / "newer")
+    server.bad.add(str(newer))
+    await control.update_weights_from_directory(other, "v1")
+    with pytest.raises(WeightUpdateError, match="put back"):
+        await control.update_weights_from_directory(newer, "v2")
+    assert server.loaded[-1] == str(other)
+
+
+async def test_a_server_without_usable_weights_stays_paused_until_it_has_some(server, control, other):
+    server.bad |= {str(other), server.root}
+    with pytest.raises(WeightUpdateError, match="left paused"):
+        await control.update_weights_from_directory(other, "v1")
+    assert server.paused
+    for call in (control.resume(), control.wake_up()):
+        with pytest.raises(UnsafeControlError, match="garbage"):
+            await call
+    assert server.paused
+    server.bad.clear()
+    await control.reload_weights(other)
+    await control.resume()
+    assert not server.paused
+
+
+async def test_a_restarted_server_is_not_held_to_what_the_one_before_it_was(server, control, other):
+    server.bad |= {str(other), server.root}
+    with pytest.raises(WeightUpdateError):
+        await control.update_weights_from_directory(other, "v1")
+    server.started += 60
+    await control.resume()
+    assert not server.paused
+
+
+@pytest.mark.parametrize("path", [PREFIX, MM, ENCODER, LABEL])
+async def test_new_weights_do_not_run_on_what_old_ones_may_have_left(server, control, other, path):
+    server.script[path] += [failing()]
+    with pytest.raises(WeightUpdateError, match=r"are loaded, but .* left paused.*it broke"):
+        await control.update_weights_from_directory(other, "v1")
+    assert server.paused
+    await control.update_weights_from_directory(other, "v1")
+    assert server.paused  # as before
+    await control.resume()
+
+
+async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(server, control, other):
+    server.script["/pause"] += [failing()]
+    with pytest.raises(ServerError, match="it broke"):
+        await control.update_weights_from_directory(other, "v1")
+    assert RELOAD not in server.events
+    assert server.events[-1] == "forget"
+    assert "/resume" in server.events
+
+
+async def test_workers_that_answer_something_else_are_not_believed(server, control, other):
+    server.script[RELOAD] += [answer({"results": [None, "no"]})]
+    with pytest.raises(WeightUpdateError, match="the workers answered"):
+        await control.update_weights_from_directory(other, "v1")
+
+
+async def test_weights_are_not_reloaded_under_running_requests(server, control, other):
+    with pytest.raises(UnsafeControlError, match="pause first"):
+        await control.reload_weights(other)
+    await control.pause("keep", clear_cache=False)
+    server.events.clear()
+    server.busy = 1  # what is kept
+    await control.reload_weights(other)
+    assert [event for event in server.events if event != "forget"] == [RELOAD, PREFIX, MM, ENCODER]
+
+
+async def test_nothing_resumes_a_server_in_the_middle_of_an_update(server, control, other):
+    release, arrived = asyncio.Event(), asyncio.Event()
+    server.script[RELOAD] += [hold(release, arrived)]
+    updating = asyncio.ensure_future(control.update_weights_from_directory(other, "v1"))
+    await arrived.wait()
+    calls = [
+        control.resume(),
+        control.wake_up(),
+        control.sleep(),
+        control.reload_weights(other),
+        control.update_weights_from_directory(other, "v2"),
+    ]
+    for call in calls:
+        with pytest.raises(UnsafeControlError, match="is under way"):
+            await call
+    release.set()
+    await updating
+    assert not server.paused
+
+
+async def test_a_cancelled_update_is_carried_to_its_end(server, control, other):
+    release, arrived = asyncio.Event(), asyncio.Event()
+    server.script[RELOAD] += [hold(release, arrived)]
+    updating = asyncio.ensure_future(control.update_weights_from_directory(other, "v1"))
+    await arrived.wait()
+    updating.cancel()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await updating
+    assert server.loaded[-1] == str(other)
+    assert server.weight_version == "v1"
+    assert not server.paused
+
+
+async def test_servers_that_keep_no_label_are_labelled_on_this_side(server, control):
+    server.script[LABEL] += [answer({"detail": "Not Found"}, status=404)]
+    await control.update_weight_version("v1")
+    assert server.events == ["version v1"]
+
+
+async def test_a_label_that_was_refused_is_not_taken_over(server, control):
+    server.script[LABEL] += [failing()]
+    with pytest.raises(ServerError):
+        await control.update_weight_version("v1")
+    assert server.events == []
+    with pytest.raises(InvalidRequestError, match="empty"):
+        await control.update_weight_version("")
+
+
+# Watching.
+
+
+async def test_health_is_no_exception(server, control):
+    assert await control.health()
+    server.script["/health"] += [failing(503)]
+    assert not await control.health()
+    await server.stop()
+    assert not await control.health()
+
+
+async def test_size_load_and_counts(server, control):
+    server.busy = 3
+    assert await control.world_size() == 4
+    assert await control.load() == 2
+    assert (await control.metrics()).running == 3
+
+
+async def test_an_answer_of_another_shape_is_an_error(server, control):
+    server.script["/is_paused"] += [answer({"paused": True}), answer({"is_paused": "yes"}), answer(body=b"<html>")]
+    for _ in range(3):
+        with pytest.raises(MalformedResultError):
+            await control.is_paused()

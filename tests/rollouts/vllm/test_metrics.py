@@ -1,0 +1,109 @@
+"""The text of `/metrics`, read into numbers."""
+
+from __future__ import annotations
+
+import math
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.engines.vllm.metrics import ServerMetrics
+from rollouts.errors import CapabilityError, MalformedResultError
+
+TWO_ENGINES = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 100.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 25.0
+vllm:mm_cache_queries_total{engine="0",model_name="m"} 0.0
+vllm:mm_cache_hits_total{engine="0",model_name="m"} 0.0
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1.2e+03
+vllm:generation_tokens_total{engine="0",model_name="m"} 7
+
+process_start_time_seconds 1.7952558715e+09
+"""
+
+
+def test_counts_add_up_over_the_engines_of_a_server():
+    metrics = ServerMetrics.parse(TWO_ENGINES)
+    assert (metrics.running, metrics.waiting) == (7, 2)
+    assert metrics.kv_cache_usage == 0.75  # of the fullest
+    assert metrics.total("vllm:num_requests_running", engine="1") == 4
+    assert (metrics.prompt_tokens, metrics.generated_tokens) == (1200, 7)
+    assert metrics["process_start_time_seconds"][0].value == 1795255871.5
+
+
+def test_hit_rates_are_of_the_queries_and_none_before_the_first():
+    metrics = ServerMetrics.parse(TWO_ENGINES)
+    assert metrics.prefix_cache.hit_rate == 0.25
+    assert math.isnan(metrics.media_cache.hit_rate)
+
+
+def test_what_is_not_counted_is_an_error_and_not_zero():
+    metrics = ServerMetrics.parse('vllm:num_requests_running{engine="0"} 1\n')
+    with pytest.raises(CapabilityError, match="vllm:num_requests_waiting"):
+        _ = metrics.waiting
+    with pytest.raises(CapabilityError, match="engine"):
+        metrics.total("vllm:num_requests_running", engine="7")
+
+
+@pytest.mark.parametrize(
+    ("states", "level"),
+    [
+        ({"awake": 1, "weights_offloaded": 0, "discard_all": 0}, 0),
+        ({"awake": 0, "weights_offloaded": 1, "discard_all": 0}, 1),
+        ({"awake": 0, "weights_offloaded": 0, "discard_all": 1}, 2),
+        ({"awake": 0, "weights_offloaded": 0, "discard_all": 0}, 0),  # level 0 puts nothing away
+        ({}, None),
+    ],
+)
+def test_the_sleep_level_is_that_of_the_memory(states, level):
+    lines = [f'vllm:engine_sleep_state{{engine="0",sleep_state="{name}"}} {value}.0' for name, value in states.items()]
+    assert ServerMetrics.parse("\n".join(lines)).sleep_level == level
+
+
+def test_numbers_that_are_none_and_time_stamps_are_read():
+    metrics = ServerMetrics.parse('a NaN\nb{le="+Inf"} +Inf 1395066363000\nc -Inf\nd   {x="1",} 4 -2\n')
+    assert math.isnan(metrics.total("a"))
+    assert metrics.total("b", le="+Inf") == math.inf
+    assert metrics.total("c") == -math.inf
+    assert metrics.total("d", x="1") == 4
+
+
+@pytest.mark.parametrize("line", ["a", "a b", "1a 2", "a{x=1} 2", 'a{x="1"', 'a{x="1"y="2"} 3', '{x="1"} 2', "a 1 2 3"])
+def test_a_line_of_another_format_is_shown(line):
+    with pytest.raises(MalformedResultError) as caught:
+        ServerMetrics.parse(f"good 1\n{line}\n")
+    assert line in str(caught.value)
+
+
+NAMES = st.text(string.ascii_letters + "_", min_size=1, max_size=8)
+
+
+@given(
+    st.lists(
+        st.tuples(NAMES, st.dictionaries(NAMES, st.text(max_size=12), max_size=3), st.floats(allow_nan=False)),
+        max_size=8,
+    )
+)
+def test_whatever_labels_and_values_are_written_come_back(samples):
+    def escaped(text):
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    lines = []
+    for name, labels, value in samples:
+        inside = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
+        lines.append(f"{name}{{{inside}}} {value!r}" if labels else f"{name} {value!r}")
+    metrics = ServerMetrics.parse("\n".join(lines))
+    for name in metrics:
+        expected = [(labels, value) for other, labels, value in samples if other == name]
+        assert [(dict(sample.labels), sample.value) for sample in metrics[name]] == expected
+    assert set(metrics) == {name for name, _, _ in samples}
