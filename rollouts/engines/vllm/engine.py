@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
 import threading
@@ -391,8 +392,7 @@ class VLLMEngine:
         self._capabilities = None
 
     def _salt(self, model: str, session_id: str | None) -> str:
-        name = f"{model}\0{self._weight_version}".encode()
-        salt = hashlib.blake2b(name, digest_size=16).hexdigest()
+        salt = _salt_of(model, self._weight_version)
         if session_id is None:
             return salt
         with self._lock:
@@ -412,6 +412,11 @@ class VLLMEngine:
             for span in completion.weight_spans:
                 if span.version not in self._versions_seen:
                     self._set_weight_version(span.version)
+
+
+@functools.lru_cache(maxsize=64)
+def _salt_of(model: str, weight_version: str) -> str:
+    return hashlib.blake2b(f"{model}\0{weight_version}".encode(), digest_size=16).hexdigest()
 
 
 def _headers(request: GenerateRequest) -> Mapping[str, str]:

@@ -31,7 +31,7 @@ def backoff_seconds(attempt: int, chance: float, *, first: float, longest: float
     """
     if retry_after is not None:
         return min(retry_after, longest) + chance * first
-    return chance * min(longest, first * 2 ** min(attempt - 1, 62))
+    return chance * min(longest, first * 2.0 ** min(attempt - 1, 62))
 
 
 def retry_after_seconds(value: str | None, now: float) -> float | None:
