@@ -64,6 +64,13 @@ def demo(
         raise typer.Exit(2)
     if (engine is EngineKind.VLLM) != bool(base_url):
         raise typer.BadParameter("--engine vllm and --base-url URL go together")
+    if base_url:
+        from rollouts.engines.vllm.server_address import parse_address
+
+        try:
+            parse_address(base_url, api_key=None)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
     # Two processes take turns on the same cores; threads that spin while the other one works would slow it down.
     # Read when torch is imported, here and in the child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

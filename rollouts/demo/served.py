@@ -16,12 +16,13 @@ from rollouts.engines.vllm import VLLMEngine, write_tied_head
 class ServedPolicy:
     """An `Engine` whose weights can be replaced, over a server that reads the same directories.
 
-    `directory` is where the weights of each update are written; it is overwritten by the next one.
+    `directory` is where the weights of the last two updates are written: never over those that the server has, for it
+    goes back to them where the new ones cannot be loaded.
     """
 
     def __init__(self, engine: VLLMEngine, directory: Path) -> None:
         self._engine = engine
-        self._directory = directory
+        self._served, self._spare = directory / "a", directory / "b"
 
     @property
     def weight_version(self) -> str:
@@ -32,12 +33,13 @@ class ServedPolicy:
 
     async def update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None:
         """Write float32 weights by their parameter names and have the server load them."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._spare.mkdir(parents=True, exist_ok=True)
         arrays = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
-        save_file(arrays, self._directory / "model.safetensors", metadata={"format": "pt"})
-        (self._directory / "lm_head.safetensors").unlink(missing_ok=True)  # of the update before
-        write_tied_head(self._directory)
-        await self._engine.control.update_weights_from_directory(self._directory.resolve(), version)
+        save_file(arrays, self._spare / "model.safetensors", metadata={"format": "pt"})
+        (self._spare / "lm_head.safetensors").unlink(missing_ok=True)  # of the update before
+        write_tied_head(self._spare)
+        await self._engine.control.update_weights_from_directory(self._spare.resolve(), version)
+        self._served, self._spare = self._spare, self._served
 
     async def close(self) -> None:
         await self._engine.close()

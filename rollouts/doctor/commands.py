@@ -48,7 +48,7 @@ def doctor(
     options = Options(name, _api_key(api_key_env), control, reference_gb)
     try:
         findings = asyncio.run(examine(url, model, options))
-    except (RendererError, RolloutsError) as error:
+    except (RendererError, RolloutsError, ValueError) as error:  # ValueError: no address
         words = str(error) if options.api_key is None else str(error).replace(options.api_key, "***")
         refuse(f"could not run: {words}")
     failures = sum(finding.outcome is Outcome.FAILED for finding in findings)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from renderers import RendererError
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.connection import Body, HttpLimits, ServerConnection
@@ -26,7 +27,15 @@ from rollouts.engines.vllm.response import Answer, TokenDelta
 from rollouts.engines.vllm.resuming import ResumePolicy, continuation, joined, out_of_room, restarts
 from rollouts.engines.vllm.shipped import DEFAULT_SHIPPED_BYTES, Shipment, ShippedMedia
 from rollouts.engines.vllm.validation import check_request
-from rollouts.errors import CapabilityError, EngineClosedError, EngineError, ServerError, ServerTimeoutError
+from rollouts.errors import (
+    CapabilityError,
+    EngineClosedError,
+    EngineError,
+    InvalidRequestError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
 
 log = logging.getLogger("rollouts.engines.vllm")
 
@@ -35,7 +44,10 @@ _GENERATE = "/inference/v1/generate"
 #: A caller that is cancelled waits this long for the server to hear of it.
 _ABORT_SECONDS = 5.0
 
-#: How often a request whose media the server has dropped is sent with them, should its caches be cleared meanwhile.
+#: A server ends what it runs in less; what is left then, it does not run.
+_ABORTED_SECONDS = 1.0
+
+#: How often a request is sent again whose media the server has dropped or whose answer broke off.
 _RESENDS = 3
 
 #: So many sessions keep the cache salt that they began with.
@@ -98,9 +110,9 @@ class VLLMEngine:
         self._last_heard = 0.0
         self._salts: OrderedDict[str, str] = OrderedDict()
         self._weight_version = "default"  # what vLLM calls the weights that it was started with
-        self._versions_seen: set[str] = set()
-        # Request id -> the ids under which the server runs it: its own, or those of the continuations of its samples.
-        self._running: dict[str, set[str]] = {}
+        # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples),
+        # and who waits for the answer.
+        self._running: dict[str, dict[str, asyncio.Future[Answer]]] = {}
         self._abandoned: set[str] = set()
         self._closed = False
         self.control = ServerControl(
@@ -148,25 +160,40 @@ class VLLMEngine:
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
         """Yield tokens as they are sampled, over pauses too; raises as `generate` does. Leaving the loop aborts."""
+        if request.prompt_logprobs:
+            raise InvalidRequestError(request.request_id, "a stream has no place for prompt_logprobs; use generate")
         deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
-        sampling = asyncio.ensure_future(self._generate(request, deltas.put_nowait))
+        # What may be drawn anew as a whole is not handed out before it has ended.
+        whole = restarts(request)
+        sampling = asyncio.ensure_future(self._generate(request, None if whole else deltas.put_nowait))
         sampling.add_done_callback(lambda _: deltas.put_nowait(None))
         try:
             while (delta := await deltas.get()) is not None:
                 yield delta
+            for completion in (await sampling).completions if whole else ():
+                yield TokenDelta(completion.index, completion.token_ids, completion.logprobs)
             await sampling
         finally:
             sampling.cancel()
             await asyncio.wait([sampling])
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests of this engine: their `generate` returns what they have, with `FinishReason.ABORT`."""
+        """End requests of this engine: their `generate` returns what they have, with `FinishReason.ABORT`.
+
+        A request that the server does not end, for it has not got there yet, ends here.
+        """
         with self._lock:
             named = [request_id for request_id in request_ids if request_id in self._running]
             self._abandoned.update(named)
-            served = [name for request_id in named for name in self._running[request_id]]
-        if served:
-            await self._abort_on_server(served)
+        if not (left := self._abandoned_exchanges(named)):
+            return
+        await self._abort_on_server(left)
+        ends = time.monotonic() + _ABORTED_SECONDS
+        while (left := self._abandoned_exchanges(named)) and time.monotonic() < ends:  # noqa: ASYNC110 other loops' too
+            await asyncio.sleep(_ABORTED_SECONDS / 50)
+        for answering in left.values():
+            if not answering.get_loop().is_closed():
+                answering.get_loop().call_soon_threadsafe(answering.cancel)
 
     async def abort_all(self) -> None:
         """End every request of this engine; those of other clients go on."""
@@ -187,6 +214,15 @@ class VLLMEngine:
     ) -> None:
         await self.close()
 
+    def _abandoned_exchanges(self, named: Iterable[str]) -> dict[str, asyncio.Future[Answer]]:
+        with self._lock:
+            return {
+                name: answering
+                for request_id in named
+                if request_id in self._abandoned
+                for name, answering in self._running[request_id].items()
+            }
+
     # One request.
 
     async def _generate(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
@@ -198,13 +234,15 @@ class VLLMEngine:
         with self._lock:
             if request.request_id in self._running:
                 raise EngineError(request.request_id, "a request of this id is running already")
-            self._running[request.request_id] = set()
+            self._running[request.request_id] = {}
+        known = self._weight_version
         try:
             answer = await self._exchange(request, request.request_id, listen)
+            answers = [answer]
             completions = answer.completions(len(request.prompt_ids), self._weight_version)
             if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._completed(request, cut, listen)) for cut in completions]
+                    tasks = [group.create_task(self._completed(request, cut, listen, answers)) for cut in completions]
                 completions = [task.result() for task in tasks]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -212,17 +250,26 @@ class VLLMEngine:
             with self._lock:
                 del self._running[request.request_id]
                 self._abandoned.discard(request.request_id)
-        prompt_logprobs = answer.prompt_logprobs(request.prompt_ids) if request.prompt_logprobs else None
+        prompt_logprobs = None
+        if request.prompt_logprobs and any(each.finish_reason is not FinishReason.ABORT for each in completions):
+            told = next((each for each in answers if each.tells_prompt(len(request.prompt_ids))), answer)
+            prompt_logprobs = told.prompt_logprobs(request.prompt_ids)
         result = GenerateResult(request.request_id, completions, prompt_logprobs)
         check_result(request, result)
-        self._see_versions(completions)
+        self._see_versions(completions, known)
         return result
 
-    async def _completed(self, request: GenerateRequest, cut: Completion, listen: Listener | None) -> Completion:
-        """A completion, continued for as long as pauses cut it off."""
-        for round_ in range(1, self._resume.rounds + 1):
-            if cut.finish_reason is not FinishReason.ABORT or request.request_id in self._abandoned:
-                return cut
+    async def _completed(
+        self, request: GenerateRequest, cut: Completion, listen: Listener | None, answers: list[Answer]
+    ) -> Completion:
+        """A completion, continued for as long as pauses cut it off. Adds what it hears to `answers`."""
+        round_ = 0
+        while cut.finish_reason is FinishReason.ABORT and request.request_id not in self._abandoned:
+            round_ += 1
+            if round_ > self._resume.rounds:
+                raise EngineError(
+                    request.request_id, f"completion {cut.index} was aborted {self._resume.rounds} times without an end"
+                )
             await self._until_resumed(request.request_id)
             if request.request_id in self._abandoned:
                 return cut
@@ -231,20 +278,19 @@ class VLLMEngine:
                 return out_of_room(cut)
             log.info("request %s: cut off after %d tokens, goes on", request.request_id, len(cut.token_ids))
             answer = await self._exchange(rest, request.request_id, _relabelled(listen, cut.index))
+            answers.append(answer)
             (drawn,) = answer.completions(len(rest.prompt_ids), self._weight_version)
             cut = replace(drawn, index=cut.index) if restarts(request) else joined(cut, drawn)
-        raise EngineError(
-            request.request_id, f"completion {cut.index} was aborted {self._resume.rounds} times without an end"
-        )
+        return cut
 
     async def _until_resumed(self, name: str) -> None:
-        """Return once the server is not paused, as far as it tells (it does in development mode)."""
+        """Return once the server is not paused, as far as it tells (in development mode), or `name` is aborted."""
         if not (await self.capabilities()).control:
             return
         pause = self._resume.first_poll_seconds
         try:
             async with asyncio.timeout(self._resume.wait_seconds):
-                while await self.control.is_paused():
+                while name not in self._abandoned and await self.control.is_paused():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, self._resume.longest_poll_seconds)
         except TimeoutError as error:
@@ -253,31 +299,47 @@ class VLLMEngine:
 
     async def _exchange(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Answer:
         """Send one request until it is answered: again with data where the server has dropped media."""
+        answering = asyncio.ensure_future(self._answered(request, owner, listen))
         with self._lock:
-            self._running[owner].add(request.request_id)
+            self._running[owner][request.request_id] = answering
             self._exchanges += 1
         try:
-            return await self._answered(request, listen)
-        except (asyncio.CancelledError, ServerTimeoutError):
+            return await answering
+        except (asyncio.CancelledError, ServerTimeoutError) as error:
             await self._abort_on_server([request.request_id])
+            task = asyncio.current_task()
+            ended_here = isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+            if owner in self._abandoned and ended_here:
+                return Answer.of_nothing(request.request_id, request.sampling.n)
             raise
         finally:
             with self._lock:
-                self._running[owner].discard(request.request_id)
+                del self._running[owner][request.request_id]
                 self._exchanges -= 1
                 self._last_heard = time.monotonic()
 
-    async def _answered(self, request: GenerateRequest, listen: Listener | None) -> Answer:
+    async def _answered(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Answer:
         resends = 0
         while True:
             capabilities = await self.capabilities()
             form = media_form(request, self._media, capabilities)
             shipment = await self._shipped.claim(form.names)
+            answer = Answer(request.request_id, request.sampling.n)
+            if owner in self._abandoned:
+                self._shipped.failed(shipment)
+                return Answer.of_nothing(request.request_id, request.sampling.n)
             try:
-                answer = await self._send(request, form, shipment, capabilities, listen)
+                await self._send(request, form, shipment, capabilities, answer, listen)
+            except ServerUnreachableError:
+                # Broken off after its first token, where the connection does not try again; a listener has that token.
+                if listen is not None or not answer.begun or resends == _RESENDS:
+                    raise
+                resends += 1
             except ServerError as error:
+                if answer.begun:  # the server had the media, and was running
+                    raise
                 if error.status == 503 and capabilities.control and await self.control.is_paused():
-                    await self._until_resumed(request.request_id)
+                    await self._until_resumed(owner)
                     continue
                 if resends == _RESENDS or not shipment.omitted or not form.is_miss(error.status, error.body):
                     raise
@@ -286,7 +348,11 @@ class VLLMEngine:
                 self._shipped.missed(shipment)
             else:
                 form.check(answer)
-                return answer
+                # A connection that broke was tried again with the same body; the server behind it may be another.
+                moved = self._capabilities is not capabilities and await self.capabilities() != capabilities
+                if not moved or not form.names or listen is not None or resends == _RESENDS:
+                    return answer
+                resends += 1
 
     async def _send(
         self,
@@ -294,15 +360,19 @@ class VLLMEngine:
         form: MediaForm,
         shipment: Shipment,
         capabilities: ServerCapabilities,
+        answer: Answer,
         listen: Listener | None,
-    ) -> Answer:
+    ) -> None:
         # What others wait for is streamed: its first token tells that the server has it. A streamed answer has no
         # place for the log-probabilities of a prompt.
         first: Chunks = "first" if shipment.carried and not request.prompt_logprobs else None
         chunks: Chunks = first if listen is None else "each"
         try:
             # Encoding pictures takes milliseconds, which other requests of this loop need not wait for.
-            media = await asyncio.to_thread(form.member, shipment.carried) if shipment.carried else form.member(())
+            try:
+                media = await asyncio.to_thread(form.member, shipment.carried) if shipment.carried else form.member(())
+            except RendererError as error:
+                raise InvalidRequestError(request.request_id, str(error)) from error
             body = request_body(
                 request,
                 form.prompt_ids,
@@ -312,13 +382,12 @@ class VLLMEngine:
                 chunks=chunks,
                 return_prompt=form.returns_prompt,
             )
-            answer = Answer(request.request_id, request.sampling.n)
             if chunks is None:
                 await self._receive(request, body, answer)
             else:
                 await self._receive_chunks(request, body, answer, lambda: self._shipped.arrived(shipment), listen)
-            self._shipped.arrived(shipment)
-            return answer
+            if answer.begun:
+                self._shipped.arrived(shipment)
         finally:
             self._shipped.failed(shipment)  # of what has not arrived
 
@@ -341,7 +410,8 @@ class VLLMEngine:
         ) as events:
             async for data in events:
                 deltas = answer.feed(data)
-                arrived()
+                if answer.begun:  # an answer cut off in the queue says nothing of its media
+                    arrived()
                 if listen is not None:
                     for delta in deltas:
                         listen(delta)
@@ -376,7 +446,10 @@ class VLLMEngine:
         finally:
             with self._lock:
                 self._probing = None
-            running.set_exception(failure) if failure is not None else running.set_result(None)
+            if failure is not None:
+                running.set_exception(failure)
+            else:
+                running.set_result(None)
 
     async def _start_of_server(self) -> float | None:
         """When its process began, in seconds since 1970; None where it does not tell."""
@@ -403,15 +476,13 @@ class VLLMEngine:
         return salt
 
     def _set_weight_version(self, version: str) -> None:
-        self._versions_seen.add(version)
         self._weight_version = version
 
-    def _see_versions(self, completions: Iterable[Completion]) -> None:
-        """Adopt a label that is new; an old one may come late, of an answer that began before an update."""
+    def _see_versions(self, completions: Iterable[Completion], known: str) -> None:
+        """Adopt the label of the last tokens, unless another was set since the request began (`known`)."""
         for completion in completions:
-            for span in completion.weight_spans:
-                if span.version not in self._versions_seen:
-                    self._set_weight_version(span.version)
+            if completion.weight_spans and self._weight_version == known != completion.weight_spans[-1].version:
+                self._set_weight_version(completion.weight_spans[-1].version)
 
 
 @functools.lru_cache(maxsize=64)

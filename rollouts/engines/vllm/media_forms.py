@@ -145,16 +145,17 @@ class ContentPartsForm:
 
     def member(self, carried: Collection[str]) -> Body:
         segments: list[bytes | memoryview] = [b'"content_parts":[']
-        sent: set[str] = set()
+        urls: dict[str, Body] = {}  # of an item that is shown twice, each place needs the data
         for item in self._items:
             name = _name(item)
             part = {"type": f"{item.modality}_url", "uuid": name, "url": None}
             separator = b"," if len(segments) > 1 else b""
-            if name in carried and name not in sent:
-                sent.add(name)
+            if name in carried:
+                if name not in urls:
+                    urls[name] = self._data_url(item)
                 del part["url"]
                 opening = json.dumps(part)[:-1].encode()
-                segments += [separator, opening, b',"url":"', *self._data_url(item), b'"}']
+                segments += [separator, opening, b',"url":"', *urls[name], b'"}']
             else:
                 segments += [separator, json.dumps(part).encode()]
         return [*segments, b"]"]

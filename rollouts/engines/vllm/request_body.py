@@ -10,6 +10,7 @@ import numpy as np
 
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.connection import Body
+from rollouts.errors import InvalidRequestError
 
 #: So many tokens to a chunk that a streamed answer has two: the first token, which tells that the prompt and its media
 #: have arrived in the engine, and all the others.
@@ -40,7 +41,10 @@ def request_body(
     }
     if cache_salt is not None:
         head["cache_salt"] = cache_salt
-    opening = json.dumps(head, separators=(",", ":"))[:-1].encode()
+    try:
+        opening = json.dumps(head, separators=(",", ":"), allow_nan=False)[:-1].encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(request.request_id, f"a sampling option is no JSON ({error}): {head}") from error
     plain = prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist()
     ids = json.dumps(plain, separators=(",", ":")).encode()
     comma = (b",",) if media else ()

@@ -6,9 +6,10 @@ import base64
 import binascii
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Answer:
         """
         try:
             payload = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._malformed(f"the answer is no JSON ({error}): {text[:200]!r}") from error
         if not isinstance(payload, dict):
             raise self._malformed(f"the answer is {type(payload).__name__}, not an object")
@@ -81,12 +82,29 @@ class Answer:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._malformed(f"the answer has not the shape of vLLM's ({error!r}): {text[:200]!r}") from error
 
+    @property
+    def begun(self) -> bool:
+        """Whether a token has come."""
+        return any(choice.token_ids for choice in self._choices)
+
+    @classmethod
+    def of_nothing(cls, name: str, count: int) -> Self:
+        """What a request comes to that ends before the server has heard of it."""
+        answer = cls(name, count)
+        for choice in answer._choices:
+            choice.finish_reason = FinishReason.ABORT
+        return answer
+
     def completions(self, prompt_tokens: int, fallback_version: str) -> list[Completion]:
         """The samples by index, checked. `fallback_version` labels tokens where the server names no weights."""
         return [
             self._completion(index, choice, prompt_tokens, fallback_version)
             for index, choice in enumerate(self._choices)
         ]
+
+    def tells_prompt(self, prompt_tokens: int) -> bool:
+        """Whether log-probabilities of the whole prompt came; a cut may fall before they are known."""
+        return isinstance(self._prompt_logprobs, list) and len(self._prompt_logprobs) == prompt_tokens
 
     def prompt_logprobs(self, prompt_ids: Sequence[int]) -> np.ndarray:
         """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
@@ -100,7 +118,12 @@ class Answer:
                 continue
             found = entry.get(str(token)) if isinstance(entry, dict) else None
             value = found.get("logprob") if isinstance(found, dict) else None
-            if not isinstance(value, int | float) or value <= -9999:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+                or value <= -9999
+            ):
                 raise MissingLogProbsError(self._name, f"prompt token {place} (id {token}) has log-probability {value}")
             values[place] = value
         return values
@@ -215,7 +238,7 @@ class Answer:
             return None
         try:
             parts = [np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) for text in encoded]
-        except (binascii.Error, ValueError, EOFError, OSError) as error:
+        except (binascii.Error, TypeError, ValueError, EOFError, OSError) as error:
             raise self._malformed(f"choice {index}: routed experts are no .npy array ({error})") from error
         experts = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if experts.ndim != 3 or len(experts) != rows or experts.dtype.name not in _ROUTED_EXPERT_DTYPES:
@@ -226,7 +249,10 @@ class Answer:
         return experts
 
     def _int32(self, index: int, ids: Sequence[int]) -> np.ndarray:
-        array = np.asarray(ids)
+        try:
+            array = np.asarray(ids)
+        except ValueError as error:
+            raise self._malformed(f"choice {index} holds token ids of no single row ({error})") from error
         if len(array) and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31):
             raise self._malformed(f"choice {index} holds token ids that are no 32-bit integers")
         return array.astype(np.int32)

@@ -8,8 +8,9 @@ import numpy as np
 
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, WeightSpan
 
-#: Their effect depends on what counts as output, and after a cut the tokens before it count as prompt.
-_OF_THE_OUTPUT = ("frequency_penalty", "presence_penalty")
+#: Their effect depends on what counts as output, and after a cut the tokens before it count as prompt: a grammar, for
+#: one, would begin anew in the middle.
+_OF_THE_OUTPUT = ("frequency_penalty", "presence_penalty", "repetition_detection", "structured_outputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def continuation(request: GenerateRequest, cut: Completion, round_: int, limit: 
         return None
     extra = dict(request.sampling.extra)
     if "min_tokens" in extra:
-        extra["min_tokens"] = max(0, extra["min_tokens"] - done)
+        extra["min_tokens"] = min(left, max(0, extra["min_tokens"] - done))
     seed = request.sampling.seed
     sampling = replace(
         request.sampling,
@@ -46,7 +47,7 @@ def continuation(request: GenerateRequest, cut: Completion, round_: int, limit: 
         max_tokens=left,
         extra=extra,
         # Another one, for the same would draw the same numbers again; vLLM seeds sample i of n with seed + i.
-        seed=None if seed is None else seed + cut.index + (round_ << 32),
+        seed=None if seed is None else (seed + cut.index + (round_ << 32)) % 2**63,
     )
     return replace(
         request,
@@ -54,7 +55,7 @@ def continuation(request: GenerateRequest, cut: Completion, round_: int, limit: 
         sampling=sampling,
         sampled=[*request.sampled, (length, length + done)] if done else request.sampled,
         request_id=f"{request.request_id}.{cut.index}.{round_}",
-        prompt_logprobs=False,
+        prompt_logprobs=request.prompt_logprobs and not done,
     )
 
 
@@ -66,6 +67,10 @@ def restarts(request: GenerateRequest) -> bool:
 def joined(cut: Completion, rest: Completion) -> Completion:
     """One completion of both, as if it had been drawn in one go: ids, log-probs, versions, experts and masks."""
     done = len(cut.token_ids)
+    if not done:  # cut before its first token: there is nothing to join, and no mask or expert that could be missing
+        return replace(rest, index=cut.index)
+    if not len(rest.token_ids) and rest.finish_reason is FinishReason.ABORT:
+        return cut
     return replace(
         rest,
         index=cut.index,

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: Below the 4 GiB that a server's cache of media has by default: an item is forgotten here before it is dropped there.
 DEFAULT_SHIPPED_BYTES = 2 * 2**30
@@ -20,6 +20,7 @@ class Shipment:
     names: Mapping[str, int]
     carried: frozenset[str]
     era: int
+    landed: Future[None] = field(default_factory=Future)
 
     @property
     def omitted(self) -> frozenset[str]:
@@ -55,12 +56,12 @@ class ShippedMedia:
             await asyncio.wait([asyncio.wrap_future(future) for future in waiting])
 
     def arrived(self, shipment: Shipment) -> None:
-        """The server has answered: it holds what the shipment carried."""
+        """The server has answered: it holds what the shipment carried. Counts the first time only."""
         with self._lock:
+            landed = self._land(shipment)
             if shipment.era == self._era:
-                for name in shipment.carried:
+                for name in landed:
                     self._hold(name, shipment.names[name])
-            self._land(shipment)
 
     def failed(self, shipment: Shipment) -> None:
         """Whether the server has what the shipment carried is unknown: whoever waits for it carries it anew."""
@@ -87,12 +88,13 @@ class ShippedMedia:
 
     def _claim(self, names: Mapping[str, int]) -> Shipment:
         carried = frozenset(name for name in names if name not in self._held)
+        shipment = Shipment(dict(names), carried, self._era)
         for name in names:
             if name in carried:
-                self._on_the_way[name] = Future()
+                self._on_the_way[name] = shipment.landed
             else:
                 self._held.move_to_end(name)
-        return Shipment(dict(names), carried, self._era)
+        return shipment
 
     def _hold(self, name: str, size: int) -> None:
         self._held_bytes += size - self._held.pop(name, 0)
@@ -100,7 +102,11 @@ class ShippedMedia:
         while self._held_bytes > self._max_bytes:
             self._held_bytes -= self._held.popitem(last=False)[1]
 
-    def _land(self, shipment: Shipment) -> None:
+    def _land(self, shipment: Shipment) -> frozenset[str]:
+        """What it carried, if it was on the way until now; another's, which may carry the same by now, stays so."""
+        if shipment.landed.done():
+            return frozenset()
         for name in shipment.carried:
-            if (future := self._on_the_way.pop(name, None)) is not None:
-                future.set_result(None)
+            del self._on_the_way[name]
+        shipment.landed.set_result(None)
+        return shipment.carried

@@ -71,3 +71,21 @@ def test_sampling_masks_follow_one_another():
     masks = [(np.array([7]),), (np.array([9]), np.array([2]))]
     whole = joined(cut([7], sampling_masks=masks[0]), cut([9, 2], sampling_masks=masks[1]))
     assert [mask.tolist() for mask in whole.sampling_masks] == [[7], [9], [2]]
+
+
+def test_a_continuation_keeps_to_what_a_server_takes():
+    cut_off = Completion(0, np.arange(10, dtype=np.int32), np.zeros(10, np.float32), FinishReason.ABORT)
+    asked = request(max_tokens=100, seed=2**63 - 1, extra={"min_tokens": 100})
+    sampling = continuation(asked, cut_off, 1, 53).sampling
+    assert sampling.extra["min_tokens"] <= sampling.max_tokens
+    assert 0 <= sampling.seed < 2**63
+
+
+def test_a_cut_without_tokens_costs_no_sampling_mask():
+    def piece(count, why):
+        masks = tuple(np.array([1], np.int32) for _ in range(count)) or None
+        return Completion(0, np.arange(count, dtype=np.int32), np.zeros(count, np.float32), why, sampling_masks=masks)
+
+    empty, full = piece(0, FinishReason.ABORT), piece(3, FinishReason.LENGTH)
+    assert len(joined(empty, full).sampling_masks) == 3
+    assert len(joined(piece(3, FinishReason.ABORT), empty).sampling_masks) == 3

@@ -154,3 +154,16 @@ def test_nothing_is_omitted_that_a_server_of_the_same_size_has_not_been_sent(use
                 shipped.forget()
 
     asyncio.run(play())
+
+
+async def test_what_a_stream_says_later_does_not_land_the_picture_of_another():
+    shipped = ShippedMedia()
+    first = await shipped.claim({"cat": 1})
+    shipped.arrived(first)
+    shipped.missed(await shipped.claim({"cat": 1}))
+    second = await shipped.claim({"cat": 1})
+    assert second.carried == {"cat"}
+    shipped.arrived(first)  # its next token
+    assert "cat" not in shipped
+    shipped.arrived(second)
+    assert "cat" in shipped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ from renderers.media.item import TensorField
 from renderers.vision.normalise import PixelScale
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import ExpectedCapabilities, HttpLimits, ResumePolicy, VLLMEngine
+from rollouts.engines.vllm.media_forms import ContentPartsForm
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,
@@ -268,7 +270,6 @@ async def test_a_broken_connection_empties_the_record_and_the_knowledge(engine, 
     await sampled(engine, request(picture()))
     server.script[GENERATE] = [reset()]
     await sampled(engine, request(picture("dog")))
-    server.requests.clear()
     await sampled(engine, request(picture()))
     assert "/version" in [seen.path for seen in server.requests]
     assert server.generations[-1].shipped == ["cat"]
@@ -552,3 +553,160 @@ async def test_one_engine_serves_several_event_loops(server):
     results = await asyncio.gather(*runs)
     await engine.close()
     assert [result.completions[0].token_ids.tolist() for result in results] == [expected(each) for each in asked]
+
+
+# What a second, hostile reading found.
+
+
+def delta(ids, finish=None):
+    logprobs = {"content": [{"token_id": token, "logprob": -1} for token in ids]}
+    choice = {"index": 0, "finish_reason": finish, "token_ids": ids, "logprobs": logprobs}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def cut(count, prompt_logprobs=True):
+    async def step(server, seen, channel):
+        response = server.generated(seen, cut=count)
+        if not prompt_logprobs:
+            response.body = json.dumps(response.json | {"prompt_logprobs": [None]}).encode()
+        return response
+
+    return step
+
+
+async def test_the_last_continuation_that_is_allowed_counts(server):
+    async with introduced(VLLMEngine(server.base_url, limits=QUICK, resume=ResumePolicy(rounds=1)), server) as engine:
+        asked = request()
+        server.script[GENERATE] = [cut(1)]
+        assert (await sampled(engine, asked)).token_ids.tolist() == expected(asked)
+
+
+async def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted(engine, server):
+    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=2)]
+    call = asyncio.ensure_future(sampled(engine, request(request_id="mine")))
+    await arrived.wait()
+    await engine.control.pause("abort")
+    await server.requests_seen(2, "/is_paused")
+    await engine.abort(["mine"])
+    async with asyncio.timeout(5):
+        completion = await call
+    assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.ABORT, 2)
+
+
+@pytest.mark.parametrize("waits_for", ["picture", "slot"])
+async def test_a_request_that_has_not_left_yet_can_be_aborted(server, waits_for):
+    limits = replace(QUICK, concurrency=1 if waits_for == "slot" else 8)
+    shown = [picture()] if waits_for == "picture" else []
+    async with introduced(VLLMEngine(server.base_url, limits=limits), server) as engine:
+        server.script[GENERATE] = [hold(release := asyncio.Event(), arrived := asyncio.Event())]
+        first = asyncio.ensure_future(sampled(engine, request(*shown)))
+        await arrived.wait()
+        second = asyncio.ensure_future(sampled(engine, request(*shown, request_id="mine")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await engine.abort(["mine"])
+        async with asyncio.timeout(5):
+            assert (await second).finish_reason is FinishReason.ABORT
+        release.set()
+        assert (await first).finish_reason is FinishReason.LENGTH
+        assert len(server.generations) == 1
+
+
+async def test_an_answer_that_breaks_after_its_first_token_is_asked_for_again(engine, server):
+    asked = request(picture())
+
+    async def first_token_only(server, seen, channel):
+        server._take_images(seen.json)
+        first = server.generated(seen).chunks[0]
+        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"
+        channel.write(head + b"%x\r\n%b\r\n" % (len(first), first))
+        channel.close()
+
+    server.script[GENERATE] = [first_token_only]
+    assert (await sampled(engine, asked)).token_ids.tolist() == expected(asked)
+
+
+async def test_an_error_after_the_first_token_is_no_missing_picture(engine, server):
+    await sampled(engine, request(picture()))
+    error = {"error": {"message": "Internal server error", "type": "x", "param": None, "code": 500}}
+    failed = b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n"
+    server.script[GENERATE] = [stream_pieces(delta([3]), failed)]
+    heard = []
+    with pytest.raises(ServerError, match="Internal server error"):  # noqa: PT012 the loop is what raises
+        async for each in engine.stream(request(picture())):
+            heard += each.token_ids.tolist()
+    assert heard == [3]
+
+
+@pytest.mark.parametrize("option", [{"frequency_penalty": 0.5}, {"structured_outputs": {"json": {}}}])
+async def test_a_stream_of_what_is_drawn_anew_after_a_cut_holds_the_last_drawing_alone(engine, server, option):
+    asked = request(sampling={"extra": option})
+    server.script[GENERATE] = [cut(3)]
+    heard = [token async for each in engine.stream(asked) for token in each.token_ids.tolist()]
+    assert heard == expected(asked)
+    assert server.generations[-1].json["token_ids"] == asked.prompt_ids
+
+
+async def test_a_stream_with_prompt_log_probabilities_is_refused_before_sending(engine, server):
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
+        await anext(engine.stream(request(prompt_logprobs=True)))
+    assert server.generations == []
+
+
+async def test_prompt_log_probabilities_that_a_cut_forestalled_are_asked_for_again(engine, server):
+    asked = request(prompt_logprobs=True)
+    server.script[GENERATE] = [cut(0, prompt_logprobs=False)]
+    result = await engine.generate(asked)
+    assert result.prompt_logprobs[1:].tolist() == [logprob_of(token) for token in asked.prompt_ids[1:]]
+
+
+async def test_a_picture_that_cannot_be_decoded_is_an_error_of_the_request(server):
+    async with introduced(VLLMEngine(server.base_url, media="content_parts"), server) as engine:
+        with pytest.raises(InvalidRequestError, match="not a picture"):
+            await engine.generate(request(picture(), marker_ids={"image": PAD}))
+
+
+async def test_a_picture_shown_twice_in_content_parts_comes_with_its_data_in_both_places():
+    """The server looks each up in its cache before it has taken any."""
+    asked = request(picture(), picture(), marker_ids={"image": PAD})
+    form = ContentPartsForm(asked)
+    form._data_url = lambda item: [b"data:,"]
+    parts = json.loads(b"{" + b"".join(form.member(form.names)) + b"}")["content_parts"]
+    assert [part["url"] for part in parts] == ["data:,"] * 2
+
+
+async def test_a_carrier_that_was_aborted_in_the_queue_has_not_brought_its_picture(engine, server):
+    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=0)]
+    call = asyncio.ensure_future(sampled(engine, request(picture(), request_id="mine")))
+    await arrived.wait()
+    await engine.abort(["mine"])
+    await call
+    await sampled(engine, request(picture()))
+    assert [seen.shipped for seen in server.generations] == [["cat"], ["cat"]]
+
+
+async def test_a_label_that_someone_else_sets_back_is_read_off_the_answers_too(engine, server):
+    for label in ("theirs", "default", "theirs"):
+        server.weight_version = label
+        await sampled(engine, request())
+        assert engine.weight_version == label
+
+
+async def test_pixels_that_reached_a_server_with_another_flag_are_sent_again_for_it(engine, server):
+    """It restarted in the middle of the request, and took what was made for the one before."""
+
+    async def restart(server, seen, channel):
+        server.pixel_dtype = "float32"
+        channel.reset()
+
+    server.script[GENERATE] = [restart]
+    asked = request(picture())
+    assert (await sampled(engine, asked)).token_ids.tolist() == expected(asked)
+    sizes = [len(seen.body) for seen in server.generations if seen.shipped]
+    assert sizes[0] == sizes[1] < sizes[2] / 3
+
+
+async def test_a_sampling_option_that_is_no_json_is_an_error_of_the_request(engine, server):
+    with pytest.raises(InvalidRequestError, match="no JSON"):
+        await engine.generate(request(sampling={"temperature": np.float32(1)}))
+    assert server.generations == []
