@@ -12,6 +12,7 @@ import numpy as np
 from renderers import MultiModalData, RenderedTokens
 from rollouts.doctor.finding import Finding, failed, ok, skipped
 from rollouts.doctor.patient import Patient, Sampled, fresh_picture, sampled_in
+from rollouts.engines.vllm.control import SERVER_PREFIX
 
 _ABORT_AFTER_SECONDS = 0.5
 _GENERATE = "/inference/v1/generate"
@@ -147,7 +148,7 @@ async def aborting(patient: Patient) -> Finding:
     running = asyncio.ensure_future(patient.post(_GENERATE, body, "a request to be aborted"))
     try:
         await asyncio.sleep(_ABORT_AFTER_SECONDS)
-        name = f"generate-tokens-{request_id}"
+        name = f"{SERVER_PREFIX}{request_id}"
         await patient.post("/inference/v1/abort_requests", {"request_ids": [name]}, "aborting a request")
         reply = await asyncio.wait_for(running, timeout=30)
     except TimeoutError:

@@ -54,7 +54,7 @@ MemoryTag = Literal["weights", "kv_cache"]
 _HEALTH_SECONDS = 10.0
 
 #: The server's own name for a request; an abort under any other is answered with 200 and does nothing.
-_SERVER_PREFIX = "generate-tokens-"
+SERVER_PREFIX = "generate-tokens-"
 
 
 class ServerControl:
@@ -202,7 +202,7 @@ class ServerControl:
 
         An id that the server does not run is not reported: it answers the same. Needs no development mode.
         """
-        names = [f"{_SERVER_PREFIX}{request_id}" for request_id in request_ids]
+        names = [f"{SERVER_PREFIX}{request_id}" for request_id in request_ids]
         if not names:  # which would end all
             return
         body = [json.dumps({"request_ids": names}).encode()]
