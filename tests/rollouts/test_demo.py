@@ -1,7 +1,7 @@
 """The demonstration itself, shortened: two processes, real training, real episodes."""
 
+import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -34,7 +34,7 @@ SHORT = replace(
 
 
 def run(out, seed=0):
-    console = Console(file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(file=io.StringIO())
     with TrainerProcess(out / "model", SHORT, seed) as trainer, Progress(console, SHORT) as progress:
         return run_demo(recipe=SHORT, seed=seed, out=out, trainer=trainer, progress=progress)
 
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_trajectories_token_for_token(first_run, tm
 
 def test_the_report_shows_what_was_measured(first_run, tmp_path):
     _, results = first_run
-    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=160, record=True, file=io.StringIO())
     console.print(results_table(results))
     text = console.export_text()
     assert f"{results.after.accuracy:.3f}" in text

@@ -13,7 +13,7 @@ import subprocess
 import tracemalloc
 import warnings
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import fake_server
@@ -34,7 +34,7 @@ from rollouts.errors import (
     ServerUnreachableError,
 )
 
-pytestmark = pytest.mark.filterwarnings("error::ResourceWarning")
+pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
 
 KEY = "sk-very-secret"
 
@@ -74,12 +74,6 @@ async def connection(server: FakeVLLM, clock: Clock) -> AsyncIterator[ServerConn
     made = ServerConnection(server.base_url, timing=clock.timing)
     yield made
     await made.close()
-
-
-@pytest.fixture(autouse=True)
-def nothing_leaks() -> Iterator[None]:
-    yield
-    gc.collect()  # an unclosed transport or an unfinished coroutine warns when it is collected
 
 
 def body_of(**content: object) -> list[bytes]:

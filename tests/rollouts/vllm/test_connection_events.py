@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from fake_server import GENERATE, FakeVLLM, Step, answer, busy, completion_of, hold, raw, reset, stream_pieces
@@ -24,7 +23,7 @@ from rollouts.errors import (
     ServerUnreachableError,
 )
 
-pytestmark = pytest.mark.filterwarnings("error::ResourceWarning")
+pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
 
 BODY = [
     json.dumps(
@@ -132,12 +131,6 @@ async def connection(server: FakeVLLM, losses: list[int]) -> AsyncIterator[Serve
 @pytest.fixture
 def losses() -> list[int]:
     return []
-
-
-@pytest.fixture(autouse=True)
-def nothing_leaks() -> Iterator[None]:
-    yield
-    gc.collect()
 
 
 async def collect(connection: ServerConnection, **options: float) -> list[bytes]:
