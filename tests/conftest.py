@@ -1,9 +1,10 @@
-"""Fixtures of every test folder: one tiny checkpoint per session."""
+"""What every test folder shares: one tiny checkpoint a session, and how two processes share the tests."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 # How long an example takes is the machine's business; a slow one is no failure.
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+# Tokenizers and templates live as long as the process; to go through them often is a tenth of a run's time.
+gc.set_threshold(50_000, 20, 50)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from scheduling import SharedWorkScheduling
+
+    return SharedWorkScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

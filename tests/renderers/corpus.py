@@ -47,6 +47,10 @@ TRL_TOKENIZERS = {
 }
 
 
+#: Where the corpus's model directories are unpacked; they never change.
+UNPACKED = Path(tempfile.gettempdir()) / f"mmrollouts-corpus-{os.getuid()}"
+
+
 def _package_folder(package: str, folder: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -102,7 +106,7 @@ def model_dir(name: str) -> Path:
 
     Unzipped once a machine; the rename at the end makes it safe for test processes that start together.
     """
-    target = Path(tempfile.gettempdir()) / f"mmrollouts-corpus-{os.getuid()}" / name
+    target = UNPACKED / name
     if target.is_dir():
         return target
     target.parent.mkdir(exist_ok=True)

@@ -21,6 +21,9 @@ import corpus
 _STOCK = "deepseek-coder-33b-base"
 _BOS, _EOS = "<s>", "</s>"
 
+#: Where the model directories are made; one that is there never changes.
+GRAFTED = Path(tempfile.gettempdir()) / f"mmrollouts-grafted-{os.getuid()}"
+
 _CONTROL = re.compile(
     r"<\|[^<>|\s{}'+]{1,40}\|>"  # <|im_start|>
     r'|<\|"\|>'
@@ -50,7 +53,7 @@ def graft(name: str, source: str, *, more: tuple[str, ...] = ()) -> Path:
     """
     tokens = [_BOS, _EOS, *control_tokens(source), *_ROLES, *more]
     digest = hashlib.sha256(json.dumps([source, tokens]).encode()).hexdigest()[:16]
-    target = Path(tempfile.gettempdir()) / f"mmrollouts-grafted-{os.getuid()}" / f"{name}-{digest}"
+    target = GRAFTED / f"{name}-{digest}"
     if target.is_dir():
         return target
     target.parent.mkdir(exist_ok=True)
