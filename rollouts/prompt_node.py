@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,12 @@ def prompt_node(
     references: Sequence[MediaReference],
     messages: Sequence[Message],
     said: int | None,
+    extras: Mapping[str, np.ndarray],
 ) -> TokenNode:
-    """What a prompt adds from token `start` on. `messages` and `said`: see `_first_shown`."""
+    """What a prompt adds from token `start` on, which is what `extras` have rows for.
+
+    `messages` and `said`: see `_first_shown`.
+    """
     media = within(references, start, len(ids))
     shown = _first_shown(prompt, start, messages, said)
     return TokenNode(
@@ -46,6 +50,7 @@ def prompt_node(
         media=media,
         content=_content(prompt, start) if prompt.spans else None,
         messages=_with_sources(shown, media) if messages else (),
+        extras={name: frozen(rows, rows.dtype) for name, rows in extras.items()},
     )
 
 

@@ -24,6 +24,7 @@ from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.errors import InvalidTurnError, TrajectoryError, TrajectoryFinishedError
 from rollouts.prompt_node import media_of, prompt_node
 from rollouts.provenance import Provenance
+from rollouts.reported_extras import reported_extras
 from rollouts.token_node import MediaReference, TokenNode, completion_node, same_media, token_array
 from transport import wire_type
 
@@ -38,6 +39,19 @@ class BrokenPathError(TrajectoryError):
         super().__init__(
             f"episode {episode_id}: node {node} of {count} {what}. Pass one of leaves(); if the episode came from "
             "elsewhere, `rollouts traj verify` says what else is wrong with its file"
+        )
+
+
+class MissingExtraError(TrajectoryError):
+    """A node on the way to a leaf has no extra of that name, or none with rows like those of the root."""
+
+    def __init__(self, episode_id: str, node: int, name: str, root: np.ndarray | None) -> None:
+        self.episode_id = episode_id
+        self.node = node
+        like = "" if root is None else f" with rows of {root.dtype} {root.shape[1:]}, which the root has"
+        super().__init__(
+            f"episode {episode_id}: node {node} has no extra {name!r}{like}. Have the engine report it in every turn, "
+            "or take those of single nodes from nodes[i].extras"
         )
 
 
@@ -108,20 +122,25 @@ class Trajectory:
         """Attach a prompt and its completion; return the index of the completion's node.
 
         `message` is what the completion was read as, `messages` are those that the prompt's message indices count (a
-        bridge counts the new ones only). `extras` are arrays with one row for each sampled token. Arrays, the dicts of
-        messages and their content lists are copied. Raises `TrajectoryFinishedError`, and `InvalidTurnError` where ids
-        are no token ids, lengths do not agree or ranges lie outside; the episode is then as before.
+        bridge counts the new ones only). `extras` are arrays with one row for each sampled token, beside the routed
+        experts and sampling masks of a completion that has them (`reported_extras`). Arrays, the dicts of messages and
+        their content lists are copied. Raises `TrajectoryFinishedError`, and `InvalidTurnError` where ids are no token
+        ids, lengths do not agree, ranges lie outside or an extra is given twice; the episode is then as before.
         """
         nodes, turns = self._growing()
         ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
         parent, shared = self._longest_prefix(ids, references)
+        reported = reported_extras(completion, len(ids), shared)
+        if twice := reported.completion.keys() & (extras or {}).keys():
+            raise InvalidTurnError(f"the completion has {', '.join(sorted(twice))} of its own; pass other extras only")
         added: list[TokenNode] = []
         if shared < len(ids):
             completed = any(turn.node == parent for turn in turns)
             said = None if completed else len(self.to_messages(parent)) if parent >= 0 else 0
-            added.append(prompt_node(parent, prompt, ids, shared, references, messages, said))
-        added.append(completion_node(len(nodes) if len(added) else parent, completion, extras or {}))
+            added.append(prompt_node(parent, prompt, ids, shared, references, messages, said, reported.prompt))
+        sampled_extras = {**(extras or {}), **reported.completion}
+        added.append(completion_node(len(nodes) if len(added) else parent, completion, sampled_extras))
         if turns and parent != turns[-1].node:
             self.forks += 1
         nodes += added
@@ -186,6 +205,19 @@ class Trajectory:
     def token_ids(self, leaf: int) -> np.ndarray:
         """Root to `leaf`, concatenated: int32 (n,)."""
         return np.concatenate([self.nodes[index].token_ids for index in self.path(leaf)])
+
+    def extra(self, leaf: int, name: str) -> np.ndarray:
+        """One extra, root to `leaf`, concatenated: one row a token.
+
+        Raises `MissingExtraError` where a node lacks it, or has rows of another shape or dtype than the root.
+        """
+        rows: list[np.ndarray] = []
+        for index in self.path(leaf):
+            found = self.nodes[index].extras.get(name)
+            if found is None or (rows and (found.shape[1:], found.dtype) != (rows[0].shape[1:], rows[0].dtype)):
+                raise MissingExtraError(self.episode_id, index, name, rows[0] if rows else None)
+            rows.append(found)
+        return np.concatenate(rows)
 
     def media(self, leaf: int) -> list[MediaReference]:
         """The pictures and videos along the path to `leaf`, in prompt order, with absolute ranges."""

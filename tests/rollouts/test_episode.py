@@ -1,6 +1,7 @@
 """The multi-turn loop, against a scripted engine and the real renderer of the tiny model."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,6 +75,24 @@ class AsyncGuessing(Guessing):
 def play(environment, engine, renderer, **options):
     options = {"sampling": SamplingParams(seed=1), "max_turns": 4, **options}
     return asyncio.run(run_episode(environment, engine=engine, renderer=renderer, **options))
+
+
+class RoutingEngine(ScriptedEngine):
+    """Reports experts: of each token that was read, its own id, so that a row tells which token it belongs to."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        result = await super().generate(request)
+        (completion,) = result.completions
+        read = np.array([*request.prompt_ids, *completion.token_ids][:-1], np.int32)
+        return replace(result, completions=[replace(completion, routed_experts=read[:, None, None])])
+
+
+def test_routed_experts_follow_the_tokens_into_the_trajectory(renderer):
+    trajectory = play(Guessing(), RoutingEngine(renderer, ["five", "six"]), renderer)
+    (leaf,) = trajectory.leaves()
+    rows = trajectory.extra(leaf, "routed_experts")[:, 0, 0]
+    assert rows[0] == 0
+    assert rows[1:].tolist() == trajectory.token_ids(leaf)[:-1].tolist()
 
 
 def test_the_second_prompt_is_the_first_plus_the_sampled_ids_plus_only_new_tokens(renderer):
