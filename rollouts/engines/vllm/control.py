@@ -25,17 +25,17 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checkpoint_files import check_checkpoint
-from rollouts.engines.vllm.connection import Reply, ServerConnection, error_of
+from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.vllm.control_routes import ControlRoutes, flag_of, member_of, object_of
 from rollouts.engines.vllm.metrics import ServerMetrics
 from rollouts.errors import (
-    CapabilityError,
     EngineError,
     InvalidRequestError,
     MalformedResultError,
@@ -77,6 +77,7 @@ class ServerControl:
     ) -> None:
         self._connection = connection
         self._capabilities = capabilities
+        self._routes = ControlRoutes(connection, capabilities)
         self._forget_media = forget_media
         self._on_weight_version = on_weight_version
         self._lock = threading.Lock()
@@ -99,7 +100,7 @@ class ServerControl:
         """
         _check_mode("pause", mode)
         with self._clearing(clear_cache):
-            await self._call("POST", "/pause", "pausing", params={"mode": mode, "clear_cache": clear_cache})
+            await self._routes.call("POST", "/pause", "pausing", params={"mode": mode, "clear_cache": clear_cache})
 
     async def resume(self) -> None:
         """Go on after `pause`. Refused while the server sleeps or holds weights that would kill it."""
@@ -113,7 +114,7 @@ class ServerControl:
 
     async def is_paused(self) -> bool:
         """Whether it generates nothing for now; so it is while it sleeps, too."""
-        return _flag(await self._call("GET", "/is_paused", "asking whether it is paused"), "is_paused")
+        return flag_of(await self._routes.call("GET", "/is_paused", "asking whether it is paused"), "is_paused")
 
     # Sleeping.
 
@@ -129,7 +130,7 @@ class ServerControl:
         if (now := await self._sleep_level()) > 0:
             raise UnsafeControlError("sleep", f"the server sleeps already (level {now}); wake it up first")
         with self._clearing(level > 0):
-            await self._call("POST", "/sleep", "putting it to sleep", params={"level": level})
+            await self._routes.call("POST", "/sleep", "putting it to sleep", params={"level": level})
         self._slept, self._weights_are_back, self._weights_are_new = level, False, False
 
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
@@ -152,9 +153,9 @@ class ServerControl:
                 'wake_up(["weights"]), then reload_weights(directory), then wake_up()',
             )
         query = "&".join(f"tags={tag}" for tag in tags or ())
-        reply = await self._call("POST", f"/wake_up?{query}" if query else "/wake_up", "waking it up")
+        reply = await self._routes.call("POST", f"/wake_up?{query}" if query else "/wake_up", "waking it up")
         self._weights_are_back |= tags is None or "weights" in tags
-        if _object(reply).get("status", "awake") == "awake":
+        if object_of(reply).get("status", "awake") == "awake":
             self._slept = 0
 
     async def is_sleeping(self) -> bool:
@@ -169,11 +170,11 @@ class ServerControl:
         Requests that run hold blocks of it, and then vLLM resets nothing: `ServerError`. `preempt` puts them back into
         the queue, from where they are computed anew with the weights of then.
         """
-        reply = await self._call(
+        reply = await self._routes.call(
             "POST", "/reset_prefix_cache", "resetting the prefix cache", params={"reset_running_requests": preempt}
         )
         # Up to vLLM 0.31 the answer is empty; then whatever runs makes it doubtful.
-        done = _object(reply).get("success") if reply.body else preempt or (await self.metrics()).running == 0
+        done = object_of(reply).get("success") if reply.body else preempt or (await self.metrics()).running == 0
         if done is not True:
             raise ServerError(
                 "reset_prefix_cache",
@@ -185,7 +186,7 @@ class ServerControl:
     async def reset_mm_cache(self) -> None:
         """Forget the pixels of media; each is sent again on its next use."""
         with self._clearing():
-            await self._call("POST", "/reset_mm_cache", "resetting the cache of media")
+            await self._routes.call("POST", "/reset_mm_cache", "resetting the cache of media")
 
     async def reset_encoder_cache(self) -> None:
         """Forget what the vision tower made of media. Refused unless the server is paused: a request may be in the
@@ -193,7 +194,7 @@ class ServerControl:
         """
         if not await self.is_paused():
             raise UnsafeControlError("reset_encoder_cache", "requests may need what would be dropped; pause first")
-        await self._call("POST", "/reset_encoder_cache", "resetting the encoder cache")
+        await self._routes.call("POST", "/reset_encoder_cache", "resetting the encoder cache")
 
     # Ending requests.
 
@@ -210,12 +211,12 @@ class ServerControl:
             reply = await self._connection.request("POST", path, name="abort", body=body, slot=False)
             if reply.status not in (404, 405):
                 break
-        self._checked(reply, "/inference/v1/abort_requests", "aborting requests")
+        self._routes.checked(reply, "/inference/v1/abort_requests", "aborting requests")
 
     async def abort_all(self) -> int:
         """End every request of every client; how many there were."""
-        reply = await self._call("POST", "/abort_requests", "aborting all requests", content={})
-        return int(_object(reply).get("aborted", 0))
+        reply = await self._routes.call("POST", "/abort_requests", "aborting all requests", content={})
+        return int(object_of(reply).get("aborted", 0))
 
     # Weights.
 
@@ -243,16 +244,16 @@ class ServerControl:
         """Label what is sampled from now on. Servers that keep no label (before vLLM 0.29): on this side only."""
         if not version:
             raise InvalidRequestError("update_weight_version", "the version is empty")
-        await self._require_control("/update_weight_version")
-        reply = await self._request("POST", "/update_weight_version", content={"new_version": version})
+        await self._routes.require("/update_weight_version")
+        reply = await self._routes.request("POST", "/update_weight_version", content={"new_version": version})
         if reply.status != 404:
-            self._checked(reply, "/update_weight_version", "labelling the weights")
+            self._routes.checked(reply, "/update_weight_version", "labelling the weights")
         self._on_weight_version(version)
 
     async def weight_version(self) -> str:
         """The label of the weights that the server has ("default" until one is set)."""
-        reply = await self._call("GET", "/weight_info", "asking for the weight version")
-        return str(_member(reply, "weight_version"))
+        reply = await self._routes.call("GET", "/weight_info", "asking for the weight version")
+        return str(member_of(reply, "weight_version"))
 
     async def update_weights_from_directory(
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
@@ -274,7 +275,9 @@ class ServerControl:
 
     async def world_size(self) -> int:
         """How many workers (GPUs) the model is spread over, data parallelism included."""
-        return int(_member(await self._call("GET", "/get_world_size", "asking for the world size"), "world_size"))
+        return int(
+            member_of(await self._routes.call("GET", "/get_world_size", "asking for the world size"), "world_size")
+        )
 
     # Watching.
 
@@ -290,13 +293,13 @@ class ServerControl:
 
     async def load(self) -> int:
         """Requests that the HTTP server has in hand; counted only with --enable-server-load-tracking, else 0."""
-        reply = await self._request("GET", "/load")
-        return int(_member(self._checked(reply, "/load", "asking for the load"), "server_load"))
+        reply = await self._routes.request("GET", "/load")
+        return int(member_of(self._routes.checked(reply, "/load", "asking for the load"), "server_load"))
 
     async def metrics(self) -> ServerMetrics:
         """Everything that the server counts."""
-        reply = await self._request("GET", "/metrics")
-        text = self._checked(reply, "/metrics", "asking for metrics").body
+        reply = await self._routes.request("GET", "/metrics")
+        text = self._routes.checked(reply, "/metrics", "asking for metrics").body
         return ServerMetrics.parse(text.decode("utf-8", errors="replace"))
 
     # The steps of an update.
@@ -339,8 +342,8 @@ class ServerControl:
         content = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self._broken = f"a reload of {path} was begun and not seen to end"
         try:
-            reply = await self._call("POST", "/collective_rpc", "reloading the weights", content=content)
-            results = _member(reply, "results")
+            reply = await self._routes.call("POST", "/collective_rpc", "reloading the weights", content=content)
+            results = member_of(reply, "results")
             if not isinstance(results, list) or any(result is not None for result in results):
                 raise MalformedResultError("reload_weights", f"the workers answered {str(results)[:200]}")
         except EngineError as error:
@@ -377,7 +380,7 @@ class ServerControl:
         await self.reset_encoder_cache()
 
     async def _resume(self) -> None:
-        await self._call("POST", "/resume", "resuming")
+        await self._routes.call("POST", "/resume", "resuming")
 
     async def _resume_after_failure(self, stays_paused: bool) -> None:
         if stays_paused:
@@ -396,8 +399,8 @@ class ServerControl:
     async def _first_directory(self) -> str | None:
         """The checkpoint that the server was started with, as it names it; what was loaded since may lack tensors."""
         model = (await self._capabilities()).model
-        reply = await self._request("GET", "/v1/models")
-        cards = _object(reply).get("data") if reply.status == 200 else None
+        reply = await self._routes.request("GET", "/v1/models")
+        cards = object_of(reply).get("data") if reply.status == 200 else None
         roots = [card.get("root") for card in cards or () if isinstance(card, dict) and card.get("id") == model]
         return roots[0] if roots and isinstance(roots[0], str) else None
 
@@ -438,7 +441,7 @@ class ServerControl:
 
     async def _notice_restart(self) -> None:
         """Forget what was known of a server that is not the same process any more."""
-        await self._require_control("/collective_rpc")
+        await self._routes.require("/collective_rpc")
         started = next((sample.value for sample in (await self.metrics()).get("process_start_time_seconds", ())), None)
         if self._started is not None and started != self._started:
             self._directory = self._broken = None
@@ -447,7 +450,7 @@ class ServerControl:
 
     async def _sleep_level(self) -> int:
         """As the server counts it; else what it was told from here."""
-        await self._require_control("/sleep")
+        await self._routes.require("/sleep")
         level = (await self.metrics()).sleep_level
         return self._slept if level is None else level
 
@@ -461,52 +464,6 @@ class ServerControl:
             if clears:
                 self._forget_media()
 
-    # The wire.
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        doing: str,
-        *,
-        content: Mapping[str, Any] | None = None,
-        params: Mapping[str, str | int | bool] | None = None,
-    ) -> Reply:
-        """A request to a route of development mode."""
-        await self._require_control(path)
-        return self._checked(await self._request(method, path, content=content, params=params), path, doing)
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: Mapping[str, Any] | None = None,
-        params: Mapping[str, str | int | bool] | None = None,
-    ) -> Reply:
-        body = None if content is None else [json.dumps(content).encode()]
-        name = path.partition("?")[0].strip("/")
-        return await self._connection.request(method, path, name=name, body=body, params=params, slot=False)
-
-    def _checked(self, reply: Reply, path: str, doing: str) -> Reply:
-        if reply.status in (404, 405):
-            raise CapabilityError(
-                path.partition("?")[0].strip("/"),
-                f"{self._connection.base_url} has no {path.partition('?')[0]}: this vLLM is older than the route",
-            )
-        if reply.status != 200:
-            raise error_of(path.partition("?")[0].strip("/"), reply, doing)
-        return reply
-
-    async def _require_control(self, path: str) -> None:
-        if not (await self._capabilities()).control:
-            name = path.partition("?")[0]
-            raise CapabilityError(
-                name.strip("/"),
-                f"{self._connection.base_url} has no {name}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
-                "and let nobody but the trainer reach it",
-            )
-
 
 def _checked_path(directory: str | os.PathLike[str], first: str | None) -> str:
     path = Path(directory).absolute()
@@ -517,22 +474,3 @@ def _checked_path(directory: str | os.PathLike[str], first: str | None) -> str:
 def _check_mode(name: str, mode: str) -> None:
     if mode not in get_args(PauseMode):
         raise InvalidRequestError(name, f"mode is {mode!r}, not one of {', '.join(get_args(PauseMode))}")
-
-
-def _object(reply: Reply) -> Mapping[str, Any]:
-    content = reply.json() if reply.body else {}
-    return content if isinstance(content, dict) else {}
-
-
-def _member(reply: Reply, key: str) -> Any:
-    content = _object(reply)
-    if key not in content:
-        raise MalformedResultError(reply.name, f"the answer has no `{key}`: {reply.body[:200]!r}")
-    return content[key]
-
-
-def _flag(reply: Reply, key: str) -> bool:
-    value = _member(reply, key)
-    if not isinstance(value, bool):
-        raise MalformedResultError(reply.name, f"`{key}` is {value!r}, not true or false")
-    return value
