@@ -10,7 +10,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -25,6 +24,7 @@ from rollouts.engines.vllm.replies import error_of
 from rollouts.engines.vllm.request_body import Chunks, request_body
 from rollouts.engines.vllm.response import Answer, TokenDelta
 from rollouts.engines.vllm.resuming import ResumePolicy, continuation, joined, out_of_room, restarts
+from rollouts.engines.vllm.shared_calls import SharedCalls
 from rollouts.engines.vllm.shipped import DEFAULT_SHIPPED_BYTES, Shipment, ShippedMedia
 from rollouts.engines.vllm.validation import check_request
 from rollouts.errors import (
@@ -104,7 +104,7 @@ class VLLMEngine:
         self._salted = cache_salt
         self._lock = threading.Lock()
         self._capabilities: ServerCapabilities | None = None
-        self._probing: Future[None] | None = None
+        self._looking: SharedCalls[None] = SharedCalls()
         self._server_started: float | None = None  # as the server tells; None where it does not
         self._exchanges = 0
         self._last_heard = 0.0
@@ -138,14 +138,7 @@ class VLLMEngine:
         """
         known = None if self._is_quiet() else self._capabilities
         while known is None:
-            with self._lock:
-                running = self._probing
-                if (mine := running is None) or running is None:
-                    running = self._probing = Future()
-            if mine:
-                await self._look(running)
-            else:
-                await asyncio.shield(asyncio.wrap_future(running))
+            await self._looking.once("what the server is", self._look)
             known = self._capabilities
         return known
 
@@ -430,26 +423,14 @@ class VLLMEngine:
         """Whether the server could have restarted since it was last heard of, without a connection to notice it."""
         return self._exchanges == 0 and time.monotonic() - self._last_heard > _QUIET_SECONDS
 
-    async def _look(self, running: Future[None]) -> None:
-        """Ask, and let those go who wait for the same: with the error, or to ask themselves if this caller is gone."""
-        failure: EngineError | None = None
-        try:
-            started = await self._start_of_server()
-            if self._capabilities is None or started is None or started != self._server_started:
-                self._may_have_restarted()
-                self._capabilities = await probe(self._connection, model=self._model, expected=self._expected)
-            self._server_started = started
-            self._last_heard = time.monotonic()
-        except EngineError as error:
-            failure = error
-            raise
-        finally:
-            with self._lock:
-                self._probing = None
-            if failure is not None:
-                running.set_exception(failure)
-            else:
-                running.set_result(None)
+    async def _look(self) -> None:
+        """Ask what the server is, unless it is the process that was asked before."""
+        started = await self._start_of_server()
+        if self._capabilities is None or started is None or started != self._server_started:
+            self._may_have_restarted()
+            self._capabilities = await probe(self._connection, model=self._model, expected=self._expected)
+        self._server_started = started
+        self._last_heard = time.monotonic()
 
     async def _start_of_server(self) -> float | None:
         """When its process began, in seconds since 1970; None where it does not tell."""

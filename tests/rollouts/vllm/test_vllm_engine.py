@@ -357,13 +357,18 @@ async def test_concurrent_first_calls_ask_the_server_once_what_it_is(server):
     assert sum(seen.path == "/version" for seen in server.requests) == 1
 
 
-async def test_when_the_first_caller_is_cancelled_another_asks(server):
-    server.script["/version"] = [hold(asyncio.Event(), arrived := asyncio.Event())]
+async def test_a_first_caller_that_is_cancelled_leaves_the_question_to_the_others(server):
+    release, arrived = asyncio.Event(), asyncio.Event()
+    server.script["/version"] = [hold(release, arrived)]
     async with VLLMEngine(server.base_url) as engine:
         first, second = (asyncio.ensure_future(sampled(engine, request())) for _ in range(2))
         await arrived.wait()
         first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        release.set()
         assert len((await second).token_ids) == 6
+    assert len([seen for seen in server.requests if seen.path == "/version"]) == 1
 
 
 async def test_no_server_is_an_error_for_everyone_who_waits():
