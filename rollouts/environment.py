@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from renderers import Message
-from rollouts.errors import EnvironmentProtocolError
+from rollouts.errors import EnvironmentFailedError, EnvironmentProtocolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class in_thread:  # noqa: N801  (reads as the adverb that it is: in_thread(env))
 
 
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
-    """Call `reset` and check what it returns."""
-    messages = await _resolve(environment.reset(seed))
+    """Call `reset` and check what it returns. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
+    messages = await _called(environment, "reset", seed)
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise EnvironmentProtocolError(
             f"{type(environment).__name__}.reset returned {type(messages).__name__}, not a list of opening messages"
@@ -65,8 +65,8 @@ async def reset_environment(environment: Environment, seed: int) -> list[Message
 
 
 async def step_environment(environment: Environment, assistant: Message) -> StepResult:
-    """Call `step` and check what it returns."""
-    result = await _resolve(environment.step(assistant))
+    """Call `step` and check what it returns. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
+    result = await _called(environment, "step", assistant)
     if not isinstance(result, StepResult):
         raise EnvironmentProtocolError(
             f"{type(environment).__name__}.step returned {type(result).__name__}, not a StepResult"
@@ -77,6 +77,13 @@ async def step_environment(environment: Environment, assistant: Message) -> Step
             "continue its own turn. Return messages, or done=True"
         )
     return result
+
+
+async def _called(environment: Environment, method: str, argument: object) -> Any:
+    try:
+        return await _resolve(getattr(environment, method)(argument))
+    except Exception as error:  # an environment may raise anything, and must not take the turns with it
+        raise EnvironmentFailedError(type(environment).__name__, method, error) from error
 
 
 async def _resolve(value: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from renderers import Message, MultimodalRenderer, RenderedTokens, RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams, check_result
 from rollouts.environment import Environment, reset_environment, step_environment
-from rollouts.errors import EngineError, EnvironmentProtocolError, EpisodeError
+from rollouts.errors import EngineError, EpisodeError, RolloutsError
 from rollouts.provenance import Provenance
 from rollouts.trajectory import Trajectory
 
@@ -45,7 +45,7 @@ async def run_episode(
     started = time.monotonic()
     try:
         await _play(trajectory, environment, engine, renderer, sampling, max_turns)
-    except (EngineError, EnvironmentProtocolError, RendererError) as error:
+    except (RolloutsError, RendererError) as error:
         trajectory.error = f"{type(error).__name__}: {error}"
         raise EpisodeError(str(error), trajectory) from error
     finally:

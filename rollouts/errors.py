@@ -137,6 +137,14 @@ class EnvironmentProtocolError(RolloutsError):
     """An environment returned something that its protocol does not allow."""
 
 
+class EnvironmentFailedError(RolloutsError):
+    """An environment raised something of its own, which is chained. `method` says where: "reset" or "step"."""
+
+    def __init__(self, environment: str, method: str, error: Exception) -> None:
+        self.method = method
+        super().__init__(f"{environment}.{method} raised {type(error).__name__}: {error}")
+
+
 class EpisodeError(RolloutsError):
     """An episode failed half-way. `trajectory` holds the turns that were completed; the cause is chained."""
 

@@ -201,6 +201,42 @@ def test_a_failure_half_way_keeps_the_turns_that_were_completed(renderer):
     assert caught.value.trajectory.turns[0].message["content"] == "five"
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["on the loop", "in a thread"])
+def test_an_environment_that_raises_does_not_take_the_turns_with_it(renderer, wrapped):
+    class Dividing(Guessing):
+        def step(self, assistant):
+            if self.heard:
+                return 1 / 0
+            return super().step(assistant)
+
+    environment = in_thread(Dividing()) if wrapped else Dividing()
+    with pytest.raises(EpisodeError, match="step raised ZeroDivisionError: division by zero") as caught:
+        play(environment, ScriptedEngine(renderer, ["five", "six"]), renderer)
+    assert caught.value.trajectory.num_turns == 2
+    assert caught.value.trajectory.finished
+    assert "ZeroDivisionError" in caught.value.trajectory.error
+    assert isinstance(caught.value.__cause__.__cause__, ZeroDivisionError)
+
+
+def test_a_reset_that_raises_is_named(renderer):
+    class Refusing(Guessing):
+        def reset(self, seed):
+            raise KeyError("maze")
+
+    with pytest.raises(EpisodeError, match=r"Refusing\.reset raised KeyError: 'maze'"):
+        play(Refusing(), ScriptedEngine(renderer, ["a"]), renderer)
+
+
+def test_a_reward_that_is_no_number_leaves_the_turn_that_it_was_for(renderer):
+    class Generous(Guessing):
+        def step(self, assistant):
+            return replace(super().step(assistant), reward=float("nan"))
+
+    with pytest.raises(EpisodeError, match="turn 0 was paid nan") as caught:
+        play(Generous(), ScriptedEngine(renderer, ["five"]), renderer)
+    assert caught.value.trajectory.num_turns == 1
+
+
 def test_an_aborted_generation_is_not_taken_for_an_answer(renderer):
     engine = ScriptedEngine(renderer, ["five"], finish=FinishReason.ABORT)
     with pytest.raises(EpisodeError, match="abort"):
