@@ -25,6 +25,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TORCH_COMPILE_DISABLE": "1",  # else the first request with log-probabilities compiles for 17 s
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "PYTHONPATH": str(Path(__file__).parent / "polite_polling"),  # which says why
 }
 _PROCESSOR_LIMITS = ("--limit-mm-per-prompt", '{"image":8,"video":0}')
 _SERVE = (
