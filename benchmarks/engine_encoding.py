@@ -20,8 +20,8 @@ import numpy as np
 from render import Report, milliseconds
 
 from renderers import MultiModalData, load_renderer
-from rollouts.engines.vllm.features import features_segments
-from rollouts.engines.vllm.wire_tensors import ITEM_BYTES, PixelDtype
+from rollouts.engines.vllm.wire.features import features_segments
+from rollouts.engines.vllm.wire.tensors import ITEM_BYTES, PixelDtype
 
 SIDE = 1024
 ROUNDS = 15

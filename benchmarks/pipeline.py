@@ -22,7 +22,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 from renderers import load_renderer
 from renderers.vision.normalise import normalise
 from rollouts import Completion, FinishReason, Trajectory
-from rollouts.environments.digits import QUESTION, SECOND_QUESTION, load_digit_sets
+from rollouts.demo.digits import QUESTION, SECOND_QUESTION, load_digit_sets
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, model_inputs, samples_from_trajectory, token_logprobs
 from transport import decode, encode

@@ -4,10 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from renderers import errors
-from renderers.bridge import BridgeRefusal, BridgeStats, ThinkingRetention
+from renderers.bridging.bridge import BridgeRefusal, BridgeStats, ThinkingRetention
 from renderers.config import RendererConfig
 from renderers.errors import RendererError
-from renderers.formats.format import Format
 from renderers.loading import create_renderer, load_renderer
 from renderers.media.item import MediaItem
 from renderers.media.policy import MediaPolicy
@@ -15,6 +14,7 @@ from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.messages import ContentPart, Message, ToolCall, ToolSpec
 from renderers.parsing.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
+from renderers.parsing.format import Format
 from renderers.parsing.parser import ResponseParser
 from renderers.parsing.response import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal

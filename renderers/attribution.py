@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from renderers.media.item import MediaItem, Modality
-from renderers.media_markers import MediaSlot, replace_markers
 from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed, Segment
 from renderers.tokens.encoding import PrintedControl, encode_printed
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.turn import TurnEnd, TurnShape, regions, turn_end, words_start
+from renderers.vision.media_markers import MediaSlot, replace_markers
 
 
 class TokenLayout(NamedTuple):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from renderers.bridge import HistoryPolicy, ThinkingRetention
+from renderers.bridging.bridge import HistoryPolicy, ThinkingRetention
 from renderers.errors import ConfigError
-from renderers.formats.format import Format
 from renderers.messages import ROLES
+from renderers.parsing.format import Format
 from renderers.tokens.encoding import BodyPolicy
 from renderers.vision.processor import ImageBackend
 

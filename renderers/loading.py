@@ -13,18 +13,18 @@ from typing import Any
 from renderers.config import RendererConfig
 from renderers.errors import ConfigError, InvalidFileError, LoadError, MissingFileError, ModelNotFoundError, shown
 from renderers.formats import by_name
-from renderers.formats.format import Format
 from renderers.formats.probing import detect_format
-from renderers.media.intake import MediaIntake
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.model_files import read_json, read_text
+from renderers.parsing.format import Format
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
 from renderers.template.content_forms import ConvertingTemplate
 from renderers.template_renderer import TemplateRenderer
 from renderers.tokens.added import MOST_IDS, is_token
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.vision.loading import load_media
+from renderers.vision.media_loader import MediaIntake
+from renderers.vision.processor_loading import load_media
 
 # Only these are ever fetched: no weights, no code.
 _FILES = (

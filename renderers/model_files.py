@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from renderers.errors import InvalidFileError
-from renderers.finite_file import read_finite
+from renderers.regular_files import read_finite
 
 
 def read_json(path: Path) -> dict[str, Any]:

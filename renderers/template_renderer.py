@@ -12,13 +12,13 @@ from typing import Any
 
 from renderers.attribution import TokenLayout, attribute
 from renderers.bounded_cache import BoundedCache
-from renderers.bridge import Bridge, BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
-from renderers.continuation import StandIns, TurnSummary
+from renderers.bridging.bridge import Bridge, BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
+from renderers.bridging.continuation import StandIns, TurnSummary
+from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import MessageError, TokenizerError, shown
-from renderers.formats.format import Format
-from renderers.media.intake import MediaIntake
 from renderers.media.item import MediaItem, Modality
 from renderers.messages import check_messages, check_tools, message_tool_names, without_media
+from renderers.parsing.format import Format
 from renderers.parsing.parser import ResponseParser, parse_response
 from renderers.parsing.prompts import ends_in_reasoning
 from renderers.parsing.response import ParsedResponse
@@ -29,8 +29,8 @@ from renderers.template.content_forms import ContentForms
 from renderers.template.probe_conversation import smallest_conversation
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.turn_printer import TurnPrinter
 from renderers.value_key import value_key
+from renderers.vision.media_loader import MediaIntake
 from renderers.vision.processor import MediaProcessor
 
 _log = logging.getLogger("renderers")

@@ -1,7 +1,9 @@
 """Episodes against inference engines, trajectories, and the training batches made of them."""
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rollouts.errors import ForeignRenderersError, RolloutsError
 
@@ -25,21 +27,32 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
 )
 from rollouts.environment import Environment, StepResult, in_thread  # noqa: E402
 from rollouts.episode import run_episode  # noqa: E402
-from rollouts.provenance import Provenance  # noqa: E402
-from rollouts.steps import InvalidStepError, step_processors, trajectory_from_steps  # noqa: E402
-from rollouts.token_node import MediaReference, TokenNode  # noqa: E402
-from rollouts.trajectory import Branch, Trajectory, Turn  # noqa: E402
+from rollouts.episode_errors import EpisodeError, EpisodesError  # noqa: E402
+from rollouts.runner import EpisodeSpec, run_episodes  # noqa: E402
+from rollouts.trajectory.pixel_forms import pack_episodes  # noqa: E402
+from rollouts.trajectory.provenance import Provenance  # noqa: E402
+from rollouts.trajectory.step_lists import InvalidStepError, step_processors, trajectory_from_steps  # noqa: E402
+from rollouts.trajectory.token_node import MediaReference, TokenNode  # noqa: E402
+from rollouts.trajectory.tree import Branch, Trajectory, Turn  # noqa: E402
+
+if TYPE_CHECKING:
+    from rollouts.engines.local import LocalEngine
+    from rollouts.engines.vllm import VLLMEngine
 
 __all__ = [
     "Branch",
     "Completion",
     "Engine",
     "Environment",
+    "EpisodeError",
+    "EpisodeSpec",
+    "EpisodesError",
     "FinishReason",
     "ForeignRenderersError",
     "GenerateRequest",
     "GenerateResult",
     "InvalidStepError",
+    "LocalEngine",
     "MediaReference",
     "Provenance",
     "RolloutsError",
@@ -48,9 +61,23 @@ __all__ = [
     "TokenNode",
     "Trajectory",
     "Turn",
+    "VLLMEngine",
     "WeightSpan",
     "in_thread",
+    "pack_episodes",
     "run_episode",
+    "run_episodes",
     "step_processors",
     "trajectory_from_steps",
 ]
+
+# Loaded when first used: one needs the extra `torch`, the other is not needed by an environment's process.
+_LAZY = {"LocalEngine": "rollouts.engines.local", "VLLMEngine": "rollouts.engines.vllm"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

@@ -7,10 +7,10 @@ from typing import Any
 
 from renderers import RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, check_result
+from rollouts.error_texts import described
 from rollouts.errors import EngineError, EngineFailedError, RolloutsError
-from rollouts.foreign_code import failures_as
-from rollouts.number_checks import whole_number
-from rollouts.texts import described
+from rollouts.user_code.calls import failures_as
+from rollouts.user_code.numbers import whole_number
 
 #: Models pad their embedding past the tokenizer's ids, by less than this, and a policy may sample such a row.
 _MOST_PADDING = 4096

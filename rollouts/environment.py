@@ -13,11 +13,11 @@ import numpy as np
 from renderers import Message
 from renderers.errors import MessageError
 from renderers.messages import check_messages, check_tools, without_media
+from rollouts.error_texts import shortened
 from rollouts.errors import EnvironmentFailedError, EnvironmentProtocolError
-from rollouts.foreign_code import failures_as
-from rollouts.texts import shortened
+from rollouts.user_code.calls import failures_as
 from transport import EncodeError
-from transport.codec import check_encodable
+from transport.wire.codec import check_encodable
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from renderers import Message, RenderedTokens, Renderer, RendererError, Renderer
 from rollouts.engine_call import expecting_request, known_vocab_size, sampled_completion
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
 from rollouts.environment import Environment, made_environment, reset_environment, step_environment, tools_of
+from rollouts.episode_errors import EpisodeError
 from rollouts.episode_renderer import EpisodeRenderer, renderer_pool
-from rollouts.errors import EpisodeArgumentError, EpisodeError, RolloutsError
-from rollouts.number_checks import whole_number
-from rollouts.provenance import Provenance
-from rollouts.texts import described, is_unicode, text_of
-from rollouts.trajectory import Trajectory
+from rollouts.error_texts import described, is_unicode, text_of
+from rollouts.errors import EpisodeArgumentError, RolloutsError
+from rollouts.trajectory.provenance import Provenance
+from rollouts.trajectory.tree import Trajectory
+from rollouts.user_code.numbers import whole_number
 
 log = logging.getLogger("rollouts")
 

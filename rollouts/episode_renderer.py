@@ -8,7 +8,7 @@ from typing import Any
 
 from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
 from rollouts.errors import RendererFailedError, RolloutsError
-from rollouts.foreign_code import failures_as
+from rollouts.user_code.calls import failures_as
 
 #: Episodes wait anyway, as tasks; a queue before that of the threads would only wake each of them once more.
 _MAX_PENDING = 65_536

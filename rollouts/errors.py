@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from rollouts.texts import described, shortened
-
-if TYPE_CHECKING:
-    from rollouts.trajectory import Trajectory
+from rollouts.error_texts import described, shortened
 
 
 class RolloutsError(Exception):
@@ -191,31 +187,6 @@ class EpisodeArgumentError(RolloutsError, ValueError):
     def __init__(self, name: str, value: object, rule: str) -> None:
         self.name = name
         super().__init__(f"{name} is {shortened(value)}; {rule}")
-
-
-class EpisodeError(RolloutsError):
-    """An episode failed. `trajectory` holds the turns that were completed; the cause is chained."""
-
-    def __init__(self, reason: str, trajectory: Trajectory) -> None:
-        self.reason = reason
-        self.trajectory = trajectory
-        turns = "1 completed turn" if trajectory.num_turns == 1 else f"{trajectory.num_turns} completed turns"
-        super().__init__(f"episode {trajectory.episode_id} failed after {turns}: {reason}")
-
-
-class EpisodesError(RolloutsError):
-    """Episodes of a run failed, and the others were stopped.
-
-    `errors` holds the `EpisodeError` of each that failed; the first is chained. `trajectories` holds one trajectory a
-    spec, in order, with the turns that were completed; `error` is not empty on those that failed, were stopped or
-    never began.
-    """
-
-    def __init__(self, errors: Sequence[EpisodeError], trajectories: Sequence[Trajectory]) -> None:
-        self.errors = list(errors)
-        self.trajectories = list(trajectories)
-        others = f"; {len(errors) - 1} more failed" if len(errors) > 1 else ""
-        super().__init__(f"{errors[0]}{others}; the other episodes were stopped. trajectories holds what was played")
 
 
 # Training.

@@ -11,11 +11,12 @@ from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.environment import Environment
 from rollouts.episode import EpisodeSetting, OnEnd, check_on_end, new_trajectory, play_episode
+from rollouts.episode_errors import EpisodeError, EpisodesError
 from rollouts.episode_renderer import renderer_pool
-from rollouts.errors import EpisodeArgumentError, EpisodeError, EpisodesError
-from rollouts.number_checks import whole_number
-from rollouts.texts import is_unicode
-from rollouts.trajectory import Trajectory
+from rollouts.error_texts import is_unicode
+from rollouts.errors import EpisodeArgumentError
+from rollouts.trajectory.tree import Trajectory
+from rollouts.user_code.numbers import whole_number
 
 
 @dataclass(frozen=True, slots=True)

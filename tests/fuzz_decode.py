@@ -29,7 +29,7 @@ except ImportError:
 with atheris.instrument_imports(include=["transport"]):
     import transport
     from transport import RecordReader, RecordWriter
-    from transport.peer_form import walk_decode_tensors, walk_encode_tensors
+    from transport.interop.inline_tensors import walk_decode_tensors, walk_encode_tensors
 
 from renderers.media.source import MediaSource
 

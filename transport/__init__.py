@@ -7,11 +7,8 @@ with RecordWriter("episodes.mmr") as out:
     out.append(trajectory)
 """
 
-import transport.media_values  # noqa: F401  (registers the media values of `renderers`)
-from transport.arrays import RawTensor
-from transport.codec import decode, decode_frames, encode, encode_frames
+import transport.wire.media_values  # noqa: F401  (registers the media values of `renderers`)
 from transport.compact import CompactDecoder, CompactEncoder, MessageOrderError
-from transport.compression import MissingCompressionError
 from transport.errors import (
     ChecksumError,
     DecodeError,
@@ -33,18 +30,21 @@ from transport.errors import (
     WriterBusyError,
     WriterClosedError,
 )
-from transport.file_repair import Dropped, RepairReport, merge, repair
-from transport.files import RecordReader, read_records
-from transport.limits import DecodeLimits
-from transport.peer_form import (
+from transport.interop.inline_tensors import (
     decode_tensor_payload,
     encode_tensor_payload,
     walk_decode_tensors,
     walk_encode_tensors,
 )
-from transport.record_writer import RecordWriter
-from transport.registry import wire_type
-from transport.step_media import StepMediaError, drop_intermediate_multi_modal_data, restore_multi_modal_data
+from transport.interop.step_media import StepMediaError, drop_intermediate_multi_modal_data, restore_multi_modal_data
+from transport.records.compression import MissingCompressionError
+from transport.records.reader import RecordReader, read_records
+from transport.records.repair import Dropped, RepairReport, merge, repair
+from transport.records.writer import RecordWriter
+from transport.wire.arrays import RawTensor
+from transport.wire.codec import decode, decode_frames, encode, encode_frames
+from transport.wire.limits import DecodeLimits
+from transport.wire.registry import wire_type
 
 __all__ = [
     "ChecksumError",

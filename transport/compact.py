@@ -6,11 +6,11 @@ receiver forgets and says so in the message, so both sides hold the same sources
     frame 0      prelude: magic, format version, connection, message number, sources brought B, sources forgotten F
                  B digests, then F digests, 32 bytes each
     frame 1...   the sources brought, as they are
-    the others   the message (`transport.wire`), all of its sources left out
+    the others   the message (`transport.wire.wire_format`), all of its sources left out
 
 The connection must deliver whole messages in order (a socket, a queue, a file read from its start): each has a number,
 and one that is missing is an error at the next. The numbers of one connection, which is named at random, mean nothing
-in another. For a file with random access see `transport.files`.
+in another. For a file with random access see `transport.records.reader`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from renderers.media.source import MediaSource
-from transport import codec, container
 from transport.errors import DecodeError, MalformedError, TruncatedError
-from transport.limits import DecodeLimits
-from transport.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
-from transport.unpacking import as_bytes, build_media, check_version
-from transport.wire import Buffer
+from transport.interop.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
+from transport.wire import codec, container
+from transport.wire.limits import DecodeLimits
+from transport.wire.unpacking import as_bytes, build_media, check_version
+from transport.wire.wire_format import Buffer
 
 __all__ = [
     "CompactDecoder",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from renderers.formats.family import Family
-from renderers.formats.format import Format, ReasoningMarkers
+from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.syntaxes import DeepSeekCalls, InvokeCalls
 
 _STOPS = ("<｜end▁of▁sentence｜>",)

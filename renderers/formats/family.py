@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from renderers.formats.format import Format
+from renderers.parsing.format import Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from renderers.formats.family import Family
-from renderers.formats.format import Format, ReasoningMarkers
+from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.syntaxes import GemmaCalls
 
 GEMMA3 = Family(Format("gemma-3", ("<end_of_turn>",)), control=("<start_of_turn>",))

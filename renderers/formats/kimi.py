@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from renderers.formats.family import Family
-from renderers.formats.format import Format, ReasoningMarkers
+from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.syntaxes import KimiCalls
 
 KIMI_K2 = Family(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from renderers.formats.family import Family
-from renderers.formats.format import Format
+from renderers.parsing.format import Format
 from renderers.parsing.syntaxes import LlamaCalls, PythonicCalls
 
 _STOPS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from renderers.formats.family import Family
-from renderers.formats.format import Format
+from renderers.parsing.format import Format
 from renderers.parsing.syntaxes import JsonCalls
 
 PHI4_MINI = Family(

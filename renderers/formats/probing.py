@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from renderers.errors import LoadError, MissingTokenError, TemplateError
 from renderers.formats.family import Family
-from renderers.formats.format import Format, ReasoningMarkers
 from renderers.formats.registry import FAMILIES
 from renderers.messages import check_messages
+from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.parser import parse_response
 from renderers.parsing.response import ArgumentsForm, ParsedResponse, ToolCallParseStatus
 from renderers.template.chat_template import Printed, Template

@@ -6,7 +6,6 @@ from renderers.errors import UnknownFormatError
 from renderers.formats.chatml import CHATML, HERMES
 from renderers.formats.deepseek import DEEPSEEK, DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32
 from renderers.formats.family import Family
-from renderers.formats.format import Format
 from renderers.formats.gemma import GEMMA3, GEMMA4
 from renderers.formats.glm import GLM4, GLM5, GLM45
 from renderers.formats.gpt_oss import GPT_OSS
@@ -17,6 +16,7 @@ from renderers.formats.minimax import MINIMAX_M2, MINIMAX_M3
 from renderers.formats.mistral import MISTRAL
 from renderers.formats.phi import PHI4_MINI
 from renderers.formats.qwen import NEMOTRON3, QWEN3, QWEN3_CODER, QWEN35, QWEN_VL
+from renderers.parsing.format import Format
 
 #: A family with tool calls fits if the template prints a call that it reads back, so those come first; of those that
 #: read the same calls, the one with more conditions.

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from renderers.media.pixel_scale import PixelScale
 from renderers.media.source import MediaSource
-from renderers.vision.normalise import PixelScale
 
 Modality = Literal["image", "video"]
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
 from renderers.media.policy import MediaPolicy
-from renderers.media.seen import SeenFile
+from renderers.media.reference_cache import SeenFile
 
 _LONGEST = 4096
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from renderers.errors import ConfigError
+from renderers.media.hosts import check_host_pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,6 @@ def _check_directories(directories: tuple[str | Path, ...]) -> None:
 
 
 def _check_hosts(patterns: tuple[str, ...]) -> None:
-    from renderers.media.urls import check_host_pattern
-
     for pattern in patterns:
         try:
             check_host_pattern(pattern)

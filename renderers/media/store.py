@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from renderers.errors import MediaStoreError
 from renderers.media.item import MediaItem
-from renderers.media.seen import SeenReferences
+from renderers.media.reference_cache import SeenReferences
 from renderers.media.source import MediaSource
 from renderers.media.source_directory import SourceDirectory
 

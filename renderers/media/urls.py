@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address
 from urllib.parse import quote, urlsplit
 
 from renderers.errors import MediaPolicyError
+from renderers.media.hosts import is_address, normal_host
 from renderers.media.policy import MediaPolicy
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 # What may stand in a path or query as it is (RFC 3986), and % for what is quoted already.
 _KEPT = "%/?:@!$&'()*+,;=-._~"
@@ -68,7 +67,7 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
     if _CONTROL.search(url.strip()):
         raise MediaPolicyError(f"{shown}: a URL with control characters or backslashes is not followed")
     try:
-        host, port = _normal_host(parts.hostname or ""), parts.port
+        host, port = normal_host(parts.hostname or ""), parts.port
     except ValueError:  # UnicodeError too
         raise MediaPolicyError(f"{shown}: host or port of this URL cannot be read") from None
     if not _is_allowed_host(host, policy.allowed_hosts):
@@ -93,30 +92,5 @@ def _matches(host: str, pattern: str) -> bool:
     if pattern == "*":
         return True
     if pattern.startswith("*."):
-        return not _is_address(host) and host.endswith("." + _normal_host(pattern[2:]))
-    return host == _normal_host(pattern.strip("[]"))
-
-
-def check_host_pattern(pattern: str) -> None:
-    """Raise ValueError for what no host can match: a URL, a port, a `*` elsewhere than at the start."""
-    if pattern != "*":
-        _normal_host(pattern.removeprefix("*.").strip("[]"))
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _normal_host(host: str) -> str:
-    """Lower case, ASCII, without the dot at its end. Raises ValueError (UnicodeError) for what is no host."""
-    if ":" in host and "%" not in host:  # an address with a zone is one of a local link
-        return str(IPv6Address(host))
-    ascii_host = host if host.isascii() else host[:1000].encode("idna").decode("ascii")
-    normal = ascii_host.lower().removesuffix(".")
-    if not _HOST.fullmatch(normal):
-        raise ValueError("not a host name")
-    return normal
+        return not is_address(host) and host.endswith("." + normal_host(pattern[2:]))
+    return host == normal_host(pattern.strip("[]"))

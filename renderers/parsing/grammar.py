@@ -11,7 +11,7 @@ from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 if TYPE_CHECKING:
-    from renderers.formats.format import Format
+    from renderers.parsing.format import Format
 
 
 class Role(Enum):

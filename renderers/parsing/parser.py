@@ -16,7 +16,7 @@ from renderers.parsing.transcript import Transcript
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 if TYPE_CHECKING:
-    from renderers.formats.format import Format
+    from renderers.parsing.format import Format
 
 
 def parse_response(

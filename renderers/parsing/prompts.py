@@ -10,7 +10,7 @@ from renderers.parsing.lexer import Lexer
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 if TYPE_CHECKING:
-    from renderers.formats.format import Format
+    from renderers.parsing.format import Format
 
 # A marker that is several tokens is looked for here; the longest known one is 5.
 _TAIL = 32

@@ -12,9 +12,10 @@ from PIL import Image
 
 from renderers.errors import LoadError, MediaError
 from renderers.media.item import TensorField
+from renderers.media.pixel_scale import PixelScale
 from renderers.vision.batching import combine, same_bits
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, Outcome, OwnProcessor
-from renderers.vision.normalise import PixelScale, ScaledPixels
+from renderers.vision.normalise import ScaledPixels
 
 # (width, height): small, wide and tall, so that each picture is larger than another in some direction and a processor
 # that cuts pictures into tiles cuts them into different numbers.

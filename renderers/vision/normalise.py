@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from renderers.media.pixel_scale import PixelScale
 from renderers.vision.patches import StillPatches
 
 if TYPE_CHECKING:
@@ -16,20 +17,6 @@ FloatType = Literal["float32", "bfloat16"]
 
 # Patches at a time: the look-up widens its uint8 indices to 8 bytes each, which then stay in the cache.
 _PATCHES_AT_ONCE = 256
-
-
-@dataclass(frozen=True, slots=True)
-class PixelScale:
-    """float = (uint8 * factor - mean) / std, channel by channel, in the arithmetic of one of transformers' backends.
-
-    fused: that of the torchvision backend, (uint8 - mean / factor) / (std / factor), all in float32. Not fused: that of
-    the Pillow backend, the product in float64 and rounded to float32, the rest in float32. The last bits differ.
-    """
-
-    factor: float = 1 / 255
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    fused: bool = False
 
 
 def normalise(patches: np.ndarray | StillPatches, scale: PixelScale, *, dtype: FloatType = "float32") -> np.ndarray:

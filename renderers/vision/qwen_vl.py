@@ -33,12 +33,12 @@ from PIL import Image
 from renderers.errors import InvalidFileError, MediaLimitError, shown
 from renderers.media.decoding import decode_planes, decoder_versions
 from renderers.media.item import MediaItem, PackedArray, TensorField
+from renderers.media.pixel_scale import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import image_planes, plane_image
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.vision import resampling
-from renderers.vision.normalise import PixelScale
 from renderers.vision.patches import still_patches
 from renderers.vision.processor import ImageBackend
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError, shown
 from renderers.media.item import ExpansionPiece, MediaItem, PackedArray, TensorField
+from renderers.media.pixel_scale import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.media.video_decoding import FramePlan, SampledVideo, VideoInfo, sample_video, video_decoder_versions
 from renderers.vision import resampling
-from renderers.vision.normalise import PixelScale
 from renderers.vision.patches import frame_patches
 from renderers.vision.qwen_vl import (
     MAX_ASPECT_RATIO,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollouts.training.mismatch import MismatchReport
-from rollouts.trajectory import Trajectory
+from rollouts.trajectory.tree import Trajectory
 from transport import wire_type
 
 

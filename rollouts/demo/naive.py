@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 
 from renderers.vision.processor import MediaProcessor
-from rollouts.trajectory import Trajectory
+from rollouts.trajectory.tree import Trajectory
 
 
 def naive_bytes(trajectories: Sequence[Trajectory], processor: MediaProcessor) -> int:

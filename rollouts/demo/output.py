@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transport.file_lock import check_unlocked, locked
+from transport.records.file_lock import check_unlocked, locked
 
 
 def episodes_file(out: Path) -> Path:

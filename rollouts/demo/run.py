@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from renderers import TemplateRenderer, load_renderer
 from rollouts.demo.curriculum import Curriculum
+from rollouts.demo.digits import DigitsEnvironment, DigitSet, load_digit_sets
 from rollouts.demo.messages import Learn, WarmStart
 from rollouts.demo.naive import naive_bytes
 from rollouts.demo.output import episodes_file, remove_earlier_episodes
@@ -26,11 +27,10 @@ from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Engine, SamplingParams
-from rollouts.environments.digits import DigitsEnvironment, DigitSet, load_digit_sets
 from rollouts.episode import derived_seed
 from rollouts.runner import EpisodeSpec, run_episodes
 from rollouts.testing import tiny_qwen3_vl
-from rollouts.trajectory import Trajectory
+from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
 
 

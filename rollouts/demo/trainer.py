@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from renderers import Message, load_renderer
+from rollouts.demo.digits import DigitsEnvironment, load_digit_sets
 from rollouts.demo.messages import Learn, Learned, WarmStart
 from rollouts.demo.recipe import ATTENTION, Recipe
-from rollouts.environments.digits import DigitsEnvironment, load_digit_sets
 from rollouts.training import (
     TrainingBatch,
     TrainingSample,
@@ -25,7 +25,7 @@ from rollouts.training import (
     token_logprobs,
 )
 from rollouts.training.mismatch import MismatchReport, joined
-from rollouts.trajectory import Trajectory
+from rollouts.trajectory.tree import Trajectory
 
 
 class Trainer:

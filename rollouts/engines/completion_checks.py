@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from rollouts.texts import shortened
+from rollouts.error_texts import shortened
 
 #: Token ids are stored as int32.
 MOST_TOKEN_ID: Final = 2**31 - 1

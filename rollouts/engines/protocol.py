@@ -14,9 +14,9 @@ import numpy as np
 
 from renderers import MultiModalData
 from rollouts.engines.completion_checks import logprob_problem, prompt_problem, token_problem
+from rollouts.error_texts import shortened
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
-from rollouts.number_checks import finite_number, whole_number
-from rollouts.texts import shortened
+from rollouts.user_code.numbers import finite_number, whole_number
 from transport import wire_type
 
 

@@ -1,4 +1,4 @@
-"""Training samples for another process, their pictures in one of the forms of `rollouts.pixel_forms`."""
+"""Training samples for another process, their pictures in one of the forms of `rollouts.trajectory.pixel_forms`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from renderers import MediaSource
 from rollouts.engines.protocol import WeightSpan
-from rollouts.pixel_forms import PixelForm, Processors, check_form, pack_items, processors_of, without_source
-from rollouts.token_node import MediaReference
 from rollouts.training.samples import TrainingSample
+from rollouts.trajectory.pixel_forms import PixelForm, Processors, check_form, pack_items, processors_of, without_source
+from rollouts.trajectory.token_node import MediaReference
 from transport import wire_type
 
 

@@ -13,7 +13,7 @@ from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import SampleError
 from rollouts.models.placement import misplaced
-from rollouts.trajectory import Trajectory
+from rollouts.trajectory.tree import Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from vllm_server import VLLMServer
 
-from rollouts.engines.vllm.connection import Reply, ServerConnection
-from rollouts.engines.vllm.metrics import ServerMetrics
+from rollouts.engines.vllm.control.metrics import ServerMetrics
+from rollouts.engines.vllm.http.connection import Reply, ServerConnection
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "rollouts" / "vllm"))
 

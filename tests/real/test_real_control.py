@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from renderers import load_renderer
 from rollouts.engines.vllm.capabilities import probe
-from rollouts.engines.vllm.connection import ServerConnection
-from rollouts.engines.vllm.control import ServerControl
-from rollouts.engines.vllm.features import features_segments
+from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.wire.features import features_segments
 from rollouts.errors import ServerError, UnsafeControlError, WeightUpdateError
 
 _made = itertools.count()

@@ -17,13 +17,13 @@ from typer.testing import CliRunner, Result
 from vllm_server import VLLMServer
 
 from renderers import load_renderer
-from rollouts.doctor.commands import doctor
-from rollouts.doctor.finding import Outcome, ok
-from rollouts.doctor.patient import Patient, fresh_picture
-from rollouts.doctor.picture_checks import image_pixels, pictures_of_server
-from rollouts.doctor.reference_check import mismatch
+from rollouts.cli.doctor.commands import doctor
+from rollouts.cli.doctor.finding import Outcome, ok
+from rollouts.cli.doctor.picture_checks import image_pixels, pictures_of_server
+from rollouts.cli.doctor.reference_check import mismatch
+from rollouts.cli.doctor.target import Patient, fresh_picture
 from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
-from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
 
 EVERY_GENERATING = pytest.mark.parametrize(
     "vllm_server", ["float32", "float32-host-normalise", "bfloat16", "bfloat16-host-normalise"], indirect=True

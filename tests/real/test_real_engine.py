@@ -12,7 +12,7 @@ from make_checkpoint import make_checkpoint
 from renderers import load_renderer
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
-from rollouts.engines.vllm.metrics import ServerMetrics
+from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.errors import OverlongPromptError, ServerUnreachableError, WeightUpdateError
 
 LONG = 1500  # tokens: ten seconds or so

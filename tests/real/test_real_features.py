@@ -15,8 +15,8 @@ from PIL import Image
 
 from renderers import MediaItem, MediaSource, load_renderer
 from renderers.media.item import TensorField
-from rollouts.engines.vllm.features import encode_item, features_segments
-from rollouts.engines.vllm.kwargs_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.wire.features import encode_item, features_segments
+from rollouts.engines.vllm.wire.kwargs_decoding import decode_item, encoded_entries
 from rollouts.errors import MalformedResultError
 
 PIXEL_DTYPE = {

@@ -19,8 +19,8 @@ from vllm_server import VLLMServer
 from renderers import RenderedTokens, load_renderer
 from rollouts import Completion, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.features import features_segments
-from rollouts.engines.vllm.metrics import ServerMetrics
+from rollouts.engines.vllm.control.metrics import ServerMetrics
+from rollouts.engines.vllm.wire.features import features_segments
 from rollouts.errors import ServerError, ServerUnreachableError, UnsafeControlError
 
 LONG = 1200  # tokens: seconds

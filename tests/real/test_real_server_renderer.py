@@ -16,10 +16,10 @@ from vllm_server import VLLMServer
 from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.features import PixelDtype, features_segments
-from rollouts.engines.vllm.kwargs_decoding import encoded_entries
-from rollouts.engines.vllm.server_chunks import ImageChunk, TokenChunk
-from rollouts.engines.vllm.server_renderer import ServerRenderer
+from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
+from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.engines.vllm.wire.features import PixelDtype, features_segments
+from rollouts.engines.vllm.wire.kwargs_decoding import encoded_entries
 from rollouts.errors import CapabilityError
 
 EVERYWHERE = pytest.mark.parametrize(

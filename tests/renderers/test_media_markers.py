@@ -27,8 +27,8 @@ from renderers import (
     load_renderer,
 )
 from renderers.errors import LogicalIdsError, MissingTokenError, PlaceholderCountError
-from renderers.media.intake import MediaIntake
 from renderers.media.item import ExpansionPiece, MediaItem, Modality
+from renderers.vision.media_loader import MediaIntake
 
 MARKERS: dict[Modality, str] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 START, END = "<|vision_start|>", "<|vision_end|>"

@@ -25,9 +25,9 @@ from PIL import Image
 
 from renderers import MediaItem, MediaSource, MediaStore
 from renderers.errors import MediaStoreError
+from renderers.media.pixel_scale import PixelScale
 from renderers.media.raw import array_to_raw, image_to_raw
 from renderers.media.source_directory import SourceDirectory, source_files, stray_files
-from renderers.vision.normalise import PixelScale
 
 KB = 1024
 

@@ -35,7 +35,7 @@ from renderers import (
 from renderers.media.item import MediaItem
 from renderers.rendered import PlaceholderRange
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.trajectory import Trajectory
+from rollouts.trajectory.tree import Trajectory
 
 QUESTION = [corpus.user("Q")]
 PICTURES = [Image.new("RGB", (32 + 32 * index, 64), (80 * index, 0, 0)) for index in range(3)]

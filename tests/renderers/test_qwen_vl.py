@@ -25,8 +25,9 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 from renderers import MediaPolicy, MediaSource, MediaStore
 from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError
 from renderers.media.decoding import decoder_versions
+from renderers.media.pixel_scale import PixelScale
 from renderers.media.raw import image_to_raw
-from renderers.vision.normalise import PixelScale, normalise, normalised
+from renderers.vision.normalise import normalise, normalised
 from renderers.vision.patches import StillPatches, still_patches
 from renderers.vision.processor import ImageBackend
 from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, reads_images, resized_size

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from renderers.media.seen import SeenFile, SeenReferences
+from renderers.media.reference_cache import SeenFile, SeenReferences
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 
@@ -39,7 +39,7 @@ def seen() -> SeenReferences:
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files written by the test count as old: the clock is ahead of the file system's."""
     real = time.time_ns
-    monkeypatch.setattr("renderers.media.seen.time.time_ns", lambda: real() + 10**10)
+    monkeypatch.setattr("renderers.media.reference_cache.time.time_ns", lambda: real() + 10**10)
 
 
 # Bytes.

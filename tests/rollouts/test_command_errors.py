@@ -16,7 +16,7 @@ import pytest
 from test_traj_command import file_of, forked, png, short
 
 from renderers import MediaSource, MediaStore
-from rollouts.inspection.token_view import visible
+from rollouts.cli.render.token_view import visible
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
 MOST_SECONDS = 90
@@ -25,7 +25,7 @@ MOST_SECONDS = 90
 DRIVER = """
 import json, sys
 from typer.testing import CliRunner
-from rollouts.cli import app
+from rollouts.cli.main import app
 runner = CliRunner()
 for arguments in json.load(open(sys.argv[1])):
     result = runner.invoke(app, arguments)
@@ -202,7 +202,7 @@ PRINTING = {
     "render": "render CONVERSATION --model MODEL",
     "render --json": "render CONVERSATION --model MODEL --json",
 }
-START = "from rollouts.cli import main; main()"
+START = "from rollouts.cli.main import main; main()"
 
 
 def run_in_shell(command: list[str], redirection: str) -> subprocess.CompletedProcess[str]:
@@ -306,7 +306,7 @@ def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_
         "    prepare(out)\n"
         f"    pathlib.Path({str(marker)!r}).touch()\n"
         "output.prepare_output = say_so\n"
-        "from rollouts.cli import main\n"
+        "from rollouts.cli.main import main\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
     )

@@ -136,7 +136,7 @@ def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
     shortened = (
         "import dataclasses, rollouts.demo.recipe as recipe\n"
         "recipe.QUICK = dataclasses.replace(recipe.QUICK, sft_max_steps=1, sft_first_check=1, held_out_digits=10)\n"
-        "from rollouts.cli import main\n"
+        "from rollouts.cli.main import main\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
     )

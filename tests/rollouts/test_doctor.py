@@ -13,14 +13,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rollouts.doctor import examination, server_checks
-from rollouts.doctor.commands import doctor
-from rollouts.doctor.examination import Check
-from rollouts.doctor.finding import Outcome, absent, failed, ok, skipped
-from rollouts.doctor.patient import Patient
-from rollouts.doctor.reference_check import mismatch
-from rollouts.doctor.report import findings_table, summary
-from rollouts.doctor.server_checks import keep_alive
+from rollouts.cli.doctor import run_checks, server_checks
+from rollouts.cli.doctor.commands import doctor
+from rollouts.cli.doctor.finding import Outcome, absent, failed, ok, skipped
+from rollouts.cli.doctor.reference_check import mismatch
+from rollouts.cli.doctor.report import findings_table, summary
+from rollouts.cli.doctor.run_checks import Check
+from rollouts.cli.doctor.server_checks import keep_alive
+from rollouts.cli.doctor.target import Patient
 from rollouts.engines.protocol import Completion, FinishReason, GenerateResult
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.errors import OverlongPromptError, ServerError, ServerUnreachableError
@@ -167,9 +167,9 @@ def patient(renderer, tiny_model_dir):
 
 
 async def test_a_check_is_skipped_with_the_first_cause_where_what_it_needs_failed(patient):
-    await examination.outcome_of(Check("bad", _bad), patient)
+    await run_checks.outcome_of(Check("bad", _bad), patient)
     for name, needs in (("second", ("bad",)), ("third", ("second",))):
-        (found,) = await examination.outcome_of(Check(name, _good, needs), patient)
+        (found,) = await run_checks.outcome_of(Check(name, _good, needs), patient)
         assert found.outcome is Outcome.SKIPPED
         assert found.seen == "not checked, because of: bad failed"
 
@@ -177,16 +177,16 @@ async def test_a_check_is_skipped_with_the_first_cause_where_what_it_needs_faile
 @pytest.mark.parametrize("known", [ok("x", ""), absent("x", "", ""), skipped("x", "")])
 async def test_only_a_failure_stops_a_check_that_runs_unless_something_failed(patient, known):
     patient.known["x"] = known
-    (found,) = await examination.outcome_of(Check("good", _good, unless_failed=("x",)), patient)
+    (found,) = await run_checks.outcome_of(Check("good", _good, unless_failed=("x",)), patient)
     assert found.outcome is Outcome.OK
     patient.known["x"] = failed("x", "", "")
-    (found,) = await examination.outcome_of(Check("other", _good, unless_failed=("x",)), patient)
+    (found,) = await run_checks.outcome_of(Check("other", _good, unless_failed=("x",)), patient)
     assert found.outcome is Outcome.SKIPPED
 
 
 async def test_what_an_earlier_check_has_found_is_not_looked_at_again(patient):
     patient.known["bad"] = ok("bad", "found on the way")
-    assert await examination.outcome_of(Check("bad", _bad), patient) == []
+    assert await run_checks.outcome_of(Check("bad", _bad), patient) == []
 
 
 async def test_what_stops_a_check_is_a_failure_and_a_prompt_without_room_is_none(patient):
@@ -196,10 +196,10 @@ async def test_what_stops_a_check_is_a_failure_and_a_prompt_without_room_is_none
     async def overlong(patient):
         raise OverlongPromptError("x", 128, 96)
 
-    (found,) = await examination.outcome_of(Check("a", stopped), patient)
+    (found,) = await run_checks.outcome_of(Check("a", stopped), patient)
     assert found.outcome is Outcome.FAILED
     assert "HTTP 400 no" in found.seen
-    (found,) = await examination.outcome_of(Check("b", overlong), patient)
+    (found,) = await run_checks.outcome_of(Check("b", overlong), patient)
     assert found.outcome is Outcome.SKIPPED
     assert "128 tokens" in found.seen
 
@@ -244,7 +244,7 @@ def test_the_exit_status_says_whether_anything_failed(command, monkeypatch, tmp_
     async def examine(url, directory, options):
         return findings
 
-    monkeypatch.setattr(examination, "examine", examine)
+    monkeypatch.setattr(run_checks, "examine", examine)
     result = command("http://x", "--model", str(tmp_path))
     assert result.exit_code == code
     assert "fine" in result.output
@@ -257,7 +257,7 @@ def test_what_could_not_run_exits_with_2_and_without_the_key(command, monkeypatc
     async def examine(url, directory, options):
         raise ServerUnreachableError("x", f"nobody there, not even with {options.api_key}")
 
-    monkeypatch.setattr(examination, "examine", examine)
+    monkeypatch.setattr(run_checks, "examine", examine)
     result = command("http://x", "--model", str(tmp_path), "--api-key-env", "KEY", env={"KEY": "s3cret"})
     assert result.exit_code == 2
     assert "s3cret" not in result.output

@@ -16,7 +16,8 @@ from rollouts import (
     in_thread,
     run_episode,
 )
-from rollouts.errors import EnvironmentProtocolError, EpisodeError, MissingLogProbsError
+from rollouts.episode_errors import EpisodeError
+from rollouts.errors import EnvironmentProtocolError, MissingLogProbsError
 from rollouts.runner import EpisodeSpec, run_episodes
 
 PICTURE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from misbehaviour import ASKED, GOOD, Talkative, named
 
 from rollouts import GenerateResult, SamplingParams, StepResult, in_thread, run_episode
-from rollouts.errors import EnvironmentFailedError, EpisodeError, RolloutsError
-from rollouts.pixel_forms import pack_episodes
+from rollouts.episode_errors import EpisodeError
+from rollouts.errors import EnvironmentFailedError, RolloutsError
 from rollouts.testing import ScriptedEngine
+from rollouts.trajectory.pixel_forms import pack_episodes
 from transport import decode, encode
 
 

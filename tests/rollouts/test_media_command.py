@@ -20,10 +20,10 @@ from renderers import MediaSource, MediaStore, PlaceholderRange
 from renderers.media.raw import array_to_raw
 from renderers.media.raw_video import frames_to_raw
 from rollouts import MediaReference, TokenNode, Trajectory
-from rollouts.cli import app
-from rollouts.media.contact_sheet import contact_sheet
-from rollouts.media.inventory import take_inventory
-from rollouts.media.thumbnail import thumbnail
+from rollouts.cli.main import app
+from rollouts.cli.media.contact_sheet import contact_sheet
+from rollouts.cli.media.inventory import take_inventory
+from rollouts.cli.media.thumbnail import thumbnail
 from transport import RecordWriter
 
 NOISE = np.random.default_rng(7).integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -268,7 +268,7 @@ def test_a_video_file_that_cannot_be_decoded_here_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (digest,) = store_of(tmp_path, film())
-    monkeypatch.setattr("rollouts.media.verification.find_spec", lambda name: None)
+    monkeypatch.setattr("rollouts.cli.media.verification.find_spec", lambda name: None)
     result = run("verify", tmp_path)
     assert result.exit_code == 0
     assert lines(result)[0] == f"{digest}: mp4 video, not decoded: PyAV is not installed"
@@ -385,7 +385,7 @@ def test_a_disk_that_is_full_leaves_no_half_file(tmp_path: Path) -> None:
     (digest,) = store_of(tmp_path / "store", encoded(Image.fromarray(np.tile(NOISE, (20, 20, 1))), "BMP"))
     script = (
         "import resource, sys\n"
-        "from rollouts.cli import main\n"
+        "from rollouts.cli.main import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         f"sys.argv = ['rollouts', 'media', 'export', {str(tmp_path / 'store')!r}, '--out', {str(tmp_path / 'out')!r}]\n"
         "main()"
@@ -501,9 +501,9 @@ def test_a_place_that_cannot_be_written_to_is_one_clear_line(tmp_path: Path) -> 
 
 def test_the_commands_load_no_torch_and_the_others_no_decoder() -> None:
     script = (
-        "import sys; from rollouts.cli import app; from typer.testing import CliRunner\n"
+        "import sys; from rollouts.cli.main import app; from typer.testing import CliRunner\n"
         "assert CliRunner().invoke(app, ['media', '--help']).exit_code == 0\n"
-        "print([name for name in ('torch', 'av', 'rollouts.media.description') if name in sys.modules])"
+        "print([name for name in ('torch', 'av', 'rollouts.cli.media.description') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ})
     assert done.stdout == "[]\n", done.stderr

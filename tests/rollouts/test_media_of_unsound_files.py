@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from renderers import MediaSource, PlaceholderRange
 from renderers.media.raw import array_to_raw
 from rollouts import MediaReference, TokenNode, Trajectory
-from rollouts.cli import app
+from rollouts.cli.main import app
 from transport import RecordWriter
 
 GOOD = png(9)

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from test_traj_command import file_of, short
 from typer.testing import CliRunner
 
-from rollouts.cli import app
-from rollouts.traj.plain import NoJsonFormError, plain
+from rollouts.cli.main import app
+from rollouts.cli.traj.plain import NoJsonFormError, plain
 from transport import RawTensor, decode, encode, wire_type
 
 
@@ -181,7 +181,7 @@ def test_no_export_holds_the_repr_of_a_tensor_or_array(tmp_path: Path, form: str
 def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_exported(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollouts.traj import plain as module
+    from rollouts.cli.traj import plain as module
 
     bad = short("bad")
     bad.turns = [dataclasses.replace(bad.turns[0], info={"when": datetime.date(2024, 1, 2)})]
@@ -197,5 +197,5 @@ def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_ex
 
 
 def test_writing_json_loads_no_torch() -> None:
-    code = "import sys, rollouts.traj.jsonl; sys.exit('torch' in sys.modules)"
+    code = "import sys, rollouts.cli.traj.jsonl; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

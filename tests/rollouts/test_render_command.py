@@ -18,9 +18,9 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from renderers import RenderedTokens, TemplateRenderer
-from rollouts.cli import app
-from rollouts.inspection.token_cells import token_cells
-from rollouts.inspection.token_view import By, View, token_lines, visible
+from rollouts.cli.main import app
+from rollouts.cli.render.token_cells import token_cells
+from rollouts.cli.render.token_view import By, View, token_lines, visible
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "Zürich"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}}}]

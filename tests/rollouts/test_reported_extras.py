@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.errors import InvalidTurnError
-from rollouts.trajectory import MissingExtraError
+from rollouts.trajectory.tree import MissingExtraError
 from transport import decode, encode
 
 SAID = {"role": "assistant", "content": ""}

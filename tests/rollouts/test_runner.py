@@ -9,10 +9,11 @@ from misbehaviour import Talkative
 import rollouts.episode_renderer as episode_renderer
 from renderers import RendererPool
 from rollouts import SamplingParams
-from rollouts.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodesError
-from rollouts.pixel_forms import pack_episodes
+from rollouts.episode_errors import EpisodeError, EpisodesError
+from rollouts.errors import EnvironmentFailedError, EpisodeArgumentError
 from rollouts.runner import EpisodeSpec, run_episodes
 from rollouts.testing import ScriptedEngine
+from rollouts.trajectory.pixel_forms import pack_episodes
 from transport import decode, encode
 
 

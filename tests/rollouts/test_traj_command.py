@@ -20,11 +20,11 @@ from typer.testing import CliRunner, Result
 
 from renderers import MediaSource, Message, PlaceholderRange
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
-from rollouts.cli import app
+from rollouts.cli.main import app
+from rollouts.cli.traj.plain import plain
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from rollouts.pixel_forms import AbsentSource, PackedEpisodes, pack_episodes
-from rollouts.provenance import Provenance
-from rollouts.traj.plain import plain
+from rollouts.trajectory.pixel_forms import AbsentSource, PackedEpisodes, pack_episodes
+from rollouts.trajectory.provenance import Provenance
 from transport import RecordReader, RecordWriter, read_records, wire_type
 
 

@@ -19,10 +19,11 @@ from rollouts import (
     run_episode,
 )
 from rollouts.engines.local import LocalEngine
-from rollouts.errors import EpisodeError, InvalidTurnError, PixelMismatchError, TrajectoryError, TrajectoryFinishedError
-from rollouts.provenance import Provenance
-from rollouts.token_node import MissingProcessorError
-from rollouts.trajectory import BrokenPathError
+from rollouts.episode_errors import EpisodeError
+from rollouts.errors import InvalidTurnError, PixelMismatchError, TrajectoryError, TrajectoryFinishedError
+from rollouts.trajectory.provenance import Provenance
+from rollouts.trajectory.token_node import MissingProcessorError
+from rollouts.trajectory.tree import BrokenPathError
 from transport import decode, encode
 
 

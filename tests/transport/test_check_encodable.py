@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from renderers import MediaSource
 from transport import EncodeError, encode
-from transport.codec import check_encodable, is_plain
+from transport.wire.codec import check_encodable, is_plain
 
 
 class Odd(dict):

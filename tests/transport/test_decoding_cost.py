@@ -12,7 +12,7 @@ import pytest
 from handmade import blob, message, ref, root
 
 from transport import MalformedError, RecordReader, RecordWriter, decode, decode_frames, encode, wire_type
-from transport.record_layout import FileBytes
+from transport.records.layout import FileBytes
 
 MOST_SECONDS = 10  # each takes less than one; what it is a test against takes minutes, or does not end
 
@@ -28,7 +28,7 @@ class Colour(enum.Enum):
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transport import registry
+    from transport.wire import registry
 
     monkeypatch.setattr(registry, "_by_name", dict(registry._by_name))
     monkeypatch.setattr(registry, "_by_class", dict(registry._by_class))

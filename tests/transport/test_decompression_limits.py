@@ -20,10 +20,10 @@ from transport import (
     MissingMediaError,
     RecordReader,
     RecordWriter,
-    compression,
     merge,
     repair,
 )
+from transport.records import compression
 
 zstandard = pytest.importorskip("zstandard")
 

@@ -28,7 +28,7 @@ from transport import (
     encode_frames,
     wire_type,
 )
-from transport.peer_form import ARRAY_TAG, PLAIN_TAG, TENSOR_TAG, walk_decode_tensors, walk_encode_tensors
+from transport.interop.inline_tensors import ARRAY_TAG, PLAIN_TAG, TENSOR_TAG, walk_decode_tensors, walk_encode_tensors
 
 torch = pytest.importorskip("torch")
 

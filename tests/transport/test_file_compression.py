@@ -15,7 +15,7 @@ import pytest
 
 from renderers.media.source import MediaSource
 from transport import DecodeLimits, LimitError, MalformedError, RecordReader, RecordWriter, VersionError, read_records
-from transport.compression import find_compressor
+from transport.records.compression import find_compressor
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -85,7 +85,7 @@ def test_where_nothing_can_compress_the_error_names_the_extra_and_plain_records_
     write(path, RECORDS[0])
     code = (
         "import sys; sys.modules['zstandard'] = sys.modules['compression'] = None\n"
-        "from transport import *; from transport.compression import MissingCompressionError\n"
+        "from transport import *; from transport.records.compression import MissingCompressionError\n"
         "reader = RecordReader(sys.argv[1]); assert reader[0] == 'plain'\n"
         "for attempt in (lambda: reader[1], lambda: RecordWriter(sys.argv[1] + '2', compression='zstd')):\n"
         "    try: attempt()\n"

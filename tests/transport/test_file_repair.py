@@ -21,11 +21,11 @@ from transport import (
     RecordWriter,
     encode,
     read_records,
-    registry,
     wire_type,
 )
-from transport import file_repair as module
-from transport.file_repair import merge, repair
+from transport.records import repair as module
+from transport.records.repair import merge, repair
+from transport.wire import registry
 
 IMAGE = MediaSource.of(b"\x89PNG picture " * 40)
 OTHER = MediaSource.of(b"another " * 30)

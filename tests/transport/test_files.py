@@ -22,8 +22,8 @@ from transport import (
     VersionError,
     read_records,
 )
-from transport.file_repair import repair
-from transport.record_layout import FileBytes, Index, scan
+from transport.records.layout import FileBytes, Index, scan
+from transport.records.repair import repair
 
 IMAGE = MediaSource.of(b"\x89PNG picture " * 40)
 OTHER = MediaSource.of(b"another " * 30)
@@ -403,7 +403,7 @@ def test_a_file_that_is_cut_short_while_it_is_opened_is_an_error(path: Path, mon
         os.truncate(path, 64)
         return index
 
-    monkeypatch.setattr("transport.files.scan", scan_and_lose)
+    monkeypatch.setattr("transport.records.reader.scan", scan_and_lose)
     with pytest.raises(FileChangedError) as caught:
         RecordReader(path)
     assert (caught.value.expected, caught.value.actual) == (size, 64)

@@ -117,7 +117,7 @@ def test_a_reader_beside_a_writer_sees_each_record_whole_and_as_soon_as_it_was_r
 
 
 def test_refreshing_reads_no_record_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transport import record_layout
+    from transport.records import layout
 
     path = tmp_path / "episodes.mmr"
     with RecordWriter(path) as out:
@@ -125,9 +125,9 @@ def test_refreshing_reads_no_record_again(tmp_path: Path, monkeypatch: pytest.Mo
             out.append(number)
         with RecordReader(path) as reader:
             reads = []
-            read = record_layout.FileBytes.read
+            read = layout.FileBytes.read
             monkeypatch.setattr(
-                record_layout.FileBytes, "read", lambda self, at, size: reads.append(at) or read(self, at, size)
+                layout.FileBytes, "read", lambda self, at, size: reads.append(at) or read(self, at, size)
             )
             assert reader.refresh() == 0
             assert reads == []
@@ -182,19 +182,20 @@ def test_a_torn_tail_cut_off_while_a_reader_looks_at_it_does_not_kill_the_reader
     """Mapped bytes that are no longer in the file end the process that touches them."""
     code = """
 import os, sys
-from transport import RecordReader, RecordWriter, record_layout
+from transport import RecordReader, RecordWriter
+from transport.records import layout
 path = sys.argv[1]
 with RecordWriter(path) as out:
     out.append("first")
 end = os.path.getsize(path)
 with open(path, "ab") as file:
     file.write(bytes(1 << 20))
-walk = record_layout._walk
+walk = layout._walk
 def cut_first(source, *rest):
     assert source.size == end + (1 << 20)
     os.truncate(path, end)
     return walk(source, *rest)
-record_layout._walk = cut_first
+layout._walk = cut_first
 with RecordReader(path) as reader:
     assert list(reader) == ["first"]
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transport import decode, encode, fresh_bytes
-from transport.fresh_bytes import joined
+from transport import decode, encode
+from transport.wire import fresh_bytes
+from transport.wire.fresh_bytes import joined
 
 MIB = 1 << 20
 

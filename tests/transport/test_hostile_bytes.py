@@ -37,9 +37,9 @@ from transport import (
     decode_frames,
     encode,
     encode_frames,
-    wire,
     wire_type,
 )
+from transport.wire import wire_format
 
 
 @wire_type("tests.hostile.Shaped")
@@ -246,7 +246,7 @@ def test_newer_formats_are_named_as_such() -> None:
     for attempt in (lambda: decode_frames([header]), lambda: decode(container)):
         with pytest.raises(VersionError) as caught:
             attempt()
-        assert (caught.value.theirs, caught.value.ours) == (9, wire.FORMAT_VERSION)
+        assert (caught.value.theirs, caught.value.ours) == (9, wire_format.FORMAT_VERSION)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_keys_chosen_to_collide_are_refused_before_they_are_hashed() -> None:
             Counting.hashed += 1
             return 1
 
-    from transport.unpacking import build_dict
+    from transport.wire.unpacking import build_dict
 
     with pytest.raises(MalformedError):
         build_dict([(Counting((n,)), n) for n in range(1000)])

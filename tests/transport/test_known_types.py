@@ -12,8 +12,9 @@ from handmade import message, ref, root
 
 import transport
 from rollouts import Trajectory
-from transport import MalformedError, UnknownTypeError, decode, decode_frames, encode_frames, registry
-from transport.known_types import DECLARED_IN
+from transport import MalformedError, UnknownTypeError, decode, decode_frames, encode_frames
+from transport.wire import registry
+from transport.wire.known_types import DECLARED_IN
 
 TREE = Path(transport.__file__).parents[1]
 

@@ -15,7 +15,6 @@ import pytest
 from link_processes import PATIENCE, Process, until
 
 from transport import encode_frames
-from transport.limits import DecodeLimits
 from transport.link import (
     LinkClient,
     LinkClosedError,
@@ -29,7 +28,8 @@ from transport.link.limits import Credit
 from transport.link.messages import Ack, Data, Greeting, LinkMessage, Signal, Welcome, from_frames, to_frames
 from transport.link.protocol import Payload
 from transport.link.state import LinkState
-from transport.wire import Buffer
+from transport.wire.limits import DecodeLimits
+from transport.wire.wire_format import Buffer
 
 pytest.importorskip("zmq", reason="links need the extra `zmq`")
 

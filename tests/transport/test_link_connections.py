@@ -16,7 +16,7 @@ from transport.link.protocol import Payload
 from transport.link.server_connections import ServerConnections
 from transport.link.state import LinkState
 from transport.link.values import PeerChange
-from transport.wire import Buffer
+from transport.wire.wire_format import Buffer
 
 pytest.importorskip("zmq", reason="links need the extra `zmq`")
 

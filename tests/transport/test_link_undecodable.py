@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from link_processes import PATIENCE, TREE, until
 
-from transport import MalformedError, UnknownTypeError, encode_frames, registry, wire_type
-from transport.limits import DecodeLimits
+from transport import MalformedError, UnknownTypeError, encode_frames, wire_type
 from transport.link import (
     LinkClient,
     LinkLimits,
@@ -29,6 +28,8 @@ from transport.link.messages import Ack, Data, Reject, from_frames
 from transport.link.peer import Peer
 from transport.link.protocol import Payload
 from transport.link.state import LinkState
+from transport.wire import registry
+from transport.wire.limits import DecodeLimits
 
 pytest.importorskip("zmq", reason="links need the extra `zmq`")
 
@@ -305,5 +306,5 @@ with LinkServer(sys.argv[1]) as server:
         with LinkClient(address) as client:
             client.send(trajectory)
             client.flush(PATIENCE)
-        assert process.stdout.read() == "rollouts.trajectory episode-7 [5, 6, 7]\n"
+        assert process.stdout.read() == "rollouts.trajectory.tree episode-7 [5, 6, 7]\n"
     assert process.returncode == 0

@@ -28,13 +28,13 @@ from transport import (
     TransportError,
     WriterBusyError,
     WriterClosedError,
-    file_lock,
     merge,
     read_records,
     repair,
 )
-from transport.file_lock import open_locked
-from transport.record_layout import read_holder
+from transport.records import file_lock
+from transport.records.file_lock import open_locked
+from transport.records.layout import read_holder
 
 MOST_SECONDS = 60
 
@@ -311,14 +311,14 @@ def test_repair_and_merge_of_a_file_that_a_writer_has_open_are_refused(path: Pat
 
 
 def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transport import file_repair
+    from transport.records import repair
 
     write(path, "x" * 500, "kept")
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(data)
     refused = []
-    take = file_repair._Copying.take
+    take = repair._Copying.take
 
     def try_to_write(copying: Any, reader: RecordReader, index: int) -> None:
         try:
@@ -327,7 +327,7 @@ def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkey
             refused.append(error)
         take(copying, reader, index)
 
-    monkeypatch.setattr(file_repair._Copying, "take", try_to_write)
+    monkeypatch.setattr(repair._Copying, "take", try_to_write)
     assert repair(path).kept == 1
     assert refused
     write(path, "next")
@@ -337,16 +337,17 @@ def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkey
 def test_merging_does_not_keep_a_writer_from_its_file_and_notices_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transport import FileChangedError, file_repair
+    from transport import FileChangedError
+    from transport.records import repair
 
     write(path, 1)
-    take = file_repair._Copying.take
+    take = repair._Copying.take
 
     def append_meanwhile(copying: Any, reader: RecordReader, index: int) -> None:
         write(path, 2)
         take(copying, reader, index)
 
-    monkeypatch.setattr(file_repair._Copying, "take", append_meanwhile)
+    monkeypatch.setattr(repair._Copying, "take", append_meanwhile)
     with pytest.raises(FileChangedError):
         merge([path], path.with_name("out.mmr"))
     assert os.listdir(path.parent) == [path.name]

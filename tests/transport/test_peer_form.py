@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import ExpansionPiece, TensorField
-from renderers.vision.normalise import PixelScale
+from renderers.media.pixel_scale import PixelScale
 from rollouts import FinishReason, WeightSpan
 from transport import (
     ChecksumError,
@@ -36,13 +36,13 @@ from transport import (
     encode,
     restore_multi_modal_data,
 )
-from transport.peer_form import (
+from transport.interop.inline_tensors import (
     decode_tensor_payload,
     encode_tensor_payload,
     walk_decode_tensors,
     walk_encode_tensors,
 )
-from transport.same_value import same_value
+from transport.interop.same_value import same_value
 
 FLOATS = {"__torch_tensor__": True, "dtype": "float32", "shape": [2], "data": b"\0\0\x80\x3f\0\0\0\x40"}
 
@@ -90,7 +90,7 @@ def test_tensors_come_back_as_tensors_where_that_is_asked_for() -> None:
 def test_where_torch_is_missing_a_tensor_rests_as_its_bytes() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from transport.peer_form import *\n"
+        "from transport.interop.inline_tensors import *\n"
         "p = {'__torch_tensor__': True, 'dtype': 'bfloat16', 'shape': [1], 'data': b'12'}\n"
         "raw = decode_tensor_payload(p, to_torch=True)\n"
         "assert (raw.dtype, raw.shape, bytes(raw.data)) == ('bfloat16', (1,), b'12')\n"

@@ -20,9 +20,9 @@ from transport import (
     VersionError,
     decode,
     encode,
-    registry,
     wire_type,
 )
+from transport.wire import registry
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +219,7 @@ def test_a_rest_of_another_form_is_malformed(rest: Any) -> None:
 
 def test_registering_and_sending_dataclasses_does_not_load_pydantic() -> None:
     code = (
-        "import sys, dataclasses, transport.registry as r, transport.codec as c\n"
+        "import sys, dataclasses, transport.wire.registry as r, transport.wire.codec as c\n"
         "@r.wire_type('a')\n@dataclasses.dataclass\nclass A:\n    x: int\n"
         "c.decode(c.encode(A(1)))\nsys.exit('pydantic' in sys.modules)"
     )

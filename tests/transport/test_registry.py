@@ -18,9 +18,9 @@ from transport import (
     VersionError,
     decode,
     encode,
-    registry,
     wire_type,
 )
+from transport.wire import registry
 
 names = st.lists(st.sampled_from("abcdef"), unique=True)
 

@@ -28,9 +28,9 @@ from transport import (
     decode_frames,
     encode,
     encode_frames,
-    wire,
     wire_type,
 )
+from transport.wire import wire_format
 
 
 @wire_type("tests.runs.Step")
@@ -84,7 +84,7 @@ class Model(pydantic.BaseModel):
 def header(value: Any) -> list[Any]:
     """Type table, blob table and entries of a message, read by msgpack alone."""
     unpacker = msgpack.Unpacker(strict_map_key=False)
-    unpacker.feed(bytes(encode_frames(value)[0])[wire.PRELUDE.size :])
+    unpacker.feed(bytes(encode_frames(value)[0])[wire_format.PRELUDE.size :])
     return list(unpacker)
 
 
@@ -247,7 +247,7 @@ def run(columns: Any, *, fields: Any = FIELDS, name: str = "tests.runs.Strict", 
 def test_messages_of_the_first_format_which_had_no_runs_are_still_read() -> None:
     entries = [[3, 1, []], [1, 16, ["a", ref(3), blob()]], [2, 16, ["b", None, None]], root([ref(1), ref(2)])]
     frames = message(entries, [[0, b"\1\0\0\0"]], types=[["tests.runs.Step", 1, ["name", "links", "data"], __name__]])
-    assert frames[0][4] == 1 < wire.FORMAT_VERSION
+    assert frames[0][4] == 1 < wire_format.FORMAT_VERSION
     one, other = decode_frames(frames)
     assert (one.name, one.links, one.data.tolist(), other.name) == ("a", (), [1], "b")
 

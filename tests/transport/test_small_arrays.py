@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from renderers.media.source import MediaSource
 from renderers.rendered import PlaceholderRange
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from rollouts.token_node import MediaReference, TokenNode
-from rollouts.trajectory import Trajectory, Turn
-from transport import decode, decode_frames, encode, encode_frames, wire
+from rollouts.trajectory.token_node import MediaReference, TokenNode
+from rollouts.trajectory.tree import Trajectory, Turn
+from transport import decode, decode_frames, encode, encode_frames
+from transport.wire import wire_format
 
 DTYPES = [
     *("?", "i1", "u1", "<i2", ">i2", "<u4", ">u4", "<i4", "<i8", ">i8", ">u8", "<f2", "<f4", ">f4", "<f8", "<c8"),
@@ -29,7 +30,7 @@ DTYPES = [
 def header_tables(value: Any) -> tuple[Any, Any]:
     """The type table and the blob table of a message, read by msgpack alone."""
     unpacker = msgpack.Unpacker()
-    unpacker.feed(bytes(encode_frames(value)[0])[wire.PRELUDE.size :])
+    unpacker.feed(bytes(encode_frames(value)[0])[wire_format.PRELUDE.size :])
     return unpacker.unpack(), unpacker.unpack()
 
 
@@ -39,12 +40,12 @@ def test_arrays_of_every_dtype_are_exact_on_both_sides_of_the_boundary(
     data: st.DataObject, dtype: str, beyond: int, shape: tuple[int, ...]
 ) -> None:
     kind = np.dtype(dtype)
-    count = wire.INLINE_BYTES // kind.itemsize + beyond
+    count = wire_format.INLINE_BYTES // kind.itemsize + beyond
     fill = data.draw(st.binary(min_size=kind.itemsize, max_size=kind.itemsize)) if kind.kind not in "Ub?" else None
     raw = fill * count if fill is not None else bytes(count * kind.itemsize)
     array = np.frombuffer(raw, kind).reshape(shape)
     frames = encode_frames([array])
-    assert len(frames) == (2 if array.nbytes > wire.INLINE_BYTES else 1)
+    assert len(frames) == (2 if array.nbytes > wire_format.INLINE_BYTES else 1)
     for back in (decode(encode([array]))[0], decode_frames(frames)[0]):
         assert type(back) is np.ndarray
         assert back.dtype.str == array.dtype.str

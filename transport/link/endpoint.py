@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from renderers.media.source import MediaSource
-from transport.codec import decode_frames, encode_frames
 from transport.errors import DecodeError
 from transport.link.connections import Connections
 from transport.link.errors import (
@@ -34,6 +33,7 @@ from transport.link.protocol import Incoming, Payload
 from transport.link.state import LinkState
 from transport.link.values import Delivery, LinkStats, PeerEvent
 from transport.link.waiting import Deadline
+from transport.wire.codec import decode_frames, encode_frames
 
 if TYPE_CHECKING:
     from transport.link.io_thread import Socket

@@ -13,8 +13,8 @@ from transport.link.errors import LinkError
 from transport.link.messages import Blob, Refused, Reject, Signal, from_frames, to_frames
 from transport.link.peer import Due, Peer
 from transport.link.state import LinkState
-from transport.unpacking import build_media
-from transport.wire import Buffer
+from transport.wire.unpacking import build_media
+from transport.wire.wire_format import Buffer
 
 if TYPE_CHECKING:
     from transport.link.sockets import Arrival, DealerSocket, RouterSocket, Wake

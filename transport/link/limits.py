@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from transport.limits import DecodeLimits, checked_limit
+from transport.wire.limits import DecodeLimits, checked_limit
 
 # What one frame or media reference costs a process beside its bytes, measured high. Without it a peer could fill the
 # memory with empty frames and stay within its credit.

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from transport.errors import MalformedError, VersionError
-from transport.limits import DecodeLimits
 from transport.link.limits import Credit
-from transport.unpacking import as_bytes
-from transport.wire import Buffer
+from transport.wire.limits import DecodeLimits
+from transport.wire.unpacking import as_bytes
+from transport.wire.wire_format import Buffer
 
 LINK_VERSION: Final = 1
 NO_SESSION: Final = bytes(16)

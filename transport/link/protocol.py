@@ -16,7 +16,7 @@ from transport.errors import MalformedError
 from transport.link.blobs import BlobStore, KnownDigests
 from transport.link.limits import FRAME_COST, NO_CREDIT, Credit
 from transport.link.messages import NO_SESSION
-from transport.wire import Buffer
+from transport.wire.wire_format import Buffer
 
 _REJECTED_KEPT = 1024  # more than a connection has under way, unless it carries nothing else
 

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.link.errors import LinkAddressError
 from transport.link.keys import ClientKeys, ServerKeys
 from transport.link.unix_listener import UnixListener
-from transport.wire import Buffer
+from transport.wire.wire_format import Buffer
 
 # Messages in ZeroMQ's own queues; credit keeps honest traffic far below in bytes. At the mark, sends wait (a ROUTER
 # that is `mandatory` and a DEALER never drop) and reading stops.

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, cast, get_args
 
 from PIL import Image
 
-from rollouts.engines.vllm.connection import Reply, ServerConnection, error_of
-from rollouts.engines.vllm.kwargs_decoding import DecodedTensor, decode_item
-from rollouts.engines.vllm.render_answer import read_answer, single_token
-from rollouts.engines.vllm.wire_tensors import PixelDtype, tensor_shape
+from rollouts.engines.vllm.http.connection import Reply, ServerConnection, error_of
+from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item
+from rollouts.engines.vllm.wire.render_response import read_answer, single_token
+from rollouts.engines.vllm.wire.tensors import PixelDtype, tensor_shape
 from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError
 
 __all__ = ["ExpectedCapabilities", "PixelDtype", "ServerCapabilities", "probe", "release_of"]

@@ -18,17 +18,17 @@ from renderers import RendererError
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.engines.vllm.connection import Body, HttpLimits, ServerConnection
-from rollouts.engines.vllm.control import ServerControl
-from rollouts.engines.vllm.error_names import errors_named
-from rollouts.engines.vllm.media_forms import MediaForm, MediaMode, media_form
-from rollouts.engines.vllm.replies import error_of
-from rollouts.engines.vllm.request_body import Chunks, request_body
-from rollouts.engines.vllm.response import Answer, TokenDelta
+from rollouts.engines.vllm.checks.validation import check_request
+from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.http.connection import Body, HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.error_names import errors_named
+from rollouts.engines.vllm.http.replies import error_of
+from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form
+from rollouts.engines.vllm.media.shipped import DEFAULT_SHIPPED_BYTES, Shipment, ShippedMedia
 from rollouts.engines.vllm.resuming import ResumePolicy, continuation, joined, out_of_room, restarts
-from rollouts.engines.vllm.shared_calls import SharedCalls
-from rollouts.engines.vllm.shipped import DEFAULT_SHIPPED_BYTES, Shipment, ShippedMedia
-from rollouts.engines.vllm.validation import check_request
+from rollouts.engines.vllm.single_flight import SharedCalls
+from rollouts.engines.vllm.wire.request_body import Chunks, request_body
+from rollouts.engines.vllm.wire.response import Answer, TokenDelta
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,

@@ -21,8 +21,8 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import RendererConfig, load_renderer
 from renderers.vision.normalise import normalise
-from rollouts.engines.vllm.features import features_segments
-from rollouts.engines.vllm.kwargs_decoding import decode_item
+from rollouts.engines.vllm.wire.features import features_segments
+from rollouts.engines.vllm.wire.kwargs_decoding import decode_item
 
 # More than a check samples: a request of this length runs until it is aborted.
 LONG = 256

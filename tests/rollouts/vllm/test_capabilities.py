@@ -11,7 +11,7 @@ import pytest
 from fake_server import GENERATE, IMAGE_PAD, RENDER, FakeVLLM, answer, change, error_response
 
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe, release_of
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import CapabilityError, MalformedResultError, ServerError, ServerUnreachableError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)

@@ -23,8 +23,8 @@ from fake_server import GENERATE, FakeVLLM, answer, busy, half, hang_up, hold, m
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.connection import HttpLimits, Reply, ServerConnection, error_of
-from rollouts.engines.vllm.retrying import Timing, backoff_seconds, retry_after_seconds
+from rollouts.engines.vllm.http.connection import HttpLimits, Reply, ServerConnection, error_of
+from rollouts.engines.vllm.http.retrying import Timing, backoff_seconds, retry_after_seconds
 from rollouts.errors import (
     EngineClosedError,
     InvalidRequestError,

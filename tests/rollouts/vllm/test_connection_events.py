@@ -12,9 +12,9 @@ from fake_server import GENERATE, FakeVLLM, Step, answer, busy, completion_of, h
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.events import EventDecoder, EventTooLongError
-from rollouts.engines.vllm.retrying import Timing
+from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.events import EventDecoder, EventTooLongError
+from rollouts.engines.vllm.http.retrying import Timing
 from rollouts.errors import (
     EngineClosedError,
     MalformedResultError,
@@ -233,7 +233,7 @@ async def test_a_busy_server_is_a_status_after_the_last_retry(server: FakeVLLM) 
 async def test_leaving_a_stream_early_closes_its_connection_at_once(
     server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollouts.engines.vllm.answers._AFTER_DONE_SECONDS", 60)
+    monkeypatch.setattr("rollouts.engines.vllm.http.answers._AFTER_DONE_SECONDS", 60)
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
     async with asyncio.timeout(10):
         async with connection.stream(GENERATE, name="s", body=BODY) as events:

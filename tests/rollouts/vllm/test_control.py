@@ -9,9 +9,9 @@ import pytest
 from controlled_server import ENCODER, LABEL, MM, PREFIX, RELOAD, Controlled, capabilities_of
 from fake_server import ABORT, answer, hold
 
-from rollouts.engines.vllm.checkpoint_files import write_tied_head
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.control import ServerControl
+from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
+from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,

@@ -11,9 +11,9 @@ from fake_server import answer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.checkpoint_files import write_tied_head
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.control import ServerControl
+from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
+from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import ServerError, UnsafeControlError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)

@@ -12,8 +12,8 @@ import typer
 from fake_server import FakeVLLM
 from typer.testing import CliRunner, Result
 
-from rollouts.doctor.commands import doctor
-from rollouts.doctor.examination import Options, examine
+from rollouts.cli.doctor.commands import doctor
+from rollouts.cli.doctor.run_checks import Options, examine
 from rollouts.errors import ApiKeyError
 
 KEY = "the-right-secret"

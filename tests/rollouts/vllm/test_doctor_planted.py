@@ -13,9 +13,9 @@ import pytest
 import torch
 from model_server import ModelVLLM, Served
 
-from rollouts.doctor import generation_checks, server_checks
-from rollouts.doctor.examination import Options, examine
-from rollouts.doctor.finding import Finding, Outcome
+from rollouts.cli.doctor import generation_checks, server_checks
+from rollouts.cli.doctor.finding import Finding, Outcome
+from rollouts.cli.doctor.run_checks import Options, examine
 
 CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],

@@ -16,14 +16,15 @@ from hypothesis.extra import numpy as arrays
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import TensorField
-from renderers.vision.normalise import PixelScale, normalise
+from renderers.media.pixel_scale import PixelScale
+from renderers.vision.normalise import normalise
 from renderers.vision.patches import StillPatches
-from rollouts.engines.vllm import features
-from rollouts.engines.vllm.features import encode_item, encoded_nbytes, features_segments
-from rollouts.engines.vllm.kwargs_decoding import decode_item, encoded_entries
-from rollouts.engines.vllm.wire_tensors import ServerNumbers, ServerTensor
+from rollouts.bfloat16 import Bfloat16Array
+from rollouts.engines.vllm.wire import features
+from rollouts.engines.vllm.wire.features import encode_item, encoded_nbytes, features_segments
+from rollouts.engines.vllm.wire.kwargs_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.wire.tensors import ServerNumbers, ServerTensor
 from rollouts.errors import MalformedResultError
-from rollouts.pixel_forms import Bfloat16Array
 
 QWEN = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
 HALF = PixelScale(fused=True)

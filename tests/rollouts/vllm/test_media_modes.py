@@ -15,21 +15,22 @@ from PIL import Image
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import ExpansionPiece, TensorField
+from renderers.media.pixel_scale import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import array_to_raw
 from renderers.media.raw_video import frames_to_raw
 from renderers.media.video_decoding import decode_video
-from renderers.vision.normalise import PixelScale, ScaledPixels, normalise
+from renderers.vision.normalise import ScaledPixels, normalise
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.feature_items import feature_items
-from rollouts.engines.vllm.features import features_segments
-from rollouts.engines.vllm.kwargs_decoding import decode_item
-from rollouts.engines.vllm.media_forms import ContentPartsForm, FeaturesForm, media_form
-from rollouts.engines.vllm.media_modes import content_objections, features_objections, resolved_mode
-from rollouts.engines.vllm.response import Expansion
-from rollouts.engines.vllm.validation import check_request
-from rollouts.engines.vllm.video_file import frames_file
+from rollouts.engines.vllm.checks.validation import check_request
+from rollouts.engines.vllm.media.feature_items import feature_items
+from rollouts.engines.vllm.media.media_forms import ContentPartsForm, FeaturesForm, media_form
+from rollouts.engines.vllm.media.media_modes import content_objections, features_objections, resolved_mode
+from rollouts.engines.vllm.media.video_file import frames_file
+from rollouts.engines.vllm.wire.features import features_segments
+from rollouts.engines.vllm.wire.kwargs_decoding import decode_item
+from rollouts.engines.vllm.wire.response import Expansion
 from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
 
 MARKER, EMBED, VIDEO_MARKER, TEXT = 301, 302, 303, 7

@@ -26,11 +26,11 @@ from renderers.errors import (
     UnknownPartError,
     UnsupportedModalityError,
 )
-from renderers.vision.normalise import PixelScale
+from renderers.media.pixel_scale import PixelScale
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.engines.vllm.connection import Reply
-from rollouts.engines.vllm.server_chunks import ImageChunk, ImagePointer, TokenChunk
-from rollouts.engines.vllm.server_renderer import ServerRenderer
+from rollouts.engines.vllm.http.connection import Reply
+from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
+from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,
@@ -39,9 +39,9 @@ from rollouts.errors import (
     ServerError,
     ServerUnreachableError,
 )
-from rollouts.pixel_forms import pack_episodes
 from rollouts.training.samples import samples_from_trajectory
-from rollouts.trajectory import Trajectory
+from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.tree import Trajectory
 from transport import decode, encode
 
 START, END, PAD = 500, 501, 502

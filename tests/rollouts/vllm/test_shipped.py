@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.shipped import ShippedMedia
+from rollouts.engines.vllm.media.shipped import ShippedMedia
 
 A, B = {"a": 10}, {"b": 10}
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import TensorField
-from renderers.vision.normalise import PixelScale
+from renderers.media.pixel_scale import PixelScale
 from renderers.vision.patches import StillPatches
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.validation import check_request
-from rollouts.engines.vllm.wire_tensors import ServerTensor
+from rollouts.engines.vllm.checks.validation import check_request
+from rollouts.engines.vllm.wire.tensors import ServerTensor
 from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
 
 PAD, VIDEO_PAD, VOCABULARY = 397, 398, 448

@@ -34,11 +34,11 @@ from fake_server import (
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import TensorField
-from renderers.vision.normalise import PixelScale
+from renderers.media.pixel_scale import PixelScale
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.vllm import ExpectedCapabilities, HttpLimits, ResumePolicy, VLLMEngine
-from rollouts.engines.vllm.media_forms import ContentPartsForm
+from rollouts.engines.vllm.media.media_forms import ContentPartsForm
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,

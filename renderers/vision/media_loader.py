@@ -1,0 +1,244 @@
+"""The media of a conversation: from what its parts hold to processed items, each distinct one once.
+
+What was seen before costs a look-up. New media are loaded and processed side by side on threads (decoding, resizing and
+hashing release the interpreter's lock); two callers that bring the same new picture at once wait for one processing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+
+from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
+from renderers.media.event_loop import on_event_loop
+from renderers.media.item import MediaItem, Modality
+from renderers.media.source import MediaSource
+from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
+from renderers.vision.media_markers import ShownItem
+from renderers.vision.processor import MediaProcessor
+
+
+class _Part(NamedTuple):
+    """A content part that holds a medium."""
+
+    message_index: int
+    part_index: int
+    part: Mapping[str, Any]
+    processor: MediaProcessor
+
+
+class MediaIntake:
+    """Loads and processes the media of messages. Safe to share between threads.
+
+    `missing` says for a modality without a processor why there is none, in words that name the cure.
+    """
+
+    def __init__(
+        self,
+        processors: Mapping[Modality, MediaProcessor],
+        *,
+        model: str,
+        missing: Mapping[Modality, str] | None = None,
+    ) -> None:
+        self.processors = processors
+        self._model = model
+        self._missing = missing or {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Of this process: in a forked one the threads of the parent are gone, and nobody ends what they were at."""
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._in_flight: dict[str, Future[MediaItem]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def take(self, messages: Sequence[Mapping[str, Any]]) -> list[ShownItem]:
+        """The items of checked messages, in their order.
+
+        Raises `UnsupportedModalityError` and `MediaError`, both naming message and part; `BlockingFetchError` where a
+        URL would have to be fetched on the thread of a running event loop.
+        """
+        parts = self._parts(messages)
+        known = [self._known_item(part) for part in parts]
+        missing = [part for part, item in zip(parts, known, strict=True) if item is None]
+        if missing:
+            self._check_may_wait(missing)
+            made = iter(self._new_items(missing))
+            known = [next(made) if item is None else item for item in known]
+        return [
+            ShownItem(part.message_index, part.part_index, item)
+            for part, item in zip(parts, known, strict=True)
+            if item is not None
+        ]
+
+    def prefetch(self, messages: Sequence[Mapping[str, Any]]) -> Future[list[MediaItem]]:
+        """Start to load and process the media of checked messages, and return at once.
+
+        The result holds the items and keeps them in memory, whatever the store forgets; an error is raised by the
+        result and by whoever renders the messages.
+        """
+        parts = self._parts(messages)
+        futures = [self._pool().submit(self._item, part) for part in parts]
+        all_items: Future[list[MediaItem]] = Future()
+        waiting = len(futures)
+        lock = threading.Lock()
+
+        def one_is_done(_: Future[MediaItem]) -> None:
+            nonlocal waiting
+            with lock:
+                waiting -= 1
+                if waiting:
+                    return
+            _gather(futures, all_items)
+
+        if not futures:
+            all_items.set_result([])
+        for future in futures:
+            future.add_done_callback(one_is_done)
+        return all_items
+
+    def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
+        if self._process != os.getpid():
+            self._begin()
+        return [
+            _Part(index, part_index, part, self._processor(part["type"], index, part_index))
+            for index, message in enumerate(messages)
+            for part_index, part in media_parts(message)
+        ]
+
+    def _processor(self, kind: str, message_index: int, part_index: int) -> MediaProcessor:
+        modality: Modality = "image" if kind in IMAGE_PART_TYPES else "video"
+        processor = self.processors.get(modality)
+        if processor is None:
+            sees = " and ".join(f"{known}s" for known in self.processors) or "text"
+            reason = self._missing.get(modality) or (
+                f"{self._model} reads only {sees}. Remove the part, or load a model directory with a "
+                f"{'video_' if modality == 'video' else ''}preprocessor_config.json for it"
+            )
+            raise UnsupportedModalityError(
+                f"a part of type {kind!r}, but {reason}", message_index=message_index, part_index=part_index
+            )
+        return processor
+
+    def _known_item(self, part: _Part) -> MediaItem | None:
+        """The item of a part that was seen before; a look-up."""
+        try:
+            source = self._known_source(part, _reference(part))
+        except MediaError as error:
+            raise error.at(part.message_index, part.part_index) from error.__cause__
+        return None if source is None else part.processor.store.get(part.processor.mm_hash(source))
+
+    def _known_source(self, part: _Part, reference: Any) -> MediaSource | None:
+        known = part.processor.store.seen.get(reference)
+        # Stores are shared between policies. What this one does not allow is loaded as if new, which says so.
+        # Of raw pixels the policy bounds the number, not the bytes.
+        if known is None or (known.nbytes > part.processor.policy.max_bytes and not known.is_pixels):
+            return None
+        return known
+
+    def _new_items(self, parts: Sequence[_Part]) -> list[MediaItem]:
+        """The items of parts, made side by side."""
+        if len(parts) == 1:
+            return [self._item(parts[0])]
+        made = [self._pool().submit(self._item, part) for part in parts]
+        wait(made)  # all have ended before the first error is raised, in the order of the parts
+        return [future.result() for future in made]
+
+    def _check_may_wait(self, parts: Sequence[_Part]) -> None:
+        """A running event loop must not wait for a network."""
+        for part in parts:
+            value = media_value(part.part)
+            if not _holds_url(value) or not on_event_loop():
+                continue
+            if not _is_url(value) or self._known_source(part, _reference(part)) is None:
+                raise BlockingFetchError(
+                    "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
+                    "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
+                    "asyncio.wrap_future(renderer.prefetch(messages)) first"
+                ).at(part.message_index, part.part_index)
+
+    def _item(self, part: _Part) -> MediaItem:
+        try:
+            reference = _reference(part)  # of a file: as it is before it is read
+            source = self._known_source(part, reference) or self._new_source(part, reference)
+            return self._processed(source, part.processor)
+        except MediaError as error:
+            raise error.at(part.message_index, part.part_index) from error.__cause__
+
+    def _new_source(self, part: _Part, reference: Any) -> MediaSource:
+        from renderers.media.reference import source_of_part  # loads Pillow, which readers of text do without
+
+        store = part.processor.store
+        return store.seen.remember(reference, store.add_source(source_of_part(part.part, part.processor.policy)))
+
+    def _processed(self, source: MediaSource, processor: MediaProcessor) -> MediaItem:
+        mm_hash = processor.mm_hash(source)
+        held = processor.store.get(mm_hash)
+        if held is not None:
+            return held
+        with self._lock:
+            running = self._in_flight.get(mm_hash)
+            if running is None:
+                mine: Future[MediaItem] = Future()
+                self._in_flight[mm_hash] = mine
+        if running is not None:
+            return running.result()
+        try:
+            item = processor.process(source)
+            mine.set_result(item)
+            return item
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._in_flight[mm_hash]
+
+    def _pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="media")
+            return self._threads
+
+
+def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaItem]]) -> None:
+    if not all_items.set_running_or_notify_cancel():
+        return
+    error = next((error for future in futures if (error := future.exception()) is not None), None)
+    if error is not None:
+        all_items.set_exception(error)
+    else:
+        all_items.set_result([future.result() for future in futures])
+
+
+def _reference(part: _Part) -> Any:
+    """What a part's medium is known by, if the policy allows the reference at all; a file by its state."""
+    value, policy = media_value(part.part), part.processor.policy
+    if type(value) is bytes or (type(value) is str and value[:5].lower() == "data:"):
+        return value
+    if _is_url(value):
+        from renderers.media.urls import allowed_target
+
+        value = value.strip()
+        allowed_target(value, policy)
+    elif isinstance(value, (str, os.PathLike)):
+        from renderers.media.paths import seen_file
+        from renderers.media.reference import path_of_reference
+
+        path = path_of_reference(value)
+        return None if path is None else seen_file(path, policy)
+    return value
+
+
+def _is_url(value: Any) -> bool:
+    return isinstance(value, str) and value[:40].lstrip()[:8].lower().startswith(("http://", "https://"))
+
+
+def _holds_url(value: Any) -> bool:
+    """Whether it is a URL, or a video of frames one of which is."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_url(frame.get("url") if isinstance(frame, Mapping) else frame) for frame in value)
+    return _is_url(value)

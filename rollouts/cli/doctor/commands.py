@@ -1,0 +1,86 @@
+"""`rollouts doctor URL --model DIR`: check a live vLLM server, with the cure beside every failure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rollouts.cli.terminal import refuse, say
+from rollouts.engines.vllm.http.server_address import redacted
+
+# Wide enough that a pipe never gets a table with words cut off.
+_UNBOUNDED = 10_000
+
+
+def doctor(
+    url: Annotated[str, typer.Argument(help="Where the server is: http://host:port.")],
+    model: Annotated[Path, typer.Option(help="The directory of the model that it serves.")],
+    name: Annotated[str | None, typer.Option(help="The served name, where the server has several.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="The environment variable with the server's key.")] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Pause and resume it too: other users wait for a moment.")
+    ] = False,
+    reference_gb: Annotated[
+        float, typer.Option(min=0, help="Score completions with transformers if the checkpoint is no larger.")
+    ] = 4.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead: an object with all findings.")] = False,
+) -> None:
+    """Check a live vLLM server: flags, tokens, pixels, log-probabilities, cache, and agreement with transformers.
+
+    Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. Without --control it only sends
+    requests like any other client; it never resets a cache.
+    """
+    from renderers import RendererError
+    from rollouts.cli.doctor.finding import Outcome
+    from rollouts.cli.doctor.report import findings_table, summary
+    from rollouts.cli.doctor.run_checks import Options, examine
+    from rollouts.errors import ApiKeyError, RolloutsError
+
+    logging.getLogger("rollouts").addHandler(logging.NullHandler())  # retries are in the error at the end
+    options = Options(name, _api_key(api_key_env), control, reference_gb)
+    try:
+        findings = asyncio.run(examine(url, model, options))
+    except ApiKeyError:
+        refuse(_key_advice(url, api_key_env))
+    except (RendererError, RolloutsError, ValueError) as error:  # ValueError: no address
+        words = str(error) if options.api_key is None else str(error).replace(options.api_key, "***")
+        refuse(f"could not run: {words}")
+    failures = sum(finding.outcome is Outcome.FAILED for finding in findings)
+    if as_json:
+        answer = {"ok": not failures, "findings": [finding.as_json() for finding in findings]}
+        sys.stdout.write(json.dumps(answer) + "\n")
+    else:
+        console = Console()
+        console = console if console.is_terminal else Console(width=_UNBOUNDED)
+        console.print(findings_table(findings))
+        say(summary(findings))
+    if failures:
+        raise typer.Exit(1)
+
+
+def _key_advice(url: str, variable: str | None) -> str:
+    if variable is None:
+        return (
+            f"could not run: {redacted(url)} wants an API key: put it in an environment variable and name that, "
+            "--api-key-env VLLM_API_KEY"
+        )
+    return (
+        f"could not run: {redacted(url)} refuses the API key in {variable}: put the one of `vllm serve --api-key` in it"
+    )
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        refuse(f"--api-key-env {variable}: this environment variable is not set, or empty; put the server's key in it")
+    return key

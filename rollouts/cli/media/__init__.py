@@ -1,0 +1,1 @@
+"""`rollouts media`: the media of a store or a trajectory file: listed, verified, exported."""

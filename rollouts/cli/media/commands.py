@@ -1,0 +1,132 @@
+"""`rollouts media ls|verify|export`: what a media store or a trajectory file holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from rollouts.cli.terminal import complain, refuse, say
+
+if TYPE_CHECKING:
+    from rollouts.cli.media.inventory import Inventory
+
+media_commands = typer.Typer(no_args_is_help=True, add_completion=False)
+
+Target = Annotated[Path, typer.Argument(help="The directory of a media store, or a trajectory file (.mmr).")]
+
+# Wide enough that a pipe never gets a table with words cut off.
+_UNBOUNDED = 10_000
+
+
+@media_commands.callback()
+def commands() -> None:
+    """List, verify and export the media of a store or of a trajectory file."""
+
+
+@media_commands.command()
+def ls(
+    target: Target,
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead, with whole digests.")] = False,
+) -> None:
+    """List each distinct medium: digest, type, size, bytes, and for trajectories how often and where it is used."""
+    from rollouts.cli.media.listing import media_as_json, media_table
+
+    with _inventory(target) as inventory:
+        if as_json:
+            sys.stdout.write(json.dumps(media_as_json(inventory)) + "\n")
+        elif inventory.media:
+            console = _console()
+            console.print(media_table(inventory))
+        else:
+            say(f"{target} holds no media")
+    for damage in inventory.damage:
+        complain(f"not listed: {damage}")
+
+
+@media_commands.command()
+def verify(target: Target) -> None:
+    """Check every medium against its digest and decode it. Exits with 1 and names what failed, if anything did."""
+    from rollouts.cli.media.verification import verify_all
+
+    with _inventory(target) as inventory:
+        failed = len(inventory.damage)
+        for damage in inventory.damage:
+            say(damage)
+        for finding in verify_all(inventory.media):
+            failed += finding.fatal
+            say(f"{finding.digest}: {finding.reason}")
+    if failed:
+        say(f"{failed} failed, {len(inventory.media)} media checked")
+        raise typer.Exit(1)
+    say(f"{len(inventory.media)} media match their digests and decode")
+
+
+@media_commands.command()
+def export(
+    target: Target,
+    out: Annotated[Path, typer.Option(help="The directory for the files; made if it is not there.")],
+    contact_sheet: Annotated[
+        Path | None, typer.Option(help="Also draw all media, at most 400, into this picture.")
+    ] = None,
+) -> None:
+    """Write each medium once as a file of its own; pixels that never were a file as a PNG of the same pixels."""
+    with _inventory(target) as inventory:
+        failed = _export(inventory, target, out, contact_sheet)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path | None) -> bool:
+    """Whether anything was not exported."""
+    from rollouts.cli.media.export import ExportError, export_medium
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refuse(f"{out} cannot be made: {error.strerror or error}")
+    failed = len(inventory.damage)
+    for damage in inventory.damage:
+        complain(f"not exported: {damage}")
+    written = 0
+    for medium in inventory.media:
+        try:
+            export_medium(medium, out)
+            written += 1
+        except ExportError as error:
+            failed += 1
+            complain(str(error))
+    say(f"{written} media in {out}")
+    if contact_sheet is not None:
+        _draw(inventory, contact_sheet, str(target))
+    return failed > 0
+
+
+def _draw(inventory: Inventory, path: Path, title: str) -> None:
+    from rollouts.cli.media.contact_sheet import contact_sheet
+
+    drawn = io.BytesIO()
+    contact_sheet(inventory, title).save(drawn, "PNG")
+    try:
+        if path.exists() and not path.is_file():
+            refuse(f"{path} cannot be written: it is there and is no file")
+        path.write_bytes(drawn.getvalue())
+    except OSError as error:
+        refuse(f"{path} cannot be written: {error.strerror or error}")
+    say(f"contact sheet in {path}")
+
+
+def _inventory(target: Path) -> Inventory:
+    from rollouts.cli.media.inventory import take_inventory
+
+    return take_inventory(target)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_UNBOUNDED)

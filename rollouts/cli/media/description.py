@@ -1,0 +1,97 @@
+"""What a medium is: its format and its size, from as few of its bytes as tell."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+from PIL import Image
+
+from renderers import MediaPolicy, MediaSource
+from renderers.errors import MediaError
+from renderers.media.decoding import FORMATS, decode_image
+from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_size
+from renderers.media.raw_video import is_raw_video, raw_video_size
+from renderers.media.sniffing import sniff
+from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
+from rollouts.cli.media.inventory import Medium
+
+# Whoever filled the store had a policy; here only the machine is to be spared.
+TOLERANT = MediaPolicy(
+    max_bytes=2**40,
+    max_pixels=2**28,
+    max_frames=2**20,
+    max_aspect_ratio=float("inf"),
+    max_video_pixels=2**40,
+    timeout=600,
+)
+_HEAD = 1024
+_VIDEO_NAMES = {"quicktime": "mov", "x-matroska": "mkv", "x-msvideo": "avi", "mp2t": "ts", "x-ms-asf": "asf"}
+_SUFFIXES = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2", "unknown": "bin"}
+
+
+class Description(NamedTuple):
+    """`format` is short and lower-case (png, jpeg, raw, mp4...). width and height are None where no header says."""
+
+    format: str
+    width: int | None
+    height: int | None
+    is_video: bool
+
+    @property
+    def size(self) -> str:
+        return "-" if self.width is None else f"{self.width}x{self.height}"
+
+    @property
+    def suffix(self) -> str:
+        """Of a file that holds the bytes as they are."""
+        return _SUFFIXES.get(self.format, self.format if self.format.isalnum() else "bin")
+
+
+def describe(medium: Medium) -> Description:
+    """Format and size from the header; nothing is decoded. Raises `OSError`."""
+    with medium.open() as file:
+        head = file.read(_HEAD)
+        file.seek(0)
+        if is_raw(head) or is_raw_video(head):
+            return _describe_raw(file.read())
+        media_type = sniff(head) or "unknown"
+        kind, _, name = media_type.partition("/")
+        if kind == "video":
+            return Description(_VIDEO_NAMES.get(name, name.removeprefix("x-")), None, None, is_video=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                with Image.open(file, formats=FORMATS) as image:
+                    name = (image.format or name or "unknown").lower()
+                    # An MPO is a photo with a preview behind it, not an animation.
+                    moves = name != "mpo" and bool(getattr(image, "is_animated", False))
+                    return Description(name, image.width, image.height, is_video=moves)
+        except (Image.DecompressionBombError, *PILLOW_ERRORS):
+            return Description(name or "unknown", None, None, is_video=False)
+
+
+def check_decodes(source: MediaSource, described: Description) -> None:
+    """Decode all of it, every frame of a video. Raises `MediaError`."""
+    if described.is_video:
+        sample_video(source, TOLERANT, _every_frame)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            decode_image(source, TOLERANT)
+
+
+def _every_frame(info: VideoInfo) -> FramePlan:
+    """All are decoded, a pixel of each is kept."""
+    return FramePlan(range(info.frames), lambda planes: planes[:, :1, :1].copy())
+
+
+def _describe_raw(data: bytes) -> Description:
+    try:
+        if is_raw(data):
+            _, width, height = raw_size(data)
+            return Description("raw", width, height, is_video=False)
+        _, width, height, _ = raw_video_size(data)
+        return Description("raw video", width, height, is_video=True)
+    except MediaError:
+        return Description("raw", None, None, is_video=is_raw_video(data))

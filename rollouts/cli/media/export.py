@@ -1,0 +1,110 @@
+"""Media as files that other programs open."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from renderers import MediaSource
+from renderers.errors import MediaDigestError, MediaError
+from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_to_image
+from renderers.media.raw_video import is_raw_video, raw_video_frames
+from renderers.regular_files import read_finite
+from rollouts.cli.media.description import describe
+from rollouts.cli.media.inventory import Medium
+from rollouts.errors import RolloutsError
+
+_DIGITS = 16
+
+
+class ExportError(RolloutsError):
+    """A medium was not exported. `digest` names it."""
+
+    def __init__(self, digest: str, reason: str) -> None:
+        self.digest = digest
+        self.reason = reason
+        super().__init__(f"{digest}: {reason}")
+
+
+def export_medium(medium: Medium, directory: Path) -> Path:
+    """Write a medium as `<first 16 digits of its digest>.<suffix>`; the file's path.
+
+    Files are written as they came. Pixels that never were a file become a PNG of the same pixels, raw video an animated
+    one. A file that is there with the same contents is left alone, and one with others too: that raises `ExportError`,
+    as does damage and a directory that cannot be written to.
+    """
+    try:
+        source = medium.read()
+        source.verify()
+        suffix, data = _as_file(source, medium)
+        path = directory / f"{medium.digest[:_DIGITS]}.{suffix}"
+        if not _write_new(path, data) and not _same(path, data):
+            raise ExportError(medium.digest, f"{path} is there and is another file; it was left alone")
+    except MediaDigestError as error:
+        raise ExportError(medium.digest, f"damaged, not exported: it hashes to {error.actual}") from error
+    except MediaError as error:
+        raise ExportError(medium.digest, f"not exported: {error.reason}") from error
+    except OSError as error:
+        raise ExportError(medium.digest, f"not exported: {error.strerror or error}") from error
+    return path
+
+
+def _as_file(source: MediaSource, medium: Medium) -> tuple[str, bytes | memoryview]:
+    if is_raw(source.data):
+        return "png", _png([raw_to_image(source.data)], None)
+    if is_raw_video(source.data):
+        frames, fps = raw_video_frames(source.data)
+        return "png", _png([Image.fromarray(frame) for frame in frames], fps)
+    return describe(medium).suffix, source.data
+
+
+def _png(frames: list[Image.Image], fps: float | None) -> bytes:
+    file = io.BytesIO()
+    if len(frames) == 1:
+        frames[0].save(file, "PNG")
+    else:
+        # Pillow merges a frame into an equal one before it, unless the two blend differently, which opaque frames do
+        # not show.
+        blend = [number % 2 for number in range(len(frames))]
+        frames[0].save(
+            file, "PNG", save_all=True, append_images=frames[1:], duration=1000 / (fps or 2), blend=blend, disposal=0
+        )
+    return file.getvalue()
+
+
+def _write_new(path: Path, data: bytes | memoryview) -> bool:
+    """False if something is there already."""
+    try:
+        file = path.open("xb")
+    except FileExistsError:
+        return False
+    try:
+        with file:
+            file.write(data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _same(path: Path, data: bytes | memoryview) -> bool:
+    """Equal bytes, or PNGs of equal pixels: another Pillow may have compressed them differently."""
+    held = read_finite(path)
+    if held == data:
+        return True
+    try:
+        return path.suffix == ".png" and _pixels(held) == _pixels(bytes(data))
+    except PILLOW_ERRORS:
+        return False
+
+
+def _pixels(data: bytes) -> list[tuple[str, tuple[int, int], bytes]]:
+    found = []
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            found.append((image.mode, image.size, np.asarray(image).tobytes()))
+    return found

@@ -1,0 +1,160 @@
+"""What a media store's directory or a file of trajectories holds, each distinct medium once."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from renderers import MediaSource
+from renderers.media.source_directory import source_files, stray_files
+from renderers.regular_files import open_finite, read_finite
+from rollouts.cli.trajectory_file.episodes import Damage, OpenFile, TrajectoryFileError, open_reader
+from rollouts.cli.trajectory_file.invariants import well_formed_references
+from rollouts.errors import RolloutsError
+from rollouts.trajectory.pixel_forms import AbsentSource
+from transport import RecordReader, TransportError
+
+
+class InventoryError(RolloutsError):
+    """A path holds neither a media store nor trajectories. `path` names it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+@dataclass(slots=True)
+class Medium:
+    """A source under its digest: in a file of its own (`path`), in a record file (`reader`), or in memory (`data`).
+
+    What is in a record file is read when it is asked for and not kept: it may be compressed, and all of it together
+    more than there is memory. `uses` counts the references of trajectories, `episodes` names them in order; a store
+    does not know either.
+    """
+
+    digest: str
+    nbytes: int
+    path: Path | None = None
+    data: bytes | memoryview = b""
+    reader: RecordReader | None = None
+    uses: int = 0
+    episodes: dict[str, None] = field(default_factory=dict)
+
+    def open(self) -> BinaryIO:
+        """From its first byte. Raises `OSError`."""
+        return io.BytesIO(self.read().data) if self.path is None else open_finite(self.path)
+
+    def read(self) -> MediaSource:
+        """All of it, not verified. Raises `OSError`."""
+        if self.path is not None:
+            return MediaSource(self.digest, read_finite(self.path))
+        if self.reader is None:
+            return MediaSource(self.digest, self.data)
+        try:
+            return self.reader.media(self.digest)
+        except TransportError as error:  # it was read before: someone has cut the file short since
+            raise OSError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """`media` by digest for a store, as they first appear for trajectories.
+
+    `damage` says what cannot be read at all: records with a wrong checksum, files that no store would serve.
+    `references` is None for a store. Media of a record file can be read until `close`.
+    """
+
+    media: list[Medium]
+    damage: list[str]
+    references: int | None = None
+    records: int = 0
+    reader: RecordReader | None = None
+
+    def close(self) -> None:
+        """Let go of the record file."""
+        if self.reader is not None:
+            self.reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(medium.nbytes for medium in self.media)
+
+
+def take_inventory(target: Path) -> Inventory:
+    """List what a store directory or a record file holds, without reading the media of a store.
+
+    Raises `InventoryError` if it is neither.
+    """
+    try:
+        return _of_store(target) if target.is_dir() else _of_records(target)
+    except OSError as error:
+        raise InventoryError(target, f"cannot be read: {error.strerror or error}") from error
+
+
+def _of_store(directory: Path) -> Inventory:
+    media = [Medium(file.digest, file.nbytes, file.path) for file in source_files(directory)]
+    stray = stray_files(directory)
+    first = next(stray, None)
+    if first is not None and not media:
+        raise InventoryError(
+            directory,
+            f"no media store: it holds files such as {first.relative_to(directory)}, and none that is named by its "
+            "digest. Pass the directory that a MediaStore was given, or a trajectory file",
+        )
+    damage = [
+        f"{path.relative_to(directory)}: not named by a digest, never served"
+        for path in (first, *stray)
+        # Hidden files are being written, or were when their writer died; a store removes them by itself.
+        if path is not None and not path.name.startswith(".")
+    ]
+    return Inventory(media, damage)
+
+
+def _of_records(path: Path) -> Inventory:
+    try:
+        reader = open_reader(path, "neither a media store nor a trajectory file")
+    except TrajectoryFileError as error:
+        raise InventoryError(path, error.reason) from error
+    try:
+        return _of_episodes(OpenFile(reader))
+    except BaseException:
+        reader.close()
+        raise
+
+
+def _of_episodes(file: OpenFile) -> Inventory:
+    media: dict[str, Medium] = {}
+    references = 0
+    damage: dict[str, None] = {}
+    for found in file:
+        if isinstance(found, Damage):
+            damage[found.words] = None
+            continue
+        shown = well_formed_references(found.trajectory)
+        if shown is None:
+            damage[f"{found.name}: {found.faults[0]}"] = None
+            continue
+        for reference in shown:
+            source = reference.source
+            if isinstance(source, AbsentSource):
+                damage[f"{source.digest}: its bytes are not in this file"] = None
+                continue
+            medium = media.setdefault(source.digest, Medium(source.digest, source.nbytes, reader=file.reader))
+            medium.uses += 1
+            medium.episodes[found.trajectory.episode_id] = None
+            references += 1
+    if file.unfinished:
+        damage[f"{file.unfinished} bytes at the end are no whole record: cut off, or never finished"] = None
+    return Inventory(list(media.values()), list(damage), references, file.records, file.reader)

@@ -1,0 +1,49 @@
+"""Is every medium what its digest says, and can it be decoded?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from renderers.errors import MediaDigestError, MediaError
+from rollouts.cli.media.description import check_decodes, describe
+from rollouts.cli.media.inventory import Medium
+
+# Videos that Pillow reads, or nobody needs to.
+_WITHOUT_PYAV = ("raw video", "gif", "webp", "png", "tiff")
+
+
+class Finding(NamedTuple):
+    """What is wrong with a medium; `fatal` is False for what could not be checked here."""
+
+    digest: str
+    reason: str
+    fatal: bool = True
+
+
+def verify(medium: Medium) -> Finding | None:
+    """None for a medium that matches its digest and decodes to its end."""
+    try:
+        source = medium.read()
+        source.verify()
+        described = describe(medium)
+    except OSError as error:
+        return Finding(medium.digest, f"cannot be read: {error.strerror or error}")
+    except MediaDigestError as error:
+        return Finding(medium.digest, f"damaged: its {medium.nbytes} bytes hash to {error.actual}")
+    if described.is_video and described.format not in _WITHOUT_PYAV and find_spec("av") is None:
+        return Finding(medium.digest, f"{described.format} video, not decoded: PyAV is not installed", fatal=False)
+    try:
+        check_decodes(source, described)
+    except MediaError as error:
+        return Finding(medium.digest, f"undecodable: {error.reason}")
+    return None
+
+
+def verify_all(media: list[Medium]) -> Iterator[Finding]:
+    """The findings in the order of the media."""
+    for medium in media:
+        finding = verify(medium)
+        if finding is not None:
+            yield finding

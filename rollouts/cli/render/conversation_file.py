@@ -1,0 +1,102 @@
+"""Reading a conversation, and tools, from a file that a person wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from renderers.regular_files import open_finite, read_finite
+from rollouts.errors import RolloutsError
+
+_JSONL_SUFFIXES = (".jsonl", ".ndjson")
+
+
+class ConversationFileError(RolloutsError):
+    """A file does not hold what was asked of it. `path` names it, `line` (from 1) the place if there is one."""
+
+    def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
+        self.path = path
+        self.reason = reason
+        self.line = line
+        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")
+
+
+class Conversation(NamedTuple):
+    """Messages and, if the file offers any, tools."""
+
+    messages: list[Any]
+    tools: list[Any] | None
+
+
+def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
+    """A JSON list of messages, or an object with `messages` and perhaps `tools`.
+
+    In a .jsonl file, and in any file if `row` is given, each line is a conversation, and `row` (from 0; 0 if None)
+    picks one. Messages are not looked into. Raises `ConversationFileError`.
+    """
+    if row is None and path.suffix.lower() not in _JSONL_SUFFIXES:
+        line, found = None, _parse(path, _read(path))
+    else:
+        number = (row or 0) + 1
+        line, found = number, _parse(path, _line(path, number), number)
+    messages = found.get("messages") if isinstance(found, dict) else found
+    tools = found.get("tools") if isinstance(found, dict) else None
+    if not isinstance(messages, list):
+        raise ConversationFileError(
+            path, 'holds no conversation; write a list of messages, or {"messages": [...], "tools": [...]}', line=line
+        )
+    if not messages:
+        raise ConversationFileError(path, "the conversation has no messages", line=line)
+    return Conversation(messages, _tool_list(path, tools))
+
+
+def read_tools(path: Path) -> list[Any] | None:
+    """A JSON list of tools, or an object with `tools`. Raises `ConversationFileError`."""
+    found = _parse(path, _read(path))
+    return _tool_list(path, found.get("tools") if isinstance(found, dict) else found)
+
+
+def _tool_list(path: Path, tools: Any) -> list[Any] | None:
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise ConversationFileError(path, 'tools are a list of {"type": "function", "function": {...}}')
+    return tools
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_finite(path).decode("utf-8-sig")
+    except OSError as error:
+        raise ConversationFileError(path, f"cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConversationFileError(path, f"is not UTF-8 text, at byte {error.start}") from error
+    except ValueError as error:
+        raise ConversationFileError(path, f"no file system holds a file of that name: {error}") from error
+
+
+def _line(path: Path, number: int) -> str:
+    try:
+        with io.TextIOWrapper(open_finite(path), encoding="utf-8-sig") as lines:
+            line = next(islice(lines, number - 1, None), None)
+    except OSError as error:
+        raise ConversationFileError(path, f"cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConversationFileError(path, "is not UTF-8 text") from error
+    if line is None:
+        raise ConversationFileError(path, f"has no row {number - 1}; rows count from 0")
+    return line.rstrip()
+
+
+def _parse(path: Path, text: str, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        cure = ". For one conversation a line, name it .jsonl or pass --row" if error.msg == "Extra data" else ""
+        raise ConversationFileError(path, f"not JSON: {error.msg}, column {error.colno}{cure}", line=line) from error
+    except RecursionError as error:
+        raise ConversationFileError(path, "nested too deep to be read") from error
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise ConversationFileError(path, f"not readable as JSON: {error}; write long numbers as text") from error

@@ -1,0 +1,190 @@
+"""`rollouts traj ls|show|export|verify|merge|repair`: the episodes of a trajectory file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollouts.cli.terminal import complain, one_line, refuse, say, show_table
+
+if TYPE_CHECKING:
+    from rollouts.cli.trajectory_file.episodes import Episode, OpenFile
+
+traj_commands = typer.Typer(no_args_is_help=True, add_completion=False)
+
+File = Annotated[Path, typer.Argument(help="A trajectory file (.mmr).")]
+
+
+@traj_commands.callback()
+def commands() -> None:
+    """List, show, export, verify, merge and repair the episodes of trajectory files."""
+
+
+@traj_commands.command()
+def ls(
+    file: File, as_json: Annotated[bool, typer.Option("--json", help="Print data instead, a list of objects.")] = False
+) -> None:
+    """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and whether it ended."""
+    from rollouts.cli.traj.listing import describe_episode, episode_table
+
+    troubles: list[str] = []
+    with _opened(file) as opened:
+        described = [describe_episode(episode) for episode in _sound(opened, troubles)]
+    if as_json:
+        sys.stdout.write(json.dumps(described) + "\n")
+    elif described:
+        show_table(episode_table(described))
+    else:
+        say(f"{file} holds no episodes")
+    for words in troubles:
+        complain(f"not listed: {words}")
+
+
+@traj_commands.command()
+def show(
+    file: File,
+    episode: Annotated[str, typer.Argument(help="Its number, as `ls` counts, or its id.")] = "0",
+    ids: Annotated[bool, typer.Option("--ids", help="Show each node's token ids.")] = False,
+) -> None:
+    """Show one episode as a tree of nodes: role, tokens, weights, images, what was said and paid."""
+    from rollouts.cli.traj.listing import describe_episode, ending
+    from rollouts.cli.traj.tree import tree_lines
+
+    with _opened(file) as opened:
+        found = _choose(opened, episode)
+        if found is None:
+            refuse(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them")
+        if found.faults:
+            refuse(f"{found.name}: {found.faults[0]}")
+        facts = describe_episode(found)
+        name, group = one_line(facts["episode"]), one_line(facts["group"]) or "-"
+        say(
+            f"episode {name} of group {group}, seed {found.trajectory.seed}: "
+            f"{facts['turns']} turns, {facts['branches']} branches, {facts['tokens']:,} tokens, "
+            f"{facts['sampled']:,} sampled, {facts['images']} images, reward {facts['reward']:.4g}, {ending(facts)}"
+        )
+        if found.trajectory.error:
+            say(f"error: {one_line(found.trajectory.error)}")
+        for line in tree_lines(found.trajectory, ids=ids):
+            say(line)
+
+
+@traj_commands.command()
+def export(
+    file: File,
+    jsonl: Annotated[Path | None, typer.Option(help="Write one line of JSON an episode to this new file.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write a table of one row a node to this new file.")] = None,
+) -> None:
+    """Write the episodes as JSON lines or Parquet, and each image once, by digest, into OUT-media/ beside OUT."""
+    from rollouts.cli.traj.jsonl import write_jsonl
+    from rollouts.cli.traj.media_files import MediaFiles
+    from rollouts.cli.traj.new_file import new_file
+    from rollouts.cli.traj.parquet import write_parquet
+
+    if jsonl is None and parquet is None:
+        refuse("say where to: --jsonl OUT, --parquet OUT, or both")
+    failed = False
+    for out in filter(None, (jsonl, parquet)):
+        troubles: list[str] = []
+        files = MediaFiles(out.parent / f"{out.stem}-media")
+        with _opened(file) as opened, new_file(out) as path:
+            episodes = _sound(opened, troubles)
+            write = write_jsonl if out is jsonl else write_parquet
+            written = write(episodes, path, files, troubles)
+        say(f"{written} episodes in {out}, {len(files)} media")
+        for words in (*troubles, *files.failures):
+            complain(f"not exported: {words}")
+            failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+@traj_commands.command()
+def verify(file: File) -> None:
+    """Check every record, every digest and every tree. Exits with 1 and names what failed, if anything did."""
+    from rollouts.cli.traj.verification import Verification
+
+    verification = Verification(file)
+    for words in verification.findings():
+        say(words)
+    counts = f"{verification.records} records, {verification.episodes} episodes, {len(verification.media)} media"
+    if verification.failures:
+        say(
+            f"{verification.failures} failed, {counts} checked; `rollouts traj repair` keeps the records that are whole"
+        )
+        raise typer.Exit(1)
+    say(f"{counts}: every checksum, digest and tree is right")
+
+
+@traj_commands.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Trajectory files, in the order that they are to have.")],
+    out: Annotated[Path, typer.Option(help="The new file.")],
+) -> None:
+    """Write the records of several files into one, each image once."""
+    from transport.records.repair import merge as merge_files
+
+    say(f"{merge_files(files, out)} records in {out}")
+
+
+@traj_commands.command()
+def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")]) -> None:
+    """Write the records that are whole, in order, to a new file; name those that are not. FILE is left as it is."""
+    from rollouts.cli.traj.new_file import new_file
+    from transport.records.file_lock import locked
+    from transport.records.repair import repair as repair_file
+
+    with _opened(file):  # what it is is said under its own name, and not under that of the copy
+        pass
+    with new_file(out) as path, locked(file):  # what a writer has not finished yet is no damage
+        shutil.copyfile(file, path)
+        report = repair_file(path)
+    for dropped in report.dropped:
+        say(f"record {dropped.index}: {dropped.reason}")
+    say(
+        f"{report.kept} records in {out}; {len(report.dropped)} dropped, {report.truncated_bytes} unfinished bytes "
+        "cut off"
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[OpenFile]:
+    from rollouts.cli.trajectory_file.episodes import open_file
+
+    with open_file(path) as opened:
+        yield opened
+
+
+def _sound(opened: OpenFile, troubles: list[str]) -> Iterator[Episode]:
+    """The episodes that are sound; what is wrong with the others goes to `troubles`, a line each."""
+    from rollouts.cli.trajectory_file.episodes import Damage
+
+    for found in opened:
+        if isinstance(found, Damage):
+            troubles.append(found.words)
+        elif found.faults:
+            troubles.append(f"{found.name}: {found.faults[0]}")
+        else:
+            yield found
+
+
+def _choose(opened: OpenFile, wanted: str) -> Episode | None:
+    """By id, or else by number."""
+    from rollouts.cli.trajectory_file.episodes import Damage
+
+    by_number = None
+    for found in opened:
+        if isinstance(found, Damage):
+            continue
+        if found.trajectory.episode_id == wanted:
+            return found
+        if str(found.number) == wanted:
+            by_number = found
+    return by_number

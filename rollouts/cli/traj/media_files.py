@@ -1,0 +1,38 @@
+"""The media of exported episodes, each once as a file named by its digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollouts.cli.media.export import ExportError, export_medium
+from rollouts.cli.media.inventory import Medium
+from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.token_node import MediaReference
+
+
+class MediaFiles:
+    """Writes media into `directory`, which is made with the first of them. `failures` says which were not written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, str | None] = {}
+        self.failures: list[str] = []
+
+    def __len__(self) -> int:
+        return sum(file is not None for file in self._files.values())
+
+    def file_of(self, reference: MediaReference) -> str | None:
+        """The file with the medium, relative to where the export stands; None where there is none. Raises `OSError`."""
+        source = reference.source
+        if source.digest not in self._files:
+            self._files[source.digest] = None
+            if isinstance(source, AbsentSource):
+                self.failures.append(f"{source.digest}: its bytes are not in this file")
+                return None
+            self._directory.mkdir(parents=True, exist_ok=True)
+            try:
+                path = export_medium(Medium(source.digest, source.nbytes, data=source.data), self._directory)
+                self._files[source.digest] = f"{self._directory.name}/{path.name}"
+            except ExportError as error:
+                self.failures.append(str(error))
+        return self._files[source.digest]

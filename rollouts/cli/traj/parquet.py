@@ -1,0 +1,145 @@
+"""Episodes as a Parquet table of one row a node.
+
+Not of one row a branch: branches share nodes, and a table of branches would repeat what they share, its pictures among
+it, and lose which tokens are trained twice. A branch is the rows from a node up its `parent`s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rollouts.cli.traj.jsonl import media_entries
+from rollouts.cli.traj.media_files import MediaFiles
+from rollouts.cli.traj.plain import NoJsonFormError, plain
+from rollouts.cli.trajectory_file.episodes import Episode
+from rollouts.errors import MissingExtraError
+from transport.wire.arrays import array_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ROWS_AT_ONCE = 1024
+
+
+def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, troubles: list[str]) -> int:
+    """Write the nodes of the episodes to the new file `path`; how many episodes that were.
+
+    Columns: `number` (of the episode in its file), `episode_id`, `group_id`, `seed`, `episode_reward`, `done`,
+    `truncated`, `error`, `provenance` (JSON); `node`, `parent` (-1 at a root), `token_ids` list<int32>, `sampled` and
+    `content` list<bool>, `logprobs` list<float> (sampled tokens only), `weight_spans`, `media` (offsets count from the
+    node's first token), `messages` (JSON), `extras` (each an array as bytes, with its name, dtype and shape); for a
+    node that is a completion `turn`, `finish_reason`, `reward`, and `message` and `info` as JSON, else null. An episode
+    without nodes has no row. `troubles` gets a line for each episode that was left out because a value has no form in
+    JSON. Raises `MissingExtraError`, `OSError`.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("export to Parquet", "parquet") from error
+    schema = _schema(pyarrow)
+    written = 0
+    rows: list[dict[str, Any]] = []
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for episode in episodes:
+            try:
+                rows += list(_rows(episode, files))  # all of them or none
+            except NoJsonFormError as error:
+                troubles.append(f"{episode.name}: {error}")
+                continue
+            written += 1
+            if len(rows) >= _ROWS_AT_ONCE:
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                rows = []
+        writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+    return written
+
+
+def _schema(pyarrow: Any) -> Any:
+    text, number, flag, double = pyarrow.string(), pyarrow.int32(), pyarrow.bool_(), pyarrow.float64()
+    spans = pyarrow.struct({"version": text, "start": number, "end": number})
+    names = dict.fromkeys(("modality", "mm_hash", "digest", "file"), text)
+    runs = pyarrow.list_(pyarrow.list_(number))
+    media = pyarrow.struct({**names, "offset": number, "length": number, "embed_runs": runs})
+    shape = pyarrow.list_(pyarrow.int64())
+    extra = pyarrow.struct({"name": text, "dtype": text, "shape": shape, "data": pyarrow.binary()})
+    return pyarrow.schema(
+        {
+            "number": pyarrow.int64(),
+            "episode_id": text,
+            "group_id": text,
+            "seed": pyarrow.int64(),
+            "episode_reward": double,
+            "done": flag,
+            "truncated": flag,
+            "error": text,
+            "provenance": text,
+            "node": number,
+            "parent": number,
+            "token_ids": pyarrow.list_(number),
+            "sampled": pyarrow.list_(flag),
+            "content": pyarrow.list_(flag),
+            "logprobs": pyarrow.list_(pyarrow.float32()),
+            "weight_spans": pyarrow.list_(spans),
+            "media": pyarrow.list_(media),
+            "messages": text,
+            "extras": pyarrow.list_(extra),
+            "turn": number,
+            "finish_reason": text,
+            "reward": double,
+            "message": text,
+            "info": text,
+        }
+    )
+
+
+def _rows(episode: Episode, files: MediaFiles) -> Iterator[dict[str, Any]]:
+    trajectory = episode.trajectory
+    turns = {turn.node: (number, turn) for number, turn in enumerate(trajectory.turns)}
+    shared = {
+        "number": episode.number,
+        "episode_id": trajectory.episode_id,
+        "group_id": trajectory.group_id,
+        "seed": trajectory.seed,
+        "episode_reward": trajectory.reward,
+        "done": trajectory.done,
+        "truncated": trajectory.truncated,
+        "error": trajectory.error,
+        "provenance": _json(trajectory.provenance),
+    }
+    for index, node in enumerate(trajectory.nodes):
+        row = shared | {
+            "node": index,
+            "parent": node.parent,
+            "token_ids": node.token_ids.astype(np.int32),  # an engine's may be of another size or byte order
+            "sampled": node.sampled,
+            "content": node.content,
+            "logprobs": node.logprobs.astype(np.float32),
+            "weight_spans": [
+                {"version": str(span.version), "start": span.start, "end": span.end} for span in node.weight_spans
+            ],
+            "media": list(media_entries(node, files)),
+            "messages": _json(node.messages),
+            "extras": [
+                {"name": name, "dtype": array.dtype.str, "shape": array.shape, "data": bytes(array_bytes(array))}
+                for name, array in node.extras.items()
+            ],
+        }
+        if index in turns:
+            number, turn = turns[index]
+            row |= {
+                "turn": number,
+                "finish_reason": turn.finish_reason.value,
+                "reward": float(turn.reward),
+                "message": _json(turn.message),
+                "info": _json(turn.info),
+            }
+        yield row
+
+
+def _json(value: Any) -> str:
+    return json.dumps(plain(value), allow_nan=False)

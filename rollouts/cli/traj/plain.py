@@ -1,0 +1,159 @@
+"""Anything that an episode may hold, as JSON has it. Nothing is written as its `repr`, which leaves elements out."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import decimal
+import enum
+import math
+import pathlib
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from renderers import MediaSource
+from rollouts.errors import RolloutsError
+from transport.wire.arrays import is_tensor, tensor_parts
+
+# Their `str` says all of them, and reads back.
+_TEXT: Final = (
+    decimal.Decimal,
+    uuid.UUID,
+    pathlib.PurePath,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+)
+# torch's names of the element types that numpy has, too.
+_NUMPY_NAMES: Final = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+
+
+class NoJsonFormError(RolloutsError):
+    """A value has no form in JSON. `type_name` is its class."""
+
+    def __init__(self, value: object) -> None:
+        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
+        super().__init__(
+            f"a value of type {self.type_name} has no form in JSON; record plain data, an array or a tensor instead"
+        )
+
+
+def plain(value: Any) -> Any:
+    """Lists, dicts, text and numbers.
+
+    What JSON lacks: keys become text (or, where two would be one, the dict a list of pairs), a float that is not finite
+    null, an array or tensor {"dtype", "shape", "data"} with its elements in C order in one list, bytes {"base64"} (so
+    are the elements of dtypes that numpy lacks, bfloat16 excepted), a complex number {"real", "imag"}, a source
+    {"digest"}, a dataclass or pydantic model a dict, dates, times, paths, decimal numbers and UUIDs text. Raises
+    `NoJsonFormError` for anything else.
+    """
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, (float, np.floating)):
+        return short_float(value)
+    if isinstance(value, np.generic):
+        return _scalar(value)
+    if isinstance(value, np.ndarray):
+        return _array(_dtype(value.dtype), value)
+    if is_tensor(value):
+        return _tensor(value)
+    if isinstance(value, complex):
+        return {"real": plain(value.real), "imag": plain(value.imag)}
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(one) for one in value]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, MediaSource):
+        return {"digest": value.digest}
+    if isinstance(value, _TEXT):
+        return str(value)
+    return _object(value)
+
+
+def short_float(value: float | np.floating[Any]) -> float | None:
+    """A float that reads back to the same bits in its own precision: -0.1 for float32 -0.1, not -0.10000000149."""
+    return float(str(value)) if math.isfinite(value) else None
+
+
+def _mapping(value: Mapping[Any, Any]) -> Any:
+    named = {key if isinstance(key, str) else _key(key): one for key, one in value.items()}
+    if len(named) < len(value):
+        return [[plain(key), plain(one)] for key, one in value.items()]
+    return {key: plain(one) for key, one in named.items()}
+
+
+def _key(key: Any) -> str:
+    written = plain(key)
+    return written if isinstance(written, str) else str(written)
+
+
+def _scalar(value: np.generic) -> Any:
+    if value.dtype.names is not None:
+        return {name: plain(value[name]) for name in value.dtype.names}  # type: ignore[index]
+    if value.dtype.kind in "mM":
+        return str(value)
+    return plain(value.tobytes() if value.dtype.kind == "V" else value.item())
+
+
+def _dtype(dtype: np.dtype[Any]) -> Any:
+    """numpy's name; of a structure [[name of a field, its dtype, its shape], ...]."""
+    if dtype.fields is None:
+        return str(dtype)
+    fields = {name: dtype.fields[name][0] for name in dtype.names or ()}
+    return [[name, _dtype(field.base), list(field.shape)] for name, field in fields.items()]
+
+
+def _array(dtype: Any, array: np.ndarray) -> dict[str, Any]:
+    plainly = array.dtype.kind in "biuU"
+    flat = array.reshape(-1)
+    return {
+        "dtype": dtype,
+        "shape": list(array.shape),
+        "data": flat.tolist() if plainly else [plain(one) for one in flat],
+    }
+
+
+def _tensor(tensor: Any) -> dict[str, Any]:
+    name, shape, data = tensor_parts(tensor)
+    if name in _NUMPY_NAMES:
+        return _array(name, data.view(np.dtype(name)).reshape(shape))
+    if name == "bfloat16":  # the upper half of a float32
+        widened = (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return _array(name, widened.reshape(shape))
+    return {"dtype": name, "shape": shape, "data": plain(data.tobytes())}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    fields = getattr(type(value), "model_fields", None)  # of a pydantic model
+    if isinstance(fields, Mapping):
+        beyond: dict[str, Any] = getattr(value, "model_extra", None) or {}
+        return {name: plain(one) for name, one in [*((name, getattr(value, name)) for name in fields), *beyond.items()]}
+    raise NoJsonFormError(value)

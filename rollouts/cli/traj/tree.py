@@ -1,0 +1,95 @@
+"""One episode as a tree on a terminal: a line a node, indented only where it forks, or has several roots.
+
+0 system user   40 tokens   image 3f2a91c04b5d8e77 at 12+16   Be brief.   [image] What is this?
+1 assistant   12 sampled   weights 0   stop, reward 0.5   A door.
+├─ 2 user   9 tokens   Open it.
+│  3 assistant   4 sampled   weights 1   stop, reward 1   Done.
+└─ 4 prompt   21 tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from rollouts.cli.terminal import one_line
+from rollouts.trajectory.token_node import TokenNode
+from rollouts.trajectory.tree import Trajectory, Turn
+
+_SNIPPET = 72
+_DIGITS = 16
+
+
+def tree_lines(trajectory: Trajectory, *, ids: bool = False) -> Iterator[str]:
+    """The lines of an episode whose tree is sound. `ids` adds each node's token ids, runs of one id as `id x count`."""
+    children: dict[int, list[int]] = {}
+    for index, node in enumerate(trajectory.nodes):
+        children.setdefault(node.parent, []).append(index)
+    turns = {turn.node: turn for turn in trajectory.turns}
+    # (node, what stands before its first line, what stands before the lines of all that follows it)
+    waiting = _placed(children.get(-1, []), "")
+    while waiting:
+        index, first, rest = waiting.pop()
+        node = trajectory.nodes[index]
+        yield f"{first}{index} {_node_words(node, turns.get(index))}"
+        if ids and len(node):
+            yield f"{rest}   {_ids(node)}"
+        waiting += _placed(children.get(index, []), rest)
+
+
+def _placed(nodes: list[int], rest: str) -> list[tuple[int, str, str]]:
+    """Nodes that follow one, or none, behind `rest`, the last one first."""
+    if len(nodes) == 1:
+        return [(nodes[0], rest, rest)]
+    placed = [(node, f"{rest}├─ ", f"{rest}│  ") for node in nodes[:-1]]
+    placed += [(node, f"{rest}└─ ", f"{rest}   ") for node in nodes[-1:]]
+    return placed[::-1]
+
+
+def _node_words(node: TokenNode, turn: Turn | None) -> str:
+    sampled = len(node.logprobs)
+    said: list[Any] = [*node.messages, *([turn.message] if turn is not None else [])]
+    parts = [" ".join(str(message.get("role", "?")) for message in said) or "prompt"]
+    parts.append(f"{len(node):,} tokens" if sampled != len(node) or not sampled else f"{sampled:,} sampled")
+    if 0 < sampled < len(node):
+        parts.append(f"{sampled:,} sampled")
+    if node.weight_spans:
+        parts.append("weights " + ", ".join(dict.fromkeys(str(span.version) for span in node.weight_spans)))
+    parts += [
+        f"{reference.modality} {reference.source.digest[:_DIGITS]} at {reference.where.offset}+{reference.where.length}"
+        for reference in node.media
+    ]
+    if turn is not None:
+        parts.append(f"{turn.finish_reason.value}, reward {turn.reward:.4g}")
+    parts += [text for message in said if (text := text_of(message))]
+    return one_line("   ".join(parts))
+
+
+def text_of(message: Any) -> str:
+    """The beginning of what a message says; calls by name, other parts by their type."""
+    content = message.get("content")
+    pieces = content if isinstance(content, list) else [content]
+    words = [_piece(piece) for piece in pieces]
+    calls = message.get("tool_calls")
+    words += [f"[calls {_name(call)}]" for call in (calls if isinstance(calls, (list, tuple)) else ())]
+    text = " ".join(word for word in words if word)
+    return text if len(text) <= _SNIPPET else f"{text[: _SNIPPET - 1]}…"
+
+
+def _name(call: object) -> str:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    return str(function.get("name", "?")) if isinstance(function, dict) else "?"
+
+
+def _piece(piece: object) -> str:
+    if isinstance(piece, str):
+        return piece
+    if isinstance(piece, dict):
+        return str(piece["text"]) if "text" in piece else f"[{piece.get('type', 'part')}]"
+    return ""
+
+
+def _ids(node: TokenNode) -> str:
+    runs = [(token, sum(1 for _ in run)) for token, run in groupby(node.token_ids.tolist())]
+    return " ".join(str(token) if count == 1 else f"{token} x{count}" for token, count in runs)

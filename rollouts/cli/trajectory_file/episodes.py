@@ -1,0 +1,114 @@
+"""The episodes of a trajectory file, one after the other, with what is wrong with the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollouts.cli.trajectory_file.bounds import quoted
+from rollouts.cli.trajectory_file.invariants import faults
+from rollouts.errors import RolloutsError
+from rollouts.trajectory.pixel_forms import PackedEpisodes
+from rollouts.trajectory.tree import Trajectory
+from transport import RecordReader, TransportError
+
+
+class TrajectoryFileError(RolloutsError):
+    """A path holds no trajectories that can be read, or cannot be written. `path` names it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The `number`th episode of a file, from record `record`, and in which invariants it fails."""
+
+    number: int
+    record: int
+    trajectory: Trajectory
+    faults: list[str]
+
+    @property
+    def name(self) -> str:
+        return f"record {self.record}, episode {quoted(self.trajectory.episode_id)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What cannot be read, in words that name the record."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file that is being read. `records` counts them; `unfinished` counts the bytes of a torn last one."""
+
+    reader: RecordReader
+
+    @property
+    def records(self) -> int:
+        return len(self.reader)
+
+    @property
+    def unfinished(self) -> int:
+        return self.reader.truncated_bytes
+
+    def __iter__(self) -> Iterator[Episode | Damage]:
+        """Every episode in order; one record holds one, or a list of them."""
+        number = 0
+        for record in range(len(self.reader)):
+            try:
+                held = self.reader[record]
+            except TransportError as error:
+                yield Damage(f"record {record}: {error}")
+                continue
+            found = list(members(held))
+            if not found:
+                yield Damage(f"record {record}: it holds a {type(held).__name__} and no episode")
+            for member in found:
+                if isinstance(member, Trajectory):
+                    yield Episode(number, record, member, list(faults(member)))
+                    number += 1
+                else:
+                    yield Damage(f"record {record}: it holds a {type(member).__name__} among its episodes")
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[OpenFile]:
+    """Raises `TrajectoryFileError` if `path` is no record file."""
+    with open_reader(path, "not a trajectory file") as reader:
+        yield OpenFile(reader)
+
+
+def open_reader(path: Path, otherwise: str) -> RecordReader:
+    """Raises `TrajectoryFileError` if `path` is no record file, in the words of `otherwise`."""
+    try:
+        return RecordReader(path)
+    except OSError as error:
+        raise TrajectoryFileError(path, f"cannot be read: {error.strerror or error}") from error
+    except TransportError as error:
+        raise TrajectoryFileError(path, f"{otherwise}: {error}") from error
+
+
+def members(held: object) -> Iterator[object]:
+    """What a record holds: a group is a list of episodes, at any depth; what came over a connection may be packed.
+
+    One list is looked into once, however often it is in the record: there may be more ways to it than can be gone.
+    """
+    waiting = [held]
+    looked_into: set[int] = set()
+    while waiting:
+        member = waiting.pop()
+        group = member.episodes if isinstance(member, PackedEpisodes) else member
+        if isinstance(group, (list, tuple)):
+            if id(group) not in looked_into:
+                looked_into.add(id(group))
+                waiting.extend(reversed(group))
+        elif isinstance(member, Trajectory) or member is not held:
+            yield member

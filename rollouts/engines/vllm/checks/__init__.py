@@ -1,0 +1,1 @@
+"""The checks of a request before it is sent."""

@@ -1,0 +1,195 @@
+"""Whether the media of a request are where the prompt says, and are what the server expects to find there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from renderers import MediaItem, MultiModalData, PlaceholderRange
+from rollouts.engines.protocol import GenerateRequest
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.media.feature_items import feature_items
+from rollouts.engines.vllm.media.media_modes import feature_token, item_name
+from rollouts.engines.vllm.wire.tensors import (
+    ITEM_BYTES,
+    ServerNumbers,
+    tensor_dtype,
+    tensor_shape,
+)
+from rollouts.errors import InvalidRequestError
+from rollouts.models.placement import PlacedItem, misplaced
+
+_PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+
+
+def check_placement(
+    request: GenerateRequest, ids: np.ndarray, capabilities: ServerCapabilities
+) -> Sequence[PlacedItem]:
+    """The media with their ranges in prompt order, once lists, names and ranges agree with each other and the prompt.
+
+    Raises `InvalidRequestError`.
+    """
+    media = request.multi_modal_data
+    if media is None:
+        return ()
+    _check_lists(request, media)
+    _check_hashes(request, media)
+    _check_ranges(request, media)
+    placed = media.placed()
+    if (words := misplaced(placed, len(ids))) is not None:
+        raise InvalidRequestError(request.request_id, words)
+    for item, _ in placed:
+        if item.num_tokens < 1:
+            raise InvalidRequestError(
+                request.request_id, f"{item_name(item)} has {item.num_tokens} tokens in the prompt"
+            )
+    tokens: dict[str, int] = {}
+    for item, where in placed:
+        named = feature_token(request, item, capabilities)
+        # Where nobody names the token, all items of a modality must agree on it.
+        token = tokens.setdefault(item.modality, int(ids[where.runs[0][0]])) if named is None else named
+        _check_tokens(request, ids, item, where, token)
+    return placed
+
+
+def check_features(request: GenerateRequest, placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> None:
+    """Raise `InvalidRequestError` unless the items hold the tensors that this server wants.
+
+    `media_modes.check_mode` must have passed.
+    """
+    for item, where in placed:
+        for sent, _ in feature_items(item, where, capabilities):
+            _check_tensors(request, sent, capabilities)
+
+
+# Where media are.
+
+
+def _check_lists(request: GenerateRequest, media: MultiModalData) -> None:
+    names = {
+        "mm_hashes": media.mm_hashes.keys(),
+        "mm_placeholders": media.mm_placeholders.keys(),
+        "mm_items": media.mm_items.keys(),
+    }
+    if len({frozenset(keys) for keys in names.values()}) > 1:
+        said = ", ".join(f"{name} {sorted(keys)}" for name, keys in names.items())
+        raise InvalidRequestError(request.request_id, f"the lists of media are of different modalities: {said}")
+    for modality, items in media.mm_items.items():
+        hashes, ranges = media.mm_hashes[modality], media.mm_placeholders[modality]
+        if not len(hashes) == len(ranges) == len(items):
+            raise InvalidRequestError(
+                request.request_id,
+                f"{len(items)} {modality}s have {len(hashes)} hashes and {len(ranges)} placeholders",
+            )
+        for place, (mm_hash, item) in enumerate(zip(hashes, items, strict=True)):
+            if mm_hash != item.mm_hash or item.modality != modality:
+                raise InvalidRequestError(
+                    request.request_id,
+                    f"{modality} {place} is listed as {mm_hash!r:.80} and is {item.modality} {item.mm_hash!r:.80}",
+                )
+
+
+def _check_hashes(request: GenerateRequest, media: MultiModalData) -> None:
+    """The server answers from the first item that it saw under a hash."""
+    seen: dict[str, MediaItem] = {}
+    for item in itertools.chain.from_iterable(media.mm_items.values()):
+        if not isinstance(item.mm_hash, str) or not item.mm_hash:
+            raise InvalidRequestError(request.request_id, f"a {item.modality} has the mm_hash {item.mm_hash!r}")
+        first = seen.setdefault(item.mm_hash, item)
+        if first is not item and (first.source.digest, first.num_tokens) != (item.source.digest, item.num_tokens):
+            raise InvalidRequestError(
+                request.request_id,
+                f"the mm_hash {item.mm_hash!r:.80} names two different media, of the sources "
+                f"{first.source.digest[:12]} and {item.source.digest[:12]}; the server would show the model the first "
+                "for both. A hash must cover source and processor settings",
+            )
+
+
+def _check_ranges(request: GenerateRequest, media: MultiModalData) -> None:
+    for modality, ranges in media.mm_placeholders.items():
+        for where in ranges:
+            if type(where.offset) is not int or type(where.length) is not int:
+                raise InvalidRequestError(
+                    request.request_id, f"a {modality} placeholder is {where.offset!r}, {where.length!r}, not two ints"
+                )
+        for before, where in itertools.pairwise(ranges):
+            if where.offset < before.offset:
+                raise InvalidRequestError(
+                    request.request_id,
+                    f"the {modality}s are not in prompt order: one at {where.offset} follows one at {before.offset}",
+                )
+
+
+def _check_tokens(
+    request: GenerateRequest, ids: np.ndarray, item: MediaItem, where: PlaceholderRange, token: int
+) -> None:
+    for start, end in where.runs:
+        wrong = ids[start:end] != token
+        if wrong.any():
+            place = start + int(wrong.argmax())
+            raise InvalidRequestError(
+                request.request_id,
+                f"token {place} is {ids[place]} and not {token}, which stands for {item.modality} features, within "
+                f"the placeholder {start}:{end} of {item_name(item)}",
+            )
+
+
+# What media hold.
+
+
+def _check_tensors(request: GenerateRequest, item: MediaItem, capabilities: ServerCapabilities) -> None:
+    if not item.tensors:
+        raise InvalidRequestError(request.request_id, f"{item_name(item)} holds no tensors")
+    for name, tensor in item.tensors.items():
+        if name not in item.fields:
+            raise InvalidRequestError(
+                request.request_id, f"{item_name(item)} does not say how {name} is batched (`fields`)"
+            )
+        if isinstance(tensor, ServerNumbers):
+            continue
+        if tensor_dtype(tensor) not in ITEM_BYTES:
+            raise InvalidRequestError(request.request_id, f"{name} of {item_name(item)} is {tensor_dtype(tensor)}")
+        if item.fields[name].kind == "flat" and not tensor_shape(tensor):
+            raise InvalidRequestError(request.request_id, f"{name} of {item_name(item)} is flat and has no rows")
+    pixels, grid = _PIXELS[item.modality], f"{item.modality}_grid_thw"
+    if grid in item.tensors:
+        _check_grid(request, item, pixels, grid, capabilities)
+
+
+def _check_grid(
+    request: GenerateRequest, item: MediaItem, pixels: str, grid: str, capabilities: ServerCapabilities
+) -> None:
+    sides = item[grid]
+    counts = sides.tolist()
+    if sides.shape != (3,) or sides.dtype.kind not in "iu" or min(counts) < 1:
+        raise InvalidRequestError(
+            request.request_id, f"{grid} of {item_name(item)} is {counts}, not three numbers of patches"
+        )
+    patches = math.prod(counts)
+    if pixels not in item.tensors:
+        raise InvalidRequestError(
+            request.request_id, f"{item_name(item)} has no {pixels}, only {', '.join(item.tensors)}"
+        )
+    shape = tensor_shape(item.tensors[pixels])
+    if len(shape) != 2 or shape[0] != patches:
+        raise InvalidRequestError(
+            request.request_id,
+            f"{pixels} of {item_name(item)} is of shape {shape}, its {grid} {counts} means {patches} rows",
+        )
+    width = capabilities.patch_values
+    if width is not None and shape[1] != width:
+        raise InvalidRequestError(
+            request.request_id,
+            f"{pixels} of {item_name(item)} has patches of {shape[1]} numbers, the server's model wants {width}: load "
+            "the renderer from the directory of the model that is served",
+        )
+    merge_area = capabilities.merge_area
+    if merge_area is not None and item.num_tokens * merge_area != patches:
+        raise InvalidRequestError(
+            request.request_id,
+            f"{item_name(item)} has {item.num_tokens} tokens for {patches} patches, of which the model makes one token "
+            f"of {merge_area}",
+        )

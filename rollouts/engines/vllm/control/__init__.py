@@ -1,0 +1,1 @@
+"""Pausing, sleeping, emptying caches of, and updating the weights of a vLLM server."""

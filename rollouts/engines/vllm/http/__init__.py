@@ -1,0 +1,1 @@
+"""HTTP requests to a vLLM server: connections, deadlines, retries, bounds, typed errors."""

@@ -1,0 +1,1 @@
+"""Which media a request holds, and in which form they are sent."""

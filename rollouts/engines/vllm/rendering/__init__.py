@@ -1,0 +1,1 @@
+"""Rendering by a vLLM server, for models that have no local processor."""

@@ -1,0 +1,1 @@
+"""The bodies of vLLM's requests and responses."""

@@ -1,0 +1,73 @@
+"""The JSON body of `/inference/v1/generate`, as segments: what is large is never copied into one string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from rollouts.engines.protocol import GenerateRequest
+from rollouts.engines.vllm.http.connection import Body
+from rollouts.errors import InvalidRequestError
+
+#: So many tokens to a chunk that a streamed answer has two: the first token, which tells that the prompt and its media
+#: have arrived in the engine, and all the others.
+_ONE_CHUNK = 1_000_000
+
+#: How an answer comes: whole (None), the first token and then the rest ("first"), or token by token ("each").
+Chunks = Literal["first", "each"] | None
+
+
+def request_body(
+    request: GenerateRequest,
+    prompt_ids: Sequence[int],
+    media: Body,
+    *,
+    model: str,
+    cache_salt: str | None,
+    chunks: Chunks,
+    return_prompt: bool,
+) -> Body:
+    """`media` is the member that describes them, without comma, or empty."""
+    head: dict[str, Any] = {
+        "request_id": request.request_id,
+        "model": model,
+        "sampling_params": _sampling(request, chunks),
+        "priority": request.priority,
+        "stream": chunks is not None,
+        "return_token_ids": return_prompt,
+    }
+    if cache_salt is not None:
+        head["cache_salt"] = cache_salt
+    try:
+        opening = json.dumps(head, separators=(",", ":"), allow_nan=False)[:-1].encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(request.request_id, f"a sampling option is no JSON ({error}): {head}") from error
+    plain = prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist()
+    ids = json.dumps(plain, separators=(",", ":")).encode()
+    comma = (b",",) if media else ()
+    return [opening, b',"token_ids":', ids, *comma, *media, b"}"]
+
+
+def _sampling(request: GenerateRequest, chunks: Chunks) -> Mapping[str, Any]:
+    """Every value that decides what is sampled, said outright: what is left out, servers fill with their own."""
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        "n": sampling.n,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": 0,  # of the sampled token alone
+        "detokenize": False,
+        **sampling.extra,
+    }
+    if request.prompt_logprobs:
+        fields["prompt_logprobs"] = 0
+    if chunks == "first":
+        fields["stream_interval"] = _ONE_CHUNK
+    return fields

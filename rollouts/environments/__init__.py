@@ -1,1 +1,0 @@
-"""Environments that ship with the package."""

@@ -1,1 +1,0 @@
-"""The looking glass behind `rollouts render`: a conversation file as tokens, with who owns each and who says it."""

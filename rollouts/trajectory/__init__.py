@@ -1,0 +1,1 @@
+"""The token tree of one episode, its provenance, and its packed forms."""

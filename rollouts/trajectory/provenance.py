@@ -1,0 +1,69 @@
+"""What made an episode: which renderer, template, processors, engine and package versions."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from rollouts.error_texts import as_unicode
+from transport import wire_type
+
+_ALWAYS = ("mmrollouts", "tokenizers", "jinja2", "numpy", "pillow")
+_IF_LOADED = ("torch", "transformers", "vllm")
+
+
+@wire_type("rollouts.Provenance")
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """`model` and `engine` are names; `template` is the sha256 of the chat template's source, empty where there is
+    none; `processors` maps a modality to its processor's fingerprint, `packages` a distribution to its version.
+    """
+
+    model: str = ""
+    engine: str = ""
+    template: str = ""
+    processors: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, renderer: Any, engine: Any) -> Provenance:
+        """What can be told of a renderer, or of the one behind a pool, and of an engine."""
+        renderer = getattr(renderer, "renderer", renderer)
+        source = getattr(getattr(renderer, "template", None), "source", "")
+        processors = getattr(renderer, "processors", None) or {}
+        return cls(
+            model=_text(getattr(getattr(renderer, "tokenizer", None), "model", "")),
+            engine=type(engine).__name__,
+            template=_digest(source) if source else "",
+            processors={
+                _text(modality): _text(getattr(processor, "fingerprint", ""))
+                for modality, processor in processors.items()
+            },
+            packages=dict(_packages(tuple(name for name in _IF_LOADED if name in sys.modules))),
+        )
+
+
+def _text(value: object) -> str:
+    """Text that can be stored: a directory may have a name that is not Unicode."""
+    return as_unicode(str.__str__(value) if isinstance(value, str) else str(value))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=8)
+def _packages(loaded: tuple[str, ...]) -> Mapping[str, str]:
+    found = {}
+    for name in (*_ALWAYS, *loaded):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

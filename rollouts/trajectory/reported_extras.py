@@ -1,0 +1,73 @@
+"""What an engine reports beside the tokens of a turn, as arrays of one row a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rollouts.engines.protocol import Completion
+from rollouts.error_texts import shortened
+from rollouts.errors import InvalidTurnError
+
+ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
+#: Fills the rows of `sampling_mask` behind the ids that a token was drawn from.
+NO_TOKEN = -1
+
+
+class ReportedExtras(NamedTuple):
+    """Arrays by name, one row for each token that the turn adds: those of its prompt, those of its completion."""
+
+    prompt: dict[str, np.ndarray]
+    completion: dict[str, np.ndarray]
+
+
+def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> ReportedExtras:
+    """What the completion of a prompt tells of the prompt's tokens from `start` on, and of its own.
+
+    `routed_experts` (n, layers, experts a token): a row names the experts of the pass that *predicted* its token, which
+    read the token before it. So a row depends on what precedes its token alone, every sampled token has one as soon as
+    it is sampled, and rows from a root to a leaf, but for the first, are those of the inputs of a forward pass over all
+    tokens but the last. Nothing predicts the first token of a prompt: zeros. `sampling_mask` int32 (n, longest): the
+    ids that a token was drawn from, then -1. Raises `InvalidTurnError` where counts do not agree.
+    """
+    prompt: dict[str, np.ndarray] = {}
+    sampled: dict[str, np.ndarray] = {}
+    end = prompt_tokens + len(completion.token_ids)
+    if (experts := completion.routed_experts) is not None:
+        if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
+            raise InvalidTurnError(f"routed experts are {shortened(experts)}, not an array of integers")
+        if experts.ndim != 3 or len(experts) != end - 1:
+            raise InvalidTurnError(
+                f"routed experts of shape {experts.shape} for {end} tokens of prompt and completion; there is one row "
+                f"for each but the last: ({end - 1}, layers, experts a token)"
+            )
+        prompt[ROUTED_EXPERTS] = _predicting(experts, start, prompt_tokens)
+        sampled[ROUTED_EXPERTS] = _predicting(experts, prompt_tokens, end)
+    if (masks := completion.sampling_masks) is not None:
+        if not isinstance(masks, list | tuple) or not all(map(_is_row_of_ids, masks)):
+            raise InvalidTurnError(f"sampling masks are {shortened(masks)}, not one array of token ids a token")
+        if len(masks) != len(completion.token_ids):
+            raise InvalidTurnError(f"{len(masks)} sampling masks for {len(completion.token_ids)} sampled tokens")
+        sampled[SAMPLING_MASK] = _padded(masks)
+    return ReportedExtras(prompt, sampled)
+
+
+def _is_row_of_ids(mask: object) -> bool:
+    return isinstance(mask, np.ndarray) and mask.ndim == 1 and (mask.dtype.kind in "iu" or not mask.size)
+
+
+def _predicting(experts: np.ndarray, start: int, end: int) -> np.ndarray:
+    """The rows of the passes that predicted tokens `start:end`, given those of the passes that read each token."""
+    if start:
+        return experts[start - 1 : end - 1]
+    nothing = np.zeros((min(end, 1), *experts.shape[1:]), experts.dtype)
+    return np.concatenate([nothing, experts[: max(end - 1, 0)]])
+
+
+def _padded(masks: Sequence[np.ndarray]) -> np.ndarray:
+    widths = np.array([len(mask) for mask in masks], dtype=np.intp)
+    rows = np.full((len(masks), int(widths.max(initial=0))), NO_TOKEN, np.int32)
+    rows[np.arange(rows.shape[1]) < widths[:, None]] = np.concatenate([*masks, np.empty(0, np.int32)])
+    return rows

@@ -1,0 +1,1 @@
+"""Calling the code of users, and checking, copying and quoting the values that it returns."""

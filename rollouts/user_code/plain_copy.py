@@ -1,0 +1,42 @@
+"""A copy of plain data that later changes of the original do not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from transport.wire.arrays import RawTensor, is_tensor
+
+_NEVER_CHANGED = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+def plain_copy(value: Any) -> Any:
+    """Dicts, lists, tuples, sets, numpy arrays, tensors and buffers, nested in each other, are copied.
+
+    Anything else is shared. Raises `RecursionError` for a value that contains itself.
+    """
+    kind = type(value)
+    if kind in _NEVER_CHANGED:
+        return value
+    if kind is dict:
+        return {key: plain_copy(part) for key, part in value.items()}
+    if kind is list:
+        return [plain_copy(part) for part in value]
+    if kind is tuple:
+        return tuple(plain_copy(part) for part in value)
+    if kind is np.ndarray:
+        return value.copy()
+    if kind is set or kind is bytearray:
+        return kind(value)
+    if kind is memoryview:
+        return value.tobytes()
+    if is_tensor(value) and not isinstance(value, RawTensor):  # which nobody can change
+        return value.detach().clone()
+    return value
+
+
+def copied_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Any mapping as a dict of its own."""
+    return {key: plain_copy(part) for key, part in mapping.items()}

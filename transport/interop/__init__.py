@@ -1,0 +1,1 @@
+"""Inline tensors and step lists in the forms of other libraries."""

@@ -1,0 +1,1 @@
+"""Record files: append, read, merge, repair, compress."""

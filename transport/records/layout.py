@@ -1,0 +1,295 @@
+"""What a record file is made of, and finding the records in one.
+
+    offset 0     file header, 64 bytes: magic, format version, process id and host name of the writer that has the file
+                 open, zeros where none has
+    64           records, each a header of 64 bytes and its payload, padded with zeros to a multiple of 64
+
+A record is an object (what `encode` gives, its media left out) or a blob (the bytes of one media source, written before
+the first object that refers to it); in a file of version 2, either may be one zstd frame instead. Each header carries
+its own checksum and the number of objects before it, so that a reader can step over a damaged header and still number
+the records behind it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from transport.errors import ChecksumError, MalformedError, VersionError
+from transport.wire.container import ALIGNMENT, aligned
+from transport.wire.wire_format import Buffer
+
+PLAIN_VERSION: Final = 1
+COMPRESSED_VERSION: Final = 2
+_FILE_MAGIC: Final = b"MMRRECS\n"
+_FILE: Final = struct.Struct("<8sHI50s")  # magic, version, process id, host name in UTF-8
+_NO_WAITING: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
+_MARK: Final = b"\x89REC"
+_RECORD: Final = struct.Struct("<4sB3xQQI32s")  # mark, kind, payload length, objects before it, payload CRC-32, digest
+_CRC: Final = struct.Struct("<I")
+HEADER_BYTES: Final = ALIGNMENT
+_OBJECT, _BLOB = 1, 2
+_COMPRESSED: Final = 2  # added to either
+_SEARCH_BYTES: Final = 1 << 20
+_FIRST_SEARCH_BYTES: Final = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that has a file open for writing."""
+
+    pid: int
+    host: str
+
+
+def file_header(version: int, holder: Holder | None = None) -> bytes:
+    """The first 64 bytes of a file of this version. A host name of more than 50 bytes is cut off."""
+    pid, host = (holder.pid, holder.host) if holder is not None else (0, "")
+    return _FILE.pack(_FILE_MAGIC, version, pid, host.encode("utf-8", "replace"))
+
+
+def read_holder(file: io.FileIO) -> Holder | None:
+    """Who left its name in the header of the file, if anyone."""
+    header = FileBytes(file).read(0, HEADER_BYTES)
+    if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
+        return None
+    _, _, pid, host = _FILE.unpack(header)
+    return Holder(pid, host.rstrip(b"\0").decode("utf-8", "replace")) if pid else None
+
+
+def open_regular(path: str, mode: Literal["r", "r+", "a+"]) -> io.FileIO:
+    """The file at `path`, unbuffered.
+
+    Raises `MalformedError` for a pipe or a device: opening one may wait for ever, reading one may have no end.
+    """
+    file = io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | _NO_WAITING, 0o666))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise MalformedError(f"{path} is a pipe or a device and no file", "Pass a file that RecordWriter made.")
+    return file
+
+
+if hasattr(os, "pread"):
+
+    def _read_at(file: io.FileIO, start: int, length: int) -> bytes:
+        # Without moving the position: a forked process has the same one, and other threads may be reading.
+        return os.pread(file.fileno(), length, start)
+else:
+
+    def _read_at(file: io.FileIO, start: int, length: int) -> bytes:
+        file.seek(start)
+        return file.read(length)
+
+
+class FileBytes:
+    """An open, unbuffered file as it is now: `size` bytes, read piece by piece.
+
+    Finding records reads the file, and only what was found whole is mapped: a writer may cut off a torn tail at any
+    moment, and touching mapped memory that is no longer in the file kills the process.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.size = os.fstat(file.fileno()).st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer at the end, and where the file has become shorter."""
+        data = _read_at(self._file, start, length)
+        while len(data) < length and (more := _read_at(self._file, start + len(data), length - len(data))):
+            data += more
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where one record lies. `start` is the offset of its header, `digest` is empty for an object."""
+
+    start: int
+    length: int
+    objects_before: int
+    checksum: int
+    digest: str
+    compressed: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + HEADER_BYTES + aligned(self.length)
+
+    def payload(self, view: memoryview) -> memoryview:
+        """The payload as it lies in the file, once it is known to be what was written. Raises `ChecksumError`."""
+        start = self.start + HEADER_BYTES
+        data = view[start : start + self.length]
+        actual = zlib.crc32(data)
+        if actual != self.checksum:
+            number = self.objects_before
+            name = f"media sha256 {self.digest}, first used by record {number}," if self.digest else f"record {number}"
+            raise ChecksumError(
+                f"{name} at offset {self.start}",
+                f"{self.checksum:08x}",
+                f"{actual:08x}",
+                index=number,
+                offset=self.start,
+            )
+        return data
+
+    def is_whole(self, source: FileBytes) -> bool:
+        """Whether the payload is what was written."""
+        position, end = self.start + HEADER_BYTES, self.start + HEADER_BYTES + self.length
+        actual = 0
+        while position < end and (piece := source.read(position, min(_SEARCH_BYTES, end - position))):
+            actual = zlib.crc32(piece, actual)
+            position += len(piece)
+        return position == end and actual == self.checksum
+
+
+@dataclass(slots=True)
+class Index:
+    """The records of a file. An object whose header is damaged is None in `objects`; `gaps` says where it was."""
+
+    objects: list[Record | None] = field(default_factory=list)
+    blobs: dict[str, Record] = field(default_factory=dict)
+    gaps: dict[int, int] = field(default_factory=dict)
+    end: int = 0  # where the next record goes: behind the last whole one
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Records that are not in an index yet; `gaps`: for those that follow damage, where it began."""
+
+    version: int
+    records: list[Record]
+    gaps: dict[int, int]
+    end: int
+
+
+def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, compressed: bool = False) -> list[Buffer]:
+    """The parts of a record: header, payload, padding. With a digest (sha256, hex) it is a blob."""
+    length = memoryview(payload).nbytes
+    kind = (_BLOB if digest else _OBJECT) + (_COMPRESSED if compressed else 0)
+    header = _RECORD.pack(_MARK, kind, length, objects_before, zlib.crc32(payload), bytes.fromhex(digest))
+    return [header, _CRC.pack(zlib.crc32(header)), payload, bytes(aligned(length) - length)]
+
+
+def scan(source: FileBytes, index: Index | None = None) -> Index:
+    """Find the records; with the `index` of an earlier scan, those that were appended since, which it then holds, too.
+
+    Raises `MalformedError` if this is no record file, `VersionError` if it is a newer one.
+    """
+    index = Index() if index is None else index
+    found = find_more(source, index)
+    take_in(index, found)
+    return index
+
+
+def find_more(source: FileBytes, index: Index) -> Found:
+    """What was appended to the file behind the `index`, which is not changed. Raises as `scan`."""
+    version = index.version or _read_file_header(source)
+    if version == 0:
+        return Found(0, [], {}, 0)
+    start = index.end or HEADER_BYTES
+    records, gaps = find_whole(source, start, len(index.objects))
+    return Found(version, records, gaps, records[-1].end if records else start)
+
+
+def take_in(index: Index, found: Found) -> None:
+    """Add what was found to the index."""
+    for record in found.records:
+        # Blobs first, so the object count also moves where only blobs follow a damaged header.
+        lost = range(len(index.objects), record.objects_before)
+        index.gaps.update(dict.fromkeys(lost, found.gaps.get(record.start, record.start)))
+        index.objects.extend(None for _ in lost)
+        if record.digest:
+            index.blobs[record.digest] = record
+        else:
+            index.objects.append(record)
+    index.version, index.end = found.version, found.end
+
+
+def find_whole(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
+    """The records from `start` on, up to the last whole one, and for each that follows damage where the damage began.
+
+    `objects` of them are before `start`.
+    """
+    records, gaps = _walk(source, start, objects)
+    # A crash can leave the last record at full length with part of its bytes never written.
+    while records and not records[-1].is_whole(source):
+        records.pop()
+    return records, gaps
+
+
+def _read_file_header(source: FileBytes) -> int:
+    """The file's version; 0 for a file whose writer was killed before its header was complete."""
+    header = source.read(0, HEADER_BYTES)
+    if len(header) < HEADER_BYTES and any(
+        file_header(version).startswith(header) for version in (PLAIN_VERSION, COMPRESSED_VERSION)
+    ):
+        return 0
+    if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
+        raise MalformedError("file does not start like a record file", "Pass a file that RecordWriter made.")
+    version: int = _FILE.unpack(header)[1]
+    if version == 0:
+        raise MalformedError("record file says format version 0, and there is none", "Restore it from another copy.")
+    if version > COMPRESSED_VERSION:
+        raise VersionError("record file", version, COMPRESSED_VERSION)
+    return version
+
+
+def _walk(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
+    """The records from `start` on in order, and for each that follows damage, where the damage began."""
+    records: list[Record] = []
+    gaps: dict[int, int] = {}
+    position: int | None = start
+    while position is not None and position < source.size:
+        least = records[-1].objects_before + (not records[-1].digest) if records else objects
+        record = _read_header(source, position, least)
+        if record is None:
+            damage, position = position, _next_header(source, position, least)
+            if position is not None:
+                gaps[position] = damage
+            continue
+        if record.end > source.size:
+            break  # cut off while it was being written
+        records.append(record)
+        position = record.end
+    return records, gaps
+
+
+def _read_header(source: FileBytes, start: int, least: int) -> Record | None:
+    """The record whose header is at `start`, or None if there is none with at least `least` objects before it."""
+    data = source.read(start, HEADER_BYTES)
+    if len(data) < HEADER_BYTES:
+        return None
+    mark, kind, length, before, checksum, digest = _RECORD.unpack_from(data)
+    (expected,) = _CRC.unpack_from(data, _RECORD.size)
+    # No file can hold more records than it has room for; a larger number is damage that happens to check out.
+    room = source.size // HEADER_BYTES
+    if mark != _MARK or zlib.crc32(data[: _RECORD.size]) != expected or not least <= before <= room:
+        return None
+    plain = kind - _COMPRESSED if kind > _COMPRESSED else kind
+    if plain not in (_OBJECT, _BLOB):
+        return None
+    return Record(start, length, before, checksum, digest.hex() if plain == _BLOB else "", plain != kind)
+
+
+def _next_header(source: FileBytes, damage: int, least: int) -> int | None:
+    """The first intact header behind `damage`; headers lie at multiples of 64 bytes.
+
+    Reads little at first: a file may have damage between any two of its records.
+    """
+    start, length = damage + ALIGNMENT, _FIRST_SEARCH_BYTES
+    while start < source.size:
+        data = source.read(start, length)
+        words = np.frombuffer(data, "<u4", len(data) // ALIGNMENT * (ALIGNMENT // 4))
+        for row in np.flatnonzero(words[:: ALIGNMENT // 4] == int.from_bytes(_MARK, "little")).tolist():
+            if _read_header(source, start + row * ALIGNMENT, least) is not None:
+                return int(start + row * ALIGNMENT)
+        start, length = start + length, min(2 * length, _SEARCH_BYTES)
+    return None

@@ -1,0 +1,1 @@
+"""Values <-> one msgpack header and raw buffers, within limits."""

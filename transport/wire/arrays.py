@@ -1,0 +1,350 @@
+"""numpy arrays and torch tensors as (description, raw bytes), and back.
+
+The raw bytes are the elements in C order, in the byte order that the dtype names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.errors import MalformedError, UnknownTypeError
+from transport.wire.not_sendable import NotSendableError
+from transport.wire.quoting import quoted
+
+if TYPE_CHECKING:
+    import torch
+
+Bytes = npt.NDArray[np.uint8]
+DtypeName: TypeAlias = "str | list[object]"
+
+# The spellings `dtype.str` has for plain element types. np.dtype() itself reads far more ("O", "f4,f4", "(9,9)f4"), and
+# a message must not reach that.
+_DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
+_MAX_DIMENSIONS = 64
+_MAX_NESTED_DTYPES = 16
+_MAX_TEXT_OVERLAP = 16  # text fields that may lie over the same bytes; each is looked through
+
+# Vectors of these few dtypes make up most of what is sent; a message names them by their place here. Only append.
+_COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
+_COMMON_CODES = {dtype: code for code, dtype in enumerate(_COMMON_DTYPES)}
+# Nearly every array of such a dtype has the very object; hashing a dtype takes ten times as long.
+_COMMON_IDS = {id(dtype): code for code, dtype in enumerate(_COMMON_DTYPES)}
+
+_TENSOR_ITEM_BYTES = {
+    "bool": 1,
+    **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),  # the last: two numbers an element
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+class UnsupportedArrayError(NotSendableError):
+    """An array or tensor that has no form on the wire."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """A torch tensor where torch, or its dtype, is not installed: dtype by torch's name, shape, elements as bytes.
+
+    `data` is a read-only uint8 array of `prod(shape) * item size` bytes, in C order. Encoding it again sends the tensor
+    it stands for, so a relay needs no torch.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes = field(repr=False)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """The elements as a view. Raises `TypeError` for a dtype numpy does not have, such as bfloat16."""
+        return self.data.view(np.dtype(self.dtype)).reshape(self.shape)
+
+
+def is_array(obj: object) -> bool:
+    """A numpy array of the plain class. Other subclasses mean more than their elements (a mask, field names)."""
+    return type(obj) is np.ndarray or type(obj) is np.memmap
+
+
+def is_tensor(obj: object) -> bool:
+    """A torch tensor or parameter, or one at rest as `RawTensor`."""
+    if type(obj) is RawTensor:
+        return True
+    torch = sys.modules.get("torch")  # without torch loaded there is no tensor to meet
+    return torch is not None and (type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter)
+
+
+def is_tensor_dtype(name: str) -> bool:
+    """Whether torch's dtype of this name can be sent."""
+    return name in _TENSOR_ITEM_BYTES
+
+
+def describe_dtype(dtype: np.dtype[Any]) -> DtypeName:
+    """The dtype's name on the wire, for a structured one a list (see `wire`). Raises `UnsupportedArrayError`."""
+    if dtype.hasobject:
+        raise UnsupportedArrayError(
+            f"dtype {dtype} holds Python objects", "Convert it to a numeric dtype, or send a list with .tolist()."
+        )
+    name = dtype.str if dtype.names is None else _describe_fields(dtype)
+    # Third-party element types (ml_dtypes.bfloat16) all call themselves '<V2'; they would come back as plain bytes.
+    if dtype.names is None and (not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype):
+        raise UnsupportedArrayError(
+            f"dtype {dtype} has no name on the wire", "Send array.view(numpy.uint8) beside its name."
+        )
+    return name
+
+
+def _describe_fields(dtype: np.dtype[Any], depth: int = 0) -> list[object]:
+    assert dtype.names is not None
+    assert dtype.fields is not None
+    fields = []
+    for name in dtype.names:
+        inner, offset, *title = dtype.fields[name]
+        base, shape = inner.subdtype or (inner, ())
+        if title or dtype.type is not np.void or depth == _MAX_NESTED_DTYPES:
+            raise UnsupportedArrayError(
+                f"structured dtype {dtype} with titles or of its own class", "Send one array per field."
+            )
+        described = _describe_fields(base, depth + 1) if base.names is not None else describe_dtype(base)
+        fields.append([name, described, offset, list(shape)])
+    return [dtype.itemsize, dtype.isalignedstruct, fields]
+
+
+def vector_code(array: npt.NDArray[Any]) -> int | None:
+    """The number of the dtype of a one-dimensional array, if it has one."""
+    if array.ndim != 1:
+        return None
+    dtype = array.dtype
+    code = _COMMON_IDS.get(id(dtype))
+    return _COMMON_CODES.get(dtype) if code is None else code
+
+
+def array_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """The elements as flat uint8, sharing memory with a C-contiguous array; any other layout is copied once."""
+    if array.dtype.itemsize == 0:
+        raise UnsupportedArrayError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
+    if array.nbytes == 0:
+        return np.empty(0, np.uint8)
+    if array.dtype.names is not None:
+        # As a structure, a copy would take the fields and leave between them what its memory held before.
+        array = array.view(np.dtype((np.void, array.dtype.itemsize)))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
+    """dtype name, shape and flat uint8 elements. A view gives its own elements, not its storage.
+
+    Shares memory with a contiguous tensor on the CPU. Gradients are not part of it.
+    """
+    if isinstance(tensor, RawTensor):
+        if min(tensor.shape, default=0) < 0 or (
+            math.prod(tensor.shape) * _TENSOR_ITEM_BYTES.get(tensor.dtype, -1) != tensor.data.nbytes
+        ):
+            raise UnsupportedArrayError(
+                f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size."
+            )
+        return tensor.dtype, list(tensor.shape), array_bytes(tensor.data)
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or tensor.is_meta or name not in _TENSOR_ITEM_BYTES:
+        raise UnsupportedArrayError(
+            f"torch tensor with layout {tensor.layout}, dtype {tensor.dtype}, device {tensor.device}",
+            "Send a dense tensor that holds data, in one of: " + ", ".join(_TENSOR_ITEM_BYTES) + ".",
+        )
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if dense.numel() == 0:
+        return name, list(tensor.shape), np.empty(0, np.uint8)
+    return name, list(tensor.shape), dense.reshape(-1).view(torch.uint8).numpy()
+
+
+def read_dtype(name: object) -> np.dtype[Any]:
+    """The dtype a message names. Raises `MalformedError`."""
+    if type(name) is list:
+        return _read_structured(name, 0)
+    if type(name) is not str or not _DTYPE.fullmatch(name):
+        raise MalformedError(f"{quoted(name)} is not the name of an array dtype")
+    return _make_dtype(name)
+
+
+def _make_dtype(spec: Any) -> np.dtype[Any]:
+    try:
+        made: np.dtype[Any] = np.dtype(spec)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MalformedError(
+            f"array dtype {_dtype_words(spec)} does not exist on this machine", "Send it as another dtype."
+        ) from error
+    return made
+
+
+def _dtype_words(spec: Any) -> str:
+    return f"with {len(spec['names'])} fields" if isinstance(spec, dict) else f"{spec!s:.80}"
+
+
+def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
+    """The structured dtype, every part of it checked before numpy sees it."""
+    if (
+        depth > _MAX_NESTED_DTYPES
+        or [type(part) for part in described] != [int, bool, list]
+        or any(type(row) is not list or len(row) != 4 for row in described[2])
+    ):
+        raise MalformedError(f"structured dtype of depth {depth} is not [size, aligned, fields]")
+    size, aligned, rows = described
+    formats: dict[str, np.dtype[Any]] = {}  # by field name; in a list, looking for a name takes time for each field
+    offsets = []
+    for name, inner, offset, shape in rows:
+        if type(name) is not str or not name or name in formats or type(offset) is not int:
+            raise MalformedError(f"structured dtype with the field {quoted(name)} at {quoted(offset)}")
+        base = _read_structured(inner, depth + 1) if type(inner) is list else read_dtype(inner)
+        field = _make_dtype((base, _read_dims(shape))) if shape else base
+        if not 0 <= offset <= size - field.itemsize:
+            raise MalformedError(f"field {quoted(name)} lies outside its structured dtype of {quoted(size)} bytes")
+        formats[name] = field
+        offsets.append(offset)
+    return _make_dtype(
+        {
+            "names": list(formats),
+            "formats": list(formats.values()),
+            "offsets": offsets,
+            "itemsize": size,
+            "aligned": aligned,
+        }
+    )
+
+
+def build_vector(code: int, data: object) -> npt.NDArray[Any]:
+    """A read-only view on `data`, which must be bytes, one-dimensional, of the dtype that has this number.
+
+    CPython keeps the contents of `bytes` at multiples of 16, so the view is aligned for every dtype.
+    """
+    if type(data) is not bytes:
+        raise MalformedError(f"array of dtype number {code} does not hold its bytes")
+    if not 0 <= code < len(_COMMON_DTYPES):
+        raise MalformedError(f"array dtype number {code} is unknown", "Update mmrollouts here.")
+    dtype = _COMMON_DTYPES[code]
+    if len(data) % dtype.itemsize:
+        raise MalformedError(f"array of dtype {dtype} came with {len(data)} bytes")
+    return np.frombuffer(data, dtype) if data else np.ndarray(0, dtype, buffer=data)
+
+
+def build_array(name: object, shape: object, data: bytes | memoryview) -> npt.NDArray[Any]:
+    """A read-only view on `data`, which is flat bytes."""
+    dtype = read_dtype(name)
+    dims = _read_shape(shape, dtype.itemsize, len(data))
+    try:
+        # frombuffer refuses an empty buffer; an ndarray over it is fine, and allocates nothing.
+        flat = np.frombuffer(data, dtype).reshape(dims) if data else np.ndarray(dims, dtype, buffer=data)
+    except (TypeError, ValueError, OverflowError) as error:  # more dimensions or larger ones than this numpy takes
+        raise MalformedError(f"array of shape {dims} and dtype {dtype!s:.80} cannot exist here") from error
+    _check_text(flat)
+    return flat
+
+
+def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch.Tensor | RawTensor:
+    """A tensor where torch is installed, else a `RawTensor`.
+
+    The tensor owns a copy: torch has no read-only tensors, and an in-place operation on a view would change the
+    received bytes or, on a mapped file, kill the process.
+    """
+    at_rest = build_raw_tensor(name, shape, data)
+    try:
+        import torch
+    except ImportError:
+        return at_rest
+    dtype = getattr(torch, at_rest.dtype, None)
+    if dtype is None:  # the youngest dtypes are not in every version
+        return at_rest
+    raw, dims = at_rest.data, at_rest.shape
+    try:
+        return torch.from_numpy(raw.copy()).view(dtype).reshape(dims) if raw.size else torch.empty(dims, dtype=dtype)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise MalformedError(f"tensor of shape {dims} and dtype {name} cannot exist here") from error
+
+
+def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> RawTensor:
+    """The tensor at rest, its elements a read-only view on `data`."""
+    if type(name) is not str or name not in _TENSOR_ITEM_BYTES:
+        raise UnknownTypeError(f"torch.{name:.80}" if type(name) is str else quoted(name))
+    dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], len(data))
+    raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+    raw.setflags(write=False)
+    return RawTensor(name, dims, raw)
+
+
+def pack_scalar(scalar: np.generic) -> list[object]:
+    """A numpy scalar as [dtype name, bytes]."""
+    name = describe_dtype(scalar.dtype)
+    if scalar.dtype.kind in "SU" and np.asarray(scalar)[()] != scalar:
+        raise UnsupportedArrayError("numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
+    return [name, scalar.tobytes()[: scalar.dtype.itemsize]]  # numpy gives an empty string four bytes
+
+
+def build_scalar(payload: object) -> np.generic:
+    """The numpy scalar for what `pack_scalar` gave."""
+    if type(payload) is not list or len(payload) != 2 or type(payload[1]) is not bytes:
+        raise MalformedError("numpy scalar is not a pair of dtype and bytes")
+    dtype = read_dtype(payload[0])
+    if dtype.itemsize != len(payload[1]):
+        raise MalformedError(f"numpy scalar of dtype {dtype!s:.80} came with {len(payload[1])} bytes")
+    if dtype.itemsize == 0:
+        if dtype.kind not in "SU":
+            raise MalformedError(f"numpy scalar of dtype {dtype!s:.80} has no bytes")
+        return dtype.type()  # type: ignore[no-any-return]
+    values = np.frombuffer(payload[1], dtype)
+    _check_text(values)
+    return values[0]  # type: ignore[no-any-return]
+
+
+def _check_text(array: npt.NDArray[Any]) -> None:
+    """Refuse code points past Unicode's last; reading such an element fails inside numpy, long after decoding."""
+    _check_text_fields(array, array.nbytes * _MAX_TEXT_OVERLAP)
+
+
+def _check_text_fields(array: npt.NDArray[Any], allowed: int) -> int:
+    """Check the text in an array and in its fields, at most `allowed` bytes; return how many of those are left.
+
+    Fields may overlap, so that a few bytes can be the text of any number of fields.
+    """
+    if array.size == 0:
+        return allowed
+    for name in array.dtype.names or ():
+        allowed = _check_text_fields(array[name], allowed)
+    if array.dtype.kind != "U":
+        return allowed
+    if array.nbytes > allowed:
+        raise MalformedError(
+            f"more than {_MAX_TEXT_OVERLAP} text fields lie over the same bytes of a structured array",
+            "Send one array per field.",
+        )
+    points = np.ascontiguousarray(array).reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+    if int(points.max()) > sys.maxunicode:
+        raise MalformedError(f"text array of dtype {array.dtype.str} holds {int(points.max()):#x}, not a code point")
+    return allowed - array.nbytes
+
+
+def _read_dims(shape: object) -> tuple[int, ...]:
+    if (
+        type(shape) is not list
+        or len(shape) > _MAX_DIMENSIONS
+        or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape)
+    ):
+        raise MalformedError("array shape is not a list of at most 64 sizes")
+    return tuple(shape)
+
+
+def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, ...]:
+    """The shape, once it is known to describe exactly the bytes that came."""
+    dims = _read_dims(shape)
+    if item_bytes == 0:
+        raise MalformedError("array whose elements have no bytes")
+    if math.prod(dims) * item_bytes != data_bytes:
+        raise MalformedError(f"array of shape {dims} with {item_bytes} bytes an element came with {data_bytes} bytes")
+    return dims

@@ -1,0 +1,183 @@
+"""Values of Python's own classes that msgpack lacks: large ints, complex, Decimal, UUID, paths, dates, times, zones.
+
+Each becomes an entry of its own: a tag and a payload of plain values. A datetime's zone is an entry, too, and so one
+object after decoding however many datetimes share it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import pathlib
+import re
+import uuid
+import zoneinfo
+from collections.abc import Callable
+from typing import Any, Final
+
+from transport.errors import MalformedError
+from transport.wire import wire_format
+from transport.wire.not_sendable import NotSendableError
+from transport.wire.quoting import quoted
+
+_POSIX: Final = "posix"
+_WINDOWS: Final = "windows"
+
+# What ZoneInfo may be asked for. It reads files and imports packages by this name, and it came from outside.
+_ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(?:/[A-Za-z0-9_+-]{1,32}){0,3}")
+
+# Every way in which these constructors refuse their arguments. A zone that is not there is a LookupError or, for the
+# name of a folder of zones, an OSError.
+_REFUSALS: Final = (ArithmeticError, LookupError, OSError, TypeError, ValueError)
+
+
+def _pack_int(number: int) -> bytes:
+    return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
+
+
+def _build_int(payload: bytes) -> int:
+    return int.from_bytes(payload, "big", signed=True)
+
+
+def _pack_complex(number: complex) -> list[object]:
+    return [number.real, number.imag]
+
+
+def _build_complex(real: float, imag: float) -> complex:
+    return complex(real, imag)
+
+
+def _pack_path(path: pathlib.PurePath) -> list[object]:
+    return [
+        _WINDOWS if isinstance(path, pathlib.PureWindowsPath) else _POSIX,
+        isinstance(path, pathlib.Path),
+        str(path),
+    ]
+
+
+def _build_path(flavour: str, concrete: bool, text: str) -> pathlib.PurePath:
+    if flavour not in (_POSIX, _WINDOWS):
+        raise ValueError(f"flavour {quoted(flavour)}")
+    pure = pathlib.PurePosixPath if flavour == _POSIX else pathlib.PureWindowsPath
+    # A path of the other flavour names nothing on this machine; read as one of ours, it might.
+    return pathlib.Path(text) if concrete and issubclass(pathlib.Path().__class__, pure) else pure(text)
+
+
+def _pack_time(time: datetime.time) -> list[object]:
+    return [time.hour, time.minute, time.second, time.microsecond, time.fold, time.tzinfo]
+
+
+def _build_time(hour: int, minute: int, second: int, microsecond: int, fold: int, zone: Any) -> datetime.time:
+    return datetime.time(hour, minute, second, microsecond, zone, fold=fold)
+
+
+def _pack_datetime(moment: datetime.datetime) -> list[object]:
+    return [moment.year, moment.month, moment.day, *_pack_time(moment.timetz())]
+
+
+def _build_datetime(
+    year: int, month: int, day: int, hour: int, minute: int, second: int, microsecond: int, fold: int, zone: Any
+) -> datetime.datetime:
+    return datetime.datetime(year, month, day, hour, minute, second, microsecond, zone, fold=fold)
+
+
+def _pack_timedelta(span: datetime.timedelta) -> list[object]:
+    return [span.days, span.seconds, span.microseconds]
+
+
+def _build_timedelta(days: int, seconds: int, microseconds: int) -> datetime.timedelta:
+    return datetime.timedelta(days, seconds, microseconds)
+
+
+def _pack_offset(zone: datetime.timezone) -> list[object]:
+    offset = zone.utcoffset(None)
+    name = zone.tzname(None)
+    named = name != datetime.timezone(offset).tzname(None)
+    return [*_pack_timedelta(offset), name if named else None]
+
+
+def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) -> datetime.timezone:
+    offset = _build_timedelta(days, seconds, microseconds)
+    return datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
+
+
+def _pack_zone(zone: zoneinfo.ZoneInfo) -> str:
+    if zone.key is None or not _ZONE.fullmatch(zone.key):
+        raise NotSendableError(f"time zone with the key {zone.key!r:.80}", "Use a ZoneInfo made from a zone's name.")
+    return zone.key
+
+
+def _build_zone(key: str) -> zoneinfo.ZoneInfo:
+    if not _ZONE.fullmatch(key):
+        raise ValueError(f"time zone {quoted(key)}")
+    return zoneinfo.ZoneInfo(key)
+
+
+_INT, _TEXT, _ZONES = (int,), (str,), (type(None), datetime.timezone, zoneinfo.ZoneInfo)
+_TIME = (*[_INT] * 5, _ZONES)
+
+# class -> tag, how an instance becomes a payload
+PACKERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
+    int: (wire_format.TAG_INT, _pack_int),
+    complex: (wire_format.TAG_COMPLEX, _pack_complex),
+    decimal.Decimal: (wire_format.TAG_DECIMAL, str),
+    uuid.UUID: (wire_format.TAG_UUID, lambda value: value.bytes),
+    datetime.date: (wire_format.TAG_DATE, lambda value: [value.year, value.month, value.day]),
+    datetime.time: (wire_format.TAG_TIME, _pack_time),
+    datetime.datetime: (wire_format.TAG_DATETIME, _pack_datetime),
+    datetime.timedelta: (wire_format.TAG_TIMEDELTA, _pack_timedelta),
+    datetime.timezone: (wire_format.TAG_OFFSET, _pack_offset),
+    zoneinfo.ZoneInfo: (wire_format.TAG_ZONE, _pack_zone),
+    **dict.fromkeys(
+        (
+            pathlib.PurePosixPath,
+            pathlib.PureWindowsPath,
+            pathlib.PosixPath,
+            pathlib.WindowsPath,
+        ),
+        (wire_format.TAG_PATH, _pack_path),
+    ),
+}
+
+# tag -> what the value is called, the types its parts may have, the constructor. The types are exact: datetime, for
+# one, takes bytes for a pickled state.
+_BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
+    wire_format.TAG_INT: ("integer", ((bytes,),), _build_int),
+    wire_format.TAG_COMPLEX: ("complex number", ((float,), (float,)), _build_complex),
+    wire_format.TAG_DECIMAL: ("decimal number", (_TEXT,), decimal.Decimal),
+    wire_format.TAG_UUID: ("UUID", ((bytes,),), lambda data: uuid.UUID(bytes=data)),
+    wire_format.TAG_PATH: ("path", (_TEXT, (bool,), _TEXT), _build_path),
+    wire_format.TAG_DATE: ("date", (_INT,) * 3, datetime.date),
+    wire_format.TAG_TIME: ("time", _TIME, _build_time),
+    wire_format.TAG_DATETIME: ("datetime", (*[_INT] * 3, *_TIME), _build_datetime),
+    wire_format.TAG_TIMEDELTA: ("timedelta", (_INT,) * 3, _build_timedelta),
+    wire_format.TAG_OFFSET: ("time zone offset", (*[_INT] * 3, (str, type(None))), _build_offset),
+    wire_format.TAG_ZONE: ("time zone", (_TEXT,), _build_zone),
+}
+
+
+def is_builtin_tag(tag: int) -> bool:
+    """Whether entries with this tag are values of this module."""
+    return tag in _BUILDERS
+
+
+def _quoted_parts(parts: list[Any]) -> str:
+    """As many as a value is made of."""
+    return ", ".join(map(quoted, parts[:10]))
+
+
+def build_builtin(tag: int, payload: object) -> object:
+    """The value for the payload that its packer made. Raises `MalformedError`."""
+    name, kinds, build = _BUILDERS[tag]
+    parts = payload if type(payload) is list and len(kinds) > 1 else [payload]
+    if len(parts) != len(kinds) or any(type(part) not in allowed for part, allowed in zip(parts, kinds, strict=True)):
+        raise MalformedError(f"{name} of {_quoted_parts(parts)} is not made of what one is made of")
+    try:
+        return build(*parts)
+    except _REFUSALS as error:
+        cure = (
+            "Install the package tzdata here."
+            if tag == wire_format.TAG_ZONE
+            else "Ask the sender for the message again."
+        )
+        raise MalformedError(f"{name} of {_quoted_parts(parts)} does not exist here: {error}", cure) from error

@@ -1,0 +1,333 @@
+"""From frames back to the object. Nothing is believed before it is checked, and nothing is copied.
+
+The header is parsed twice: first without building anything, which proves that every length in it is backed by bytes,
+then for real. A few hostile bytes can therefore not ask for gigabytes of list.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgpack
+
+from renderers.errors import MediaDigestError
+from renderers.media.source import MediaSource
+from transport.errors import ChecksumError, MalformedError, MissingMediaError, TruncatedError, VersionError
+from transport.wire import registry, wire_format
+from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
+from transport.wire.builtin_values import build_builtin, is_builtin_tag
+from transport.wire.limits import DecodeLimits
+from transport.wire.quoting import quoted
+
+FindMedia = Callable[[str], MediaSource | None]
+
+_TYPE_ROWS = (wire_format.TYPE_ROW, wire_format.TYPE_ROW + 1)
+# Everything msgpack raises on bytes it cannot read, by its own account and by trial.
+_MSGPACK_ERRORS = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
+
+
+def unpack(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, find_media: FindMedia) -> Any:
+    """The object that `pack` was given. `find_media` supplies media that the sender left out."""
+    views = [as_bytes(frame) for frame in frames]
+    limits.check("max_frames", len(views))
+    limits.check("max_total_bytes", sum(view.nbytes for view in views))
+    if not views:
+        raise TruncatedError("message", wire_format.PRELUDE.size, 0)
+    limits.check("max_header_bytes", views[0].nbytes)
+    entries, body = _read_prelude(views[0])
+    _check_structure(body, 2 + entries)
+    building = _Building(limits, find_media, body.nbytes)
+    building.count_objects(entries)
+    values = msgpack.Unpacker(
+        strict_map_key=False,
+        ext_hook=building.resolve,
+        object_pairs_hook=build_dict,
+        max_buffer_size=max(body.nbytes, 1),
+    )
+    values.feed(body)
+    try:
+        building.take_types(values.unpack())
+        building.take_blobs(values.unpack(), views[1:])
+        read, take = values.unpack, building.take_entry
+        for _ in range(entries):
+            take(read())
+    except _MSGPACK_ERRORS as error:
+        raise MalformedError(f"message header is not valid: {error}") from error
+    return building.root()
+
+
+def held_digests(header: memoryview) -> list[str]:
+    """The digests of the media that a message leaves out, from its first frame alone; needs none of its types."""
+    entries, body = _read_prelude(header)
+    _check_structure(body, 2 + entries)
+    tables = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(body.nbytes, 1))
+    tables.feed(body)
+    try:
+        tables.skip()
+        table = tables.unpack()
+    except _MSGPACK_ERRORS as error:
+        raise MalformedError(f"message header is not valid: {error}") from error
+    rows = table if type(table) is list else []
+    return [row[1] for row in rows if type(row) is list and len(row) == 2 and row[0] == wire_format.BLOB_HELD]
+
+
+def as_bytes(buffer: wire_format.Buffer) -> memoryview:
+    """A flat, read-only view: what is decoded from it cannot be used to change what was received."""
+    try:
+        view = memoryview(buffer).toreadonly()
+        return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses a view with nothing in it
+    except TypeError as error:
+        raise MalformedError(f"frame is not a contiguous buffer: {error}", "Pass bytes or a memoryview.") from error
+
+
+def check_version(what: str, version: int) -> None:
+    """Raise `VersionError` for a format newer than this one."""
+    if version > wire_format.FORMAT_VERSION:
+        raise VersionError(what, version, wire_format.FORMAT_VERSION)
+
+
+def _read_prelude(header: memoryview) -> tuple[int, memoryview]:
+    if header.nbytes < wire_format.PRELUDE.size:
+        raise TruncatedError("message header", wire_format.PRELUDE.size, header.nbytes)
+    magic, version, entries = wire_format.PRELUDE.unpack_from(header)
+    if magic != wire_format.PRELUDE_MAGIC:
+        raise MalformedError(f"message header starts with {magic!r}, not {wire_format.PRELUDE_MAGIC!r}")
+    check_version("message", version)
+    return entries, header[wire_format.PRELUDE.size :]
+
+
+def _check_structure(body: memoryview, expected: int) -> None:
+    """Prove that `body` is `expected` complete msgpack values and nothing more, without building them."""
+    skipping = msgpack.Unpacker(max_buffer_size=max(body.nbytes, 1))
+    skipping.feed(body)
+    try:
+        for _ in range(expected):
+            skipping.skip()
+    except _MSGPACK_ERRORS as error:
+        raise MalformedError(f"message header breaks off or is not msgpack: {error!r}") from error
+    if skipping.tell() != body.nbytes:
+        raise MalformedError(f"message header has {body.nbytes - skipping.tell()} bytes after its last entry")
+
+
+def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
+    """A dict whose keys are safe to hash (see `wire.KEY_TYPES`) and distinct."""
+    for key, _ in pairs:
+        kind = type(key)
+        if kind is int and key.bit_length() > wire_format.KEY_BITS:
+            raise MalformedError("dict key of more than 64 bits", "Use str keys.")
+        if kind not in wire_format.KEY_TYPES:
+            raise MalformedError(f"dict key of type {kind.__name__}", "Use str or int keys.")
+    built = dict(pairs)
+    if len(built) != len(pairs):
+        raise MalformedError("dict with one key twice")
+    return built
+
+
+class _Building:
+    """One message being rebuilt."""
+
+    def __init__(self, limits: DecodeLimits, find_media: FindMedia, size: int) -> None:
+        self.limits = limits
+        self.find_media = find_media
+        self.objects = 0  # entries, those of the runs read so far each by itself
+        self.unclaimed = size  # bytes of the header that no value of a run has been counted against
+        self.types: list[registry.SentType] = []
+        self.blobs: list[object] = []
+        self.built: dict[int, tuple[object, int]] = {}  # by number, with how deep each nests
+        self.depth = 0  # of the deepest entry that the current one refers to
+        self.roots: list[object] = []
+
+    def resolve(self, code: int, data: bytes) -> object:
+        """The object a reference stands for; msgpack calls this for each."""
+        number = int.from_bytes(data, "big")
+        if code == wire_format.REF_ENTRY:
+            built = self.built.get(number)
+            if built is not None:
+                obj, depth = built
+                if self.depth <= depth:
+                    self.depth = depth + 1
+                return obj
+        elif code == wire_format.REF_BLOB:
+            if number < len(self.blobs):
+                return self.blobs[number]
+        elif code == wire_format.EMPTY_TUPLE and not data:
+            return ()
+        raise MalformedError(f"reference {code}:{data[:8].hex()} to something that has not come before it")
+
+    def take_types(self, table: object) -> None:
+        if type(table) is not list or any(type(row) is not list or len(row) not in _TYPE_ROWS for row in table):
+            raise MalformedError("type table is not a list of [name, version, fields], some with a module")
+        self.types = [_find_type(*row) for row in table]
+
+    def take_blobs(self, table: object, frames: list[memoryview]) -> None:
+        if type(table) is not list:
+            raise MalformedError("blob table is not a list")
+        # Nearly all rows are vectors; only the others are looked at before anything is built.
+        others = [row for row in table if type(row) is not list or len(row) != 2 or type(row[0]) is not int]
+        if any(type(row) is not list or not row for row in others):
+            raise MalformedError("blob table is not a list of descriptions")
+        elsewhere = [row for row in others if type(row[0]) is not int and len(row) != 4]
+        self.limits.check("max_frames", len(elsewhere))
+        carried = sum(row[0] != wire_format.BLOB_HELD for row in elsewhere)
+        if carried != len(frames):
+            raise MalformedError(f"message describes {carried} arrays and media and carries {len(frames)}")
+        following = iter(frames)
+        self.blobs = [
+            build_vector(*row) if type(row[0]) is int and len(row) == 2 else self.build_blob(row, following)
+            for row in table
+        ]
+
+    def build_blob(self, row: list[Any], following: Iterator[memoryview]) -> object:
+        if type(row[0]) is int or len(row) == 4:
+            return _build_inline(row)
+        if row[0] == wire_format.BLOB_HELD:
+            return self.held_media(row)
+        return _build_framed(row, next(following))
+
+    def held_media(self, row: list[Any]) -> MediaSource:
+        if len(row) != 2 or type(row[1]) is not str:
+            raise MalformedError("description of held media is not a digest")
+        source = self.find_media(row[1])
+        if source is None:
+            raise MissingMediaError(row[1])
+        return source
+
+    def take_entry(self, entry: object) -> None:
+        if type(entry) is list and len(entry) == 4:
+            return self.take_run(*entry)
+        if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not int or entry[0] in self.built:
+            raise MalformedError("entry is not [id, tag, payload] with an id of its own")
+        number, tag, payload = entry
+        depth = self.take_depth()
+        if type(tag) is not int:
+            raise MalformedError(f"entry tag {quoted(tag)} is not a number")
+        if tag >= wire_format.TAG_TYPES:
+            if tag >= wire_format.TAG_TYPES + len(self.types):
+                raise MalformedError(f"entry tag {tag} is beyond the type table")
+            self.built[number] = self.types[tag - wire_format.TAG_TYPES].build(payload), depth
+        elif tag == wire_format.TAG_ROOT:
+            self.roots.append(payload)
+            self.built[number] = None, depth
+        else:
+            self.built[number] = _build_entry(tag, payload), depth
+
+    def take_run(self, first: Any, tag: Any, count: Any, columns: Any) -> None:
+        if any(type(number) is not int for number in (first, tag, count)) or type(columns) is not list:
+            raise MalformedError("run of entries is not [first id, tag, count, columns]")
+        if not wire_format.TAG_TYPES <= tag < wire_format.TAG_TYPES + len(self.types):
+            raise MalformedError(f"tag {tag} of a run is none of the type table")
+        sent = self.types[tag - wire_format.TAG_TYPES]
+        if not sent.comes_in_runs or len(columns) != sent.width:
+            raise MalformedError(f"run of {sent.type.name} does not have its {sent.width} columns, or cannot be one")
+        # Before anything is made: columns may be numbers of blobs, and those of many runs the same.
+        self.unclaimed -= max(count, 0) * sent.width
+        if self.unclaimed < 0:
+            raise MalformedError(f"run of {count} objects of {sent.type.name} in a message too short for them")
+        self.count_objects(max(count, 1) - 1)
+        depth = self.take_depth()
+        objects = sent.build_run([self.column(column, count) for column in columns])
+        others = len(self.built)
+        self.built.update(zip(range(first, first + count), zip(objects, itertools.repeat(depth)), strict=False))
+        if count < 1 or len(self.built) < others + count:
+            raise MalformedError(f"run of {count} entries whose ids are not their own")
+
+    def column(self, column: Any, count: int) -> list[Any]:
+        values = column
+        if type(column) is int and column >= 0:
+            values = self.blobs[column : column + count]
+        elif type(column) is dict and list(column) == [wire_format.TUPLES]:
+            values = _tuples(column[wire_format.TUPLES])
+        if type(values) is not list or len(values) != count:
+            raise MalformedError(f"column of a run is not {count} values")
+        return values
+
+    def count_objects(self, more: int) -> None:
+        """Before they are made: what a class gives its fields by default may take any amount of memory."""
+        self.objects += more
+        self.limits.check("max_objects", self.objects)
+
+    def take_depth(self) -> int:
+        """How deep the current entry nests, and on to the next."""
+        depth, self.depth = self.depth, 0
+        if depth > self.limits.max_depth:
+            self.limits.check("max_depth", depth)
+        return depth
+
+    def root(self) -> object:
+        if len(self.roots) != 1:
+            raise MalformedError(f"message has {len(self.roots)} roots instead of one")
+        return self.roots[0]
+
+
+def _tuples(lists: Any) -> list[tuple[Any, ...]]:
+    if type(lists) is not list or any(type(one) is not list for one in lists):
+        raise MalformedError("column of tuples is not a list of lists")
+    return list(map(tuple, lists))
+
+
+def _find_type(name: object, version: object, fields: object, declared_in: object = "") -> registry.SentType:
+    if type(name) is not str or type(version) is not int:
+        raise MalformedError(f"type {quoted(name)} version {quoted(version)} is not a name and a number")
+    if type(fields) is not list:
+        raise MalformedError(f"fields of {name:.80} are not a list")
+    if type(declared_in) is not str:
+        raise MalformedError(f"module of {name:.80} is not a name")
+    return registry.of_name(name, declared_in).as_sent(version, fields)
+
+
+def _build_inline(row: list[Any]) -> object:
+    kind, data = row[0], row[-1]
+    if type(data) is bytes:
+        if kind == wire_format.BLOB_ARRAY:
+            return build_array(row[1], row[2], data)
+        if kind == wire_format.BLOB_TENSOR:
+            return build_tensor(row[1], row[2], data)
+    raise MalformedError(f"blob of kind {quoted(kind)} with {len(row) - 1} values does not hold its bytes")
+
+
+def _build_framed(row: list[Any], data: memoryview) -> object:
+    kind = row[0]
+    if kind == wire_format.BLOB_MEDIA and len(row) == 2 and type(row[1]) is str:
+        return build_media(row[1], data)
+    if kind == wire_format.BLOB_ARRAY and len(row) == 3:
+        return build_array(row[1], row[2], data)
+    if kind == wire_format.BLOB_TENSOR and len(row) == 3:
+        return build_tensor(row[1], row[2], data)
+    raise MalformedError(f"blob of unknown kind {quoted(kind)} with {len(row) - 1} values")
+
+
+def build_media(digest: str, data: memoryview) -> MediaSource:
+    """The source, once its bytes are known to hash to its digest. Raises `ChecksumError`."""
+    source = MediaSource(digest, data)
+    try:
+        source.verify()
+    except MediaDigestError as error:
+        raise ChecksumError(f"media source of {data.nbytes} bytes", error.expected, error.actual) from error
+    return source
+
+
+def _build_entry(tag: int, payload: Any) -> object:
+    if tag == wire_format.TAG_SCALAR:
+        return build_scalar(payload)
+    if is_builtin_tag(tag):
+        return build_builtin(tag, payload)
+    if type(payload) is not list:
+        raise MalformedError(f"entry with tag {tag} is not a list")
+    if tag == wire_format.TAG_TUPLE:
+        return tuple(payload)
+    if tag == wire_format.TAG_SET or tag == wire_format.TAG_FROZENSET:
+        return _build_set(tag, payload)
+    raise MalformedError(f"entry tag {tag} is unknown")
+
+
+def _build_set(tag: int, members: list[Any]) -> object:
+    if not set(map(type, members)) <= wire_format.KEY_TYPES:
+        raise MalformedError("set with members that are not plain values")
+    if any(type(member) is int and member.bit_length() > wire_format.KEY_BITS for member in members):
+        raise MalformedError("set with an integer of more than 64 bits")
+    built = frozenset(members)
+    if len(built) != len(members):
+        raise MalformedError("set with one member twice")
+    return built if tag == wire_format.TAG_FROZENSET else set(built)
