@@ -1,9 +1,9 @@
-"""What talking to a vLLM server costs: bytes over an episode, encoding pictures, requests.
+"""What talking to a vLLM server costs: bytes over an episode, encoding images, requests.
 
     python benchmarks/engine.py [--vllm-venv DIR] [--check]
 
 Bytes are counted on the way out of a whole `VLLMEngine`, against a server without a model that answers at once; beside
-them stands the form that the PyPI package `renderers` 0.1.12 sends: with every turn float32 pixels of all pictures so
+them stands the form that the PyPI package `renderers` 0.1.12 sends: with every turn float32 pixels of all images so
 far, in the same base64 of msgpack. With `--vllm-venv` (what tests/real/setup_vllm.sh prints) vLLM's own encoder is
 timed too.
 """
@@ -31,7 +31,7 @@ SIDE = 512
 MOST_BYTES = 1.1
 
 
-class NewPictureEveryTurn:
+class NewImageEveryTurn:
     """An environment of `TURNS` turns, each of which shows noise that was never seen before."""
 
     def reset(self, seed: int) -> list[dict[str, object]]:
@@ -44,32 +44,30 @@ class NewPictureEveryTurn:
         return StepResult(self._show(), done=self._turn == TURNS)
 
     def _show(self) -> list[dict[str, object]]:
-        picture = self._random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-        parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What has changed?"}]
+        image = self._random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+        parts = [{"type": "image", "image": image}, {"type": "text", "text": "What has changed?"}]
         return [{"role": "user", "content": parts}]
 
 
 def compare_bytes(report: Report, model_dir: Path) -> None:
     """One table: what one episode sends in all."""
     sent, once, cumulative = asyncio.run(_episode(model_dir))
-    with report.table(
-        f"Bytes sent over {TURNS} turns, each with a new {SIDE}x{SIDE} picture", "MB", "of once"
-    ) as table:
-        table.add_row("each picture once, its features in base64", f"{once / 1e6:,.1f}", "1.00x", "", "")
+    with report.table(f"Bytes sent over {TURNS} turns, each with a new {SIDE}x{SIDE} image", "MB", "of once") as table:
+        table.add_row("each image once, its features in base64", f"{once / 1e6:,.1f}", "1.00x", "", "")
         judged = report.judged(sent / once, MOST_BYTES, f"<= {MOST_BYTES}x")
         table.add_row("mmrollouts, everything in the requests", f"{sent / 1e6:,.1f}", f"{sent / once:.2f}x", *judged)
-        row = ("form of renderers 0.1.12, pictures alone", f"{cumulative / 1e6:,.1f}", f"{cumulative / once:.0f}x")
+        row = ("form of renderers 0.1.12, images alone", f"{cumulative / 1e6:,.1f}", f"{cumulative / once:.0f}x")
         table.add_row(*row, "", "")
 
 
 async def _episode(model_dir: Path) -> tuple[int, int, int]:
-    """(bytes of all requests, of each picture's features once, of the cumulative float32 form)."""
+    """(bytes of all requests, of each image's features once, of the cumulative float32 form)."""
     fake = importlib.import_module("fake_server")
     renderer = load_renderer(model_dir)
     fake.IMAGE_PAD, fake.VOCABULARY = renderer.tokenizer.control_id("<|image_pad|>"), 2**20
     async with fake.FakeVLLM(max_model_len=2**17) as server, VLLMEngine(server.base_url) as engine:
         trajectory = await run_episode(
-            NewPictureEveryTurn(),
+            NewImageEveryTurn(),
             engine=engine,
             renderer=renderer,
             sampling=SamplingParams(max_tokens=64),

@@ -1,6 +1,6 @@
-"""What turning a picture into vLLM's `features` costs, beside vLLM's own encoder in its own environment, in one run.
+"""What turning an image into vLLM's `features` costs, beside vLLM's own encoder in its own environment, in one run.
 
-Both begin with the processed picture in memory, ours as the patches that a renderer holds, theirs as the tensor that
+Both begin with the processed image in memory, ours as the patches that a renderer holds, theirs as the tensor that
 its processor made; both end with base64. Times are medians of processor time; each side uses one thread. Memory is what
 is allocated on the way, in copies of the tensor's bytes; 1.33 of them are the base64 itself. Called by `engine.py`.
 """
@@ -59,12 +59,12 @@ print(json.dumps(seconds))
 
 
 def compare_encoding(report: Report, model_dir: Path, vllm_venv: Path | None) -> None:
-    """One table: a 1024x1024 picture in every pixel type. Without `vllm_venv` there is nothing to compare with."""
+    """One table: a 1024x1024 image in every pixel type. Without `vllm_venv` there is nothing to compare with."""
     media = _media(model_dir)
     (pixels,) = (item["pixel_values"] for item in media.mm_items["image"])
     theirs = {} if vllm_venv is None else _their_seconds(vllm_venv, pixels.shape)
     columns = ("mmrollouts", "copies", "vLLM's encoder")
-    with report.table(f"Features of a {SIDE}x{SIDE} picture, from pixels in memory to base64", *columns) as table:
+    with report.table(f"Features of a {SIDE}x{SIDE} image, from pixels in memory to base64", *columns) as table:
         for dtype in DTYPES:
             seconds, copies = _our_cost(media, dtype, pixels.size * ITEM_BYTES[dtype])
             other = milliseconds(median(theirs[dtype])) if dtype in theirs else "-"
@@ -79,8 +79,8 @@ def compare_encoding(report: Report, model_dir: Path, vllm_venv: Path | None) ->
 
 
 def _media(model_dir: Path) -> MultiModalData:
-    picture = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-    message = {"role": "user", "content": [{"type": "image", "image": picture}]}
+    image = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    message = {"role": "user", "content": [{"type": "image", "image": image}]}
     media = load_renderer(model_dir).render([message]).multi_modal_data
     assert media is not None
     return media

@@ -69,7 +69,7 @@ def main() -> None:
         images = [part["image"] for m in messages if isinstance(m["content"], list) for part in m["content"][:1]]
         pixels(images=[np.repeat(image[:, :, None], 3, axis=2) for image in images])
 
-    # Every round another digit: pictures and texts are new to every cache, except where a row says so.
+    # Every round another digit: images and texts are new to every cache, except where a row says so.
     opening = [ask(digits.plain[i], f"{QUESTION} {i}") for i in range(200)]
     for name in ("first prompt, everything new", "first prompt, seen before (the other members of a group)"):
         times = alternating(
@@ -130,7 +130,7 @@ def main() -> None:
     )
 
     def naive_message() -> bytes:
-        """Every step with its whole prompt, its log-probabilities and the float32 pixels of all pictures so far."""
+        """Every step with its whole prompt, its log-probabilities and the float32 pixels of all images so far."""
         steps = []
         for t in trajectories:
             for turn in t.turns:

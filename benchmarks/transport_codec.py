@@ -121,7 +121,7 @@ def pixels(targets: Targets) -> Table:
 
 
 def text_episode(turns: int, tokens: int, sources: list[MediaSource] | None = None) -> Trajectory:
-    """Half of each turn's tokens a prompt, the other half sampled; one picture a turn if there are `sources`."""
+    """Half of each turn's tokens a prompt, the other half sampled; one image a turn if there are `sources`."""
     trajectory = Trajectory(f"episode-{RNG.integers(10**9)}")
     nodes: list[TokenNode] = []
     rounds: list[Turn] = []
@@ -142,8 +142,8 @@ def text_episode(turns: int, tokens: int, sources: list[MediaSource] | None = No
     return trajectory
 
 
-def picture(form: str, **options: Any) -> MediaSource:
-    """A 512 x 512 picture of soft colours with some noise, as a file of this form."""
+def image(form: str, **options: Any) -> MediaSource:
+    """A 512 x 512 image of soft colours with some noise, as a file of this form."""
     coarse = Image.fromarray(RNG.integers(0, 256, (16, 16, 3), dtype=np.uint8)).resize((512, 512))
     noisy = np.asarray(coarse, dtype=np.int16) + RNG.integers(-8, 9, (512, 512, 3), dtype=np.int16)
     file = io.BytesIO()
@@ -153,11 +153,11 @@ def picture(form: str, **options: Any) -> MediaSource:
 
 def image_episode(targets: Targets) -> Table:
     turns, tokens = 20, 1000
-    table = Table(title=f"an episode of {turns} turns, each with one new 512 x 512 picture", title_justify="left")
+    table = Table(title=f"an episode of {turns} turns, each with one new 512 x 512 image", title_justify="left")
     for column in ("", "MB", "media MB", "bytes a token beside the media", "float32 pixels of every step so far, MB"):
         table.add_column(column, justify="left" if not column else "right")
     for form in ("JPEG", "PNG"):
-        sources = [picture(form) for _ in range(turns)]
+        sources = [image(form) for _ in range(turns)]
         size = len(CompactEncoder().encode(text_episode(turns, tokens, sources)))
         media = sum(source.nbytes for source in sources)
         cumulative = sum(range(1, turns + 1)) * 512 * 512 * 3 * 4
@@ -165,7 +165,7 @@ def image_episode(targets: Targets) -> Table:
         row = (size / 1e6, media / 1e6, beside, cumulative / 1e6)
         table.add_row(f"{form}, compact", *(f"{value:,.2f}" for value in row))
         targets.add(
-            f"episode of {form} pictures, share of the allowance", size / (1.02 * media + 14 * turns * tokens), 1, "x"
+            f"episode of {form} images, share of the allowance", size / (1.02 * media + 14 * turns * tokens), 1, "x"
         )
     return table
 

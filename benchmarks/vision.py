@@ -1,9 +1,9 @@
-"""What pictures cost, beside transformers' Qwen3-VL image processor and the PyPI package `renderers`, in one run.
+"""What images cost, beside transformers' Qwen3-VL image processor and the PyPI package `renderers`, in one run.
 
     python benchmarks/vision.py [--check]
 
 The first run installs the other package, with torch, into a virtual environment under the cache directory. The sides
-take turns, picture by picture, on the same pictures; before that they must agree on every token and every pixel. Times
+take turns, image by image, on the same images; before that they must agree on every token and every pixel. Times
 are medians of wall-clock time, since all sides may use threads. Linux only: memory is read from /proc.
 """
 
@@ -31,7 +31,7 @@ from renderers import MediaStore, load_renderer
 SIDE = 1024
 ROUNDS = 15
 STORE = 256 * 2**20
-PICTURES_THROUGH_STORE = 10_000
+IMAGES_THROUGH_STORE = 10_000
 # torchvision's build for CUDA beside torch's for CPU; does nothing elsewhere.
 _MEND = Path(__file__).parents[1] / ".ci" / "torchvision_on_cpu.py"
 
@@ -106,7 +106,7 @@ FORMS: Mapping[str, Callable[[int], Any]] = {
 
 def compare_new(report: Report, sides: Sides, peer: Worker) -> None:
     columns = ("mmrollouts", "torchvision", "Pillow", "renderers", "ours/faster")
-    with report.table("A new picture to uint8 patches (renderers: to float32, its only form)", *columns) as table:
+    with report.table("A new image to uint8 patches (renderers: to float32, its only form)", *columns) as table:
         for name, make in FORMS.items():
             rounds = ROUNDS if "4000" not in name else 3
             seconds: dict[str, list[float]] = {"ours": [], "torchvision": [], "pillow": [], "peer": []}
@@ -134,24 +134,24 @@ def compare_new(report: Report, sides: Sides, peer: Worker) -> None:
 
 
 def compare_seen(report: Report, ours: Worker, peer: Worker) -> None:
-    with report.table("A prompt whose pictures were seen before", "mmrollouts", "renderers", "peer/ours") as table:
+    with report.table("A prompt whose images were seen before", "mmrollouts", "renderers", "peer/ours") as table:
         for count in (1, 8):
             for format in ("JPEG", "PNG"):
                 job = {"urls": [data_url(encoded(picture(seed), format), format) for seed in range(count)]}
                 if ours.answer("render", job) != peer.answer("render", job):
-                    raise SystemExit(f"the sides do not agree on the tokens of {count} {format} pictures")
+                    raise SystemExit(f"the sides do not agree on the tokens of {count} {format} images")
                 seconds: dict[str, list[float]] = {"ours": [], "peer": []}
                 for _ in range(ROUNDS):
                     seconds["ours"] += ours.seconds("render", [job])
                     seconds["peer"] += peer.seconds("render", [job])
                 mine, theirs = median(seconds["ours"]), median(seconds["peer"])
                 judged = report.judged(mine / theirs, 1 / 50, ">= 50x")
-                name = f"{count} {format} picture{'s' * (count > 1)} as data URLs"
+                name = f"{count} {format} image{'s' * (count > 1)} as data URLs"
                 table.add_row(name, milliseconds(mine), milliseconds(theirs), f"{theirs / mine:,.0f}x", *judged)
 
 
 def compare_held(report: Report, ours: Worker, peer: Worker) -> None:
-    with report.table(f"Bytes held for a {SIDE}x{SIDE} picture", "mmrollouts", "renderers") as table:
+    with report.table(f"Bytes held for a {SIDE}x{SIDE} image", "mmrollouts", "renderers") as table:
         for format in ("JPEG", "PNG"):
             job = {"urls": [data_url(encoded(picture(99), format), format)]}
             mine, theirs = ours.answer("held", job), peer.answer("held", job)
@@ -172,20 +172,20 @@ def memory_bytes() -> int:
 
 
 def grow(model_dir: Path) -> Iterator[str]:
-    """Send pictures through a store and tell how much memory that took; run in a process of its own."""
+    """Send images through a store and tell how much memory that took; run in a process of its own."""
     store = MediaStore(STORE)
     renderer = load_renderer(model_dir, media_store=store)
     for seed in range(50):
-        renderer.render(as_message(small_picture(seed)))
+        renderer.render(as_message(small_image(seed)))
     before, most = memory_bytes(), 0
-    for seed in range(PICTURES_THROUGH_STORE):
-        renderer.render(as_message(small_picture(seed)))
+    for seed in range(IMAGES_THROUGH_STORE):
+        renderer.render(as_message(small_image(seed)))
         if seed % 100 == 0:
             most = max(most, memory_bytes())
     yield str(max(most, memory_bytes()) - before)
 
 
-def small_picture(seed: int) -> str:
+def small_image(seed: int) -> str:
     """A data URL of another size each, so that freed blocks do not fit the next."""
     side = 192 + seed % 31 * 8
     random = np.random.default_rng(seed)
@@ -195,9 +195,7 @@ def small_picture(seed: int) -> str:
 def measure_growth(report: Report, model_dir: Path) -> None:
     command = [sys.executable, __file__, "--grow", str(model_dir)]
     growth = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    with report.table(
-        f"{PICTURES_THROUGH_STORE:,} pictures through a store of 256 MB", "growth of the process"
-    ) as table:
+    with report.table(f"{IMAGES_THROUGH_STORE:,} images through a store of 256 MB", "growth of the process") as table:
         table.add_row("mmrollouts", f"{growth / 2**20:,.0f} MB", *report.judged(growth, 320 * 2**20, "<= 320 MB"))
 
 

@@ -50,7 +50,7 @@ async def main(directory):
     await engine.close()
 
     for index, node in enumerate(trajectory.nodes):
-        kind = "sampled" if node.sampled.all() else f"prompt, {len(node.media)} picture(s)"
+        kind = "sampled" if node.sampled.all() else f"prompt, {len(node.media)} image(s)"
         print(f"node {index} ({kind}): {renderer.tokenizer.decode(node.token_ids.tolist())!r}")
 
     samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)

@@ -35,7 +35,7 @@ class TokenLayout(NamedTuple):
             self.roles.copy(),
             media,
             message_tool_names=tool_names,
-            marker_ids={modality: token_id for token_id, modality in markers.items()},
+            placeholder_token_ids={modality: token_id for token_id, modality in markers.items()},
         )
 
     @property

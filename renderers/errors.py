@@ -132,7 +132,7 @@ class UnknownPartError(MessageError):
 
 
 class UnsupportedModalityError(MessageError):
-    """A picture or video was given to a model that cannot see it."""
+    """An image or video was given to a model that cannot see it."""
 
 
 class ControlTokenInContentError(MessageError):
@@ -207,13 +207,13 @@ class LogicalIdsError(RendererError):
 
     def __init__(self) -> None:
         super().__init__(
-            "text that the processor puts around a picture merges with the text beside it into one token, so the ids "
+            "text that the processor puts around an image merges with the text beside it into one token, so the ids "
             "without the expansion cannot be read off those with it; send the features instead of raw media"
         )
 
 
 class MediaError(RendererError):
-    """A picture or a video could not be accepted.
+    """An image or a video could not be accepted.
 
     `message_index` and `part_index` say where, once known; `digest` names the source, where there is one already.
     """
@@ -260,7 +260,7 @@ class MediaLimitError(MediaError):
 
 
 class MediaDecodeError(MediaError):
-    """The bytes are not a picture or a video that can be read."""
+    """The bytes are not an image or a video that can be read."""
 
 
 class MediaTypeError(MediaDecodeError):

@@ -23,7 +23,7 @@ from renderers.template.content_forms import ConvertingTemplate
 from renderers.template_renderer import TemplateRenderer
 from renderers.tokens.added import MOST_IDS, is_token
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.vision.media_loader import MediaIntake
+from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor_loading import load_media
 
 # Only these are ever fetched: no weights, no code.
@@ -79,7 +79,7 @@ def load_renderer(
     )
     chosen = chat_template if chat_template is not None else config.chat_template
     sources = _chosen_sources(_named_sources(directory, settings), chosen)
-    # Imported where they are needed, as is what reads pictures: together a fifth of the time of `import renderers`.
+    # Imported where they are needed, as is what reads images: together a fifth of the time of `import renderers`.
     from renderers.formats.prompts import prompt_for
 
     template: Template | None = None
@@ -111,7 +111,7 @@ def create_renderer(
     """Build a renderer from a fast tokenizer of transformers that is already loaded, with its chat template.
 
     For a model that sees, `tokenizer.name_or_path` must be a directory with its preprocessor_config.json, else the
-    renderer reads text only and says so when it is shown a picture. Raises a `LoadError` for a tokenizer without a
+    renderer reads text only and says so when it is shown an image. Raises a `LoadError` for a tokenizer without a
     `tokenizers` backend or without a template.
     """
     config = _checked_config(config)
@@ -153,7 +153,7 @@ def _build(
     *,
     eos_token: str | None,
     more_stops: Sequence[str],
-    media: MediaIntake | None,
+    media: MediaLoader | None,
 ) -> TemplateRenderer:
     format = config.format
     if not isinstance(format, (Format, str, NoneType)):

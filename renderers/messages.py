@@ -30,7 +30,7 @@ class TextPart(TypedDict):
 
 
 class ImagePart(TypedDict, total=False):
-    """A picture: `image` holds bytes, a PIL image, an array, a URL or a path; `image_url` is OpenAI's form."""
+    """An image: `image` holds bytes, a PIL image, an array, a URL or a path; `image_url` is OpenAI's form."""
 
     type: Required[Literal["image", "image_url"]]
     image: Any
@@ -105,7 +105,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
 
 
 def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The (part index, part) pairs of a checked message that hold a picture or a video, in order."""
+    """The (part index, part) pairs of a checked message that hold an image or a video, in order."""
     content = message.get("content")
     if isinstance(content, list):
         for index, part in enumerate(content):
@@ -146,7 +146,7 @@ def message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None
 
 
 def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same checked messages with a mark in place of every picture and video: all that a template sees of them."""
+    """The same checked messages with a mark in place of every image and video: all that a template sees of them."""
     shown = []
     for message in messages:
         content = message.get("content")

@@ -25,7 +25,7 @@ class PlaceholderRange:
     """Where the tokens that replace one media marker sit: `token_ids[offset : offset + length]`.
 
     `embed_runs` are the half-open runs of tokens, counted from `offset`, that stand for the item's features; None says
-    all of them. The others are text: the time stamps of a video, the row numbers of picture tiles. `whole` is False
+    all of them. The others are text: the time stamps of a video, the row numbers of image tiles. `whole` is False
     where text at an edge of what replaced the marker merges with its neighbours into one token, which is then outside.
     """
 
@@ -118,8 +118,8 @@ class RenderedTokens:
     """A rendered conversation.
 
     `token_ids` is a plain list of ints: it goes into JSON and is compared with `==`. It is expanded: an image has all
-    its placeholder tokens. `marker_ids` names for each modality the token that the template prints for an item, which
-    is all that stands for one in `logical_ids`. Attribution is kept as spans that
+    its placeholder tokens. `placeholder_token_ids` names for each modality the token that the template prints for an
+    item; it is the only token of an item in `logical_ids`. Attribution is kept as spans that
     partition the tokens; the per-token columns are built when first read. `message_roles` and `message_tool_names` have
     one entry per message; the latter names the tool that a tool message answers and is None elsewhere.
 
@@ -134,7 +134,7 @@ class RenderedTokens:
     message_roles: list[str] = field(default_factory=list)
     multi_modal_data: MultiModalData | None = None
     message_tool_names: list[str | None] = field(default_factory=list, kw_only=True)
-    marker_ids: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    placeholder_token_ids: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     # Per token.
 
@@ -171,7 +171,7 @@ class RenderedTokens:
         position = 0
         for modality, where in self._markers():
             logical += self.token_ids[position : where.offset]
-            logical.append(self.marker_ids[modality])
+            logical.append(self.placeholder_token_ids[modality])
             position = where.end
         return logical + self.token_ids[position:]
 

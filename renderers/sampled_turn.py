@@ -49,7 +49,7 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
         raise UnreachableTurnError(index, f"the template prints it in {len(runs)} separate pieces")
     start, end = runs[0]
     if any(start <= where.offset < end for _, where in placed_media(printed)):
-        raise UnreachableTurnError(index, "it shows a picture")
+        raise UnreachableTurnError(index, "it shows an image")
     words = printed.token_ids[start:end]
     if printed.token_ids[:start] != prompt.token_ids:
         swallowed = _swallowed_words(renderer, prompt.token_ids, printed.token_ids[:start])
@@ -63,7 +63,7 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
         printed.message_roles,
         prompt.multi_modal_data,
         message_tool_names=printed.message_tool_names,
-        marker_ids=printed.marker_ids,
+        placeholder_token_ids=printed.placeholder_token_ids,
     )
     return SampledTurn(index, len(prompt), rendered)
 

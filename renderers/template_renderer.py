@@ -13,7 +13,7 @@ from typing import Any
 from renderers.attribution import TokenLayout, attribute
 from renderers.bounded_cache import BoundedCache
 from renderers.bridging.bridge import Bridge, BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
-from renderers.bridging.continuation import StandIns, TurnSummary
+from renderers.bridging.continuation import ProbeMessages, TurnSummary
 from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import MessageError, TokenizerError, shown
 from renderers.media.item import MediaItem, Modality
@@ -30,7 +30,7 @@ from renderers.template.probe_conversation import smallest_conversation
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.value_key import value_key
-from renderers.vision.media_loader import MediaIntake
+from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor import MediaProcessor
 
 _log = logging.getLogger("renderers")
@@ -39,7 +39,7 @@ _log = logging.getLogger("renderers")
 class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
-    `media` takes in pictures and videos; without processors, the model only reads text. Messages are shown to
+    `media` takes in images and videos; without processors, the model only reads text. Messages are shown to
     `template` as they are: `load_renderer` and `create_renderer` give it one that converts their content.
     """
 
@@ -49,7 +49,7 @@ class TemplateRenderer:
         tokenizer: TemplateTokenizer,
         format: Format,
         *,
-        media: MediaIntake | None = None,
+        media: MediaLoader | None = None,
         body_policies: Mapping[str, BodyPolicy] | None = None,
         thinking_retention: ThinkingRetention = "template",
         history: HistoryPolicy = "template",
@@ -58,7 +58,7 @@ class TemplateRenderer:
         self.template = template
         self.tokenizer = tokenizer
         self.format = format
-        self._media = media or MediaIntake({}, model=tokenizer.model)
+        self._media = media or MediaLoader({}, model=tokenizer.model)
         self._markers: dict[int, Modality] = {
             tokenizer.require_control_id(processor.marker, f"the {modality} processor"): modality
             for modality, processor in self._media.processors.items()
@@ -73,7 +73,7 @@ class TemplateRenderer:
         self._turns: BoundedCache[bytes, TurnSummary] = BoundedCache(2**20)
         small = smallest_conversation(template)
         forms = ContentForms(template)
-        stand_ins = StandIns(small, forms, format.arguments)
+        stand_ins = ProbeMessages(small, forms, format.arguments)
         policies = {**DEFAULT_BODY_POLICIES, **(body_policies or {})}
         self._printer = TurnPrinter(template, tokenizer, format, small, forms, policies)
         self._bridge = Bridge(
@@ -94,7 +94,7 @@ class TemplateRenderer:
     ) -> RenderedTokens:
         """Render a whole conversation.
 
-        Raises `MessageError` for a conversation that is not one, `MediaError` for a picture that cannot be accepted,
+        Raises `MessageError` for a conversation that is not one, `MediaError` for an image that cannot be accepted,
         `TemplateError` with the template's words if the template refuses.
         """
         checked = check_messages(messages)

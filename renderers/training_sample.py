@@ -74,7 +74,7 @@ class RenderedTrainingSample:
 
     @cached_property
     def mm_token_type_ids(self) -> list[int] | None:
-        """Per token 0 for text, 1 for a picture's and 2 for a video's placeholder; None if the sample shows neither."""
+        """Per token 0 for text, 1 for an image's and 2 for a video's placeholder; None if the sample shows neither."""
         return None if self.multi_modal_data is None else self.rendered.mm_token_type_ids
 
     @property
@@ -99,7 +99,7 @@ def build_training_sample(
 
     - `role_to_mask(message)` False takes the loss away from a message's sampled tokens.
     - `content_sft_roles`: messages of these roles carry loss on their body, never on the scaffold around it. Only body
-      that is text: a picture's placeholders are not predicted.
+      that is text: an image's placeholders are not predicted.
     - `message_loss_mask`, one bool (or 0/1) per message: False takes all loss away from a message.
     - `ensure_final_stop`: if the conversation ends with a trained turn that the template does not close (GLM closes it
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.

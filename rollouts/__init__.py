@@ -25,7 +25,7 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
     SamplingParams,
     WeightSpan,
 )
-from rollouts.environment import Environment, StepResult, in_thread  # noqa: E402
+from rollouts.environment import Environment, StepResult, ThreadedEnvironment  # noqa: E402
 from rollouts.episode import run_episode  # noqa: E402
 from rollouts.episode_errors import EpisodeError, EpisodesError  # noqa: E402
 from rollouts.runner import EpisodeSpec, run_episodes  # noqa: E402
@@ -58,12 +58,12 @@ __all__ = [
     "RolloutsError",
     "SamplingParams",
     "StepResult",
+    "ThreadedEnvironment",
     "TokenNode",
     "Trajectory",
     "Turn",
     "VLLMEngine",
     "WeightSpan",
-    "in_thread",
     "pack_episodes",
     "run_episode",
     "run_episodes",

@@ -37,8 +37,8 @@ class Environment(Protocol):
     """One episode at a time: `reset`, then `step` until done. Either method may be `async`.
 
     Synchronous methods are called on the event loop, which keeps episodes reproducible; wrap an environment that
-    computes or waits for long in `in_thread`. An environment may have an attribute or property `tools` (a list of
-    `ToolSpec`); it is read once, after `reset`.
+    computes or waits for long in `ThreadedEnvironment`. An environment may have an attribute or property `tools` (a
+    list of `ToolSpec`); it is read once, after `reset`.
     """
 
     def reset(self, seed: int) -> Sequence[Message] | Awaitable[Sequence[Message]]:
@@ -50,7 +50,7 @@ class Environment(Protocol):
         ...
 
 
-class in_thread:  # noqa: N801  (reads as the adverb that it is: in_thread(env))
+class ThreadedEnvironment:
     """The same environment with its synchronous methods run in a worker thread, so that they block nobody."""
 
     def __init__(self, environment: Environment) -> None:
@@ -95,7 +95,7 @@ def tools_of(environment: Environment) -> Any:
 
 
 async def step_environment(environment: Environment, assistant: Message) -> StepResult:
-    """Call `step` and check what it returns, but for reward and info, which `Trajectory.pay` checks.
+    """Call `step` and check what it returns, but for reward and info, which `Trajectory.record_reward` checks.
 
     Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """

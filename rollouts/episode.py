@@ -44,7 +44,7 @@ async def run_episode(
 ) -> Trajectory:
     """Play one episode of an environment against an engine.
 
-    The first prompt is rendered; every later one extends prompt + completion through the renderer's bridge, pictures
+    The first prompt is rendered; every later one extends prompt + completion through the renderer's bridge, images
     carried forward. Where the bridge is refused, the conversation is rendered anew and the trajectory forks. The
     renderer works on threads: on those of a `RendererPool`, or of a pool that is made for this episode.
 
@@ -153,7 +153,7 @@ async def _play(trajectory: Trajectory, make_environment: Callable[[], Environme
             multi_modal_data=prompt.multi_modal_data,
             session_id=trajectory.episode_id,
             request_id=f"{trajectory.episode_id}-{turn}",
-            marker_ids=prompt.marker_ids,
+            placeholder_token_ids=prompt.placeholder_token_ids,
             sampled=sampled,
         )
         asked = time.monotonic()
@@ -165,7 +165,7 @@ async def _play(trajectory: Trajectory, make_environment: Callable[[], Environme
         trajectory.add_turn(prompt, completion, assistant, messages=shown, seconds=seconds)
 
         step = await step_environment(environment, assistant)
-        trajectory.pay(step.reward, step.info)
+        trajectory.record_reward(step.reward, step.info)
         if step.done:
             trajectory.done = True
             return

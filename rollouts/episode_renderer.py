@@ -18,7 +18,7 @@ _MAX_PENDING = 65_536
 def renderer_pool(renderer: Renderer | RendererPool) -> Iterator[RendererPool]:
     """The pool that was given, or one made of the renderer, which is closed in the end.
 
-    Closing does not wait: after a cancellation a thread may still be busy, for as long as fetching a picture takes.
+    Closing does not wait: after a cancellation a thread may still be busy, for as long as fetching an image takes.
     """
     if _is_pool(renderer):
         yield renderer  # type: ignore[misc]  # has the methods that are used, if not the class

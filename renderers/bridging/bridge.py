@@ -20,7 +20,14 @@ from typing import Any, Literal
 import numpy as np
 
 from renderers.attribution import attribute
-from renderers.bridging.continuation import Continuation, Continuations, StandIns, TurnSummary, shape_of, unused_ids
+from renderers.bridging.continuation import (
+    Continuation,
+    Continuations,
+    ProbeMessages,
+    TurnSummary,
+    shape_of,
+    unused_ids,
+)
 from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.media.item import ExpansionPiece, Modality
@@ -92,7 +99,7 @@ class Bridge:
         self,
         printer: TurnPrinter,
         format: Format,
-        stand_ins: StandIns,
+        stand_ins: ProbeMessages,
         *,
         retention: ThinkingRetention,
         history: HistoryPolicy,
@@ -127,7 +134,7 @@ class Bridge:
     ) -> RenderedTokens | BridgeRefusal:
         """Prompt + completion + what the template prints behind the turn for the checked messages `new`.
 
-        `items` are the pictures of `new`, `media` those of the prompt; `previous` is the history, with or without the
+        `items` are the images of `new`, `media` those of the prompt; `previous` is the history, with or without the
         turn, if it is known.
         """
         if not turn.reasoning_complete and turn.stopped:
@@ -404,5 +411,5 @@ def join_extension(
         message_roles=extension.message_roles[first_new_message:],
         message_tool_names=extension.message_tool_names[first_new_message:],
         multi_modal_data=carried,
-        marker_ids=extension.marker_ids,
+        placeholder_token_ids=extension.placeholder_token_ids,
     )

@@ -1,7 +1,7 @@
 """What a template does to a conversation when new messages follow an assistant's turn.
 
 A bridge keeps history as it was sampled and prints only what is new. Whether that is what the template means depends on
-the template: it may drop earlier reasoning, move tools to the last user message, number pictures, look up the name of a
+the template: it may drop earlier reasoning, move tools to the last user message, number images, look up the name of a
 tool. None of this can be read off its source, so it is *asked*: for each shape of conversation (which roles follow,
 with which parts, behind a turn with or without tool calls) small conversations are printed and compared. The answers
 are kept; a bridge then costs nothing for the turns before it.
@@ -47,7 +47,7 @@ class Continuation(NamedTuple):
     included; `keeps_reasoning`, `keeps_empty_reasoning`: the turn, with reasoning or with what is printed where there
     is none (`<think>\n\n</think>`). What is said of a shape holds behind every history; `at_best` says what holds
     behind some, where that is more. `needs_history`: what is printed depends on earlier messages; `counts_media`: on
-    nothing of them but which media they show, and in which order (`Picture 2: `).
+    nothing of them but which media they show, and in which order (`Image 2: `).
     """
 
     accepted: bool = False
@@ -107,7 +107,7 @@ def unused_ids(used: Collection[str]) -> Iterator[str]:
     return (made_up for number in itertools.count() if (made_up := f"call{number:05d}") not in used)
 
 
-class StandIns:
+class ProbeMessages:
     """Messages without meaning, in the forms that a template reads.
 
     No two of one conversation are equal: a template may look for the last question by comparing messages (Mistral's).
@@ -166,7 +166,9 @@ class StandIns:
 class Continuations:
     """Asks a template how it continues, once for each shape. Safe to share between threads: answers are equal."""
 
-    def __init__(self, printer: TurnPrinter, stand_ins: StandIns, format: Format, *, modalities: Sequence[str]) -> None:
+    def __init__(
+        self, printer: TurnPrinter, stand_ins: ProbeMessages, format: Format, *, modalities: Sequence[str]
+    ) -> None:
         self._printer = printer
         self._stand_ins = stand_ins
         self._reasoning = format.reasoning
@@ -328,7 +330,7 @@ class Continuations:
 
     def _histories(self) -> Iterator[list[Mapping[str, Any]]]:
         """Histories of many kinds, with a medium of each modality and without any."""
-        for modality in self._modalities:  # they are counted apart: pictures do not change the number of a video
+        for modality in self._modalities:  # they are counted apart: images do not change the number of a video
             yield from self._talks((modality,))
         yield from self._talks(())
 

@@ -17,5 +17,5 @@ QWEN35 = Family(
 NEMOTRON3 = Family(
     Format("nemotron-3", _STOPS, ReasoningMarkers(), QwenXmlCalls()), source=("truncate_history_thinking",)
 )
-#: Qwen2-VL and Qwen2.5-VL, whose templates show pictures and no tools.
+#: Qwen2-VL and Qwen2.5-VL, whose templates show images and no tools.
 QWEN_VL = Family(Format("qwen-vl", _STOPS), control=("<|vision_start|>", "<|image_pad|>"), source=("<|vision_start|>",))

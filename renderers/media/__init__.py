@@ -1,1 +1,1 @@
-"""Pictures: references and the policy for them, digests, decoding, and the byte-bounded store."""
+"""Images: references and the policy for them, digests, decoding, and the byte-bounded store."""

@@ -1,4 +1,4 @@
-"""Source bytes -> an upright RGB picture.
+"""Source bytes -> an upright RGB image.
 
 The decoders are Pillow's. What a mode means follows `convert_to_rgb` of transformers, transparency laid on white
 included, with two exceptions, where that shows what nobody drew: 16-bit grey is scaled to 8 bits (there it is clipped,
@@ -67,7 +67,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
                 raise MediaDecodeError(
-                    f"an animation of {count} frames{' or more' * (count > policy.max_frames)} where one picture is "
+                    f"an animation of {count} frames{' or more' * (count > policy.max_frames)} where one image is "
                     f"expected ({source.digest[:12]}); pass one frame, or the whole as a video",
                     digest=source.digest,
                 )
@@ -79,28 +79,28 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
 
 @contextmanager
 def _readable(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Iterator[None]:
-    """Errors of Pillow as errors of the picture."""
+    """Errors of Pillow as errors of the image."""
     try:
         yield
     except UnidentifiedImageError as error:
         if deadline.passed:  # Pillow asks one format after the other, and takes any error for "not this one"
             raise _too_slow(source, policy) from error
         raise MediaDecodeError(
-            f"{source.nbytes} bytes ({source.digest[:12]}) are not a picture that Pillow can read", digest=source.digest
+            f"{source.nbytes} bytes ({source.digest[:12]}) are not an image that Pillow can read", digest=source.digest
         ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # the latter under -W error
         raise MediaLimitError(
-            f"picture {source.digest[:12]} is larger than Pillow opens: {error}", digest=source.digest
+            f"image {source.digest[:12]} is larger than Pillow opens: {error}", digest=source.digest
         ) from error
     except PILLOW_ERRORS as error:
         if deadline.passed:  # a TimeoutError, or what a decoder made of one
             raise _too_slow(source, policy) from error
-        raise MediaDecodeError(f"picture {source.digest[:12]} is corrupt: {error}", digest=source.digest) from error
+        raise MediaDecodeError(f"image {source.digest[:12]} is corrupt: {error}", digest=source.digest) from error
 
 
 def _too_slow(source: MediaSource, policy: MediaPolicy) -> MediaLimitError:
     return MediaLimitError(
-        f"picture {source.digest[:12]} takes longer to decode than timeout={policy.timeout} of the policy; save it "
+        f"image {source.digest[:12]} takes longer to decode than timeout={policy.timeout} of the policy; save it "
         "again in the usual form of its format",
         digest=source.digest,
     )
@@ -127,7 +127,7 @@ def check_tiles(image: Image.Image, policy: MediaPolicy, *, digest: str) -> None
     width, height = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_HEIGHT, 1)
     if width * height > policy.max_pixels:
         raise MediaLimitError(
-            f"picture {digest[:12]} has tiles of {width}x{height} pixels, more than max_pixels={policy.max_pixels}",
+            f"image {digest[:12]} has tiles of {width}x{height} pixels, more than max_pixels={policy.max_pixels}",
             digest=digest,
         )
 
@@ -147,7 +147,7 @@ def check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) ->
         return
     if work > _MOST_SCANS * policy.max_pixels:
         raise MediaLimitError(
-            f"picture {source.digest[:12]} is a JPEG of {image.width}x{image.height} pixels in "
+            f"image {source.digest[:12]} is a JPEG of {image.width}x{image.height} pixels in "
             f"{work // (image.width * image.height)} scans, more than {_MOST_SCANS} at max_pixels={policy.max_pixels} "
             "of the policy; save it again with a usual number of scans",
             digest=source.digest,
@@ -155,7 +155,7 @@ def check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) ->
 
 
 def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:
-    """`check_size` of the pictures in an ICO, which Pillow decodes as it opens the file."""
+    """`check_size` of the images in an ICO, which Pillow decodes as it opens the file."""
     data = bytes(source.data[:_ICON_HEAD])
     if not data.startswith(b"\0\0\1\0"):
         return
@@ -196,15 +196,15 @@ def decoder_versions() -> dict[str, str | None]:
 
 
 def check_size(width: int, height: int, policy: MediaPolicy, *, digest: str) -> None:
-    """Raise `MediaLimitError` for a picture or a frame past the policy's `max_pixels` or `max_aspect_ratio`."""
+    """Raise `MediaLimitError` for an image or a frame past the policy's `max_pixels` or `max_aspect_ratio`."""
     if width * height > policy.max_pixels:
         raise MediaLimitError(
-            f"picture {digest[:12]} has {width}x{height} pixels, more than max_pixels={policy.max_pixels}",
+            f"image {digest[:12]} has {width}x{height} pixels, more than max_pixels={policy.max_pixels}",
             digest=digest,
         )
     if max(width, height) > policy.max_aspect_ratio * min(width, height):
         raise MediaLimitError(
-            f"picture {digest[:12]} has {width}x{height} pixels and is longer than "
+            f"image {digest[:12]} has {width}x{height} pixels and is longer than "
             f"max_aspect_ratio={policy.max_aspect_ratio} of the policy; crop it first",
             digest=digest,
         )

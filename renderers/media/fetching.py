@@ -20,7 +20,7 @@ _MEDIA_TYPE = re.compile(r"[\w.+-]{1,40}/[\w.+-]{1,80}")
 
 
 def fetch(url: str, policy: MediaPolicy) -> bytes:
-    """Fetch a picture or a video: the body of a 200, complete, uncompressed, of at most `max_bytes`.
+    """Fetch an image or a video: the body of a 200, complete, uncompressed, of at most `max_bytes`.
 
     Scheme and host must be allowed, and every address that the host resolves to must be public (or in
     `allowed_networks`); the connection goes to one of the addresses that were checked, and each redirect is checked
@@ -30,7 +30,7 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
 
     Errors and logs show URLs without credentials, query and fragment. Raises `MediaPolicyError` (`MediaAddressError`
     for addresses), `BlockingFetchError`, `MediaTimeoutError`, `MediaLimitError`, `MediaTypeError` for what is neither
-    picture nor video, and `MediaFetchError` for the rest.
+    image nor video, and `MediaFetchError` for the rest.
     """
     try:
         return _fetch(url, policy)

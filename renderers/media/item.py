@@ -1,4 +1,4 @@
-"""A picture or a video as the model sees it: tensors, their names, and the tokens that stand for it."""
+"""An image or a video as the model sees it: tensors, their names, and the tokens that stand for it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ExpansionPiece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MediaItem(Mapping[str, np.ndarray]):
-    """One picture or video: a read-only mapping from tensor name to array, and where it came from.
+    """One image or video: a read-only mapping from tensor name to array, and where it came from.
 
     For Qwen-VL `item["pixel_values"]` holds canonical uint8 patches (after resize, before rescale and normalise) of
     shape (t*h*w, 3 * temporal_patch * patch * patch), `item["image_grid_thw"]` is int64 of shape (3,); a video has

@@ -1,6 +1,6 @@
 """How many scans a JPEG holds, counted without decoding it.
 
-A decoder goes over all coefficients of a picture once for each scan, and a scan may take as few as 20 bytes: the time
+A decoder goes over all coefficients of an image once for each scan, and a scan may take as few as 20 bytes: the time
 to decode a progressive JPEG is bounded by neither its pixels nor its bytes.
 """
 
@@ -17,7 +17,7 @@ _END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
 def scan_count(data: bytes | memoryview, start: int = 0) -> int:
     """The number of scans of the JPEG that begins at byte `start`, up to its end-of-image marker or the end of `data`.
 
-    Scans of a thumbnail, which lies inside a segment, and of what follows the picture are not counted.
+    Scans of a thumbnail, which lies inside a segment, and of what follows the image are not counted.
     """
     scans = 0
     position = start

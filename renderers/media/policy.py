@@ -23,8 +23,8 @@ class MediaPolicy:
     max_bytes: of an encoded file. max_pixels: width times height, checked before anything is decompressed; of one
         frame for a video. max_frames: of a video, checked likewise. max_aspect_ratio: longer side over shorter.
     max_video_pixels: width times height times frames of a video given as frames, which are held uncompressed.
-    timeout: seconds for one fetch, redirects and body included, and as many again for decoding one picture file or
-        video. The scans of a JPEG are bounded before it is decoded: 32 at `max_pixels`, more for a smaller picture.
+    timeout: seconds for one fetch, redirects and body included, and as many again for decoding one image file or
+        video. The scans of a JPEG are bounded before it is decoded: 32 at `max_pixels`, more for a smaller image.
     max_redirects: hops of one fetch.
 
     Raises `ConfigError` for schemes, hosts and networks that there cannot be, and for one text instead of a tuple.

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from renderers.errors import MediaDecodeError
-from renderers.media.source import PICTURE_MAGIC
+from renderers.media.source import IMAGE_MAGIC
 
 _HEADER = struct.Struct("<4s4sII")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -38,7 +38,7 @@ _MODE_OF_CHANNELS = {count: mode for mode, count in _CHANNELS.items()}
 
 
 def is_raw(data: bytes | memoryview) -> bool:
-    return bytes(data[:4]) == PICTURE_MAGIC
+    return bytes(data[:4]) == IMAGE_MAGIC
 
 
 def raw_size(data: bytes | memoryview) -> tuple[str, int, int]:
@@ -71,7 +71,7 @@ def raw_to_image(data: bytes | memoryview) -> Image.Image:
 
 
 def plane_image(plane: np.ndarray) -> Image.Image:
-    """A grey picture of uint8 (height, width), on the same memory where that is contiguous."""
+    """A grey image of uint8 (height, width), on the same memory where that is contiguous."""
     return Image.fromarray(np.ascontiguousarray(plane))
 
 
@@ -110,7 +110,7 @@ def _bands(image: Image.Image) -> list[bytes]:
 
 
 def _header(mode: str, width: int, height: int) -> bytes:
-    return _HEADER.pack(PICTURE_MAGIC, mode.encode().ljust(4, b"\0"), width, height)
+    return _HEADER.pack(IMAGE_MAGIC, mode.encode().ljust(4, b"\0"), width, height)
 
 
 def eight_bits(image: Image.Image) -> Image.Image:

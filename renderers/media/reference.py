@@ -29,13 +29,11 @@ Fetch = Callable[[str, MediaPolicy], bytes]
 
 # A single letter and a colon is a drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-# Pillow reads a file when its picture is first asked for its pixels, and two threads that ask at once read past each
-# other: one picture shown twice, or to several rollouts. By id, so that different pictures do not wait.
+# Pillow reads a file when its image is first asked for its pixels, and two threads that ask at once read past each
+# other: one image shown twice, or to several rollouts. By id, so that different images do not wait.
 _LOADING = tuple(threading.Lock() for _ in range(64))
 _SPACE = re.compile(r"[ \t\r\n\f]")
-_PICTURE = (
-    "an image is bytes, a PIL image, a uint8 array or tensor, a data URL, or a URL or path that the policy allows"
-)
+_IMAGE = "an image is bytes, a PIL image, a uint8 array or tensor, a data URL, or a URL or path that the policy allows"
 _VIDEO = (
     "a video is the bytes of a file, a data URL, a URL or path the policy allows, a list of frames, or a uint8 "
     "array (time, height, width, 3) or tensor (time, 3, height, width)"
@@ -45,10 +43,10 @@ _VIDEO = (
 def source_of_part(part: Mapping[str, Any], policy: MediaPolicy, *, fetch: Fetch | None = None) -> MediaSource:
     """The source of an image or a video part.
 
-    Pictures: bytes, a PIL image, a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4), a torch tensor
+    Images: bytes, a PIL image, a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4), a torch tensor
     of uint8 (1, 3 or 4, height, width), a `MediaSource`, a data URL, and under the policy a path, a `file:` or an
     http(s) URL. Videos: the bytes of a video or an animation, `MediaSource`, URL or path likewise; a list or tuple of
-    pictures in any of these forms, all of one size; a numpy array of uint8 (time, height, width, 3), a tensor of uint8
+    images in any of these forms, all of one size; a numpy array of uint8 (time, height, width, 3), a tensor of uint8
     (time, 3, height, width). `fps` beside frames says how many there are in a second. As in OpenAI's parts, the value
     may be a dict with the key `url`; `url`, `path` and `base64` beside the type are read as transformers reads them.
 
@@ -97,10 +95,10 @@ class _References:
             return MediaSource.of(array_to_raw(array))
         source = self._source_of_file(value)
         if source is None:
-            raise MediaDecodeError(f"{_PICTURE}, not {type(value).__name__}")
+            raise MediaDecodeError(f"{_IMAGE}, not {type(value).__name__}")
         if is_raw_video(source.data):
             raise MediaTypeError(
-                'raw video frames, not a picture; pass them in a part of type "video"', digest=source.digest
+                'raw video frames, not an image; pass them in a part of type "video"', digest=source.digest
             )
         check_type(source.data, expected="image", digest=source.digest)
         return source
@@ -109,7 +107,7 @@ class _References:
         if isinstance(value, (list, tuple)):
             return self._frames(value, _frame_rate(fps))
         if isinstance(value, Image.Image):
-            raise MediaTypeError(f"{_VIDEO}, not one picture; a picture goes into a part of type 'image'")
+            raise MediaTypeError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
         array = self._array(value, of_frames=True)
         if array is not None:
             return MediaSource.of(frames_to_raw(array, _frame_rate(fps)))
@@ -239,18 +237,18 @@ class _References:
             )
 
     def _check_moves(self, source: MediaSource) -> None:
-        """Raise `MediaTypeError` for a still picture. What is not known is left to the decoder."""
+        """Raise `MediaTypeError` for a still image. What is not known is left to the decoder."""
         media_type = check_type(source.data, expected="video", digest=source.digest) or ""
         if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
             raise MediaTypeError(
-                f'one picture ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
+                f'one image ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
                 "list of frames",
                 digest=source.digest,
             )
 
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
-    """The shape of a tensor with its channels moved to the end, if it can be a picture, or frames."""
+    """The shape of a tensor with its channels moved to the end, if it can be an image, or frames."""
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
         raise MediaDecodeError(f"a tensor is dense and holds data, not {tensor.layout} on {tensor.device}")
     if str(tensor.dtype) != "torch.uint8":
@@ -269,7 +267,7 @@ def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
 
 
 def _is_animated(media_type: str, data: bytes | memoryview) -> bool:
-    """Whether a picture file says that it holds several frames; nothing is decompressed."""
+    """Whether an image file says that it holds several frames; nothing is decompressed."""
     if media_type == "image/png":
         return b"acTL" in bytes(data[: 2**20]).partition(b"IDAT")[0]
     if media_type == "image/webp":

@@ -76,7 +76,7 @@ class _Entry(NamedTuple):
     nbytes: int
 
 
-class SeenReferences:
+class ReferenceCache:
     """Immutable references and the sources they became; least recently used forgotten first. Safe for threads.
 
     - `bytes` are known by identity: the very same object, while it is alive.

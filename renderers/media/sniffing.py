@@ -88,9 +88,9 @@ def check_type(
 ) -> str | None:
     """Raise `MediaTypeError` for what is known to be something else; return the media type.
 
-    Servers announce pictures under wrong names often enough, and harmlessly: only what the bytes are counts, `declared`
-    is only told. What is not recognised is left to the decoder. `expected` None takes pictures and videos, `image`
-    refuses videos; pictures may be animations and pass as `video` here.
+    Servers announce images under wrong names often enough, and harmlessly: only what the bytes are counts, `declared`
+    is only told. What is not recognised is left to the decoder. `expected` None takes images and videos, `image`
+    refuses videos; images may be animations and pass as `video` here.
     """
     media_type = sniff(data)
     if media_type is None:
@@ -99,13 +99,13 @@ def check_type(
     told = f" (announced as {declared})" if declared and declared != media_type else ""
     subject = f"{name}: this" if name else "this"
     if media_type in _IMAGES_NOT_DECODED:
-        reason = f"is {media_type}{told}, not a picture that can be decoded here; convert it to PNG or JPEG first"
+        reason = f"is {media_type}{told}, not an image that can be decoded here; convert it to PNG or JPEG first"
     elif kind == "video" and expected == "image":
-        reason = f'is a video ({media_type}), not a picture{told}; pass it in a part of type "video"'
+        reason = f'is a video ({media_type}), not an image{told}; pass it in a part of type "video"'
     elif kind in ("image", "video"):
         return media_type
     else:
-        wanted = {"image": "a picture", "video": "a video"}.get(expected or "", "a picture or a video")
+        wanted = {"image": "an image", "video": "a video"}.get(expected or "", "an image or a video")
         reason = f"is {media_type}{told}, not {wanted}; check where it comes from"
     raise MediaTypeError(f"{subject} {reason}", digest=digest)
 

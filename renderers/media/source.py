@@ -1,4 +1,4 @@
-"""A picture as it entered: its source bytes, named by their digest."""
+"""An image as it entered: its source bytes, named by their digest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 from renderers.errors import MediaDigestError
 
 #: How the forms of pixels that never were a file begin.
-PICTURE_MAGIC = b"mmpx"
+IMAGE_MAGIC = b"mmpx"
 VIDEO_MAGIC = b"mmpv"
 
 
@@ -38,7 +38,7 @@ class MediaSource:
     @property
     def is_pixels(self) -> bool:
         """Whether this is the form of pixels that never were a file (`renderers.media.raw`, `raw_video`)."""
-        return bytes(self.data[:4]) in (PICTURE_MAGIC, VIDEO_MAGIC)
+        return bytes(self.data[:4]) in (IMAGE_MAGIC, VIDEO_MAGIC)
 
     @property
     def nbytes(self) -> int:

@@ -49,7 +49,7 @@ class SourceDirectory:
     so a half-written, damaged or foreign file is never served: it is removed, logged, and absent from then on.
 
     Nothing is synced to the disk. What a power cut leaves torn fails its digest and is written again when the medium
-    comes again; waiting for the disk would cost more than processing the picture. Trouble with the file system (full,
+    comes again; waiting for the disk would cost more than processing the image. Trouble with the file system (full,
     read-only, gone) is counted in `errors` and logged once; it never raises after construction.
 
     `max_bytes` bounds the files: the least recently read or written are removed, down to nine tenths, when this process

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from renderers.errors import MediaStoreError
 from renderers.media.item import MediaItem
-from renderers.media.reference_cache import SeenReferences
+from renderers.media.reference_cache import ReferenceCache
 from renderers.media.source import MediaSource
 from renderers.media.source_directory import SourceDirectory
 
@@ -53,7 +53,7 @@ class MediaStore:
     Raises `MediaStoreError` for a directory that cannot be used.
     """
 
-    # Only sources go to the directory. Items do not: a 1024x1024 picture is 6 MB of patches, whose hash, without which
+    # Only sources go to the directory. Items do not: a 1024x1024 image is 6 MB of patches, whose hash, without which
     # nothing read from a disk is believed, takes as long as making them from the source again.
 
     def __init__(
@@ -65,7 +65,7 @@ class MediaStore:
         if directory is None and max_directory_bytes is not None:
             raise MediaStoreError("max_directory_bytes bounds a directory, and there is none; pass directory too")
         self.max_bytes = max_bytes
-        self.seen = SeenReferences(max_bytes // 4, find=_weakly(self))
+        self.seen = ReferenceCache(max_bytes // 4, find=_weakly(self))
         self._directory = None if directory is None else SourceDirectory(directory, max_directory_bytes)
         # A source stands behind each item that was made of it: it is moved up with them, and forgotten after them. So
         # an item never outlives the entry that its source's bytes are counted under.

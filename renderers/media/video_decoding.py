@@ -1,4 +1,4 @@
-"""Source bytes -> the frames of a video: raw frames, animated pictures (Pillow), and video files (PyAV, extra `video`).
+"""Source bytes -> the frames of a video: raw frames, animated images (Pillow), and video files (PyAV, extra `video`).
 
 A film is never held whole: `sample_video` is told which frames are wanted once their number is known, and hands each
 wanted frame on as it is decoded.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-_PICTURE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
+_IMAGE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
 # Of a container; what is behind is not looked at.
 _MOST_STREAMS = 64
 _MOST_PARTS = 1 << 16
@@ -249,7 +249,7 @@ def _raw_video(source: MediaSource, policy: MediaPolicy) -> Iterator[_Video]:
     yield _RawVideo(frames, _check(VideoInfo(count, width, height, fps), source, policy))
 
 
-# Animated pictures, taken as they are stored.
+# Animated images, taken as they are stored.
 
 
 class _Animation(NamedTuple):
@@ -273,11 +273,11 @@ class _Animation(NamedTuple):
 @contextmanager
 def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Iterator[_Video]:
     try:
-        image = Image.open(TimedBytes(source.data, deadline), formats=_PICTURE_FORMATS)
+        image = Image.open(TimedBytes(source.data, deadline), formats=_IMAGE_FORMATS)
     except UnidentifiedImageError as error:
         raise MediaTypeError(
             f"{source.nbytes} bytes ({source.digest[:12]}) are neither an MP4, MOV, WebM, MKV or AVI video nor an "
-            "animated GIF, WebP, PNG or TIFF picture",
+            "animated GIF, WebP, PNG or TIFF image",
             digest=source.digest,
         ) from error
     with image:

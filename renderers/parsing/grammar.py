@@ -6,7 +6,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from renderers.parsing.markers import Alphabet, MarkerSearch
+from renderers.parsing.markers import MarkerEncoding, MarkerSearch
 from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -36,7 +36,7 @@ class Grammar:
         opens, closes, inner = ((), (), ()) if syntax is None else (syntax.opens, syntax.closes, syntax.inner)
         framing = () if channels is None else (channels.start, channels.channel, channels.message, *channels.ends)
         self.decoder = TokenDecoder(tokenizer)
-        self.alphabet = Alphabet(tokenizer, (*starts, *ends, *opens, *closes, *inner, *framing))
+        self.alphabet = MarkerEncoding(tokenizer, (*starts, *ends, *opens, *closes, *inner, *framing))
         self.stop_ids = {token_id for token_id in map(tokenizer.control_id, format.stop_tokens) if token_id is not None}
         self.syntax = syntax
         self.channels = channels

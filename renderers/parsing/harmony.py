@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from renderers.parsing.grammar import Grammar, Role
 from renderers.parsing.syntaxes.syntax import judged_json
-from renderers.parsing.transcript import Transcript, Words
+from renderers.parsing.transcript import TextBuffer, Transcript
 
 _MARK = re.compile("[\ud800-\udfff]")
 _RECIPIENT = re.compile(r"\bto=(\S+)")
@@ -105,7 +105,7 @@ class MessageMachine:
 
     def _begin(self, channel: _Channel) -> None:
         self._channel = channel
-        words: Words | None = {_Channel.REASONING: self._out.reasoning, _Channel.CONTENT: self._out.content}.get(
+        words: TextBuffer | None = {_Channel.REASONING: self._out.reasoning, _Channel.CONTENT: self._out.content}.get(
             channel
         )
         self._follows = words is not None and words.begun

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from renderers.parsing.markers import Alphabet
+from renderers.parsing.markers import MarkerEncoding
 from renderers.tokens.decoding import Decoded, TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -17,7 +17,7 @@ class Lexer:
     Control tokens that belong to no marker are spelled out; U+FFFD stands for an id that is no token.
     """
 
-    def __init__(self, tokenizer: TemplateTokenizer, decoder: TokenDecoder, alphabet: Alphabet) -> None:
+    def __init__(self, tokenizer: TemplateTokenizer, decoder: TokenDecoder, alphabet: MarkerEncoding) -> None:
         self._tokenizer, self._decoder, self._alphabet = tokenizer, decoder, alphabet
         self._run = decoder.new_run()
         self._length = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from renderers.parsing.json_text import MAX_DEPTH
-from renderers.parsing.markers import Alphabet
+from renderers.parsing.markers import MarkerEncoding
 
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
@@ -40,7 +40,7 @@ PYTHON = Language(re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.D
 class LiteralReader:
     """Reads values at `position` of a text in the alphabet, which moves behind them."""
 
-    def __init__(self, text: str, start: int, end: int, language: Language, alphabet: Alphabet) -> None:
+    def __init__(self, text: str, start: int, end: int, language: Language, alphabet: MarkerEncoding) -> None:
         self.text, self.position, self.end = text, start, end
         self._language, self._alphabet = language, alphabet
 

@@ -19,7 +19,7 @@ _FIRST = 0xDC00
 _MARK = re.compile("[\ud800-\udfff]")
 
 
-class Alphabet:
+class MarkerEncoding:
     """The marker characters of one tokenizer for a set of markers."""
 
     def __init__(self, tokenizer: TemplateTokenizer, markers: Iterable[str]) -> None:

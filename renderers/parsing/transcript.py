@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from renderers.parsing.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from renderers.parsing.lexer import Lexer
-from renderers.parsing.markers import Alphabet
+from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ParsedToolCall, ToolCallParseStatus
 from renderers.parsing.schemas import ToolSchemas
 from renderers.parsing.syntaxes.syntax import Attempt, Block
 
 
-class Words:
+class TextBuffer:
     """Text as it comes, but for the line breaks at its edges that may turn out to be layout.
 
     Of the breaks before the first word the first `opening` are dropped, or all of them if `starts_bare`.
@@ -60,10 +60,10 @@ class Words:
 class Transcript:
     """Collects what a machine reads. Texts come in the alphabet; positions count its characters."""
 
-    def __init__(self, lexer: Lexer, alphabet: Alphabet, tools: ToolSchemas, opening: str) -> None:
+    def __init__(self, lexer: Lexer, alphabet: MarkerEncoding, tools: ToolSchemas, opening: str) -> None:
         self._lexer, self._alphabet, self._tools = lexer, alphabet, tools
-        self.reasoning = Words(starts_bare=True)
-        self.content = Words(opening=len(opening))
+        self.reasoning = TextBuffer(starts_bare=True)
+        self.content = TextBuffer(opening=len(opening))
         self.calls: list[ParsedToolCall] = []
         self.reasoned = False  # whether there was reasoning, however short
         self.reasoning_open = False

@@ -67,7 +67,7 @@ class ContentForms:
     def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checked message in a form that the template reads: as it is where that is read, or cannot be converted.
 
-        Several texts are joined by a line break, as in vLLM. Content that holds a picture stays a list of parts: no
+        Several texts are joined by a line break, as in vLLM. Content that holds an image stays a list of parts: no
         string can show one.
         """
         given = message.get("content")

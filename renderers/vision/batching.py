@@ -14,7 +14,7 @@ def batch_tensors(items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
     """The tensors that the model takes for these items, in this order, under the names that the items give them.
 
     They equal what the processor returns for the same media as samples of one batch, padding included. A name that
-    items of one modality lack (`video_grid_thw` among pictures) has rows for the others only. Raises `MediaError`
+    items of one modality lack (`video_grid_thw` among images) has rows for the others only. Raises `MediaError`
     where items of one modality do not agree on their tensors: they come from different processors.
     """
     _check_same_fields(items)
@@ -24,7 +24,7 @@ def batch_tensors(items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
 
 def _tensor(name: str, items: Sequence[MediaItem], field: TensorField) -> np.ndarray:
     if any(item.fields[name] != field for item in items):
-        raise MediaError(f"{name}: pictures and videos of a batch lay it out differently; make batches of one of them")
+        raise MediaError(f"{name}: images and videos of a batch lay it out differently; make batches of one of them")
     try:
         return combine([item[name] for item in items], field)
     except MediaError as error:

@@ -1,4 +1,4 @@
-"""Any processor of transformers: what it makes of one picture or video, as an item.
+"""Any processor of transformers: what it makes of one image or video, as an item.
 
 The model's own code decides pixels, tensors and the text that stands for them; nothing is imitated. Which tensors there
 are, and how those of several items become one, is found at load by running it on probes (`vision.hf_probing`).
@@ -155,7 +155,7 @@ class HFProcessor:
 
 
 def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: MediaStore) -> dict[Modality, HFProcessor]:
-    """The processors of a directory's pictures and videos, as far as its own processor takes them.
+    """The processors of a directory's images and videos, as far as its own processor takes them.
 
     Only the processor classes of transformers itself are run, never code of the directory, and nothing is fetched.
     Raises `MissingExtraError` where a package is missing, else a `LoadError` that names file or class and the cure.
@@ -170,7 +170,7 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
         classes = {str(config["processor_class"]) for config in configs.values() if "processor_class" in config}
         raise LoadError(
             f"transformers {metadata.version('transformers')} makes a {name} of {directory}, not a processor of text "
-            f"and pictures; its files name {' and '.join(sorted(classes)) or 'no processor_class'}. Upgrade "
+            f"and images; its files name {' and '.join(sorted(classes)) or 'no processor_class'}. Upgrade "
             "transformers, or correct processor_class in processor_config.json"
         )
     lock = threading.Lock()
@@ -202,7 +202,7 @@ def _layout(own: OwnProcessor, part: Any, config: Mapping[str, Any]) -> Layout |
     except LoadError as error:
         if own.modality == "image":
             raise
-        return error  # a model whose videos cannot be read still reads pictures
+        return error  # a model whose videos cannot be read still reads images
 
 
 def _decode_clip(source: MediaSource, policy: MediaPolicy) -> Clip:

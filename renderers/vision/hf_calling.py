@@ -12,7 +12,7 @@ from PIL import Image
 from renderers.media.item import ExpansionPiece, Modality
 from renderers.tokens.added import AddedToken, ControlPattern
 
-# What the code of many authors raises for a configuration or a picture that it cannot handle.
+# What the code of many authors raises for a configuration or an image that it cannot handle.
 PROCESSOR_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -78,7 +78,7 @@ class OwnProcessor:
         """
         options: dict[str, Any] = {"text_kwargs": {"return_tensors": None, "padding": False}}
         if self.modality == "image":
-            # A list of lists: families that nest pictures by sample would take a flat list for one sample.
+            # A list of lists: families that nest images by sample would take a flat list for one sample.
             options |= {"images": [[image] for image in media], "images_kwargs": {"return_tensors": "pt"}}
         else:
             clips = [medium for medium in media if isinstance(medium, Clip)]

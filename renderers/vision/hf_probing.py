@@ -1,4 +1,4 @@
-"""What a processor of transformers does to media, found by running it on pictures and clips alone and together."""
+"""What a processor of transformers does to media, found by running it on images and clips alone and together."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from renderers.vision.batching import combine, same_bits
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, Outcome, OwnProcessor
 from renderers.vision.normalise import ScaledPixels
 
-# (width, height): small, wide and tall, so that each picture is larger than another in some direction and a processor
-# that cuts pictures into tiles cuts them into different numbers.
-_PICTURES = ((97, 61), (1031, 331), (317, 911))
+# (width, height): small, wide and tall, so that each image is larger than another in some direction and a processor
+# that cuts images into tiles cuts them into different numbers.
+_IMAGES = ((97, 61), (1031, 331), (317, 911))
 _CLIPS = ((160, 96), (96, 176))
 # Processors that sample two frames a second take all of them. Several chunks for those that cut videos into chunks.
 _CLIP_FPS = 2.0
@@ -49,7 +49,7 @@ def probe(own: OwnProcessor, *, least_frames: int, embed_tokens: Sequence[str]) 
 
     `least_frames`: fewer frames make no video for it; `embed_tokens`: what config.json names, if there is one.
     """
-    media = _pictures() if own.modality == "image" else _clips(max(least_frames, _CLIP_FRAMES))
+    media = _images() if own.modality == "image" else _clips(max(least_frames, _CLIP_FRAMES))
     try:
         alone = [own.run([medium]) for medium in media]
         together = own.run(media, text=_TEXT)
@@ -208,8 +208,8 @@ def _embed_token(own: OwnProcessor, alone: Sequence[Outcome], named: Sequence[st
     return token
 
 
-def _pictures() -> list[Medium]:
-    return [Image.fromarray(_noise(width, height)) for width, height in _PICTURES]
+def _images() -> list[Medium]:
+    return [Image.fromarray(_noise(width, height)) for width, height in _IMAGES]
 
 
 def _clips(least_frames: int) -> list[Medium]:

@@ -1,7 +1,7 @@
 """The media of a conversation: from what its parts hold to processed items, each distinct one once.
 
 What was seen before costs a look-up. New media are loaded and processed side by side on threads (decoding, resizing and
-hashing release the interpreter's lock); two callers that bring the same new picture at once wait for one processing.
+hashing release the interpreter's lock); two callers that bring the same new image at once wait for one processing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Part(NamedTuple):
     processor: MediaProcessor
 
 
-class MediaIntake:
+class MediaLoader:
     """Loads and processes the media of messages. Safe to share between threads.
 
     `missing` says for a modality without a processor why there is none, in words that name the cure.

@@ -14,7 +14,7 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 
 
 class ShownItem(NamedTuple):
-    """A picture or video, and the content part that holds it."""
+    """An image or video, and the content part that holds it."""
 
     message_index: int
     part_index: int

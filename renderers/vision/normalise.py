@@ -67,7 +67,7 @@ class ScaledPixels:
 
 
 def normalised(item: MediaItem, name: str, *, dtype: FloatType = "float32") -> np.ndarray:
-    """The floats of one tensor of an item: `normalise`, for still pictures without unpacking them first.
+    """The floats of one tensor of an item: `normalise`, for still images without unpacking them first.
 
     A tensor of an item without a scale is what the model takes already and comes as it is.
     """

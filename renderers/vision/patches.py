@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StillPatches:
-    """The patches of a still picture, which fill every time slot with the same pixels, held once.
+    """The patches of a still image, which fill every time slot with the same pixels, held once.
 
     `packed` is uint8 of shape (patches, 3, patch * patch), read-only; `temporal` is the number of time slots.
     """

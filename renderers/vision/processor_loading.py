@@ -12,13 +12,13 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.model_files import read_json
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.vision.media_loader import MediaIntake
+from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor import ImageBackend, MediaProcessor
 
 _IMAGE_FILE = "preprocessor_config.json"
 _VIDEO_FILE = "video_preprocessor_config.json"
 _JOINT_FILE = "processor_config.json"
-# Published before there were files for videos: their numbers are those of pictures, in transformers too.
+# Published before there were files for videos: their numbers are those of images, in transformers too.
 _WITHOUT_VIDEO_FILE = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
 
 
@@ -29,7 +29,7 @@ def load_media(
     policy: MediaPolicy | None,
     store: MediaStore | None,
     backend: ImageBackend | None,
-) -> MediaIntake:
+) -> MediaLoader:
     """The processors that a directory describes: natively for Qwen-VL, else the model's own of transformers.
 
     A directory that describes none is one of a model that only reads text. Where the model's own processor cannot be
@@ -44,7 +44,7 @@ def load_media(
     if "feature_extractor_type" in image and "image_processor_type" not in image:  # the numbers of sound
         image = {}
     if not image and not video:
-        return MediaIntake({}, model=model)
+        return MediaLoader({}, model=model)
     family = _processor_class(directory, joint, image)
     if image and not video and family in _WITHOUT_VIDEO_FILE:
         video = {**image, "video_processor_type": "Qwen2VLVideoProcessor"}
@@ -58,9 +58,9 @@ def load_media(
         from renderers.vision.hf import load_hf_processors
 
         try:
-            return MediaIntake(load_hf_processors(directory, policy=policy, store=store), model=model)
+            return MediaLoader(load_hf_processors(directory, policy=policy, store=store), model=model)
         except LoadError as error:
-            return MediaIntake({}, model=model, missing=dict.fromkeys(("image", "video"), str(error)))
+            return MediaLoader({}, model=model, missing=dict.fromkeys(("image", "video"), str(error)))
 
     processors: dict[Modality, MediaProcessor] = {}
     missing: dict[Modality, str] = {}
@@ -70,11 +70,11 @@ def load_media(
     if video:
         video_config = QwenVLVideoConfig.from_dict(video, path=str(directory / _VIDEO_FILE), processor_class=family)
         processor = QwenVLVideoProcessor(video_config, policy=policy, store=store)
-        if tokenizer.control_id(processor.marker) is None:  # many read pictures only, whatever their files say
+        if tokenizer.control_id(processor.marker) is None:  # many read images only, whatever their files say
             missing["video"] = f"the tokenizer of {model} has no token {processor.marker!r} to stand for one"
         else:
             processors["video"] = processor
-    return MediaIntake(processors, model=model, missing=missing)
+    return MediaLoader(processors, model=model, missing=missing)
 
 
 def _part(directory: Path, joint: Mapping[str, Any], name: str) -> dict[str, Any]:

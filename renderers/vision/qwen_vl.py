@@ -1,4 +1,4 @@
-"""Qwen-VL pictures in numpy and Pillow: size rule, resize, patch order, token count.
+"""Qwen-VL images in numpy and Pillow: size rule, resize, patch order, token count.
 
 Follows `Qwen2VLImageProcessor` of transformers, which Qwen2-VL, 2.5-VL, 3-VL and 3.5 to 3.8 checkpoints name, in both
 of its backends, bit for bit: the uint8 pixels after the resize and the floats after rescale and normalise.
@@ -7,13 +7,13 @@ of its backends, bit for bit: the uint8 pixels after the resize and the floats a
   16-bit fixed point (`vision.resampling`), and rescales and normalises in one step in float32.
 - pillow (`Qwen2VLImageProcessorPil`): resizes with Pillow (22-bit fixed point), and rescales in float64.
 
-Where a picture keeps its size, the uint8 pixels of the two are equal. Where it is resized, they differ in 0.05 to 0.4 %
+Where an image keeps its size, the uint8 pixels of the two are equal. Where it is resized, they differ in 0.05 to 0.4 %
 of the values by 1, rarely 2, of 255 (photographs of 300 to 1400 pixels a side, Pillow 13); that Pillow resizes columns
-first where a picture becomes wider and lower adds differences of up to 11 there, in 16 %. The floats differ in their
+first where an image becomes wider and lower adds differences of up to 11 there, in 16 %. The floats differ in their
 last bits. These are different pixels, so they have different fingerprints.
 
 Patches are kept as uint8, after the resize and before rescale and normalise: a quarter of the float32 bytes, lossless,
-and what a vLLM that normalises on the device expects; and once, although the model takes a still picture twice, as two
+and what a vLLM that normalises on the device expects; and once, although the model takes a still image twice, as two
 frames of the same moment. `vision.normalise` makes the processor's floats of them.
 """
 
@@ -42,9 +42,9 @@ from renderers.vision import resampling
 from renderers.vision.patches import still_patches
 from renderers.vision.processor import ImageBackend
 
-# The processor refuses longer pictures; resizing them would squeeze one side to nothing.
+# The processor refuses longer images; resizing them would squeeze one side to nothing.
 MAX_ASPECT_RATIO = 200
-#: Of a resized picture. The numbers that are in use stay far below; more would fill the memory.
+#: Of a resized image. The numbers that are in use stay far below; more would fill the memory.
 MOST_PIXELS = 2**27
 
 _PROCESSOR_TYPES = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
@@ -93,7 +93,7 @@ class QwenVLConfig:
 
     @property
     def factor(self) -> int:
-        """Width and height of a resized picture are multiples of this many pixels."""
+        """Width and height of a resized image are multiples of this many pixels."""
         return self.patch_size * self.merge_size
 
     @property
@@ -104,7 +104,7 @@ class QwenVLConfig:
 
 
 class QwenVLProcessor:
-    """Turns media sources into `MediaItem`s, each distinct picture once."""
+    """Turns media sources into `MediaItem`s, each distinct image once."""
 
     modality: Literal["image"] = "image"
     marker = embed_token = "<|image_pad|>"
@@ -152,13 +152,13 @@ def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str |
     """
     if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
         raise MediaLimitError(
-            f"a {width}x{height} picture is longer than {MAX_ASPECT_RATIO}:1; crop it first", digest=digest
+            f"a {width}x{height} image is longer than {MAX_ASPECT_RATIO}:1; crop it first", digest=digest
         )
     resized = fitting_size(width, height, 1, config.factor, config.min_pixels, config.max_pixels)
     if resized[0] * resized[1] > MOST_PIXELS:
         raise MediaLimitError(
-            f"a {width}x{height} picture would become {resized[0]}x{resized[1]} pixels, as patch_size, merge_size and "
-            "min_pixels of the model's preprocessor_config.json have it; correct them, or make the picture smaller",
+            f"a {width}x{height} image would become {resized[0]}x{resized[1]} pixels, as patch_size, merge_size and "
+            "min_pixels of the model's preprocessor_config.json have it; correct them, or make the image smaller",
             digest=digest,
         )
     return resized
@@ -189,13 +189,13 @@ def _resized(planes: np.ndarray, width: int, height: int, config: QwenVLConfig) 
         return planes
     if config.backend == "torchvision":
         return resampling.resize(planes, height, width, config.resample)
-    # Pillow resizes channels one by one, so that a plane gives what the whole picture would.
+    # Pillow resizes channels one by one, so that a plane gives what the whole image would.
     images = [plane_image(plane).resize((width, height), Image.Resampling(config.resample)) for plane in planes]
     return np.concatenate([image_planes(image) for image in images])
 
 
 def read_numbers(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[str, Any]:
-    """What pictures and videos have in common in their files: geometry, pixel limits, filter, scale."""
+    """What images and videos have in common in their files: geometry, pixel limits, filter, scale."""
     for step in ("do_resize", "do_rescale", "do_normalize"):
         if config.get(step) is False:
             raise InvalidFileError(path, f"{step} is false; only processors that take every step are read")

@@ -265,7 +265,7 @@ def resized_frame_size(
         if frames < config.temporal_patch_size:
             raise MediaLimitError(
                 f"a video of {frames} frame(s) where {config.temporal_patch_size} are needed; pass more frames, or one "
-                "frame as a picture",
+                "frame as an image",
                 digest=digest,
             )
         if config.cap_pixels_per_frame:

@@ -27,7 +27,7 @@ FILTERS = {2: "bilinear", 3: "bicubic"}
 _MAX_FRACTION_BITS = 22
 # Products of 32 rows with a block of at most 32 outputs and about 150 inputs: large enough for BLAS to be fast, small
 # enough for it to stay on this thread. Its own threads wait for each other at every product, which takes many times
-# longer where other work wants the processors too, and pictures are processed side by side on threads as it is.
+# longer where other work wants the processors too, and images are processed side by side on threads as it is.
 _ROWS_PER_PRODUCT = 32
 _OUTPUTS_PER_BLOCK = 32
 _INPUTS_PER_BLOCK = 128

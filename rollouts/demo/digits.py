@@ -1,4 +1,4 @@
-"""Reading handwritten digits: the 1,797 pictures of 8x8 that ship inside scikit-learn, two tries each."""
+"""Reading handwritten digits: the 1,797 images of 8x8 that ship inside scikit-learn, two tries each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND_QUESTION = "No. Again?"
 
 @dataclass(frozen=True, eq=False)
 class DigitSet:
-    """Pictures uint8 (n, 8, 8), black on white, and labels int64 (n,)."""
+    """Images uint8 (n, 8, 8), black on white, and labels int64 (n,)."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -63,7 +63,7 @@ class DigitsEnvironment:
     """Show a digit and ask which it is; after a wrong answer show a sharpened view and ask once more.
 
     Reward 1.0 for a right first answer, 0.5 for a right second one, 0 otherwise. An answer is right if it is the digit
-    and nothing else. `reset(seed)` shows digit `seed` modulo the size of the set. `blank` shows white pictures instead:
+    and nothing else. `reset(seed)` shows digit `seed` modulo the size of the set. `blank` shows white images instead:
     whoever still scores above chance is not looking.
     """
 

@@ -13,7 +13,7 @@ from rollouts.trajectory.tree import Trajectory
 
 def naive_bytes(trajectories: Sequence[Trajectory], processor: MediaProcessor) -> int:
     """Bytes of all steps, each with its whole prompt and completion as msgpack lists, the log-probabilities as floats,
-    and float32 pixels of every picture so far."""
+    and float32 pixels of every image so far."""
     total = 0
     for trajectory in trajectories:
         for turn in trajectory.turns:

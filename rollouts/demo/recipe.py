@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# For rows this short, plain matrix products beat the fused kernel on a CPU; for pictures they do not.
+# For rows this short, plain matrix products beat the fused kernel on a CPU; for images they do not.
 ATTENTION = {"text_config": "eager", "vision_config": "sdpa"}
 
 

@@ -24,7 +24,7 @@ def results_table(results: Results) -> Table:
     )
     table.add_row("held-out mean reward", f"{results.before.reward:.3f}", f"{results.after.reward:.3f}", "")
     table.add_row(
-        "control: pictures blanked", "", f"{results.blank.accuracy:.3f}", f"{TARGETS.blank_low} to {TARGETS.blank_high}"
+        "control: images blanked", "", f"{results.blank.accuracy:.3f}", f"{TARGETS.blank_low} to {TARGETS.blank_high}"
     )
     table.add_section()
     table.add_row("max mismatch (nats)", "", f"{results.max_mismatch:.2e}", f"< {TARGETS.max_mismatch:.0e}, every step")
@@ -64,7 +64,7 @@ def plot_curves(results: Results, path: Path) -> None:
     accuracy.plot(steps, [step.train_accuracy for step in results.steps], color="0.7", label="training digits")
     held_out = {0: results.before.accuracy, **results.held_out}
     accuracy.plot(list(held_out), list(held_out.values()), marker="o", label="held-out digits")
-    accuracy.axhline(results.blank.accuracy, linestyle=":", color="tab:red", label="held-out, pictures blanked")
+    accuracy.axhline(results.blank.accuracy, linestyle=":", color="tab:red", label="held-out, images blanked")
     accuracy.set(xlabel="RL step", ylabel="first-try accuracy", ylim=(0, 1))
     accuracy.legend(loc="lower right")
     mismatch.semilogy(steps, [step.max_mismatch for step in results.steps], label="max")

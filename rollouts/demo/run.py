@@ -109,7 +109,7 @@ class Results:
             f"held-out accuracy {self.after.accuracy:.3f} is below {self.recipe.target_accuracy}": self.after.accuracy
             >= self.recipe.target_accuracy,
             f"RL lifted accuracy by {lift:.3f}, less than {TARGETS.lift}": lift >= TARGETS.lift,
-            f"blanked pictures score {self.blank.accuracy:.3f}, not chance": TARGETS.blank_low
+            f"blanked images score {self.blank.accuracy:.3f}, not chance": TARGETS.blank_low
             <= self.blank.accuracy
             <= TARGETS.blank_high,
             f"max mismatch {self.max_mismatch:.2e} is not below {TARGETS.max_mismatch}": self.max_mismatch

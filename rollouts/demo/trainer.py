@@ -137,7 +137,7 @@ class Trainer:
         ]
 
     def _micro_batches(self, samples: list[TrainingSample]) -> list[TrainingBatch]:
-        """Rows of one length together, because padding costs as much as tokens, and those of one picture, because a
+        """Rows of one length together, because padding costs as much as tokens, and those of one image, because a
         micro-batch encodes it once."""
         rows = sorted(samples, key=lambda sample: (len(sample), [item.mm_hash for item, _ in sample.media]))
         return list(micro_batches(rows, rows=self.recipe.micro_batch, pad_id=self.pad_id, stretch=1.2))

@@ -1,7 +1,7 @@
 """An engine in the same process: transformers, batched sampling with a KV cache.
 
 It batches what is waiting: requests that arrive while the model is busy, or in the same round of the event loop, run
-together. Identical prompts are prefilled once, and a picture is encoded once per weight version.
+together. Identical prompts are prefilled once, and an image is encoded once per weight version.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Queue:
 class LocalEngine:
     """`Engine` over a `Qwen3VLForConditionalGeneration` in this process.
 
-    `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded pictures,
+    `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded images,
     `request_limits` what one request may ask for.
     """
 
@@ -290,7 +290,7 @@ class LocalEngine:
             return _Batch(self, requests).run()
 
     def _encoded(self, items: Sequence[Any]) -> list[VisionFeatures]:
-        """Features of pictures, encoding those that these weights have not seen."""
+        """Features of images, encoding those that these weights have not seen."""
         missing = [item for item in items if item.mm_hash not in self._features]
         if missing:
             fresh = vision_features(self._model, missing)

@@ -98,9 +98,9 @@ def _token_ids(values: object) -> tuple[int, ...] | None:
 class GenerateRequest:
     """One prompt. `prompt_ids` holds expanded placeholders; `multi_modal_data` says what they stand for.
 
-    `marker_ids` (as in `RenderedTokens`) names for each modality the token that stands for an unexpanded item; an
-    engine that lets its server process media needs it. `sampled` are the half-open runs of the prompt that earlier
-    completions sampled: a media token in there is text, anywhere else outside of a placeholder it is a mistake.
+    `placeholder_token_ids` (as in `RenderedTokens`) names for each modality the token that stands for an unexpanded
+    item; an engine that lets its server process media needs it. `sampled` are the half-open runs of the prompt that
+    earlier completions sampled: a media token in there is text, anywhere else outside of a placeholder it is a mistake.
     `session_id` is the same for all turns of an episode. Raises `InvalidRequestError` for a field of another type. A
     smaller `priority` is served earlier by a server that
     schedules by priority. `prompt_logprobs` asks for the log-probability of each prompt token too.
@@ -111,7 +111,7 @@ class GenerateRequest:
     multi_modal_data: MultiModalData | None = None
     session_id: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    marker_ids: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    placeholder_token_ids: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     sampled: Sequence[tuple[int, int]] = field(default=(), kw_only=True)
     priority: int = field(default=0, kw_only=True)
     prompt_logprobs: bool = field(default=False, kw_only=True)
@@ -122,7 +122,7 @@ class GenerateRequest:
             "sampling": (self.sampling, SamplingParams, "a SamplingParams"),
             "multi_modal_data": (self.multi_modal_data, MultiModalData | None, "MultiModalData or None"),
             "session_id": (self.session_id, str | None, "text or None"),
-            "marker_ids": (self.marker_ids, Mapping, "a mapping from modality to token id"),
+            "marker_ids": (self.placeholder_token_ids, Mapping, "a mapping from modality to token id"),
             "sampled": (self.sampled, Sequence, "a sequence of pairs (start, end)"),
             "prompt_logprobs": (self.prompt_logprobs, bool, "True or False"),
         }

@@ -1,1 +1,1 @@
-"""Running transformers models with pictures placed by range: what the local engine and the trainer share."""
+"""Running transformers models with images placed by range: what the local engine and the trainer share."""

@@ -1,6 +1,6 @@
-"""Rows of ids and media -> padded arrays in which every picture and video is placed by its range, not by token id.
+"""Rows of ids and media -> padded arrays in which every image and video is placed by its range, not by token id.
 
-A policy can sample a literal `<|image_pad|>`; counting token ids would take it for a picture. Here only ranges count.
+A policy can sample a literal `<|image_pad|>`; counting token ids would take it for an image. Here only ranges count.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def place_rows(
     merge_size: int,
     side: Literal["left", "right"],
 ) -> PlacedRows:
-    """Pad the rows on one side and place their pictures; a picture shown in several rows is listed once."""
+    """Pad the rows on one side and place their images; an image shown in several rows is listed once."""
     width = max(len(row) for row in ids)
     shape = (len(ids), width)
     input_ids = np.full(shape, pad_id, dtype=np.int64)
@@ -97,10 +97,10 @@ def place_rows(
 def mrope_positions(length: int, placed: Sequence[PlacedItem], merge_size: int) -> tuple[np.ndarray, int]:
     """Positions int64 (3, length) of a row, and the position of the token that would follow it.
 
-    Text advances all three by one. A picture of grid (t, h, w) starts where the text stands: its tokens count time,
+    Text advances all three by one. An image of grid (t, h, w) starts where the text stands: its tokens count time,
     rows and columns from there, and the text behind it continues after the longer side. The frames of a video are
-    pictures between their time stamps. Source: `get_rope_index` of transformers' Qwen3-VL; here by range, so adjacent
-    pictures and literal placeholder tokens are no special case.
+    images between their time stamps. Source: `get_rope_index` of transformers' Qwen3-VL; here by range, so adjacent
+    images and literal placeholder tokens are no special case.
     """
     positions = np.empty((3, length), dtype=np.int64)
     written, position = 0, 0

@@ -1,7 +1,7 @@
-"""Qwen3-VL's forward pass with pictures placed by range and each distinct picture encoded once.
+"""Qwen3-VL's forward pass with images placed by range and each distinct image encoded once.
 
 Calls the same modules of transformers' `Qwen3VLForConditionalGeneration` in the same order as its own `forward`, which
-finds placeholders by token id and encodes a picture once per row that shows it.
+finds placeholders by token id and encodes an image once per row that shows it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def require_qwen3_vl(model: Any, instead: str) -> None:
 
 
 def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatures]:
-    """Encode pictures and videos in one pass of the vision tower; one `VisionFeatures` an item."""
+    """Encode images and videos in one pass of the vision tower; one `VisionFeatures` an item."""
     parameter = model.model.visual.pos_embed.weight
     values = torch.from_numpy(float_pixels(items)).to(parameter.device, parameter.dtype)
     grids = torch.from_numpy(np.stack([item[f"{item.modality}_grid_thw"] for item in items])).to(parameter.device)
@@ -50,7 +50,7 @@ def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatur
 
 
 def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
-    """The normalised patches of pictures and videos, one after the other: float32 (patches of all, patch size)."""
+    """The normalised patches of images and videos, one after the other: float32 (patches of all, patch size)."""
     pixels = [normalised(item, PIXELS[item.modality]) for item in items]
     for item, values in zip(items, pixels, strict=True):
         if values.dtype == np.uint8:  # a server made them, and what it does with them is not known

@@ -88,7 +88,7 @@ def tiny_qwen3_vl(directory: str | Path, seed: int = 0, *, weights: bool = True)
 
     About 0.35 M float32 parameters, random from `seed`; a byte-level tokenizer (256 bytes, then the Qwen control
     tokens); a ChatML template with images and tools; a processor configuration with 8-pixel patches, so that a 32x32
-    picture is 16 patches and 4 tokens. Needs the `torch` extra; `weights=False` leaves out the model, which a renderer
+    image is 16 patches and 4 tokens. Needs the `torch` extra; `weights=False` leaves out the model, which a renderer
     does not read, and needs nothing. Raises `MissingExtraError` before anything is written.
     """
     if weights and not (find_spec("torch") and find_spec("transformers")):

@@ -1,4 +1,4 @@
-"""Rows with and without pictures and videos, padded to one width."""
+"""Rows with and without images and videos, padded to one width."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TrainingBatch:
     """B rows, padded on the right to T columns.
 
     `input_ids` int64, `attention_mask` bool, `loss_mask` bool, `logprobs` float32 and `advantages` float32, all (B, T);
-    padding is False or 0 everywhere but in `input_ids`, where it is the pad id. Pictures stay with their samples: they
+    padding is False or 0 everywhere but in `input_ids`, where it is the pad id. Images stay with their samples: they
     are not padded, not copied, and absent where a row has none.
     """
 
@@ -66,12 +66,12 @@ class TrainingBatch:
 
     @property
     def has_media(self) -> torch.Tensor:
-        """bool (B,): which rows hold a picture or a video."""
+        """bool (B,): which rows hold an image or a video."""
         return torch.tensor([bool(sample.media) for sample in self.samples])
 
     @property
     def mm_token_type_ids(self) -> torch.Tensor:
-        """int64 (B, T): 1 on tokens of pictures, 2 on those of videos, by range: a sampled placeholder stays 0."""
+        """int64 (B, T): 1 on tokens of images, 2 on those of videos, by range: a sampled placeholder stays 0."""
         types = torch.zeros_like(self.input_ids)
         for row, sample in zip(types, self.samples, strict=True):
             for item, where in sample.media:

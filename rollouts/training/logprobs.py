@@ -16,7 +16,7 @@ from rollouts.training.samples import TrainingSample
 def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
 
-    Nothing runs twice: equal rows (a group's members often sample the same answer) share one forward pass, a picture
+    Nothing runs twice: equal rows (a group's members often sample the same answer) share one forward pass, an image
     runs through the vision tower once however many rows show it, and the output layer runs on trained positions only.
     """
     require_qwen3_vl(model, OWN_FORWARD)
@@ -41,14 +41,14 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
 
 
 def _distinct_rows(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], list[int]]:
-    """The samples that differ in ids or pictures, and for every sample which of them it equals."""
+    """The samples that differ in ids or images, and for every sample which of them it equals."""
     index_of: dict[tuple[bytes, tuple[str, ...]], int] = {}
     distinct: list[TrainingSample] = []
     row_of = []
     for sample in samples:
-        # Offsets belong to the key: a literal placeholder beside a picture leaves two places for the same ids.
-        pictures = tuple(f"{item.mm_hash}@{where.offset}" for item, where in sample.media)
-        index = index_of.setdefault((sample.token_ids.tobytes(), pictures), len(distinct))
+        # Offsets belong to the key: a literal placeholder beside an image leaves two places for the same ids.
+        images = tuple(f"{item.mm_hash}@{where.offset}" for item, where in sample.media)
+        index = index_of.setdefault((sample.token_ids.tobytes(), images), len(distinct))
         if index == len(distinct):
             distinct.append(sample)
         row_of.append(index)

@@ -18,7 +18,7 @@ class MismatchReport:
 
     `max_abs` and `mean_abs` are in nats; `kl` is the k3 estimate of KL(sampler || trainer), mean of
     exp(d) - 1 - d with d = trainer - sampler (Schulman 2020, "Approximating KL divergence"). `worst` names the row of
-    the largest difference; `max_abs_media` and `max_abs_text` split it by whether the row holds pictures.
+    the largest difference; `max_abs_media` and `max_abs_text` split it by whether the row holds images.
     """
 
     tokens: int = 0

@@ -12,7 +12,7 @@ from rollouts.training.batch import OWN_FORWARD, TrainingBatch
 
 
 def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
-    """`input_ids`, `attention_mask`, `mm_token_type_ids` (B, T) and, if any row has pictures, `pixel_values` and
+    """`input_ids`, `attention_mask`, `mm_token_type_ids` (B, T) and, if any row has images, `pixel_values` and
     `image_grid_thw`, for videos `pixel_values_videos` and `video_grid_thw`; on the model's device, pixels in its dtype.
 
     transformers finds media by token id. A row in which the policy sampled a literal placeholder token cannot be
@@ -26,7 +26,7 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
         if len(literal):
             raise SampleError(
                 sample.name,
-                f"token {int(literal[0])} is a placeholder token outside every picture and video (the policy sampled "
+                f"token {int(literal[0])} is a placeholder token outside every image and video (the policy sampled "
                 "it); transformers would take it for one. Score this row with token_logprobs",
             )
     inputs = {

@@ -1,4 +1,4 @@
-"""Training samples for another process, their pictures in one of the forms of `rollouts.trajectory.pixel_forms`."""
+"""Training samples for another process, their images in one of the forms of `rollouts.trajectory.pixel_forms`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PackedSamples:
                 row.loss_mask,
                 row.logprobs,
                 row.advantages,
-                tuple((reference.derive(processors), reference.where) for reference in row.media),
+                tuple((reference.derive(processors), reference.placeholder) for reference in row.media),
                 row.weight_spans,
                 row.name,
             )

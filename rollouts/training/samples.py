@@ -21,7 +21,7 @@ class TrainingSample:
     """A row of n tokens.
 
     `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained; `logprobs`
-    float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the pictures with the ranges
+    float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the images with the ranges
     that their placeholder tokens take. `weight_spans` count trained tokens. `name` is what errors call this row.
     """
 
@@ -61,7 +61,7 @@ def sample_from_rendered(
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
     media = rendered.multi_modal_data.placed() if rendered.multi_modal_data is not None else []
-    for _, where in media:  # a picture in an assistant's turn is not predicted
+    for _, where in media:  # an image in an assistant's turn is not predicted
         loss_mask[where.offset : where.end] = False
     return TrainingSample(
         token_ids=np.array(rendered.token_ids, dtype=np.int32),
@@ -100,7 +100,9 @@ def samples_from_trajectory(
                 loss_mask=loss_mask,
                 logprobs=np.where(loss_mask, logprobs, np.float32(0)),
                 advantages=np.where(loss_mask, np.float32(advantage), np.float32(0)),
-                media=tuple((reference.derive(processors), reference.where) for reference in trajectory.media(leaf)),
+                media=tuple(
+                    (reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf)
+                ),
                 weight_spans=_joined_spans([node.weight_spans for node in nodes]),
                 name=f"{trajectory.episode_id}/{leaf}",
             )

@@ -1,12 +1,12 @@
-"""Episodes for another process, with their pictures as sources, as pixels, or as names alone.
+"""Episodes for another process, with their images as sources, as pixels, or as names alone.
 
     packed = pack_episodes([trajectory], pixels="bfloat16", processors=renderer.processors)
-    message = encoder.encode_frames(packed)         # transport.CompactEncoder: each picture once a connection
+    message = encoder.encode_frames(packed)         # transport.CompactEncoder: each image once a connection
 
     packed = decoder.decode_frames(message)
     samples_from_trajectory(packed.episodes[0], advantage=1.0, processors=packed.processors())
 
-`source` is the smallest and the default: an encoded picture is a tenth of its pixels. The receiver derives the pixels
+`source` is the smallest and the default: an encoded image is a tenth of its pixels. The receiver derives the pixels
 again with its own processors, and is refused any that would have another `mm_hash`.
 """
 

@@ -59,10 +59,10 @@ def trajectory_from_steps(
         is_truncated     bool; with response.message.finish_reason it says how the completion ended
         advantage, trajectory_id, extras       kept in the turn's `info`
 
-    A step whose prompt goes on from an earlier one, token by token and picture by picture, follows it in the tree;
+    A step whose prompt goes on from an earlier one, token by token and image by image, follows it in the tree;
     others fork, so steps of several agents may come interleaved. What `drop_intermediate_multi_modal_data` left out is
     restored. `multi_modal_data` are `MultiModalData`, or a dict of the three columns whose items are dicts of arrays
-    as the model takes them (no uint8 pixels); those become the source of the picture, which `step_processors` reads.
+    as the model takes them (no uint8 pixels); those become the source of the image, which `step_processors` reads.
     The messages of a prompt are not kept: steps do not say which tokens are whose. `reward` is that of the whole
     episode, for steps without their own; the last turn gets it.
 
@@ -81,7 +81,7 @@ def trajectory_from_steps(
             raise TrajectoryError(
                 f"episode {episode_id} has no steps and a reward of {reward}; rewards belong to turns"
             )
-        trajectory.pay(_number(len(steps) - 1, "reward", reward), trajectory.turns[-1].info)
+        trajectory.record_reward(_number(len(steps) - 1, "reward", reward), trajectory.turns[-1].info)
     return trajectory
 
 
@@ -119,7 +119,7 @@ def _packed_item(source: MediaSource) -> PackedItem | None:
     """The item that a step held, None if the source is another's."""
     try:
         packed = decode(source.data)
-    except DecodeError:  # a picture's file
+    except DecodeError:  # an image's file
         return None
     return packed if isinstance(packed, PackedItem) else None
 
@@ -152,7 +152,7 @@ def _add_step(trajectory: Trajectory, number: int, step: Any) -> None:
         raise InvalidStepError(number, "tokens", str(error)) from error
     _check_prompt_mask(number, tokens, trajectory, leaf, len(prompt_ids))
     reward = _get(step, "reward")
-    trajectory.pay(0.0 if reward is None else _number(number, "reward", reward), _info(number, step))
+    trajectory.record_reward(0.0 if reward is None else _number(number, "reward", reward), _info(number, step))
 
 
 def _checked_tokens(number: int, step: Any) -> tuple[Any, np.ndarray, np.ndarray]:

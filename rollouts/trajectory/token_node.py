@@ -28,15 +28,15 @@ class MissingProcessorError(RolloutsError):
 @wire_type("rollouts.MediaReference")
 @dataclass(frozen=True, slots=True)
 class MediaReference:
-    """A picture or video on a node: its pixels' name, its source, and where its tokens sit from the node's start."""
+    """An image or video on a node: its pixels' name, its source, and where its tokens sit from the node's start."""
 
     modality: Modality
     mm_hash: str
     source: MediaSource
-    where: PlaceholderRange
+    placeholder: PlaceholderRange
 
     def shifted(self, by: int) -> MediaReference:
-        return replace(self, where=self.where.shifted(by))
+        return replace(self, placeholder=self.placeholder.shifted(by))
 
     def derive(self, processors: Mapping[Modality, MediaProcessor]) -> MediaItem:
         """The pixels, made again from the source by a renderer's `processors`.
@@ -128,18 +128,18 @@ def frozen(values: Sequence[int] | np.ndarray, dtype: npt.DTypeLike) -> np.ndarr
 
 
 def same_media(one: Sequence[MediaReference], start: int, other: Sequence[MediaReference]) -> bool:
-    """Whether these are the same pictures at the same tokens, the ranges of `one` counted from token `start`."""
+    """Whether these are the same images at the same tokens, the ranges of `one` counted from token `start`."""
     return len(one) == len(other) and all(
         mine.mm_hash == theirs.mm_hash
         and mine.modality == theirs.modality
         and mine.source.digest == theirs.source.digest
-        and mine.where.offset + start == theirs.where.offset
-        and mine.where.length == theirs.where.length
-        and mine.where.embed_runs == theirs.where.embed_runs
+        and mine.placeholder.offset + start == theirs.placeholder.offset
+        and mine.placeholder.length == theirs.placeholder.length
+        and mine.placeholder.embed_runs == theirs.placeholder.embed_runs
         for mine, theirs in zip(one, other, strict=True)
     )
 
 
 def within(references: Sequence[MediaReference], start: int, end: int) -> tuple[MediaReference, ...]:
     """The references that begin in tokens `start:end`, with ranges relative to `start`."""
-    return tuple(reference.shifted(-start) for reference in references if start <= reference.where.offset < end)
+    return tuple(reference.shifted(-start) for reference in references if start <= reference.placeholder.offset < end)

@@ -2,8 +2,8 @@
 
 A node holds what one prompt extension or one completion added. Root to leaf, concatenated, is what the engine was
 given and what it sampled. A turn attaches to the longest path that is a prefix of its prompt, token by token and
-picture by picture (two pictures of one size have the same placeholder tokens), and forks otherwise. So a shared prefix
-exists once, and a picture lives on the node that introduced it. Branching, compaction of history and sub-agents are
+image by image (two images of one size have the same placeholder tokens), and forks otherwise. So a shared prefix
+exists once, and an image lives on the node that introduced it. Branching, compaction of history and sub-agents are
 nothing special.
 """
 
@@ -169,7 +169,7 @@ class Trajectory:
         turns.append(turn)
         return place
 
-    def pay(self, reward: float, info: Mapping[str, Any]) -> None:
+    def record_reward(self, reward: float, info: Mapping[str, Any]) -> None:
         """Record what the environment said to the last turn; `info` is copied.
 
         Raises `TrajectoryFinishedError`, and `InvalidTurnError` if there is no turn, `reward` is not a finite number,
@@ -248,7 +248,7 @@ class Trajectory:
         return np.concatenate(rows)
 
     def media(self, leaf: int) -> list[MediaReference]:
-        """The pictures and videos along the path to `leaf`, in prompt order, with absolute ranges."""
+        """The images and videos along the path to `leaf`, in prompt order, with absolute ranges."""
         return [reference.shifted(start) for start, node in self._with_starts(leaf) for reference in node.media]
 
     def multi_modal_data(self, leaf: int, processors: Mapping[Modality, MediaProcessor]) -> MultiModalData:
@@ -257,7 +257,7 @@ class Trajectory:
         Raises `PixelMismatchError` where those do not make the pixels that the sampler saw, `MissingProcessorError`.
         """
         return MultiModalData.from_items(
-            (reference.derive(processors), reference.where) for reference in self.media(leaf)
+            (reference.derive(processors), reference.placeholder) for reference in self.media(leaf)
         )
 
     def to_messages(self, leaf: int) -> list[Message]:
@@ -271,7 +271,7 @@ class Trajectory:
         return messages
 
     def all_media(self) -> Iterator[MediaReference]:
-        """Every picture and video of the episode, once per node that introduced it."""
+        """Every image and video of the episode, once per node that introduced it."""
         return (reference for node in self.nodes for reference in node.media)
 
     def _with_starts(self, leaf: int) -> Iterator[tuple[int, TokenNode]]:
@@ -283,7 +283,7 @@ class Trajectory:
     def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference]) -> tuple[int, int]:
         """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length."""
         best, best_length = -1, 0
-        offsets = [reference.where.offset for reference in references]
+        offsets = [reference.placeholder.offset for reference in references]
         lengths: dict[int, int] = {-1: 0}  # nodes whose path is a prefix; parents come before their children
         for index, node in enumerate(self.nodes):
             start = lengths.get(node.parent)

@@ -49,7 +49,7 @@ def make_family_checkpoint(family: str, directory: Path, seed: int = 0) -> Path:
         model = build_model(-(-(max(ids.values()) + 1) // 64) * 64, ids).float()
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.dim() > 1:  # what a new model has is so small that pictures hardly show
+                if parameter.dim() > 1:  # what a new model has is so small that images hardly show
                     parameter.normal_(0, 0.08)
     model.generation_config.eos_token_id = 2
     model.save_pretrained(directory)
@@ -138,7 +138,7 @@ def _glm_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrain
 
 
 def _internvl_processor() -> transformers.ProcessorMixin:
-    """Pictures of 32 x 32 pixels and 4 tokens, between two tokens of their own."""
+    """Images of 32 x 32 pixels and 4 tokens, between two tokens of their own."""
     template = _INTERNVL_TEMPLATE + "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
     named = {
         "start_image_token": "<img>",
@@ -165,7 +165,7 @@ def _internvl_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.Pre
 
 
 def _idefics3_processor() -> transformers.ProcessorMixin:
-    """Pictures in tiles of 32 x 32 pixels and 4 tokens, with a name before each tile."""
+    """Images in tiles of 32 x 32 pixels and 4 tokens, with a name before each tile."""
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     controls = ["<|begin_of_text|>", "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
     text = tokenizer([*controls, *tiles], corpus.templates()["trl/idefics3"])

@@ -17,7 +17,7 @@ from renderers.vision.normalise import normalised
 
 
 class Reference:
-    """The model of a checkpoint. `causal`: pictures are attended causally, where the model would see them whole.
+    """The model of a checkpoint. `causal`: images are attended causally, where the model would see them whole.
 
     vLLM's attention for the CPU has no bidirectional ranges, which Gemma 3 was trained with (`supports_mm_prefix` of
     its backends), and serves it causally without a word.

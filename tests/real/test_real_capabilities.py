@@ -46,10 +46,10 @@ async def test_a_server_of_each_mode_is_known_after_one_probe(vllm_server, conne
 
 
 @pytest.mark.parametrize("vllm_server", PIXELS, indirect=True)
-async def test_the_configuration_says_the_same_as_a_rendered_picture(vllm_server, connection, monkeypatch):
+async def test_the_configuration_says_the_same_as_a_rendered_image(vllm_server, connection, monkeypatch):
     """Where /render is closed, development mode still tells."""
     rendered = await probe(connection)
-    monkeypatch.setattr("rollouts.engines.vllm.capabilities._rendered_picture", lambda reply: None)
+    monkeypatch.setattr("rollouts.engines.vllm.capabilities._rendered_image", lambda reply: None)
     assert (await probe(connection)).pixel_dtype == rendered.pixel_dtype
 
 

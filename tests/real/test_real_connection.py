@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "rollouts" / "vllm"))
 from fake_server import ABORT, GENERATE, RENDER, FakeVLLM
 
 
-def picture() -> str:
+def image() -> str:
     file = io.BytesIO()
     Image.new("RGB", (64, 96), (9, 80, 7)).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -39,7 +39,7 @@ def ids_and(**sampling: Any) -> dict[str, Any]:
 
 IMAGE = {
     "role": "user",
-    "content": [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "?"}],
+    "content": [{"type": "image_url", "image_url": {"url": image()}}, {"type": "text", "text": "?"}],
 }
 NEVER_SENT = {
     "mm_hashes": {"image": ["never sent"]},
@@ -72,7 +72,7 @@ EXCHANGES: dict[str, tuple[str, str, Any]] = {
     "image that is not there": ("POST", GENERATE, ids_and() | {"features": NEVER_SENT}),
     "abort of nothing": ("POST", ABORT, {"request_ids": ["generate-tokens-nobody"]}),
     "abort without ids": ("POST", ABORT, {}),
-    "rendered picture": ("POST", RENDER, {"messages": [IMAGE]}),
+    "rendered image": ("POST", RENDER, {"messages": [IMAGE]}),
     "rendered text": ("POST", RENDER, {"messages": [{"role": "user", "content": "?"}]}),
 }
 

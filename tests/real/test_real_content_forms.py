@@ -67,12 +67,12 @@ def ours(served: VLLMServer) -> TemplateRenderer:
     return load_renderer(served.model_dir)
 
 
-PICTURE = np.random.default_rng(0).integers(0, 256, (60, 210, 3), dtype=np.uint8)
+IMAGE = np.random.default_rng(0).integers(0, 256, (60, 210, 3), dtype=np.uint8)
 
 
-def shown_picture() -> dict[str, Any]:
+def shown_image() -> dict[str, Any]:
     file = io.BytesIO()
-    Image.fromarray(PICTURE).save(file, "PNG")
+    Image.fromarray(IMAGE).save(file, "PNG")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -102,13 +102,13 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
         {"role": "user", "content": text("")},
     ],
 }
-PICTURED = [
+IMAGED = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [shown_picture(), *text("Which?")]},
+    {"role": "user", "content": [shown_image(), *text("Which?")]},
     {"role": "assistant", "content": "That one."},
     {"role": "user", "content": "And"},
     {"role": "assistant", "content": text("This.")},
-    {"role": "user", "content": [*text("now"), shown_picture()]},
+    {"role": "user", "content": [*text("now"), shown_image()]},
 ]
 
 
@@ -127,13 +127,13 @@ def test_strings_and_parts_make_the_prompt_that_the_server_makes(
     assert ours.render(messages, add_generation_prompt=True).token_ids == theirs(served, messages)
 
 
-def test_pictures_beside_strings_make_the_prompt_that_the_server_makes(
+def test_images_beside_strings_make_the_prompt_that_the_server_makes(
     served: VLLMServer, ours: TemplateRenderer
 ) -> None:
     if ours.template.source == STRINGS:
-        pytest.skip("a template of strings shows no pictures")
-    rendered = ours.render(PICTURED, add_generation_prompt=True)
-    assert rendered.token_ids == theirs(served, PICTURED)
+        pytest.skip("a template of strings shows no images")
+    rendered = ours.render(IMAGED, add_generation_prompt=True)
+    assert rendered.token_ids == theirs(served, IMAGED)
     assert rendered.multi_modal_data is not None
     assert len(rendered.multi_modal_data) == 2
 

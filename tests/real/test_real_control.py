@@ -42,8 +42,8 @@ async def control(connection):
 
 
 @pytest.fixture
-def picture(vllm_server):
-    """A prompt with a picture that no other test shows."""
+def image(vllm_server):
+    """A prompt with an image that no other test shows."""
     pixels = np.random.default_rng(5_000_000 + next(_made)).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     parts = [{"type": "image", "image": pixels}, {"type": "text", "text": "What is it?"}]
     return load_renderer(vllm_server.model_dir).render([{"role": "user", "content": parts}], add_generation_prompt=True)
@@ -79,7 +79,7 @@ async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
 
 
 async def show(connection, rendered, *, data):
-    """Status and log-probabilities of a request for a picture, with its data or by name."""
+    """Status and log-probabilities of a request for an image, with its data or by name."""
     features = features_segments(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: data)
     body = body_of(rendered.token_ids, 4, None, features)
     reply = await connection.request("POST", GENERATE, name="test", body=body)
@@ -169,14 +169,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_what_a_call_leaves_in_the_caches(connection, control, vllm_server, picture, name):
+async def test_what_a_call_leaves_in_the_caches(connection, control, vllm_server, image, name):
     """The table of `control`'s docstring."""
     call, keeps_pixels, keeps_prompts = CALLS[name]
     control.model_dir = vllm_server.model_dir
     prompt = np.random.default_rng(next(_made)).integers(0, 250, 300).tolist()  # two blocks of 128, and more
 
-    assert (await show(connection, picture, data=True))[0] == 200
-    expected = await show(connection, picture, data=False)
+    assert (await show(connection, image, data=True))[0] == 200
+    expected = await show(connection, image, data=False)
     assert expected[0] == 200
     await generated(connection, prompt)
     await call(control)
@@ -184,10 +184,10 @@ async def test_what_a_call_leaves_in_the_caches(connection, control, vllm_server
     hits = (await control.metrics()).prefix_cache.hits
     await generated(connection, prompt)
     assert ((await control.metrics()).prefix_cache.hits > hits) == keeps_prompts
-    status, after = await show(connection, picture, data=False)
+    status, after = await show(connection, image, data=False)
     assert status == (200 if keeps_pixels else 500)
     if not keeps_pixels:
-        status, after = await show(connection, picture, data=True)
+        status, after = await show(connection, image, data=True)
     assert status == 200
     np.testing.assert_allclose(after, expected[1], atol=1e-5)
 
@@ -314,14 +314,14 @@ async def test_aborting_everything_counts_it(connection, control):
 
 
 async def test_new_weights_answer_otherwise_and_the_first_ones_come_back_exactly(
-    connection, control, vllm_server, picture, other, restored
+    connection, control, vllm_server, image, other, restored
 ):
-    before = await generated(connection, tokens=12), await show(connection, picture, data=True)
+    before = await generated(connection, tokens=12), await show(connection, image, data=True)
     await control.update_weights_from_directory(other, "other")
-    during = await generated(connection, tokens=12), await show(connection, picture, data=True)
+    during = await generated(connection, tokens=12), await show(connection, image, data=True)
     assert not await control.is_paused()
     await control.update_weights_from_directory(vllm_server.model_dir, "default")
-    after = await generated(connection, tokens=12), await show(connection, picture, data=True)
+    after = await generated(connection, tokens=12), await show(connection, image, data=True)
 
     assert during[0]["weight_versions"] == [{"version": "other", "start": 0, "end": 12}]
     assert not np.allclose(logprobs(before[0]), logprobs(during[0]), atol=1e-2)
@@ -413,16 +413,16 @@ async def test_half_loaded_weights_leave_a_paused_server_and_would_have_killed_i
     await control.update_weights_from_directory(vllm_server.model_dir, "default")  # no grudge against the new process
 
 
-async def test_a_reload_alone_makes_vllm_die_of_the_next_known_picture(connection, control, vllm_server, picture):
+async def test_a_reload_alone_makes_vllm_die_of_the_next_known_image(connection, control, vllm_server, image):
     vllm_server.restartable()
-    expected = await show(connection, picture, data=True)
+    expected = await show(connection, image, data=True)
     await reload_through(control, vllm_server.model_dir)
-    assert await show(connection, picture, data=True) == expected
+    assert await show(connection, image, data=True) == expected
     async with httpx.AsyncClient(base_url=connection.base_url, timeout=30) as client:
         arguments = {"weights_path": str(vllm_server.model_dir)}
         reply = await client.post("/collective_rpc", json={"method": "reload_weights", "kwargs": arguments})
         assert reply.status_code == 200
-    status, _ = await show(connection, picture, data=False)
+    status, _ = await show(connection, image, data=False)
     assert status == 500
     await dead(vllm_server)
     await asyncio.to_thread(vllm_server.restart)

@@ -13,15 +13,15 @@ from pathlib import Path
 import httpx
 import pytest
 import typer
+from rollouts.cli.doctor.image_checks import image_pixels, images_of_server
 from typer.testing import CliRunner, Result
 from vllm_server import VLLMServer
 
 from renderers import load_renderer
 from rollouts.cli.doctor.commands import doctor
 from rollouts.cli.doctor.finding import Outcome, ok
-from rollouts.cli.doctor.picture_checks import image_pixels, pictures_of_server
 from rollouts.cli.doctor.reference_check import mismatch
-from rollouts.cli.doctor.target import Patient, fresh_picture
+from rollouts.cli.doctor.target import Patient, fresh_image
 from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
 from rollouts.engines.vllm.http.connection import ServerConnection
 
@@ -60,13 +60,13 @@ async def test_no_cache_is_cleared_by_it(vllm_server):
     renderer = load_renderer(vllm_server.model_dir)
     async with _patient(vllm_server) as patient:
         shown = renderer.render(
-            [{"role": "user", "content": [{"type": "image", "image": fresh_picture()}]}], add_generation_prompt=True
+            [{"role": "user", "content": [{"type": "image", "image": fresh_image()}]}], add_generation_prompt=True
         )
         await patient.sample(shown)
         result = await asyncio.to_thread(examined, vllm_server, "--control")
         assert result.exit_code == 0
         request = patient.request(shown)
-        assert (await patient.post_by_name(request, patient.picture_form(request))).status == 200
+        assert (await patient.post_by_name(request, patient.image_form(request))).status == 200
 
 
 async def test_pixels_normalised_twice_are_found_although_the_server_answers_200(vllm_server):
@@ -83,7 +83,7 @@ async def test_pixels_normalised_twice_are_found_although_the_server_answers_200
         try:
             assert (await image_pixels(trapped)).outcome is Outcome.FAILED
             trapped.known["text tokens"] = trapped.known["image request"] = ok("", "")
-            features = {one.check: one for one in await pictures_of_server(trapped)}
+            features = {one.check: one for one in await images_of_server(trapped)}
             assert "float32 with us and uint8 with the server" in features["image features"].seen
             scored = {one.check: one for one in await mismatch(trapped, max_gigabytes=1)}
             assert scored["mismatch, text"].outcome is Outcome.OK
@@ -144,7 +144,7 @@ def test_models_that_are_served_as_files_pass_every_check(vllm_server):
 
 
 @pytest.mark.parametrize("vllm_server", ["short"], indirect=True)
-def test_a_limit_that_no_picture_fits_into_is_named_and_nothing_is_blamed_on_it(vllm_server):
+def test_a_limit_that_no_image_fits_into_is_named_and_nothing_is_blamed_on_it(vllm_server):
     found = findings(examined(vllm_server))
     assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["served model"]
     assert "--max-model-len 4096" in found["served model"]["cure"]
@@ -154,7 +154,7 @@ def test_a_limit_that_no_picture_fits_into_is_named_and_nothing_is_blamed_on_it(
 
 
 @pytest.mark.parametrize("vllm_server", ["raw-logits"], indirect=True)
-def test_logits_in_place_of_log_probabilities_are_found_and_a_limit_of_one_picture_is_told(vllm_server):
+def test_logits_in_place_of_log_probabilities_are_found_and_a_limit_of_one_image_is_told(vllm_server):
     found = findings(examined(vllm_server))
     failed = {check: one["cure"] for check, one in found.items() if one["outcome"] == "failed"}
     assert failed.keys() <= {"text request", "log-probabilities"}
@@ -164,8 +164,8 @@ def test_logits_in_place_of_log_probabilities_are_found_and_a_limit_of_one_pictu
     assert "--limit-mm-per-prompt" in found["images per prompt"]["cure"]
 
 
-@pytest.mark.parametrize("vllm_server", ["without-pictures"], indirect=True)
-def test_processed_log_probabilities_are_found_and_that_pictures_are_refused_is_told(vllm_server):
+@pytest.mark.parametrize("vllm_server", ["without-images"], indirect=True)
+def test_processed_log_probabilities_are_found_and_that_images_are_refused_is_told(vllm_server):
     found = findings(examined(vllm_server))
     assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["log-probabilities"]
     assert "--logprobs-mode raw_logprobs" in found["log-probabilities"]["cure"]
@@ -184,7 +184,7 @@ def test_a_closed_server_is_told_what_to_open_and_its_key_is_never_shown(vllm_se
     assert found["control routes"]["outcome"] == "absent"
     assert found["text tokens"]["outcome"] == "ok"
     assert {check for check, one in found.items() if one["outcome"] == "failed"} == {"token endpoint"}
-    assert not any("takes no pictures" in one["seen"] for one in found.values())
+    assert not any("takes no images" in one["seen"] for one in found.values())
     assert key not in result.output
     wrong = examined(vllm_server, "--api-key-env", "THE_KEY", env={"THE_KEY": "wrong-key-5"})
     assert wrong.exit_code == 2

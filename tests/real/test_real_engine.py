@@ -38,14 +38,14 @@ async def labelled_back(engine):
     await engine.control.update_weight_version("default")
 
 
-def picture(seed=None):
+def image(seed=None):
     """Noise that no other test shows, unless a seed is given."""
     seed = 1_000_000 + next(_made) if seed is None else seed
     return np.random.default_rng(seed).integers(0, 256, (64, 80, 3), dtype=np.uint8)
 
 
-def prompt(renderer, *pictures, text="What is it?"):
-    parts = [{"type": "image", "image": pixels} for pixels in pictures]
+def prompt(renderer, *images, text="What is it?"):
+    parts = [{"type": "image", "image": pixels} for pixels in images]
     message = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
     return renderer.render([message], add_generation_prompt=True)
 
@@ -54,7 +54,11 @@ def request_for(rendered, **sampling):
     more = {name: sampling.pop(name) for name in ("prompt_logprobs", "session_id", "request_id") if name in sampling}
     params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})
     return GenerateRequest(
-        rendered.token_ids, params, rendered.multi_modal_data, marker_ids=rendered.marker_ids, **more
+        rendered.token_ids,
+        params,
+        rendered.multi_modal_data,
+        placeholder_token_ids=rendered.placeholder_token_ids,
+        **more,
     )
 
 
@@ -91,8 +95,8 @@ class Wire:
         return sum(size > 20_000 for size in self.bodies)
 
 
-async def test_a_picture_travels_once_and_then_by_name_with_the_same_answer(engine, renderer, monkeypatch):
-    rendered = prompt(renderer, picture())
+async def test_an_image_travels_once_and_then_by_name_with_the_same_answer(engine, renderer, monkeypatch):
+    rendered = prompt(renderer, image())
     wire = Wire(engine, monkeypatch)
     first, second = [(await engine.generate(request_for(rendered))).completions[0] for _ in range(2)]
     assert wire.with_pixels == 1
@@ -101,8 +105,8 @@ async def test_a_picture_travels_once_and_then_by_name_with_the_same_answer(engi
     np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-5)
 
 
-async def test_of_eight_first_uses_at_once_one_carries_the_picture(engine, renderer, monkeypatch):
-    rendered = prompt(renderer, picture())
+async def test_of_eight_first_uses_at_once_one_carries_the_image(engine, renderer, monkeypatch):
+    rendered = prompt(renderer, image())
     wire = Wire(engine, monkeypatch)
     results = await asyncio.gather(*(engine.generate(request_for(rendered)) for _ in range(8)))
     assert wire.with_pixels == 1
@@ -110,16 +114,16 @@ async def test_of_eight_first_uses_at_once_one_carries_the_picture(engine, rende
     assert len({tuple(result.completions[0].token_ids.tolist()) for result in results}) == 1
 
 
-async def test_two_pictures_under_their_own_names_are_told_apart(engine, renderer):
-    answers = [await engine.generate(request_for(prompt(renderer, picture()))) for _ in range(2)]
+async def test_two_images_under_their_own_names_are_told_apart(engine, renderer):
+    answers = [await engine.generate(request_for(prompt(renderer, image()))) for _ in range(2)]
     assert not np.allclose(answers[0].completions[0].logprobs, answers[1].completions[0].logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("route", ["/reset_mm_cache", "/pause?mode=abort"])
-async def test_a_picture_that_someone_elses_call_made_the_server_drop_is_sent_again(
+async def test_an_image_that_someone_elses_call_made_the_server_drop_is_sent_again(
     engine, renderer, vllm_server, monkeypatch, route
 ):
-    rendered = prompt(renderer, picture())
+    rendered = prompt(renderer, image())
     before = await engine.generate(request_for(rendered))
     async with httpx.AsyncClient(base_url=vllm_server.base_url, timeout=30) as other:
         for call in (route, *(["/resume"] if "pause" in route else []), "/reset_prefix_cache"):
@@ -131,7 +135,7 @@ async def test_a_picture_that_someone_elses_call_made_the_server_drop_is_sent_ag
 
 
 async def test_content_parts_and_features_give_the_same_log_probabilities(vllm_server, renderer):
-    rendered = prompt(renderer, picture(), picture())
+    rendered = prompt(renderer, image(), image())
     logprobs = []
     for media in ("features", "content_parts"):
         async with VLLMEngine(vllm_server.base_url, media=media) as engine:
@@ -143,7 +147,7 @@ async def test_content_parts_and_features_give_the_same_log_probabilities(vllm_s
 
 
 async def test_samples_differ_by_index_and_repeat_by_seed(engine, renderer):
-    request = request_for(prompt(renderer, picture()), n=4, temperature=1.0, seed=3)
+    request = request_for(prompt(renderer, image()), n=4, temperature=1.0, seed=3)
     first, again = [await engine.generate(request_for_again(request)) for _ in range(2)]
     drawn = [completion.token_ids.tolist() for completion in first.completions]
     assert len({tuple(ids) for ids in drawn}) > 1
@@ -165,7 +169,7 @@ async def test_prompt_log_probabilities_are_those_of_the_prompts_own_tokens(engi
 
 
 async def test_streamed_tokens_are_the_tokens_of_the_whole_answer(engine, renderer):
-    rendered = prompt(renderer, picture())
+    rendered = prompt(renderer, image())
     whole = (await engine.generate(request_for(rendered, max_tokens=20))).completions[0]
     deltas = [delta async for delta in engine.stream(request_for(rendered, max_tokens=20))]
     assert len(deltas) > 5
@@ -174,9 +178,9 @@ async def test_streamed_tokens_are_the_tokens_of_the_whole_answer(engine, render
 
 
 async def test_a_sampled_placeholder_token_is_text_to_the_server_too(engine, renderer):
-    """Behind a picture, a pad that the policy sampled changes what follows as any token does."""
-    rendered = prompt(renderer, picture())
-    pad = rendered.marker_ids["image"]
+    """Behind an image, a pad that the policy sampled changes what follows as any token does."""
+    rendered = prompt(renderer, image())
+    pad = rendered.placeholder_token_ids["image"]
     ids = [*rendered.token_ids, pad, pad]
     request = GenerateRequest(
         ids,
@@ -237,7 +241,7 @@ async def in_flight(vllm_server, call, requests=1):
 @pytest.mark.parametrize("n", [1, 3])
 async def test_cancelling_a_call_frees_its_place_on_the_server(engine, renderer, vllm_server, n):
     before = (await metrics(vllm_server)).generated_tokens
-    call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, picture()), n=n)))
+    call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, image()), n=n)))
     await in_flight(vllm_server, call, n)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -249,7 +253,7 @@ async def test_cancelling_a_call_frees_its_place_on_the_server(engine, renderer,
 
 
 async def test_an_aborted_request_returns_what_it_has(engine, renderer, vllm_server):
-    request = long_request(prompt(renderer, picture()))
+    request = long_request(prompt(renderer, image()))
     call = asyncio.ensure_future(engine.generate(request))
     await in_flight(vllm_server, call)
     await asyncio.sleep(0.3)
@@ -261,7 +265,7 @@ async def test_an_aborted_request_returns_what_it_has(engine, renderer, vllm_ser
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 async def test_a_completion_cut_by_a_pause_goes_on_after_it(engine, renderer, labelled_back, mode):
-    request = request_for(prompt(renderer, picture()), max_tokens=LONG, extra={"ignore_eos": True})
+    request = request_for(prompt(renderer, image()), max_tokens=LONG, extra={"ignore_eos": True})
     (undisturbed,) = (await engine.generate(request)).completions
     deltas = []
     started = asyncio.Event()
@@ -291,7 +295,7 @@ async def test_a_completion_cut_by_a_pause_goes_on_after_it(engine, renderer, la
 async def test_a_weight_version_set_during_a_pause_begins_where_the_completion_goes_on(
     engine, renderer, vllm_server, labelled_back, mode
 ):
-    call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, picture()), n=2)))
+    call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, image()), n=2)))
     await in_flight(vllm_server, call, 2)
     await asyncio.sleep(0.3)
     await engine.control.pause(mode)
@@ -309,7 +313,7 @@ async def test_reloaded_weights_answer_differently_and_the_first_ones_come_back(
     engine, renderer, vllm_server, tmp_path
 ):
     other = make_checkpoint(tmp_path / "other", "float32", seed=7)
-    rendered = prompt(renderer, picture())
+    rendered = prompt(renderer, image())
     first = (await engine.generate(request_for(rendered))).completions[0]
     await engine.control.update_weights_from_directory(other, "other")
     changed = (await engine.generate(request_for(rendered))).completions[0]
@@ -331,7 +335,7 @@ async def test_the_planted_fault_a_tied_checkpoint_without_its_output_layer_is_r
     with pytest.raises(WeightUpdateError, match="write_tied_head"):
         await engine.control.update_weights_from_directory(other, "other")
     await engine.control.update_weights_from_directory(other, "other", check=False)
-    rendered = prompt(renderer, picture())
+    rendered = prompt(renderer, image())
     (completion,) = (await engine.generate(request_for(rendered))).completions
     expected = reference_logprobs(rendered.token_ids, rendered, completion, other)
     assert np.abs(completion.logprobs - expected).max() > 0.1  # HTTP 200, and a model that nobody trained
@@ -349,7 +353,7 @@ async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_an
 async def test_a_server_killed_in_mid_flight_ends_the_call_with_a_typed_error(vllm_server, renderer):
     limits = HttpLimits(retries=2, backoff_seconds=0.05, longest_backoff_seconds=0.1)
     async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
-        call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, picture()))))
+        call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, image()))))
         await in_flight(vllm_server, call)
         await asyncio.to_thread(vllm_server.kill)
         with pytest.raises(ServerUnreachableError):
@@ -362,8 +366,8 @@ async def test_a_server_killed_in_mid_flight_and_started_again_answers_after_all
         pytest.skip("the server is not ours to kill")
     limits = HttpLimits(retries=300, backoff_seconds=0.5, longest_backoff_seconds=2)
     async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
-        rendered = prompt(renderer, picture())
-        await engine.generate(request_for(rendered))  # the server has the picture, and loses it
+        rendered = prompt(renderer, image())
+        await engine.generate(request_for(rendered))  # the server has the image, and loses it
         call = asyncio.ensure_future(engine.generate(long_request(rendered)))
         await in_flight(vllm_server, call)
         await asyncio.to_thread(vllm_server.kill)

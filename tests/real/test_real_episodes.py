@@ -17,30 +17,30 @@ TURNS = 4
 
 
 class Gallery:
-    """Shows several new pictures every turn, whatever is said about them: sizes, text and tool results vary by seed."""
+    """Shows several new images every turn, whatever is said about them: sizes, text and tool results vary by seed."""
 
     def reset(self, seed: int):
         self.random = np.random.default_rng(seed)
         self.turn = 0
         return [
             {"role": "system", "content": f"You are critic {seed}."},
-            {"role": "user", "content": [*self._pictures(), {"type": "text", "text": "What do you see?"}]},
+            {"role": "user", "content": [*self._images(), {"type": "text", "text": "What do you see?"}]},
         ]
 
     def step(self, message):
         self.turn += 1
         texts = ["", "And now?", "é 中 🙂", "<|im_end|> is text here, and so is <|image_pad|>"]
-        parts = [*self._pictures(), {"type": "text", "text": texts[self.turn % len(texts)]}, *self._pictures()]
+        parts = [*self._images(), {"type": "text", "text": texts[self.turn % len(texts)]}, *self._images()]
         return StepResult([{"role": "user", "content": parts}], reward=0.0, done=self.turn == TURNS)
 
-    def _pictures(self):
+    def _images(self):
         for _ in range(self.random.integers(0, 3)):
             height, width = (int(side) for side in self.random.integers(20, 120, 2))
             yield {"type": "image", "image": self.random.integers(0, 256, (height, width, 3), dtype=np.uint8)}
 
 
 @pytest.mark.parametrize("vllm_server", ["float32", "float32-host-normalise"], indirect=True)
-async def test_log_probabilities_of_fifty_episodes_with_pictures_are_those_of_transformers(vllm_server):
+async def test_log_probabilities_of_fifty_episodes_with_images_are_those_of_transformers(vllm_server):
     renderer = load_renderer(vllm_server.model_dir)
     specs = [EpisodeSpec(seed, sampling_seed=seed) for seed in range(50)]
     async with VLLMEngine(vllm_server.base_url) as engine:
@@ -67,7 +67,7 @@ async def test_pixels_for_the_other_mode_are_what_the_mismatch_catches(vllm_serv
     asked = capabilities.probe
     monkeypatch.setattr("rollouts.engines.vllm.engine.probe", blind)
     async with VLLMEngine(vllm_server.base_url) as engine:
-        # Pictures that no other test shows: the server answers from the first pixels that it saw under a hash.
+        # Images that no other test shows: the server answers from the first pixels that it saw under a hash.
         trajectories = await run_episodes(
             Gallery,
             [EpisodeSpec(seed, sampling_seed=seed) for seed in range(900, 906)],

@@ -1,4 +1,4 @@
-"""Pictures and videos of several families on a real server: sampled log-probabilities against transformers float32."""
+"""Images and videos of several families on a real server: sampled log-probabilities against transformers float32."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def differences(server, parts, others, *, media="auto", causal=False):
             rendered.token_ids,
             SamplingParams(max_tokens=12, seed=1, extra={"ignore_eos": True}),
             rendered.multi_modal_data,
-            marker_ids=rendered.marker_ids,
+            placeholder_token_ids=rendered.placeholder_token_ids,
         )
         (completion,) = (await engine.generate(request)).completions
     return tuple(
@@ -97,7 +97,7 @@ async def test_a_video_of_one_step_does_not_take_the_server_down(vllm_server):
     assert far > FAR
 
 
-async def test_a_picture_beside_a_video_keeps_its_place(vllm_server):
+async def test_an_image_beside_a_video_keeps_its_place(vllm_server):
     shown = [image(noise(64, 96)), video(noise(6, 64, 96)), image(noise(64, 96))]
     close, far = await differences(vllm_server, shown, [shown[2], shown[1], shown[0]])
     assert close < CLOSE
@@ -116,7 +116,7 @@ async def test_two_steps_of_a_video_in_the_wrong_order_show(vllm_server):
 
 @on_gemma3
 @pytest.mark.parametrize("media", ["auto", "features"])
-async def test_pictures_of_gemma3_are_seen_as_transformers_sees_them(vllm_server, media):
+async def test_images_of_gemma3_are_seen_as_transformers_sees_them(vllm_server, media):
     shown = [image(noise(61, 97)), image(noise(300, 200))]
     close, far = await differences(vllm_server, shown, [image(noise(61, 97)), shown[1]], media=media, causal=True)
     assert close < CLOSE
@@ -135,7 +135,7 @@ async def test_the_error_of_a_mode_that_cannot_serve_gemma3_advises_the_one_that
 
 @on_glm
 @pytest.mark.parametrize("media", ["auto", "features", "content_parts"])
-async def test_pictures_of_glm_are_seen_as_transformers_sees_them(vllm_server, media):
+async def test_images_of_glm_are_seen_as_transformers_sees_them(vllm_server, media):
     shown = [image(noise(61, 97)), image(noise(130, 70))]
     close, far = await differences(vllm_server, shown, [image(noise(61, 97)), shown[1]], media=media)
     assert close < CLOSE

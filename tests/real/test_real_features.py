@@ -34,8 +34,8 @@ SIZES = [
 ]
 
 
-def pictures(sizes):
-    """Noise that no server has seen: where its cache knows a picture, it answers without the data."""
+def images(sizes):
+    """Noise that no server has seen: where its cache knows an image, it answers without the data."""
     random = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
     return [random.integers(0, 256, (height, width, 3), dtype=np.uint8) for width, height in sizes]
 
@@ -47,7 +47,7 @@ def data_url(pixels):
 
 
 def rendered_by(server, shown):
-    """The ids and features that the server itself makes of a message with pictures."""
+    """The ids and features that the server itself makes of a message with images."""
     parts = [{"type": "image_url", "image_url": {"url": data_url(pixels)}} for pixels in shown]
     body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]}
     answer = httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60)
@@ -80,32 +80,32 @@ def assert_same_features(server, shown):
     assert made["mm_placeholders"] == theirs["features"]["mm_placeholders"]
     assert len(made["kwargs_data"]["image"]) == len(shown)
     for mine, other in zip(made["kwargs_data"]["image"], theirs["features"]["kwargs_data"]["image"], strict=True):
-        assert other is not None, "the server's cache knew this picture"
+        assert other is not None, "the server's cache knew this image"
         assert_same_bytes(mine, other)
     return theirs["features"]["kwargs_data"]["image"]
 
 
 @every_mode
 @pytest.mark.parametrize("size", SIZES, ids=[f"{width}x{height}" for width, height in SIZES])
-def test_a_picture_is_encoded_as_the_server_does(vllm_server, size):
-    assert_same_features(vllm_server, pictures([size]))
+def test_an_image_is_encoded_as_the_server_does(vllm_server, size):
+    assert_same_features(vllm_server, images([size]))
 
 
 @every_mode
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_several_pictures_of_one_prompt_are_encoded_as_the_server_does(vllm_server, count):
-    assert_same_features(vllm_server, pictures(SIZES[:count]))
+def test_several_images_of_one_prompt_are_encoded_as_the_server_does(vllm_server, count):
+    assert_same_features(vllm_server, images(SIZES[:count]))
 
 
 @every_mode
 def test_what_the_server_rendered_is_decoded_and_goes_back_byte_for_byte(vllm_server):
-    (theirs,) = assert_same_features(vllm_server, pictures([(256, 192)]))
+    (theirs,) = assert_same_features(vllm_server, images([(256, 192)]))
     decoded = decode_item(theirs)
     assert decoded["pixel_values"].dtype == PIXEL_DTYPE[vllm_server.mode]
     item = MediaItem(
         "image",
         "hash",
-        MediaSource.of(b"picture"),
+        MediaSource.of(b"image"),
         {name: entry.tensor for name, entry in decoded.items()},
         70,
         None,
@@ -118,7 +118,7 @@ def test_what_the_server_rendered_is_decoded_and_goes_back_byte_for_byte(vllm_se
 @pytest.mark.parametrize("vllm_server", ["float32"], indirect=True)
 def test_one_changed_pixel_is_noticed(vllm_server):
     """That the comparison above compares."""
-    (shown,) = pictures([(256, 192)])
+    (shown,) = images([(256, 192)])
     theirs = rendered_by(vllm_server, [shown])["features"]["kwargs_data"]["image"][0]
     shown[100, 100, 0] ^= 1
     media = rendered_by_us(vllm_server, [shown]).multi_modal_data

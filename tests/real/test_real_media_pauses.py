@@ -1,6 +1,6 @@
-"""Pauses and new weights while a picture is in flight that the prefix-cache hit of its request covers.
+"""Pauses and new weights while an image is in flight that the prefix-cache hit of its request covers.
 
-vLLM 0.32 gives a worker no pixels of such a picture, and dies where it has to encode it after all.
+vLLM 0.32 gives a worker no pixels of such an image, and dies where it has to encode it after all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def restored(engine, vllm_server):
 
 
 def shown(server: VLLMServer, *, side: int = 64, words: int = 150) -> RenderedTokens:
-    """A prompt of several blocks of the KV cache, the first of which holds a picture that no other test shows."""
+    """A prompt of several blocks of the KV cache, the first of which holds an image that no other test shows."""
     seed = 7_000_000 + next(_made)
     pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     parts = [{"type": "image", "image": pixels}, {"type": "text", "text": "x " * words}]
@@ -55,7 +55,10 @@ def asked(rendered: RenderedTokens, tokens: int = LONG, **more: Any) -> Generate
     sampling = SamplingParams(max_tokens=tokens, temperature=more.pop("temperature", 0.0), extra=extra)
     more = {"prompt_ids": rendered.token_ids, "request_id": uuid.uuid4().hex, **more}
     return GenerateRequest(
-        sampling=sampling, multi_modal_data=rendered.multi_modal_data, marker_ids=rendered.marker_ids, **more
+        sampling=sampling,
+        multi_modal_data=rendered.multi_modal_data,
+        placeholder_token_ids=rendered.placeholder_token_ids,
+        **more,
     )
 
 
@@ -99,7 +102,7 @@ async def dead(server: VLLMServer) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_completion_behind_a_covered_picture_is_the_same_after_a_pause_of_any_mode(engine, vllm_server, mode):
+async def test_a_completion_behind_a_covered_image_is_the_same_after_a_pause_of_any_mode(engine, vllm_server, mode):
     rendered = await covered(engine, vllm_server)
     undisturbed = await one(engine, asked(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
@@ -140,7 +143,7 @@ async def test_the_planted_fault_the_bare_route_kills_vllm(engine, vllm_server):
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_after_new_weights_a_completion_behind_a_covered_picture_is_of_the_policy_that_its_spans_name(
+async def test_after_new_weights_a_completion_behind_a_covered_image_is_of_the_policy_that_its_spans_name(
     engine, vllm_server, restored, tmp_path, mode
 ):
     other = make_checkpoint(tmp_path / "other", "float32", seed=12)
@@ -166,7 +169,7 @@ async def test_after_new_weights_a_completion_behind_a_covered_picture_is_of_the
     np.testing.assert_allclose(again.logprobs, ended.logprobs[split:], atol=1e-4)
 
 
-async def test_weights_reloaded_while_a_picture_is_frozen_do_not_kill_the_server(engine, vllm_server):
+async def test_weights_reloaded_while_an_image_is_frozen_do_not_kill_the_server(engine, vllm_server):
     rendered = await covered(engine, vllm_server)
     undisturbed = await one(engine, asked(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
@@ -179,7 +182,7 @@ async def test_weights_reloaded_while_a_picture_is_frozen_do_not_kill_the_server
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_picture_that_another_client_has_in_flight_does_not_kill_the_server_either(engine, vllm_server, mode):
+async def test_an_image_that_another_client_has_in_flight_does_not_kill_the_server_either(engine, vllm_server, mode):
     rendered = await covered(engine, vllm_server)
     features = b"".join(features_segments(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: True))
     ids = ",".join(map(str, rendered.token_ids)).encode()
@@ -234,7 +237,7 @@ def sessions(
 
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
-async def test_the_planted_fault_vllm_dies_of_a_preempted_request_whose_picture_its_hit_covered(engine, vllm_server):
+async def test_the_planted_fault_vllm_dies_of_a_preempted_request_whose_image_its_hit_covered(engine, vllm_server):
     vllm_server.restartable()
     tasks = sessions(engine, vllm_server, 24, 256, {})
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=300)
@@ -255,7 +258,7 @@ async def test_what_does_not_read_the_prefix_cache_survives_being_preempted(engi
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
 async def test_a_pause_that_waits_ends_what_is_in_the_queue_before_it_clears_the_caches(engine, vllm_server):
-    """The encoder's cache holds all of these pictures, so that being preempted alone does no harm."""
+    """The encoder's cache holds all of these images, so that being preempted alone does no harm."""
     before = (await metrics(vllm_server)).preemptions
     tasks = sessions(engine, vllm_server, 8, 64, {})
     async with asyncio.timeout(60):

@@ -20,7 +20,7 @@ _made = itertools.count(3_000_000)
 
 @pytest.fixture
 def shown(vllm_server):
-    """A sound request with one picture that no other test shows."""
+    """A sound request with one image that no other test shows."""
     pixels = np.random.default_rng(next(_made)).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     message = {"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": "What is it?"}]}
     prompt = load_renderer(vllm_server.model_dir).render([message], add_generation_prompt=True)
@@ -60,7 +60,7 @@ KILLING = {
 SILENTLY_WRONG = {
     "a range one token short": lambda r: with_range(r, length=-1),
     "a range one token late": lambda r: with_range(r, offset=1),
-    "placeholders without a picture": lambda r: replace(r, multi_modal_data=None),
+    "placeholders without an image": lambda r: replace(r, multi_modal_data=None),
     "pixels normalised here": lambda r: with_item(
         r, lambda t: t | {"pixel_values": (t["pixel_values"] / 127.5 - 1).astype(np.float32)}
     ),

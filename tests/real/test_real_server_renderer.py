@@ -39,7 +39,7 @@ def ours(vllm_server: VLLMServer) -> TemplateRenderer:
     return load_renderer(vllm_server.model_dir)
 
 
-def picture(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
+def image(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
@@ -59,14 +59,14 @@ CONVERSATIONS = [
     [{"role": "user", "content": "  spaces \n\n and 東京 🙂 1234"}],
     [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "image", "image": picture(1)}, {"type": "text", "text": "Which?"}]},
+        {"role": "user", "content": [{"type": "image", "image": image(1)}, {"type": "text", "text": "Which?"}]},
         {"role": "assistant", "content": "that\n"},
         {
             "role": "user",
             "content": [
                 {"type": "text", "text": "and"},
-                {"type": "image", "image": picture(2, 40, 200)},
-                {"type": "image", "image": picture(1)},
+                {"type": "image", "image": image(2, 40, 200)},
+                {"type": "image", "image": image(1)},
             ],
         },
     ],
@@ -77,12 +77,12 @@ CONVERSATIONS = [
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 async def test_ids_and_ranges_are_those_of_our_own_renderer(vllm_server, ours, conversation):
     async with ServerRenderer.connect(vllm_server.base_url) as renderer:
-        for _ in range(2):  # the second time the server knows the pictures
+        for _ in range(2):  # the second time the server knows the images
             rendered = await renderer.render(conversation, add_generation_prompt=True)
             expected = ours.render(conversation, add_generation_prompt=True)
             assert rendered.token_ids == expected.token_ids
             assert rendered.logical_ids == expected.logical_ids
-            assert rendered.marker_ids["image"] == expected.marker_ids["image"]
+            assert rendered.placeholder_token_ids["image"] == expected.placeholder_token_ids["image"]
             pairs = zip(rendered.multi_modal_data.placed(), expected.multi_modal_data.placed(), strict=True)
             for (item, where), (own, own_where) in pairs:
                 assert where == own_where
@@ -93,7 +93,7 @@ async def test_ids_and_ranges_are_those_of_our_own_renderer(vllm_server, ours, c
 @EVERYWHERE
 @pytest.mark.parametrize("size", [(28, 28), (64, 96), (37, 301), (480, 640)])
 async def test_items_pass_through_our_encoder_byte_for_byte_as_the_server_made_them(vllm_server, size):
-    pixels = picture(sum(size), *size)
+    pixels = image(sum(size), *size)
     shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}]
     theirs = asked(vllm_server, shown)["features"]["kwargs_data"]["image"]
     async with ServerRenderer.connect(vllm_server.base_url) as renderer:
@@ -105,7 +105,7 @@ async def test_items_pass_through_our_encoder_byte_for_byte_as_the_server_made_t
 
 
 @EVERYWHERE
-async def test_chunks_around_pictures_make_the_prompt_that_the_template_makes(vllm_server, ours):
+async def test_chunks_around_images_make_the_prompt_that_the_template_makes(vllm_server, ours):
     conversation = CONVERSATIONS[1]
     expected = ours.render(conversation, add_generation_prompt=True)
     chunks: list[TokenChunk | ImageChunk] = []
@@ -132,7 +132,10 @@ async def test_the_server_samples_from_its_own_items_what_it_samples_from_ours(v
             ours.render(CONVERSATIONS[1], add_generation_prompt=True),
         ):
             request = GenerateRequest(
-                rendered.token_ids, sampling, rendered.multi_modal_data, marker_ids=rendered.marker_ids
+                rendered.token_ids,
+                sampling,
+                rendered.multi_modal_data,
+                placeholder_token_ids=rendered.placeholder_token_ids,
             )
             results.append((await engine.generate(request)).completions[0])
     first, second = results
@@ -140,8 +143,8 @@ async def test_the_server_samples_from_its_own_items_what_it_samples_from_ours(v
     np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-5)
 
 
-async def test_a_picture_that_the_server_saw_under_other_names_comes_with_its_tensors(vllm_server):
-    pixels = picture(77)
+async def test_an_image_that_the_server_saw_under_other_names_comes_with_its_tensors(vllm_server):
+    pixels = image(77)
     for _ in range(2):
         asked(vllm_server, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}])
     for _ in range(2):  # two clients that know nothing of each other
@@ -152,7 +155,7 @@ async def test_a_picture_that_the_server_saw_under_other_names_comes_with_its_te
 
 async def test_many_conversations_at_once_and_from_threads(vllm_server, ours):
     conversations = [
-        [{"role": "user", "content": [{"type": "image", "image": picture(n % 4)}, {"type": "text", "text": f"{n}"}]}]
+        [{"role": "user", "content": [{"type": "image", "image": image(n % 4)}, {"type": "text", "text": f"{n}"}]}]
         for n in range(24)
     ]
     expected = [ours.render(each).token_ids for each in conversations]

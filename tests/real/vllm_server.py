@@ -70,9 +70,9 @@ MODES: Mapping[str, Mode] = {
     "float32-host-normalise": Mode(arguments=("--no-mm-device-do-normalize",)),
     "bfloat16": Mode(dtype="bfloat16"),
     "bfloat16-host-normalise": Mode(dtype="bfloat16", arguments=("--no-mm-device-do-normalize",)),
-    # So little room that requests push each other out of the KV cache and pictures out of the encoder's.
+    # So little room that requests push each other out of the KV cache and images out of the encoder's.
     "small-cache": Mode(arguments=("--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "1024")),
-    # Takes no pictures, though its model could.
+    # Takes no images, though its model could.
     "text": Mode(arguments=("--language-model-only",)),
     # As an operator may leave one: a key, no scale-out, no development routes.
     "closed": Mode(scale_out=False, dev_routes=False, api_key="open-sesame"),
@@ -85,7 +85,7 @@ MODES: Mapping[str, Mode] = {
     # Mistakes of an operator; of two arguments of a name the last one holds.
     "short": Mode(arguments=("--max-model-len", "96")),
     "raw-logits": Mode(arguments=("--logprobs-mode", "raw_logits", "--limit-mm-per-prompt", '{"image":1,"video":0}')),
-    "without-pictures": Mode(
+    "without-images": Mode(
         arguments=("--logprobs-mode", "processed_logprobs", "--limit-mm-per-prompt", '{"image":0,"video":0}')
     ),
 }

@@ -124,8 +124,8 @@ def model(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def use(directory: Path) -> None:
     renderer = load_renderer(directory)
-    picture = {"type": "image", "image": np.zeros((40, 40, 3), np.uint8)}
-    for messages in ([user("a")], [user([{"type": "text", "text": "a"}, picture])]):
+    image = {"type": "image", "image": np.zeros((40, 40, 3), np.uint8)}
+    for messages in ([user("a")], [user([{"type": "text", "text": "a"}, image])]):
         try:
             prompt = renderer.render(messages, add_generation_prompt=True)
         except RendererError as error:
@@ -218,7 +218,7 @@ def test_a_file_that_is_nested_too_deeply_is_named(model: Path, tmp_path: Path, 
         load_renderer(directory)
 
 
-def test_a_picture_that_would_be_enlarged_past_memory_is_refused(model: Path, tmp_path: Path) -> None:
+def test_an_image_that_would_be_enlarged_past_memory_is_refused(model: Path, tmp_path: Path) -> None:
     directory = rewritten(model, tmp_path / "model", "preprocessor_config.json", patch_size=1024, merge_size=64)
     renderer = load_renderer(directory)
     with pytest.raises(MediaLimitError, match=r"preprocessor_config\.json"):

@@ -194,7 +194,7 @@ def test_control_tokens_spelled_in_new_messages_stay_text(renderer: TemplateRend
 # Media.
 
 
-def test_pictures_keep_their_offsets_and_new_ones_follow(renderer: TemplateRenderer) -> None:
+def test_images_keep_their_offsets_and_new_ones_follow(renderer: TemplateRenderer) -> None:
     prompt = renderer.render([{"role": "user", "content": [image_part(0), image_part(1)]}], add_generation_prompt=True)
     assert prompt.multi_modal_data is not None
     before = list(prompt.multi_modal_data.mm_placeholders["image"])
@@ -217,7 +217,7 @@ def test_pictures_keep_their_offsets_and_new_ones_follow(renderer: TemplateRende
     assert prompt.multi_modal_data.mm_placeholders["image"] == before  # the caller's own data is not touched
 
 
-def test_three_turns_carry_every_picture(renderer: TemplateRenderer) -> None:
+def test_three_turns_carry_every_image(renderer: TemplateRenderer) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(0)]}]
     rendered = renderer.render(messages, add_generation_prompt=True)
     for turn in range(3):
@@ -234,7 +234,7 @@ def test_three_turns_carry_every_picture(renderer: TemplateRenderer) -> None:
     check_media(rendered, whole)
 
 
-def test_a_sampled_placeholder_is_not_a_picture(renderer: TemplateRenderer) -> None:
+def test_a_sampled_placeholder_is_not_an_image(renderer: TemplateRenderer) -> None:
     prompt = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
     completion = ids_of(renderer, "look: ", "<|image_pad|>", "<|vision_start|>", "<|image_pad|>", "<|im_end|>")
     first = bridged(
@@ -256,7 +256,7 @@ def test_a_sampled_placeholder_is_not_a_picture(renderer: TemplateRenderer) -> N
     assert [where.length for where in second.multi_modal_data.mm_placeholders["image"]] == [4, 6]
 
 
-def test_a_placeholder_sampled_in_an_episode_without_pictures_does_not_stop_it(renderer: TemplateRenderer) -> None:
+def test_a_placeholder_sampled_in_an_episode_without_images_does_not_stop_it(renderer: TemplateRenderer) -> None:
     prompt = renderer.render(QUESTION, add_generation_prompt=True)
     completion = ids_of(renderer, "<|image_pad|>", "<|im_end|>")
     media = prompt.multi_modal_data

@@ -44,7 +44,7 @@ PARTS = """\
 {%- for part in m.content %}{{- '<image>' if part.type == 'image' else part.text }}{%- endfor %}
 {{- '<|im_end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-# As in Pixtral's: a user may show pictures, an assistant and a system message are strings.
+# As in Pixtral's: a user may show images, an assistant and a system message are strings.
 MIXED = """\
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
 {%- if m.role == 'user' %}{%- for part in m.content %}{{- part.text }}{%- endfor %}
@@ -195,7 +195,7 @@ def test_the_forms_are_found_for_each_role_by_itself() -> None:
 
 # What a template reads of one role in one place and not in another.
 
-# As in Llama 3.2's for pictures: with tools, the first question is printed by another line than the others.
+# As in Llama 3.2's for images: with tools, the first question is printed by another line than the others.
 TOOLS_IN_FIRST = """\
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
 {%- if loop.first and tools %}{{- (tools | tojson) + (m.content | trim) }}
@@ -316,7 +316,7 @@ def test_a_form_that_is_none_is_refused() -> None:
         RendererConfig(content_form="openai")  # type: ignore[arg-type]
 
 
-def test_a_picture_never_becomes_a_string() -> None:
+def test_an_image_never_becomes_a_string() -> None:
     """A template of strings shows none; what it says of one is not to be dropped."""
     shown = [{"type": "image", "image": "<media>"}, {"type": "text", "text": "?"}]
     (message,) = check_messages([user(shown)])
@@ -418,9 +418,9 @@ def test_a_turn_of_two_texts_is_recognised_behind_a_prompt_that_history_prints_d
     assert renderer.tokenizer.decode(trained) == "c\nd<|im_end|>"
 
 
-# Pictures.
+# Images.
 
-PICTURES = ["llava-next", "idefics3", "pixtral", "gemma3", "qwen2-vl"]
+IMAGES = ["llava-next", "idefics3", "pixtral", "gemma3", "qwen2-vl"]
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -428,8 +428,8 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(values)
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_placed_as_by_the_models_own_processor_beside_strings(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_are_placed_as_by_the_models_own_processor_beside_strings(name: str, tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == name)
     directory = family.save(tmp_path / name)
     own, images = AutoProcessor.from_pretrained(directory), [noise(210, 60), noise(70, 420)]
@@ -457,7 +457,7 @@ def test_pictures_are_placed_as_by_the_models_own_processor_beside_strings(name:
     assert [marks[where.offset] for where in places] == [0, 4]
 
 
-def test_a_template_of_strings_that_is_given_a_picture_is_refused_and_not_silent(tmp_path: Path) -> None:
+def test_a_template_of_strings_that_is_given_an_image_is_refused_and_not_silent(tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == "pixtral")
     directory = family.save(tmp_path / "model")
     renderer = load_renderer(directory, chat_template="{% for m in messages %}{{ m.content }}[INST]{% endfor %}")

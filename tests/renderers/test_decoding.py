@@ -114,7 +114,7 @@ def test_only_the_frames_that_are_asked_for_are_kept(container: str, encoder: st
     ("turn", "matrix"), [(0, (1, 0, 0, 1)), (1, (0, 1, -1, 0)), (2, (-1, 0, 0, -1)), (3, (0, -1, 1, 0))]
 )
 def test_a_film_of_a_turned_camera_is_turned_upright(turn: int, matrix: tuple[int, ...]) -> None:
-    """The display matrix of ISO/IEC 14496-12, 8.3.2: (0, 1, -1, 0) turns the stored picture a quarter clockwise."""
+    """The display matrix of ISO/IEC 14496-12, 8.3.2: (0, 1, -1, 0) turns the stored image a quarter clockwise."""
     data = video_file(moving_square(3))
     header = data.index(b"tkhd")
     at = data.index(struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30), header)
@@ -125,7 +125,7 @@ def test_a_film_of_a_turned_camera_is_turned_upright(turn: int, matrix: tuple[in
 
 
 def test_an_announced_number_of_frames_that_is_wrong_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some codecs put what is no picture of its own into packets of its own; frames count as they are decoded."""
+    """Some codecs put what is no image of its own into packets of its own; frames count as they are decoded."""
     from renderers.media import video_decoding
 
     data = video_file(moving_square(6))
@@ -143,11 +143,11 @@ def test_an_announced_number_of_frames_that_is_wrong_is_corrected(monkeypatch: p
     np.testing.assert_array_equal(video.frames, directly(data)[[0, 5]].transpose(0, 3, 1, 2))
 
 
-# Animated pictures and raw frames.
+# Animated images and raw frames.
 
 
 @pytest.mark.parametrize(("format", "options"), [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {})])
-def test_an_animated_picture_is_a_video(format: str, options: dict[str, Any]) -> None:
+def test_an_animated_image_is_a_video(format: str, options: dict[str, Any]) -> None:
     film = [Image.fromarray(frame).quantize(16).convert("RGB") for frame in moving_square(5)]
     buffer = io.BytesIO()
     film[0].save(buffer, format, save_all=True, append_images=film[1:], duration=[100, 200, 50, 50, 100], **options)
@@ -164,7 +164,7 @@ def test_transparency_of_an_animation_is_laid_on_white() -> None:
     assert frames[:, 0, 0].tolist() == [[255, 255, 255], [10, 20, 30]]
 
 
-def test_a_still_picture_is_a_video_of_one_frame() -> None:
+def test_a_still_image_is_a_video_of_one_frame() -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8), (1, 2, 3)).save(buffer, "PNG")
     frames, fps = decoded(buffer.getvalue())

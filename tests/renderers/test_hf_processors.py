@@ -110,7 +110,7 @@ def processed(processor: HFProcessor, images: Sequence[Image.Image]) -> list[Med
 
 
 def together(processor: Any, images: Sequence[Image.Image], **options: Any) -> dict[str, torch.Tensor]:
-    """What the model's own processor returns for samples of one picture each, without what it makes of their text."""
+    """What the model's own processor returns for samples of one image each, without what it makes of their text."""
     output = processor(
         images=[[image] for image in images],
         text=[processor.image_token] * len(images),
@@ -193,7 +193,7 @@ def test_pixels_that_the_scale_does_not_make_the_floats_of_are_not_held_as_uint8
         assert layout.raw_names == (frozenset({"pixel_values"}) if scaled else frozenset())
 
 
-def test_a_picture_that_is_not_uint8_before_the_scale_is_refused(
+def test_an_image_that_is_not_uint8_before_the_scale_is_refused(
     directories: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = load(directories("glm-4.5v"))["image"]
@@ -272,7 +272,7 @@ def test_batches_of_any_sizes_are_those_of_the_models_own_processor(name: str, o
     check()
 
 
-def test_tiles_of_two_pictures_of_one_sample_are_those_of_two_samples(own: Any, loaded: Any) -> None:
+def test_tiles_of_two_images_of_one_sample_are_those_of_two_samples(own: Any, loaded: Any) -> None:
     """Idefics3 lays them out as one row of tiles a sample, and drops what is all zero before its vision tower."""
     reference = own("idefics3")
     images = [noise(*size) for size in SIZES]
@@ -313,7 +313,7 @@ def test_videos_whose_text_depends_on_the_rest_of_the_batch_are_refused(loaded: 
     assert caught.value.digest == video.digest
 
 
-def test_a_picture_is_processed_once(loaded: Any) -> None:
+def test_an_image_is_processed_once(loaded: Any) -> None:
     processor = loaded("kimi-k2.5")["image"]
     picture = source(noise(33, 44))
     assert processor.process(picture) is processor.process(MediaSource.of(bytes(picture.data)))
@@ -377,7 +377,7 @@ def test_a_fingerprint_tells_processors_apart_by_every_number_that_changes_pixel
     assert load(changed(directories("pixtral"), tmp_path / "same", lambda _: None))["image"].fingerprint == known
 
 
-def test_pictures_and_videos_are_fingerprinted_by_their_own_settings(
+def test_images_and_videos_are_fingerprinted_by_their_own_settings(
     directories: Any, loaded: Any, tmp_path: Path
 ) -> None:
     def other_frames(config: dict[str, Any]) -> None:
@@ -504,7 +504,7 @@ def test_a_processor_class_that_transformers_lacks_is_refused(directories: Any, 
     def plant(config: dict[str, Any]) -> None:
         config["processor_class"] = "NoSuchProcessor"
 
-    with pytest.raises(LoadError, match=r"not a processor of text and pictures; its files name .*NoSuchProcessor"):
+    with pytest.raises(LoadError, match=r"not a processor of text and images; its files name .*NoSuchProcessor"):
         load(changed(directories("pixtral"), tmp_path / "model", plant))
 
 
@@ -536,9 +536,9 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(directories: Any, tmp_path: 
 
 def test_a_marker_that_is_no_control_token_is_refused(directories: Any, tmp_path: Path) -> None:
     def plant(config: dict[str, Any]) -> None:
-        config["image_token"] = "[PICTURE]"
+        config["image_token"] = "[IMAGE]"
 
-    with pytest.raises(MissingTokenError, match=r"\[PICTURE\].*PixtralProcessor"):
+    with pytest.raises(MissingTokenError, match=r"\[IMAGE\].*PixtralProcessor"):
         load(changed(directories("pixtral"), tmp_path / "model", plant))
 
 
@@ -552,7 +552,7 @@ def test_a_model_that_looks_for_another_token_is_refused(directories: Any, own: 
         load(directory)
 
 
-def test_pictures_that_the_processor_rejects_name_their_digest(directories: Any) -> None:
+def test_images_that_the_processor_rejects_name_their_digest(directories: Any) -> None:
     # Longer than 200:1, which this policy allows and the processor does not.
     policy = MediaPolicy(max_aspect_ratio=1000)
     processor = load_hf_processors(directories("qwen2-vl"), policy=policy, store=MediaStore())["image"]
@@ -562,12 +562,12 @@ def test_pictures_that_the_processor_rejects_name_their_digest(directories: Any)
     assert caught.value.digest == picture.digest
 
 
-def test_bytes_that_are_no_picture_are_refused_before_the_processor_runs(loaded: Any) -> None:
+def test_bytes_that_are_no_image_are_refused_before_the_processor_runs(loaded: Any) -> None:
     with pytest.raises(MediaDecodeError):
-        loaded("pixtral")["image"].process(MediaSource.of(b"no picture"))
+        loaded("pixtral")["image"].process(MediaSource.of(b"no image"))
 
 
-# Planted faults: processors that cannot be run one picture at a time.
+# Planted faults: processors that cannot be run one image at a time.
 
 Fault = Callable[[dict[str, Any], list[str]], None]
 
@@ -644,7 +644,7 @@ def test_a_processor_that_does_not_tell_its_replacement_is_refused(own: Any) -> 
         probe_with(own, fault)
 
 
-def test_a_tensor_that_all_pictures_share_is_held_once(own: Any) -> None:
+def test_a_tensor_that_all_images_share_is_held_once(own: Any) -> None:
     def fault(output: dict[str, Any], texts: list[str]) -> None:
         output["patch_size"] = torch.tensor(16)
         output["means"] = torch.tensor([0.25, 0.5])
@@ -668,7 +668,7 @@ def probe_with(own: Callable[[str], Any], fault: Fault) -> Mapping[str, TensorFi
 
 
 def test_more_rows_than_any_probe_had_are_refused(directories: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 3 makes one row a picture; what several would become in a batch was never seen."""
+    """Gemma 3 makes one row an image; what several would become in a batch was never seen."""
     processor = load(directories("gemma3"))["image"]
     monkeypatch.setattr(
         transformers.Gemma3Processor,

@@ -80,8 +80,8 @@ def test_blank_reasoning_that_the_template_drops_is_not_kept(template: str, blan
 
 @pytest.fixture(scope="module")
 def seen(renderer: TemplateRenderer) -> tuple[list[int], MultiModalData]:
-    pictures = [{"type": "image", "image": Image.new("RGB", (32 * n, 32))} for n in (1, 2)]
-    rendered = renderer.render([user(pictures)], add_generation_prompt=True)
+    images = [{"type": "image", "image": Image.new("RGB", (32 * n, 32))} for n in (1, 2)]
+    rendered = renderer.render([user(images)], add_generation_prompt=True)
     assert rendered.multi_modal_data is not None
     return rendered.token_ids, rendered.multi_modal_data
 

@@ -201,26 +201,26 @@ def test_tokens_at_which_engines_stop_by_the_generation_config_are_stops_too(mod
 # Modalities and policies.
 
 
-def test_a_picture_given_to_a_text_model_is_refused_and_says_where(model: Path) -> None:
+def test_an_image_given_to_a_text_model_is_refused_and_says_where(model: Path) -> None:
     reads_text_only(model)
     renderer = load_renderer(model)
     assert not is_multimodal(renderer)
     assert renderer.render(QUESTION).multi_modal_data is None
-    picture = {"type": "image", "image": Image.new("RGB", (32, 32))}
+    image = {"type": "image", "image": Image.new("RGB", (32, 32))}
     with pytest.raises(UnsupportedModalityError, match=r"preprocessor_config\.json") as caught:
-        renderer.render([*QUESTION, {"role": "user", "content": [{"type": "text", "text": "x"}, picture]}])
+        renderer.render([*QUESTION, {"role": "user", "content": [{"type": "text", "text": "x"}, image]}])
     assert (caught.value.message_index, caught.value.part_index) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", ["video", "video_url"])
-def test_a_video_given_to_a_model_of_pictures_is_refused(model: Path, kind: str) -> None:
+def test_a_video_given_to_a_model_of_images_is_refused(model: Path, kind: str) -> None:
     (model / "video_preprocessor_config.json").unlink()
     with pytest.raises(UnsupportedModalityError, match=r"only images.*video_preprocessor_config\.json") as caught:
         load_renderer(model).render([{"role": "user", "content": [{"type": kind, kind: b"x"}]}])
     assert (caught.value.message_index, caught.value.part_index) == (0, 0)
 
 
-def test_a_tokenizer_without_a_token_for_videos_still_shows_pictures(model: Path) -> None:
+def test_a_tokenizer_without_a_token_for_videos_still_shows_images(model: Path) -> None:
     without_token(model, "<|video_pad|>")
     renderer = load_renderer(model)
     assert list(renderer.processors) == ["image"]
@@ -253,19 +253,19 @@ def test_what_is_nested_in_one_file_wins_over_older_files(model: Path) -> None:
     assert load_renderer(model).processors["image"].fingerprint == after.fingerprint
 
 
-def test_a_qwen2_vl_without_a_file_for_videos_takes_the_numbers_of_pictures(model: Path) -> None:
+def test_a_qwen2_vl_without_a_file_for_videos_takes_the_numbers_of_images(model: Path) -> None:
     (model / "video_preprocessor_config.json").unlink()
     (model / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen2_5_VLProcessor"}))
     assert list(load_renderer(model).processors) == ["image", "video"]
 
 
-def test_numbers_of_sound_are_not_those_of_pictures(model: Path) -> None:
+def test_numbers_of_sound_are_not_those_of_images(model: Path) -> None:
     reads_text_only(model)
     (model / "preprocessor_config.json").write_text(json.dumps({"feature_extractor_type": "WhisperFeatureExtractor"}))
     assert not is_multimodal(load_renderer(model))
 
 
-def test_a_processor_that_cannot_be_loaded_is_named_when_a_picture_comes(model: Path) -> None:
+def test_a_processor_that_cannot_be_loaded_is_named_when_an_image_comes(model: Path) -> None:
     reads_text_only(model)
     code = {"image_processor_type": "Theirs", "auto_map": {"AutoImageProcessor": "theirs.Theirs"}}
     (model / "preprocessor_config.json").write_text(json.dumps(code))

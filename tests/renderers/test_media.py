@@ -1,4 +1,4 @@
-"""What a picture may be, how it becomes upright RGB, and what is refused."""
+"""What an image may be, how it becomes upright RGB, and what is refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def data_url(data: bytes) -> str:
 
 
 def render(renderer: TemplateRenderer, value: Any) -> Any:
-    """Message 1, part 2 holds the picture."""
+    """Message 1, part 2 holds the image."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image", "image": value}]
     return renderer.render([{"role": "system", "content": "s"}, {"role": "user", "content": parts}])
 
@@ -75,7 +75,7 @@ def render(renderer: TemplateRenderer, value: Any) -> Any:
     ],
     ids=["bytes", "bytearray", "memoryview", "data", "DATA", "source", "PIL", "array", "strided", "url"],
 )
-def test_a_picture_shows_the_same_pixels_in_every_form(wrap: Any) -> None:
+def test_an_image_shows_the_same_pixels_in_every_form(wrap: Any) -> None:
     np.testing.assert_array_equal(pixels(wrap(encoded(Image.fromarray(NOISE)))), NOISE)
 
 
@@ -120,7 +120,7 @@ def test_an_array_with_alpha_is_laid_on_white() -> None:
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
-def test_an_array_that_is_no_picture_is_refused(array: np.ndarray) -> None:
+def test_an_array_that_is_no_image_is_refused(array: np.ndarray) -> None:
     with pytest.raises(MediaDecodeError, match="image array"):
         pixels(array)
 
@@ -180,7 +180,7 @@ def test_transparency_is_laid_on_white(name: str, as_file: bool) -> None:
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_is_turned_upright(format: str, orientation: int) -> None:
+def test_an_image_is_turned_upright(format: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     # Four quadrants: a b above c d.
@@ -189,7 +189,7 @@ def test_a_picture_is_turned_upright(format: str, orientation: int) -> None:
     stored = Image.fromarray(np.repeat(np.repeat(quadrants, 20, 0), 30, 1)).convert("RGB")
     data = encoded(stored, format, exif=exif, **({"lossless": True} if format == "WEBP" else {}))
     shown = pixels(data)
-    # EXIF 2.3, tag 274, says on which side of the upright picture the stored first row and first column are.
+    # EXIF 2.3, tag 274, says on which side of the upright image the stored first row and first column are.
     upright = ["abcd", "badc", "dcba", "cdab", "acbd", "cadb", "dbca", "bdac"][orientation - 1]
     height, width = (40, 60) if orientation < 5 else (60, 40)
     assert shown.shape == (height, width, 3)
@@ -215,10 +215,10 @@ def test_a_picture_is_turned_upright(format: str, orientation: int) -> None:
         ("file:///etc/passwd", "file URL"),
         ("ftp://example.com/a", "ftp URL"),
         ("/etc/passwd", "file path"),
-        ("picture.png", "file path"),
-        ("C:\\pictures\\a.png", "file path"),
+        ("image.png", "file path"),
+        ("C:\\images\\a.png", "file path"),
         ("", "file path"),
-        (Path("picture.png"), "file path"),
+        (Path("image.png"), "file path"),
     ],
 )
 def test_urls_and_paths_are_refused_by_policy_and_say_where(
@@ -248,7 +248,7 @@ def test_a_broken_data_url_is_a_decode_error(url: str) -> None:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A small PNG whose header announces a picture of this size."""
+    """A small PNG whose header announces an image of this size."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -265,7 +265,7 @@ def test_a_decompression_bomb_is_a_limit_error_before_anything_is_decompressed(s
         pixels(bomb(side, side))
 
 
-def test_the_bomb_is_a_picture_when_its_header_is_small() -> None:
+def test_the_bomb_is_an_image_when_its_header_is_small() -> None:
     assert pixels(bomb(3, 3)).shape == (3, 3, 3)
 
 
@@ -297,29 +297,29 @@ def test_an_animation_is_refused_and_says_how_many_frames_it_has(format: str) ->
         pixels(animation(format))
 
 
-def test_a_single_frame_of_an_animated_format_is_a_picture() -> None:
+def test_a_single_frame_of_an_animated_format_is_an_image() -> None:
     assert pixels(encoded(Image.new("RGB", (8, 8), (50, 0, 0)), "GIF"))[0, 0].tolist() == [50, 0, 0]
 
 
-def test_a_photo_with_a_preview_behind_it_is_a_picture() -> None:
+def test_a_photo_with_a_preview_behind_it_is_an_image() -> None:
     assert pixels(animation("MPO")).shape == (8, 8, 3)
 
 
 def test_postscript_is_not_handed_to_an_interpreter() -> None:
-    with pytest.raises(MediaDecodeError, match="not a picture"):
+    with pytest.raises(MediaDecodeError, match="not an image"):
         pixels(encoded(Image.new("RGB", (8, 8)), "EPS"))
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\x89PNG\r\n\x1a\n", b"hello", b"<svg/>", b"%PDF-1.4", bytes(100), b"mmpx", b"mmpxRGB\0" + bytes(8)]
 )
-def test_what_is_no_picture_is_a_decode_error(data: bytes) -> None:
+def test_what_is_no_image_is_a_decode_error(data: bytes) -> None:
     with pytest.raises(MediaDecodeError):
         pixels(data)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_a_truncated_picture_is_a_decode_error(format: str) -> None:
+def test_a_truncated_image_is_a_decode_error(format: str) -> None:
     data = encoded(Image.fromarray(NOISE), format)
     for length in (len(data) // 4, len(data) // 2, len(data) * 3 // 4):
         with pytest.raises(MediaDecodeError):
@@ -366,12 +366,12 @@ def test_digests_are_equal_exactly_when_the_bytes_are(one: bytes, other: bytes) 
 
 
 def test_a_source_whose_bytes_changed_says_so() -> None:
-    honest = MediaSource.of(b"picture")
+    honest = MediaSource.of(b"image")
     honest.verify()
     with pytest.raises(MediaDigestError) as caught:
-        MediaSource(honest.digest, b"Picture").verify()
+        MediaSource(honest.digest, b"Image").verify()
     assert caught.value.expected == honest.digest
-    assert caught.value.actual == hashlib.sha256(b"Picture").hexdigest()
+    assert caught.value.actual == hashlib.sha256(b"Image").hexdigest()
 
 
 def test_raw_pixels_are_named_by_mode_size_and_values() -> None:
@@ -382,7 +382,7 @@ def test_raw_pixels_are_named_by_mode_size_and_values() -> None:
     assert array_to_raw(flat) == image_to_raw(Image.fromarray(flat))
 
 
-def test_the_picture_is_a_snapshot_that_later_changes_do_not_reach(renderer: TemplateRenderer) -> None:
+def test_the_image_is_a_snapshot_that_later_changes_do_not_reach(renderer: TemplateRenderer) -> None:
     array = np.full((32, 32, 3), 5, dtype=np.uint8)
     item = render(renderer, array).multi_modal_data.mm_items["image"][0]
     array[:] = 9
@@ -394,7 +394,7 @@ def test_the_picture_is_a_snapshot_that_later_changes_do_not_reach(renderer: Tem
 # The store.
 
 
-def test_one_picture_is_processed_once_and_shared_between_conversations(tiny_model_dir: Path) -> None:
+def test_one_image_is_processed_once_and_shared_between_conversations(tiny_model_dir: Path) -> None:
     renderer = load_renderer(tiny_model_dir)
     data = encoded(Image.fromarray(NOISE))
     items = [render(renderer, value).multi_modal_data.mm_items["image"][0] for value in (data, data_url(data))]
@@ -420,7 +420,7 @@ def test_sixteen_bits_of_grey_are_scaled_in_every_format() -> None:
         assert grey.ravel().tolist() == list(range(256))
 
 
-def test_an_icon_that_hides_a_large_picture_is_refused_by_its_size() -> None:
+def test_an_icon_that_hides_a_large_image_is_refused_by_its_size() -> None:
     inner = io.BytesIO()
     Image.new("L", (3000, 3000)).save(inner, "PNG")
     entry = struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(inner.getvalue()), 22)
@@ -429,7 +429,7 @@ def test_an_icon_that_hides_a_large_picture_is_refused_by_its_size() -> None:
         decode_image(MediaSource.of(icon), MediaPolicy(max_pixels=2**20))
 
 
-def test_a_tiff_whose_tile_is_larger_than_the_picture_is_refused_by_its_size() -> None:
+def test_a_tiff_whose_tile_is_larger_than_the_image_is_refused_by_its_size() -> None:
     side = 4096
     body = zlib.compress(bytes(side * side), 9)
     tags = [

@@ -23,7 +23,7 @@ def item(
     fields: Mapping[str, TensorField],
     modality: Modality = "image",
 ) -> MediaItem:
-    return MediaItem(modality, "hash", MediaSource.of(b"picture"), tensors, 1, scale=None, fields=fields)
+    return MediaItem(modality, "hash", MediaSource.of(b"image"), tensors, 1, scale=None, fields=fields)
 
 
 def items_of(name: str, field: TensorField, arrays: Sequence[np.ndarray]) -> list[MediaItem]:
@@ -76,12 +76,12 @@ def test_packed_tensors_are_unpacked() -> None:
 
 
 def test_each_modality_has_rows_in_its_own_tensors_only() -> None:
-    """InternVL takes the rows of pictures and videos in one tensor, in the order of the prompt; Qwen-VL in two."""
-    picture = {"pixels": np.zeros((1, 2)), "grid": np.array([1, 1, 1])}
+    """InternVL takes the rows of images and videos in one tensor, in the order of the prompt; Qwen-VL in two."""
+    image = {"pixels": np.zeros((1, 2)), "grid": np.array([1, 1, 1])}
     video = {"pixels": np.ones((2, 2)), "video_grid": np.array([2, 1, 1])}
-    pictures = {"pixels": ROWS, "grid": ONE}
+    images = {"pixels": ROWS, "grid": ONE}
     videos = {"pixels": ROWS, "video_grid": ONE}
-    mixed = [item(picture, pictures), item(video, videos, "video"), item(picture, pictures)]
+    mixed = [item(image, images), item(video, videos, "video"), item(image, images)]
     batch = batch_tensors(mixed)
     assert batch["pixels"][:, 0].tolist() == [0, 1, 1, 0]
     assert batch["grid"].shape == (2, 3)
@@ -126,7 +126,7 @@ def test_an_item_that_does_not_say_how_it_is_batched_is_refused() -> None:
 
 
 def test_modalities_that_lay_one_tensor_out_differently_are_not_mixed() -> None:
-    picture = item({"pixels": np.zeros((1, 2))}, {"pixels": ROWS})
+    image = item({"pixels": np.zeros((1, 2))}, {"pixels": ROWS})
     video = item({"pixels": np.zeros((1, 2))}, {"pixels": ONE}, "video")
-    with pytest.raises(MediaError, match="pixels: pictures and videos of a batch"):
-        batch_tensors([picture, video])
+    with pytest.raises(MediaError, match="pixels: images and videos of a batch"):
+        batch_tensors([image, video])

@@ -1,4 +1,4 @@
-"""Pictures that would take minutes to decode are refused, and the time that any of them takes is bounded."""
+"""Images that would take minutes to decode are refused, and the time that any of them takes is bounded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_scans_are_counted_as_they_are_written() -> None:
     assert scan_count(jpeg_of_scans(NOISE, 390)) == 400
 
 
-def test_scans_of_a_thumbnail_and_of_what_follows_the_picture_are_not_counted() -> None:
+def test_scans_of_a_thumbnail_and_of_what_follows_the_image_are_not_counted() -> None:
     data = encoded(NOISE, "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", 2 + len(data)) + data
     assert scan_count(data[:2] + segment + data[2:] + jpeg_of_scans(NOISE, 50)) == 1
@@ -150,7 +150,7 @@ def test_a_file_of_very_many_parts_is_refused_when_its_time_is_over(form: str) -
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "TGA"])
-def test_no_picture_is_read_once_its_time_is_over(format: str) -> None:
+def test_no_image_is_read_once_its_time_is_over(format: str) -> None:
     source = MediaSource.of(encoded(NOISE, format))
     decode_image(source, MediaPolicy())
     with pytest.raises(MediaLimitError, match=r"timeout=0 of the policy; save it again"):
@@ -185,6 +185,6 @@ def test_time_that_is_over_while_the_decoder_reads_is_a_limit_error(
             decode_image(source, MediaPolicy())
 
 
-def test_a_broken_picture_is_broken_and_not_slow() -> None:
+def test_a_broken_image_is_broken_and_not_slow() -> None:
     with pytest.raises(MediaDecodeError, match="corrupt"):
         decode_image(MediaSource.of(encoded(NOISE, "PNG")[:-40]), MediaPolicy())

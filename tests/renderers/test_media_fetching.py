@@ -619,7 +619,7 @@ def test_a_body_of_another_type_is_named_whatever_it_was_announced_as(
 
 
 @pytest.mark.parametrize("declared", ["image/jpeg", "text/html", "application/octet-stream", "%%%"])
-def test_a_picture_under_a_wrong_type_is_a_picture(server: HostileServer, declared: str) -> None:
+def test_an_image_under_a_wrong_type_is_an_image(server: HostileServer, declared: str) -> None:
     assert fetch(server.on("/a", answer(PNG, f"Content-Type: {declared}")), policy()) == PNG
 
 
@@ -644,7 +644,7 @@ def test_a_decompression_bomb_that_was_fetched_is_refused_by_its_header(server: 
         decode_image(source, policy())
 
 
-def test_a_picture_that_only_looks_like_one_is_left_to_the_decoder(server: HostileServer) -> None:
+def test_an_image_that_only_looks_like_one_is_left_to_the_decoder(server: HostileServer) -> None:
     source = MediaSource.of(fetch(server.on("/a", answer(PNG[:60])), policy()))
     with pytest.raises(MediaDecodeError):
         decode_image(source, policy())

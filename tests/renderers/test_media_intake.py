@@ -74,7 +74,7 @@ def fresh(tiny_model_dir: Path) -> TemplateRenderer:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    """How many pictures were decoded so far."""
+    """How many images were decoded so far."""
     return counting(monkeypatch, renderers.vision.qwen_vl, "decode_planes")
 
 
@@ -97,7 +97,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Counter
 
 
 @pytest.mark.parametrize("form", [lambda data: data, data_url], ids=["bytes", "data URL"])
-def test_a_picture_seen_before_is_neither_read_nor_decoded_again(
+def test_an_image_seen_before_is_neither_read_nor_decoded_again(
     fresh: TemplateRenderer, decoded: Counter, read: Counter, form: Callable[[bytes], Any]
 ) -> None:
     value = form(png(1))
@@ -116,7 +116,7 @@ def test_a_data_url_read_anew_from_json_is_known(fresh: TemplateRenderer, read: 
     assert read() == 1
 
 
-def test_the_same_picture_in_another_form_is_read_but_not_decoded_again(
+def test_the_same_image_in_another_form_is_read_but_not_decoded_again(
     fresh: TemplateRenderer, decoded: Counter, read: Counter
 ) -> None:
     first = items(fresh.render(user(png(3))))
@@ -125,7 +125,7 @@ def test_the_same_picture_in_another_form_is_read_but_not_decoded_again(
     assert (decoded(), read()) == (1, 2)
 
 
-def test_a_picture_that_can_change_is_read_every_time(fresh: TemplateRenderer) -> None:
+def test_an_image_that_can_change_is_read_every_time(fresh: TemplateRenderer) -> None:
     pixels = np.zeros((32, 32, 3), dtype=np.uint8)
     before = items(fresh.render(user(pixels)))[0]
     pixels[:] = 255
@@ -134,7 +134,7 @@ def test_a_picture_that_can_change_is_read_every_time(fresh: TemplateRenderer) -
     assert not np.array_equal(before["pixel_values"], after["pixel_values"])
 
 
-def test_many_threads_with_one_new_picture_process_it_once(fresh: TemplateRenderer, decoded: Counter) -> None:
+def test_many_threads_with_one_new_image_process_it_once(fresh: TemplateRenderer, decoded: Counter) -> None:
     data = png(4)
     barrier = threading.Barrier(8)
 
@@ -169,29 +169,29 @@ def test_an_error_of_a_shared_processing_reaches_everyone_and_is_not_remembered(
     assert decoded() == before + 1
 
 
-def test_several_new_pictures_come_out_in_their_order(fresh: TemplateRenderer) -> None:
-    pictures = [png(seed, 32 + 8 * seed) for seed in range(10)]
-    one_by_one = [items(fresh.render(user(picture)))[0].mm_hash for picture in pictures]
-    together = load_renderer(fresh.tokenizer.model).render(user(*pictures))
+def test_several_new_images_come_out_in_their_order(fresh: TemplateRenderer) -> None:
+    images = [png(seed, 32 + 8 * seed) for seed in range(10)]
+    one_by_one = [items(fresh.render(user(image)))[0].mm_hash for image in images]
+    together = load_renderer(fresh.tokenizer.model).render(user(*images))
     assert [item.mm_hash for item in items(together)] == one_by_one
 
 
-def test_the_first_bad_picture_of_several_is_the_one_that_is_named(fresh: TemplateRenderer) -> None:
+def test_the_first_bad_image_of_several_is_the_one_that_is_named(fresh: TemplateRenderer) -> None:
     with pytest.raises(MediaDecodeError, match="message 0, part 1") as caught:
         fresh.render(user(png(6), b"GIF89a broken", png(7), b"GIF89a broken too"))
     assert (caught.value.message_index, caught.value.part_index) == (0, 1)
     assert caught.value.digest == hashlib.sha256(b"GIF89a broken").hexdigest()
 
 
-def test_prefetched_pictures_are_there_when_they_are_rendered(fresh: TemplateRenderer, decoded: Counter) -> None:
+def test_prefetched_images_are_there_when_they_are_rendered(fresh: TemplateRenderer, decoded: Counter) -> None:
     messages = user(*(png(seed) for seed in range(6)))
     fetched = fresh.prefetch(messages).result(timeout=30)
     assert [item.mm_hash for item in fetched] == [item.mm_hash for item in items(fresh.render(messages))]
     assert decoded() == 6
-    assert fresh.prefetch([{"role": "user", "content": "no picture"}]).result(timeout=30) == []
+    assert fresh.prefetch([{"role": "user", "content": "no image"}]).result(timeout=30) == []
 
 
-def test_prefetching_returns_before_the_pictures_are_done(fresh: TemplateRenderer, monkeypatch: Any) -> None:
+def test_prefetching_returns_before_the_images_are_done(fresh: TemplateRenderer, monkeypatch: Any) -> None:
     allowed = threading.Event()
     original = renderers.vision.qwen_vl.decode_planes
 
@@ -220,7 +220,7 @@ def test_items_of_a_prefetch_stay_although_the_store_is_too_small(tiny_model_dir
     assert len(small.render(user(png(1))).token_ids) > 4
 
 
-def test_one_lazily_opened_picture_may_be_shown_by_many_threads_at_once(fresh: TemplateRenderer) -> None:
+def test_one_lazily_opened_image_may_be_shown_by_many_threads_at_once(fresh: TemplateRenderer) -> None:
     for format in ("PNG", "JPEG", "GIF"):
         buffer = io.BytesIO()
         values = np.random.default_rng(3).integers(0, 256, (200, 200, 3), dtype=np.uint8)
@@ -232,7 +232,7 @@ def test_one_lazily_opened_picture_may_be_shown_by_many_threads_at_once(fresh: T
             assert {item.mm_hash for item in shown} == {expected}
 
 
-def test_one_broken_picture_in_many_places_is_named_where_each_caller_has_it(fresh: TemplateRenderer) -> None:
+def test_one_broken_image_in_many_places_is_named_where_each_caller_has_it(fresh: TemplateRenderer) -> None:
     broken = png(23)[:-40]
 
     def render(place: int) -> tuple[int | None, int | None]:
@@ -246,7 +246,7 @@ def test_one_broken_picture_in_many_places_is_named_where_each_caller_has_it(fre
             assert list(threads.map(render, range(4))) == [(place, 0) for place in range(4)]
 
 
-def test_a_forked_process_makes_pictures_of_its_own(fresh: TemplateRenderer) -> None:
+def test_a_forked_process_makes_images_of_its_own(fresh: TemplateRenderer) -> None:
     fresh.render(user(png(24), png(25)))  # the threads of this process are not those of the next
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads, which is the point
@@ -335,7 +335,7 @@ def test_a_url_whose_item_was_forgotten_is_processed_again_but_not_fetched(
     url = server.on("/f.png", answer(png(22)))
     before = items(renderer.render(user(url)))[0]
     store = renderer.processors["image"].store
-    with store._lock:  # as if other pictures had pushed it out
+    with store._lock:  # as if other images had pushed it out
         del store._entries["item", before.mm_hash]
 
     async def on_the_loop() -> MediaItem:
@@ -375,7 +375,7 @@ def test_a_file_is_read_again_when_it_changed_and_not_otherwise(
     tiny_model_dir: Path, tmp_path: Path, read: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renderer = load_renderer(tiny_model_dir, media_policy=MediaPolicy(allowed_directories=(tmp_path,)))
-    path = tmp_path / "picture.png"
+    path = tmp_path / "image.png"
     path.write_bytes(png(15))
     renderer.render(user(path))
     renderer.render(user(path))
@@ -405,7 +405,7 @@ def test_a_file_is_read_again_when_it_changed_and_not_otherwise(
         lambda data: {"type": "image", "image": None, "image_url": None, "url": data_url(data)},
     ],
 )
-def test_every_shape_of_part_shows_the_same_picture(fresh: TemplateRenderer, part: Any) -> None:
+def test_every_shape_of_part_shows_the_same_image(fresh: TemplateRenderer, part: Any) -> None:
     (item,) = items(fresh.render([{"role": "user", "content": [part(png(17))]}]))
     assert item.source.digest == hashlib.sha256(png(17)).hexdigest()
 
@@ -415,7 +415,7 @@ def test_a_part_without_a_medium_says_so(fresh: TemplateRenderer) -> None:
         fresh.render([{"role": "user", "content": [{"type": "image"}]}])
 
 
-def test_a_video_for_a_model_that_sees_pictures_only_names_the_place(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_video_for_a_model_that_sees_images_only_names_the_place(tiny_model_dir: Path, tmp_path: Path) -> None:
     for file in tiny_model_dir.iterdir():
         if file.suffix != ".safetensors" and not file.name.startswith("video_"):
             (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -28,7 +28,7 @@ from renderers import (
 )
 from renderers.errors import LogicalIdsError, MissingTokenError, PlaceholderCountError
 from renderers.media.item import ExpansionPiece, MediaItem, Modality
-from renderers.vision.media_loader import MediaIntake
+from renderers.vision.media_loader import MediaLoader
 
 MARKERS: dict[Modality, str] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 START, END = "<|vision_start|>", "<|vision_end|>"
@@ -109,7 +109,7 @@ def renderer_of(template: str, **variables: Any) -> TemplateRenderer:
     config = RendererConfig(chat_template_kwargs=variables)
     plain = load_renderer(tokenizer_dir(template), chat_template=source_of(template), config=config)
     processors = {"image": Scripted("image", IMAGES), "video": Scripted("video", VIDEOS)}
-    media = MediaIntake(processors, model="scripted")
+    media = MediaLoader(processors, model="scripted")
     return TemplateRenderer(plain.template, plain.tokenizer, plain.format, media=media)
 
 
@@ -218,7 +218,7 @@ def test_logical_ids_have_one_marker_an_item_and_map_both_ways(turns: list[Any],
     ]
     plain = renderer.render(shown, add_generation_prompt=True)
     logical = rendered.logical_ids
-    # The same conversation with videos swapped for pictures differs in the kind of marker only.
+    # The same conversation with videos swapped for images differs in the kind of marker only.
     swap = {renderer.tokenizer.control_id(MARKERS["video"]): renderer.tokenizer.control_id(MARKERS["image"])}
     assert [swap.get(i, i) for i in logical] == plain.logical_ids
     positions = rendered.expanded_positions
@@ -284,7 +284,7 @@ def test_a_bridge_with_any_expansion_is_the_full_render(turns: list[Any], new: l
 
 @pytest.mark.parametrize("give_history", [True, False])
 @pytest.mark.parametrize("template", ["trl/qwen3_vl", "trl/qwen2_5_vl"])
-def test_numbers_of_pictures_and_videos_go_on_behind_a_bridge(template: str, give_history: bool) -> None:
+def test_numbers_of_images_and_videos_go_on_behind_a_bridge(template: str, give_history: bool) -> None:
     renderer = renderer_of(template, add_vision_id=True)
     history = [
         {"role": "user", "content": [image("dense"), image("dense"), text("Two.")]},
@@ -293,7 +293,7 @@ def test_numbers_of_pictures_and_videos_go_on_behind_a_bridge(template: str, giv
     ]
     prompt = renderer.render(history, add_generation_prompt=True)
     completion = [*renderer.tokenizer.encode_run("Yes.").ids, renderer.get_stop_token_ids()[0]]
-    message = {"role": "user", "content": [image("dense"), video("one"), text("Which is picture 4?")]}
+    message = {"role": "user", "content": [image("dense"), video("one"), text("Which is image 4?")]}
     bridged = renderer.try_bridge(
         prompt.token_ids,
         completion,
@@ -302,7 +302,7 @@ def test_numbers_of_pictures_and_videos_go_on_behind_a_bridge(template: str, giv
         previous_multi_modal_data=prompt.multi_modal_data,
     )
     full = renderer.render([*history, {"role": "assistant", "content": "Yes."}, message], add_generation_prompt=True)
-    assert "Picture 4: " in renderer.tokenizer.body.decode(full.token_ids, skip_special_tokens=False)
+    assert "Image 4: " in renderer.tokenizer.body.decode(full.token_ids, skip_special_tokens=False)
     assert isinstance(bridged, RenderedTokens), bridged
     assert bridged.token_ids == full.token_ids
 
@@ -337,7 +337,7 @@ def test_openais_parts_are_shown_by_templates_that_know_hugging_faces_only(kind:
     assert renderer.render([{"role": "user", "content": [theirs, text("?")]}]).token_ids == ours.token_ids
 
 
-def test_pictures_and_videos_of_one_message_keep_their_places() -> None:
+def test_images_and_videos_of_one_message_keep_their_places() -> None:
     renderer = renderer_of(TEMPLATE)
     content = [video("one"), image("framed"), image("dense"), video("stamped"), image("tiled")]
     rendered = renderer.render([{"role": "user", "content": content}])
@@ -351,7 +351,7 @@ def test_a_video_that_the_template_does_not_show_names_message_part_and_digest()
     source = corpus.templates()[TEMPLATE].replace("<|video_pad|>", "a video")
     processors = plain.processors
     shown = load_renderer(directory_of(TEMPLATE), chat_template=source)
-    renderer = TemplateRenderer(shown.template, shown.tokenizer, shown.format, media=MediaIntake(processors, model="m"))
+    renderer = TemplateRenderer(shown.template, shown.tokenizer, shown.format, media=MediaLoader(processors, model="m"))
     with pytest.raises(PlaceholderCountError, match=r"message 0, part 1 .*video") as caught:
         renderer.render([{"role": "user", "content": [text("Look"), video("one")]}])
     assert caught.value.parts == ((1, MediaSource.of(b"one").digest),)
@@ -361,7 +361,7 @@ def test_a_video_that_the_template_does_not_show_names_message_part_and_digest()
 def test_a_placeholder_that_the_tokenizer_lacks_is_named() -> None:
     plain = renderer_of(TEMPLATE)
     odd = {b"odd": (ExpansionPiece("<no-such-token>", 2, True),)}
-    media = MediaIntake({"image": Scripted("image", odd)}, model="m")
+    media = MediaLoader({"image": Scripted("image", odd)}, model="m")
     renderer = TemplateRenderer(plain.template, plain.tokenizer, plain.format, media=media)
     with pytest.raises(MissingTokenError, match="no-such-token"):
         renderer.render([{"role": "user", "content": [image("odd")]}])

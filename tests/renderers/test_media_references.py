@@ -74,7 +74,7 @@ def below(directory: Path, **options: Any) -> MediaPolicy:
     return MediaPolicy(allowed_directories=(directory,), **options)
 
 
-# Pictures.
+# Images.
 
 
 def test_the_same_pixels_come_out_of_every_form(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_tensor_is_the_array_with_its_channels_first(channels: int) -> None:
     ],
     ids=["float", "bfloat16", "last", "two", "flat", "batch", "empty"],
 )
-def test_a_tensor_that_is_no_picture_is_refused_with_the_cure(tensor: torch.Tensor, word: str) -> None:
+def test_a_tensor_that_is_no_image_is_refused_with_the_cure(tensor: torch.Tensor, word: str) -> None:
     with pytest.raises(MediaDecodeError, match=word):
         image(tensor)
 
@@ -279,14 +279,14 @@ def test_files_of_videos_and_animations_stay_as_they_are(tmp_path: Path) -> None
     ],
     ids=["PNG", "JPEG", "WEBP", "lossless", "BMP", "PIL", "raw", "data"],
 )
-def test_one_picture_is_no_video(value: Any) -> None:
-    with pytest.raises(MediaTypeError, match="one picture"):
+def test_one_image_is_no_video(value: Any) -> None:
+    with pytest.raises(MediaTypeError, match="one image"):
         video(value)
 
 
-def test_a_video_is_no_picture() -> None:
+def test_a_video_is_no_image() -> None:
     for value in (MP4, data_url(MP4), video(FRAMES)):
-        with pytest.raises(MediaTypeError, match=r"not a picture.*part of type") as caught:
+        with pytest.raises(MediaTypeError, match=r"not an image.*part of type") as caught:
             image(value)
         assert caught.value.digest is not None
 
@@ -587,7 +587,7 @@ def branded(brand: bytes, *others: bytes) -> bytes:
     return struct.pack(">I", 4 + len(body)) + body
 
 
-def test_pictures_that_no_decoder_here_reads_are_named() -> None:
+def test_images_that_no_decoder_here_reads_are_named() -> None:
     assert sniff(branded(b"mif1", b"miaf", b"avif")) == "image/avif"
     for data, name in ((branded(b"heic", b"mif1", b"heic"), "heic"), (b"<svg>", "svg"), (b"\xff\x0a", "jxl")):
         with pytest.raises(MediaTypeError, match=f"image/{name}.*convert it to PNG"):

@@ -40,7 +40,7 @@ def item(name: str, of: MediaSource, nbytes: int) -> MediaItem:
     return MediaItem("image", name, of, {"pixel_values": np.zeros(nbytes, dtype=np.uint8)}, 1, PixelScale())
 
 
-def picture(name: str, nbytes: int) -> MediaItem:
+def image(name: str, nbytes: int) -> MediaItem:
     """An item whose arrays and source together hold `nbytes`."""
     return item(name, source(name, 10), nbytes - 10)
 
@@ -54,27 +54,27 @@ def directory_of(store_path: Path) -> dict[str, bytes]:
 
 def test_the_store_forgets_the_least_recently_used_when_it_is_full() -> None:
     store = MediaStore(max_bytes=40 * KB)
-    first, _, _ = (store.put(picture(name, 10 * KB)) for name in "abc")
+    first, _, _ = (store.put(image(name, 10 * KB)) for name in "abc")
     assert 30 * KB < store.nbytes < 40 * KB
     assert store.get("a") is first
-    fourth = store.put(picture("d", 12 * KB))
+    fourth = store.put(image("d", 12 * KB))
     assert [store.get(name) for name in "abcd"] == [first, None, store.get("c"), fourth]
     assert len(store) == 3
 
 
 def test_a_source_is_counted_once_however_many_items_were_made_of_it() -> None:
     store = MediaStore()
-    shared = source("picture", 100 * KB)
+    shared = source("image", 100 * KB)
     store.put(item("one processor", shared, KB))
     alone = store.nbytes
-    store.put(item("another processor", source("picture", 100 * KB), KB))
+    store.put(item("another processor", source("image", 100 * KB), KB))
     assert 100 * KB < alone < 105 * KB
     assert store.nbytes - alone < 3 * KB
 
 
 def test_equal_sources_become_one_object() -> None:
     store = MediaStore()
-    first, second = source("picture"), source("picture")
+    first, second = source("image"), source("image")
     assert first.data is not second.data
     assert store.add_source(first) is first
     assert store.add_source(second) is first
@@ -84,23 +84,23 @@ def test_equal_sources_become_one_object() -> None:
 
 def test_an_item_held_under_its_hash_is_the_one_to_use() -> None:
     store = MediaStore()
-    first = store.put(picture("a", KB))
-    assert store.put(picture("a", KB)) is first
+    first = store.put(image("a", KB))
+    assert store.put(image("a", KB)) is first
     assert len(store) == 1
 
 
 def test_a_source_outlives_the_items_made_of_it() -> None:
     store = MediaStore(max_bytes=40 * KB)
-    old = store.put(picture("old", 20 * KB))
-    store.put(picture("new", 18 * KB))
+    old = store.put(image("old", 20 * KB))
+    store.put(image("new", 18 * KB))
     assert store.get("old") is None
     assert store.source(old.source.digest) is old.source
 
 
 def test_an_item_larger_than_the_store_is_handed_back_but_not_kept() -> None:
     store = MediaStore(max_bytes=20 * KB)
-    kept = store.put(picture("small", 17 * KB))
-    large = picture("large", 21 * KB)
+    kept = store.put(image("small", 17 * KB))
+    large = image("large", 21 * KB)
     assert store.put(large) is large
     assert store.get("large") is None
     assert store.get("small") is kept
@@ -116,22 +116,22 @@ def test_a_source_larger_than_the_store_is_handed_back_but_not_kept() -> None:
 
 
 def test_a_view_is_copied_so_that_the_store_pins_no_frame_and_sees_no_change() -> None:
-    frame = bytearray(b"frame: picture")
+    frame = bytearray(b"frame: image")
     store = MediaStore()
     held = store.add_source(MediaSource.of(memoryview(frame)[7:]))
-    frame[7:] = b"PICTURE"
-    assert held.data == b"picture"
+    frame[7:] = b"IMAGE"
+    assert held.data == b"image"
     held.verify()
     frame.clear()  # a BufferError if a view were left
 
 
 def test_stats_count_what_the_store_did() -> None:
     store = MediaStore(max_bytes=40 * KB)
-    store.put(picture("a", 20 * KB))
+    store.put(image("a", 20 * KB))
     store.get("a")
     store.get("b")
     store.source("none")
-    store.put(picture("c", 20 * KB))
+    store.put(image("c", 20 * KB))
     stats = store.stats
     assert (stats.hits, stats.misses, stats.directory_errors) == (1, 2, 0)
     assert stats.evictions >= 1
@@ -164,11 +164,11 @@ class StoreMachine(RuleBasedStateMachine):
         while sum(self.sizes[entry] for entry in self.used) > self.MAX:
             self.used.pop(0)
 
-    @rule(picture=st.integers(0, 5), processor=st.sampled_from("pq"))
-    def put(self, picture: int, processor: str) -> None:
-        made_of = source(f"{picture}", 10 + self.SIZES[picture % 5] // 2)
-        name = f"{picture}-{processor}"
-        given = item(name, made_of, self.SIZES[(picture + 1) % 5])
+    @rule(image=st.integers(0, 5), processor=st.sampled_from("pq"))
+    def put(self, image: int, processor: str) -> None:
+        made_of = source(f"{image}", 10 + self.SIZES[image % 5] // 2)
+        name = f"{image}-{processor}"
+        given = item(name, made_of, self.SIZES[(image + 1) % 5])
         kept = self.store.put(given)
         assert kept.mm_hash == name
         assert kept.source.digest == made_of.digest
@@ -177,24 +177,24 @@ class StoreMachine(RuleBasedStateMachine):
             self.add("item", name, given.nbytes)
             self.use("source", made_of.digest)
 
-    @rule(picture=st.integers(0, 5), processor=st.sampled_from("pq"))
-    def get(self, picture: int, processor: str) -> None:
-        name = f"{picture}-{processor}"
+    @rule(image=st.integers(0, 5), processor=st.sampled_from("pq"))
+    def get(self, image: int, processor: str) -> None:
+        name = f"{image}-{processor}"
         found = self.store.get(name)
         assert (found is not None) == (("item", name) in self.used)
         if found is not None:
             self.use("item", name)
             self.use("source", found.source.digest)
 
-    @rule(picture=st.integers(0, 5))
-    def add_source(self, picture: int) -> None:
-        made = source(f"{picture}", 10 + self.SIZES[picture % 5] // 2)
+    @rule(image=st.integers(0, 5))
+    def add_source(self, image: int) -> None:
+        made = source(f"{image}", 10 + self.SIZES[image % 5] // 2)
         assert self.store.add_source(made).data == made.data
         self.add("source", made.digest, made.nbytes)
 
-    @rule(picture=st.integers(0, 5))
-    def find_source(self, picture: int) -> None:
-        digest = source(f"{picture}", 10 + self.SIZES[picture % 5] // 2).digest
+    @rule(image=st.integers(0, 5))
+    def find_source(self, image: int) -> None:
+        digest = source(f"{image}", 10 + self.SIZES[image % 5] // 2).digest
         assert (self.store.source(digest) is not None) == (("source", digest) in self.used)
         self.use("source", digest)
 
@@ -257,7 +257,7 @@ def test_a_store_of_its_own_remembers_references_in_a_quarter_of_its_bytes() -> 
 
 
 def test_a_store_that_nobody_uses_is_freed_at_once() -> None:
-    held = source("picture")
+    held = source("image")
     store = MediaStore()
     store.add_source(held)
     before = sys.getrefcount(held)
@@ -308,10 +308,10 @@ RESIDENT = textwrap.dedent(
 )
 
 
-def grown(max_bytes: int, pictures: int) -> tuple[int, int, int]:
-    """(growth of a process in bytes, bytes the store says it holds, items) after so many distinct pictures."""
+def grown(max_bytes: int, images: int) -> tuple[int, int, int]:
+    """(growth of a process in bytes, bytes the store says it holds, items) after so many distinct images."""
     run = subprocess.run(
-        [sys.executable, "-c", RESIDENT, str(max_bytes), str(pictures)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", RESIDENT, str(max_bytes), str(images)], capture_output=True, text=True, check=True
     )
     growth, held, items = map(int, run.stdout.split())
     return growth, held, items
@@ -342,7 +342,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
 
 @settings(max_examples=300)
 @given(one=arrays(), other=arrays(), same=st.booleans())
-def test_digests_of_pictures_are_equal_exactly_when_their_pixels_are(
+def test_digests_of_images_are_equal_exactly_when_their_pixels_are(
     one: np.ndarray, other: np.ndarray, same: bool
 ) -> None:
     other = one.copy() if same else other
@@ -357,11 +357,11 @@ def test_digests_of_pictures_are_equal_exactly_when_their_pixels_are(
 
 
 def test_a_source_is_found_by_another_store_on_the_same_directory(tmp_path: Path) -> None:
-    added = MediaStore(directory=tmp_path / "store").add_source(source("picture"))
+    added = MediaStore(directory=tmp_path / "store").add_source(source("image"))
     other = MediaStore(directory=str(tmp_path / "store"))
     found = other.source(added.digest)
     assert found == added
-    assert found.data == b"picture"
+    assert found.data == b"image"
     assert other.source(added.digest) is found
     assert other.source(source("unknown").digest) is None
 
@@ -384,11 +384,11 @@ def test_the_source_of_an_item_is_written_even_if_memory_cannot_hold_it(tmp_path
 def test_files_lie_under_the_first_digits_of_their_digest_and_are_the_users_own(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        added = MediaStore(directory=tmp_path / "deep" / "store").add_source(source("picture"))
+        added = MediaStore(directory=tmp_path / "deep" / "store").add_source(source("image"))
     finally:
         os.umask(old)
     path = tmp_path / "deep" / "store" / added.digest[:2] / added.digest
-    assert path.read_bytes() == b"picture"
+    assert path.read_bytes() == b"image"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.parent.parent.stat().st_mode) == 0o700
@@ -430,7 +430,7 @@ def test_a_file_under_anothers_name_is_not_served(tmp_path: Path) -> None:
 def test_a_sound_file_that_replaced_a_damaged_one_meanwhile_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = MediaStore(directory=tmp_path).add_source(source("picture"))
+    sound = MediaStore(directory=tmp_path).add_source(source("image"))
     ((path),) = (file.path for file in source_files(tmp_path))
     path.write_bytes(b"damaged")
     directory = SourceDirectory(tmp_path)
@@ -477,7 +477,7 @@ def test_a_directory_that_cannot_be_is_an_error_at_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_a_files_place_is_counted_and_costs_nothing_else(tmp_path: Path) -> None:
-    added = source("picture")
+    added = source("image")
     (tmp_path / added.digest[:2] / added.digest / "folder").mkdir(parents=True)
     store = MediaStore(directory=tmp_path)
     assert store.add_source(added) is added
@@ -488,7 +488,7 @@ def test_a_folder_in_a_files_place_is_counted_and_costs_nothing_else(tmp_path: P
 
 def test_a_directory_that_is_deleted_under_a_store_is_made_again_or_counted(tmp_path: Path) -> None:
     store = MediaStore(directory=tmp_path / "store")
-    added = store.add_source(source("picture"))
+    added = store.add_source(source("image"))
     ((path),) = (file.path for file in source_files(tmp_path / "store"))
     path.unlink()
     path.parent.rmdir()
@@ -533,7 +533,7 @@ def test_the_bound_holds_after_every_write_of_one_process(tmp_path: Path) -> Non
 
 
 def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
-    added = source("picture")
+    added = source("image")
     shard = tmp_path / added.digest[:2]
     shard.mkdir()
     for name, seconds in ((".old.tmp", 7200), (".young.tmp", 60), ("note", 7200)):
@@ -725,7 +725,7 @@ KILLED = """
         os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = killed  # the last moment at which the file is not there yet
-    MediaStore(directory=sys.argv[1]).add_source(MediaSource.of(b"picture" * 1000))
+    MediaStore(directory=sys.argv[1]).add_source(MediaSource.of(b"image" * 1000))
 """
 
 
@@ -734,7 +734,7 @@ def test_a_writer_killed_in_mid_write_leaves_nothing_that_could_be_read(tmp_path
     assert run.returncode == -signal.SIGKILL
     ((leftover),) = stray_files(tmp_path)
     assert leftover.stat().st_size == 7000, "it was not killed where it should have been"
-    whole = MediaSource.of(b"picture" * 1000)
+    whole = MediaSource.of(b"image" * 1000)
     store = MediaStore(directory=tmp_path)
     assert not directory_of(tmp_path)
     assert store.source(whole.digest) is None

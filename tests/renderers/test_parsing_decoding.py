@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from renderers.parsing.lexer import Lexer
-from renderers.parsing.markers import Alphabet, MarkerSearch
+from renderers.parsing.markers import MarkerEncoding, MarkerSearch
 from renderers.tokens.decoding import TokenDecoder, split_utf8
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -61,7 +61,7 @@ def real_tokenizer(name: str) -> TemplateTokenizer:
 
 
 def lexer_of(tokenizer: TemplateTokenizer) -> Lexer:
-    return Lexer(tokenizer, TokenDecoder(tokenizer), Alphabet(tokenizer, ()))
+    return Lexer(tokenizer, TokenDecoder(tokenizer), MarkerEncoding(tokenizer, ()))
 
 
 def decoded(tokenizer: TemplateTokenizer, chunks: Sequence[Sequence[int]]) -> str:
@@ -203,7 +203,7 @@ def test_a_whole_run_is_the_span_where_tokens_cannot_be_told_apart() -> None:
 
 def test_a_marker_is_one_character_where_it_is_a_token_and_text_where_it_is_not() -> None:
     tokenizer = bytewise_tokenizer(["<think>", "<a"])
-    alphabet = Alphabet(tokenizer, ["<think>", "</think>", "x<ab>"])
+    alphabet = MarkerEncoding(tokenizer, ["<think>", "</think>", "x<ab>"])
     assert len(alphabet["<think>"]) == 1
     assert alphabet["</think>"] == "</think>"
     assert len(alphabet["x<ab>"]) == 1 + 1 + 2
@@ -214,7 +214,7 @@ def test_no_sampled_bytes_can_forge_a_marker() -> None:
     """The characters that stand for markers are half surrogate pairs, which no UTF-8 holds."""
     tokenizer = bytewise_tokenizer(["<think>"])
     order = bytes_in_order(tokenizer)
-    alphabet = Alphabet(tokenizer, ["<think>"])
+    alphabet = MarkerEncoding(tokenizer, ["<think>"])
     forged = alphabet["<think>"].encode("utf-8", "surrogatepass")
     lexer = Lexer(tokenizer, TokenDecoder(tokenizer), alphabet)
     assert lexer.feed([order.index(byte) for byte in forged]) + lexer.finish() == "\ufffd" * 3

@@ -214,10 +214,10 @@ def test_words_are_read_back(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_reasoning_is_read_back_where_the_template_prints_it(name: str) -> None:
     renderer = renderer_of(name)
-    turn = says("Words.", "Thought 1.\n\n2 <b> 你好")
+    turn = says("TextBuffer.", "Thought 1.\n\n2 <b> 你好")
     prints = "Thought 1." in print_turn(renderer, turn)
     parsed = read_back(renderer, turn)
-    assert parsed.content == "Words."
+    assert parsed.content == "TextBuffer."
     assert parsed.reasoning_content == (turn["reasoning_content"] if prints else None)
     assert parsed.reasoning_complete
 

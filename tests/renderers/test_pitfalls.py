@@ -38,7 +38,7 @@ from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.trajectory.tree import Trajectory
 
 QUESTION = [corpus.user("Q")]
-PICTURES = [Image.new("RGB", (32 + 32 * index, 64), (80 * index, 0, 0)) for index in range(3)]
+IMAGES = [Image.new("RGB", (32 + 32 * index, 64), (80 * index, 0, 0)) for index in range(3)]
 FLAG_TOOL = {
     "type": "function",
     "function": {
@@ -50,7 +50,7 @@ FLAG_TOOL = {
 
 
 def image(index: int = 0) -> dict[str, Any]:
-    return {"type": "image", "image": PICTURES[index]}
+    return {"type": "image", "image": IMAGES[index]}
 
 
 def bridged(outcome: RenderedTokens | BridgeRefusal) -> RenderedTokens:
@@ -223,10 +223,10 @@ def test_other_reasoning_or_the_order_of_arguments_as_printed_makes_another_bran
     assert parents[3] == parents[0]
 
 
-# Pictures.
+# Images.
 
 
-PICTURE_SETTINGS = {
+IMAGE_SETTINGS = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
     "size": {"shortest_edge": 1024, "longest_edge": 65536},
     "patch_size": 16,
@@ -241,12 +241,12 @@ PICTURE_SETTINGS = {
 
 
 def finetune(template: str, made_in: Path) -> Path:
-    """A model directory under a name that nobody knows: a real tokenizer and template, and a picture processor."""
+    """A model directory under a name that nobody knows: a real tokenizer and template, and an image processor."""
     directory = made_in / "somebodys-finetune"
     directory.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (directory / file).symlink_to(directory_of(template) / file)
-    (directory / "preprocessor_config.json").write_text(json.dumps(PICTURE_SETTINGS), encoding="utf-8")
+    (directory / "preprocessor_config.json").write_text(json.dumps(IMAGE_SETTINGS), encoding="utf-8")
     (directory / "chat_template.jinja").write_text(corpus.templates()[template], encoding="utf-8")
     return directory
 
@@ -257,8 +257,8 @@ def plain_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
 
 
-def shown_pictures(renderer: TemplateRenderer, rendered: RenderedTokens) -> tuple[list[str], list[int]]:
-    """The hash of each picture, and the ids with one placeholder each; checks that every range covers placeholders."""
+def shown_images(renderer: TemplateRenderer, rendered: RenderedTokens) -> tuple[list[str], list[int]]:
+    """The hash of each image, and the ids with one placeholder each; checks that every range covers placeholders."""
     (pad,) = renderer.mm_token_type_id_map
     logical = list(rendered.token_ids)
     for item, where in reversed(placed(rendered)):
@@ -269,7 +269,7 @@ def shown_pictures(renderer: TemplateRenderer, rendered: RenderedTokens) -> tupl
     return hashes, logical
 
 
-BESIDE_PICTURES = [
+BESIDE_IMAGES = [
     [image(0), *corpus.text("  \n\n")],
     [*corpus.text(" \n"), image(1)],
     [*corpus.text(" a "), image(0), *corpus.text(" "), image(2), *corpus.text(" b\n")],
@@ -283,14 +283,14 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_renderer(directory, config=RendererConfig(thinking_retention="all"))
 
 
-@pytest.mark.parametrize("parts", BESIDE_PICTURES)
-def test_a_finetune_of_an_unknown_name_shows_its_pictures_and_trims_beside_them_as_its_template_does(
+@pytest.mark.parametrize("parts", BESIDE_IMAGES)
+def test_a_finetune_of_an_unknown_name_shows_its_images_and_trims_beside_them_as_its_template_does(
     seeing: TemplateRenderer, parts: list[dict[str, Any]]
 ) -> None:
-    """Qwen3.5 trims the content as a whole: blanks at the end of the last text go, even behind a picture."""
+    """Qwen3.5 trims the content as a whole: blanks at the end of the last text go, even behind an image."""
     assert is_multimodal(seeing)
     messages = [corpus.user(parts)]
-    hashes, logical = shown_pictures(seeing, seeing.render(messages, add_generation_prompt=True))
+    hashes, logical = shown_images(seeing, seeing.render(messages, add_generation_prompt=True))
     assert len(hashes) == sum(part["type"] == "image" for part in parts)
     printed = plain_tokenizer().apply_chat_template(
         messages, chat_template=seeing.template.source, add_generation_prompt=True, tokenize=False
@@ -298,8 +298,8 @@ def test_a_finetune_of_an_unknown_name_shows_its_pictures_and_trims_beside_them_
     assert logical == seeing.tokenizer.spell(printed)
 
 
-@pytest.mark.parametrize("parts", BESIDE_PICTURES)
-def test_a_bridge_trims_beside_pictures_as_a_rendering_does(
+@pytest.mark.parametrize("parts", BESIDE_IMAGES)
+def test_a_bridge_trims_beside_images_as_a_rendering_does(
     seeing: TemplateRenderer, parts: list[dict[str, Any]]
 ) -> None:
     prompt = ask(seeing)
@@ -310,11 +310,11 @@ def test_a_bridge_trims_beside_pictures_as_a_rendering_does(
     whole = seeing.render([*QUESTION, corpus.says("A"), *new], add_generation_prompt=True)
     appended = len(following) - len(prompt) - len(sampled)
     assert following.token_ids[-appended:] == whole.token_ids[-appended:]
-    hashes, _ = shown_pictures(seeing, following)
-    assert hashes == shown_pictures(seeing, whole)[0]
+    hashes, _ = shown_images(seeing, following)
+    assert hashes == shown_images(seeing, whole)[0]
 
 
-def test_the_numbers_of_pictures_go_on_after_a_bridge(tmp_path: Path) -> None:
+def test_the_numbers_of_images_go_on_after_a_bridge(tmp_path: Path) -> None:
     config = RendererConfig(chat_template_kwargs={"add_vision_id": True})
     numbering = load_renderer(finetune("trl/qwen3_vl", tmp_path), config=config)
     messages = [corpus.user([image(0), image(1)]), corpus.says("A"), corpus.user([image(2)])]
@@ -322,11 +322,11 @@ def test_the_numbers_of_pictures_go_on_after_a_bridge(tmp_path: Path) -> None:
     sampled = ids_of(numbering, "A", "<|im_end|>")
     arguments = (prompt.token_ids, sampled, messages[2:])
     media = prompt.multi_modal_data
-    # Without a history, the media that come along say how many pictures there were.
+    # Without a history, the media that come along say how many images there were.
     for history in (None, messages[:1], messages[:2]):
         following = bridged(
             numbering.try_bridge(*arguments, previous_messages=history, previous_multi_modal_data=media)
         )
         assert following.token_ids == numbering.render_ids(messages, add_generation_prompt=True)
-        text = numbering.tokenizer.decode(shown_pictures(numbering, following)[1])
-        assert [text.count(f"Picture {number}: ") for number in range(1, 5)] == [1, 1, 1, 0]
+        text = numbering.tokenizer.decode(shown_images(numbering, following)[1])
+        assert [text.count(f"Image {number}: ") for number in range(1, 5)] == [1, 1, 1, 0]

@@ -116,10 +116,10 @@ def test_a_pool_is_a_renderer_and_sees_if_its_renderer_sees(renderer: TemplateRe
             assert blind.mm_token_type_id_map == {}
 
 
-async def test_pictures_go_through_a_bridge_behind_a_pool(renderer: TemplateRenderer) -> None:
-    picture = {"type": "image", "image": np.zeros((32, 32, 3), dtype=np.uint8)}
-    prompt = renderer.render([corpus.user([picture])], add_generation_prompt=True)
-    arguments = (prompt.token_ids, renderer.get_stop_token_ids()[:1], [corpus.user([picture])])
+async def test_images_go_through_a_bridge_behind_a_pool(renderer: TemplateRenderer) -> None:
+    image = {"type": "image", "image": np.zeros((32, 32, 3), dtype=np.uint8)}
+    prompt = renderer.render([corpus.user([image])], add_generation_prompt=True)
+    arguments = (prompt.token_ids, renderer.get_stop_token_ids()[:1], [corpus.user([image])])
     async with RendererPool(renderer) as pool:
         bridged = await pool.bridge_to_next_turn_async(*arguments, previous_multi_modal_data=prompt.multi_modal_data)
         assert bridged is not None

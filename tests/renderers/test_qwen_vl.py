@@ -114,12 +114,12 @@ def test_pixels_equal_those_of_real_configurations(name: str, size: tuple[int, i
 
 @pytest.mark.parametrize("size", LARGE)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_pixels_of_large_pictures_are_equal(size: tuple[int, int], backend: ImageBackend) -> None:
+def test_pixels_of_large_images_are_equal(size: tuple[int, int], backend: ImageBackend) -> None:
     config = {**QWEN3_VL, "size": {"shortest_edge": 65536, "longest_edge": 1024 * 768}}
     check_equal(config, reference_processor(config, backend), noise(*size), backend)
 
 
-def test_the_largest_picture_that_is_not_shrunk_is_equal() -> None:
+def test_the_largest_image_that_is_not_shrunk_is_equal() -> None:
     picture = noise(4096, 4096)
     ours = processor(QWEN3_VL).process(source(picture))
     theirs = theirs_of(reference_processor(QWEN3_VL, "torchvision"), picture, do_rescale=False, do_normalize=False)
@@ -195,7 +195,7 @@ def test_16_bit_grey_is_scaled_where_transformers_clips_it() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_files_are_equal_to_what_is_made_of_the_upright_picture(format: str, orientation: int) -> None:
+def test_files_are_equal_to_what_is_made_of_the_upright_image(format: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     buffer = io.BytesIO()
@@ -262,7 +262,7 @@ def test_sizes_follow_smart_resize(width: int, height: int, patch: int, smallest
 
 
 @pytest.mark.parametrize(("allowed", "word"), [(10**6, "200:1"), (200, "max_aspect_ratio=200"), (1.5, "=1.5")])
-def test_a_picture_past_the_aspect_ratio_of_the_processor_or_the_policy_is_refused(allowed: float, word: str) -> None:
+def test_an_image_past_the_aspect_ratio_of_the_processor_or_the_policy_is_refused(allowed: float, word: str) -> None:
     picture = source(noise(201, 1))
     strict = QwenVLProcessor(QwenVLConfig(), policy=MediaPolicy(max_aspect_ratio=allowed), store=MediaStore())
     with pytest.raises(MediaLimitError, match=word) as caught:
@@ -342,7 +342,7 @@ def test_patches_of_one_merge_block_are_neighbours(patch: int, merge: int) -> No
             assert at.tolist() == [[value, value] for value in planes[:, y, x].tolist()]
 
 
-def test_an_item_holds_the_pixels_of_a_still_picture_once_and_read_only() -> None:
+def test_an_item_holds_the_pixels_of_a_still_image_once_and_read_only() -> None:
     picture = source(noise(1024, 1024))
     item = processor(QWEN3_VL).process(picture)
     assert item["pixel_values"].shape == (4096, 3 * 2 * 16 * 16)

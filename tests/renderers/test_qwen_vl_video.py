@@ -340,7 +340,7 @@ def test_a_video_shorter_than_a_patch_is_refused_for_qwen3_as_it_is_there() -> N
     with pytest.raises(ValueError, match="temporal_factor"):
         theirs_of(reference_processor(QWEN3_VL), frames, 2.0)
     source = MediaSource.of(frames_to_raw(frames, 2.0))
-    with pytest.raises(MediaLimitError, match=r"1 frame.*2 are needed.*as a picture") as caught:
+    with pytest.raises(MediaLimitError, match=r"1 frame.*2 are needed.*as an image") as caught:
         processor(QWEN3_VL).process(source)
     assert caught.value.digest == source.digest
 

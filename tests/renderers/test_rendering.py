@@ -381,7 +381,7 @@ IMAGE_CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", IMAGE_CONVERSATIONS)
-def test_each_picture_becomes_as_many_placeholders_as_its_merged_patches(
+def test_each_image_becomes_as_many_placeholders_as_its_merged_patches(
     renderer: TemplateRenderer, hf_tokenizer: Any, name: str
 ) -> None:
     messages, lengths = IMAGE_CONVERSATIONS[name]
@@ -408,22 +408,22 @@ def test_the_placeholder_check_sees_planted_faults(renderer: TemplateRenderer) -
             check_placeholders(renderer, rendered)
 
 
-def test_placeholder_tokens_are_content_of_the_message_that_shows_the_picture(renderer: TemplateRenderer) -> None:
+def test_placeholder_tokens_are_content_of_the_message_that_shows_the_image(renderer: TemplateRenderer) -> None:
     rendered = renderer.render([{"role": "user", "content": [text_part("a"), image_part()]}])
     assert content_of(renderer, rendered, 0) == "a" + "<|image_pad|>" * 4
 
 
-def test_the_same_picture_twice_is_one_item_with_two_ranges(renderer: TemplateRenderer) -> None:
+def test_the_same_image_twice_is_one_item_with_two_ranges(renderer: TemplateRenderer) -> None:
     rendered = renderer.render([{"role": "user", "content": [image_part(), image_part()]}])
     assert rendered.multi_modal_data is not None
     first, second = rendered.multi_modal_data.mm_items["image"]
     assert first is second
     assert len(set(rendered.multi_modal_data.mm_hashes["image"])) == 1
     offsets = [where.offset for where in rendered.multi_modal_data.mm_placeholders["image"]]
-    assert offsets[1] == offsets[0] + 4 + 2  # four placeholders, the end of one picture, the start of the next
+    assert offsets[1] == offsets[0] + 4 + 2  # four placeholders, the end of one image, the start of the next
 
 
-def test_pictures_of_equal_size_are_not_mixed_up_by_any_cache(renderer: TemplateRenderer) -> None:
+def test_images_of_equal_size_are_not_mixed_up_by_any_cache(renderer: TemplateRenderer) -> None:
     hashes = []
     for colour in (10, 20, 10):
         rendered = renderer.render([{"role": "user", "content": [image_part(colour=colour)]}])
@@ -436,7 +436,7 @@ def test_pictures_of_equal_size_are_not_mixed_up_by_any_cache(renderer: Template
 
 @settings(max_examples=30)
 @given(text=hostile, images=st.integers(0, 2))
-def test_a_placeholder_spelled_in_text_is_not_a_picture(renderer: TemplateRenderer, text: str, images: int) -> None:
+def test_a_placeholder_spelled_in_text_is_not_an_image(renderer: TemplateRenderer, text: str, images: int) -> None:
     parts = [text_part(f"<|image_pad|>{text}<|vision_start|><|image_pad|>"), *[image_part()] * images]
     rendered = renderer.render([{"role": "user", "content": parts}])
     check_placeholders(renderer, rendered)
@@ -464,7 +464,7 @@ def test_parts_filled_with_none_by_arrow_are_what_their_type_says(renderer: Temp
     check_placeholders(renderer, renderer.render(arrow))
 
 
-def test_a_template_that_does_not_show_pictures_in_a_role_is_reported(tiny_model_dir: Path) -> None:
+def test_a_template_that_does_not_show_images_in_a_role_is_reported(tiny_model_dir: Path) -> None:
     from renderers import load_renderer
 
     source = CHAT_TEMPLATE.replace("show(message.content) + '\\n</tool_response>'", "'\\n</tool_response>'")
@@ -475,7 +475,7 @@ def test_a_template_that_does_not_show_pictures_in_a_role_is_reported(tiny_model
     assert (caught.value.message_index, caught.value.expected, caught.value.actual) == (1, 1, 0)
 
 
-def test_an_assistant_cannot_be_given_more_placeholders_than_pictures(renderer: TemplateRenderer) -> None:
+def test_an_assistant_cannot_be_given_more_placeholders_than_images(renderer: TemplateRenderer) -> None:
     rendered = renderer.render(
         [{"role": "user", "content": [image_part()]}, {"role": "assistant", "content": "<|image_pad|>"}]
     )

@@ -58,9 +58,7 @@ def test_every_size_gives_the_pixels_of_torch(
     ("before", "after"),
     [((3000, 4000), (768, 1024)), ((4096, 4096), (32, 32)), ((64, 4096), (4096, 64)), ((40, 4000), (32, 96))],
 )
-def test_large_pictures_give_the_pixels_of_torch(
-    before: tuple[int, int], after: tuple[int, int], extreme: bool
-) -> None:
+def test_large_images_give_the_pixels_of_torch(before: tuple[int, int], after: tuple[int, int], extreme: bool) -> None:
     check_equal(pixels(*before, extreme=extreme), *after, 3)
 
 

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from renderers.media.reference_cache import SeenFile, SeenReferences
+from renderers.media.reference_cache import ReferenceCache, SeenFile
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 
 KB = 1024
-URL = "https://pictures.example/a.png"
+URL = "https://images.example/a.png"
 
 
 def fresh_bytes(text: str) -> bytes:
@@ -31,8 +31,8 @@ def fresh_bytes(text: str) -> bytes:
 
 
 @pytest.fixture
-def seen() -> SeenReferences:
-    return SeenReferences(64 * KB)
+def seen() -> ReferenceCache:
+    return ReferenceCache(64 * KB)
 
 
 @pytest.fixture
@@ -45,24 +45,24 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 # Bytes.
 
 
-def test_the_very_bytes_that_became_a_source_are_known(seen: SeenReferences) -> None:
-    data = fresh_bytes("picture")
+def test_the_very_bytes_that_became_a_source_are_known(seen: ReferenceCache) -> None:
+    data = fresh_bytes("image")
     source = MediaSource.of(data)
     assert seen.get(data) is None
     seen.remember(data, source)
     assert seen.get(data) is source
-    assert seen.get(fresh_bytes("picture")) is None, "equality of bytes would cost a comparison of megabytes"
+    assert seen.get(fresh_bytes("image")) is None, "equality of bytes would cost a comparison of megabytes"
 
 
-def test_equal_bytes_in_another_object_are_known_too_once_they_were_met(seen: SeenReferences) -> None:
-    source = MediaSource.of(fresh_bytes("picture"))
-    other = fresh_bytes("picture")
+def test_equal_bytes_in_another_object_are_known_too_once_they_were_met(seen: ReferenceCache) -> None:
+    source = MediaSource.of(fresh_bytes("image"))
+    other = fresh_bytes("image")
     seen.remember(other, source)
     assert seen.get(other) is source
     assert seen.get(source.data) is None
 
 
-def test_bytes_at_the_address_of_bytes_that_are_gone_are_not_taken_for_them(seen: SeenReferences) -> None:
+def test_bytes_at_the_address_of_bytes_that_are_gone_are_not_taken_for_them(seen: ReferenceCache) -> None:
     addresses: set[int] = set()
     reused = 0
     for number in range(2000):
@@ -76,8 +76,8 @@ def test_bytes_at_the_address_of_bytes_that_are_gone_are_not_taken_for_them(seen
     assert reused > 1000, "the interpreter gave no address away twice: nothing was tested"
 
 
-def test_bytes_that_only_the_cache_keeps_alive_cannot_be_confused_either(seen: SeenReferences) -> None:
-    source = MediaSource.of(b"the same picture, whoever read it")
+def test_bytes_that_only_the_cache_keeps_alive_cannot_be_confused_either(seen: ReferenceCache) -> None:
+    source = MediaSource.of(b"the same image, whoever read it")
     for number in range(2000):
         copy = bytes(bytearray(source.data))
         found = seen.get(copy)
@@ -87,8 +87,8 @@ def test_bytes_that_only_the_cache_keeps_alive_cannot_be_confused_either(seen: S
         assert seen.get(b"%033d" % number) is None
 
 
-def test_an_address_is_believed_only_with_the_bytes_at_it(seen: SeenReferences) -> None:
-    data = fresh_bytes("picture")
+def test_an_address_is_believed_only_with_the_bytes_at_it(seen: ReferenceCache) -> None:
+    data = fresh_bytes("image")
     source = MediaSource.of(data)
     seen.remember(data, source)
     object.__setattr__(source, "data", b"other bytes")  # so that the source lives on without them
@@ -97,7 +97,7 @@ def test_an_address_is_believed_only_with_the_bytes_at_it(seen: SeenReferences) 
 
 # What can change.
 
-PICTURE = Image.fromarray(np.zeros((2, 2, 3), dtype=np.uint8))
+IMAGE = Image.fromarray(np.zeros((2, 2, 3), dtype=np.uint8))
 
 
 class OddBytes(bytes):
@@ -117,31 +117,31 @@ class OddStr(str):
 @pytest.mark.parametrize(
     "value",
     [
-        bytearray(b"picture"),
-        memoryview(b"picture"),
+        bytearray(b"image"),
+        memoryview(b"image"),
         np.zeros((2, 2, 3), dtype=np.uint8),
-        PICTURE,
-        io.BytesIO(b"picture"),
-        Path("picture.png"),
-        "picture.png",
-        "file:///picture.png",
-        OddBytes(b"picture"),
-        OddStr("data:,picture"),
-        ("picture.png", 1, 2, 3, 4, 5),
+        IMAGE,
+        io.BytesIO(b"image"),
+        Path("image.png"),
+        "image.png",
+        "file:///image.png",
+        OddBytes(b"image"),
+        OddStr("data:,image"),
+        ("image.png", 1, 2, 3, 4, 5),
         None,
         7,
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_can_change_is_never_remembered(seen: SeenReferences, value: Any) -> None:
-    source = MediaSource.of(b"picture")
+def test_what_can_change_is_never_remembered(seen: ReferenceCache, value: Any) -> None:
+    source = MediaSource.of(b"image")
     assert seen.remember(value, source) is source
     assert seen.get(value) is None
     assert len(seen) == 0
 
 
-def test_a_change_of_a_bytearray_is_seen(seen: SeenReferences) -> None:
-    buffer = bytearray(b"picture")
+def test_a_change_of_a_bytearray_is_seen(seen: ReferenceCache) -> None:
+    buffer = bytearray(b"image")
     source = MediaSource.of(bytes(buffer))
     seen.remember(buffer, source)
     buffer[0] = 0
@@ -151,8 +151,8 @@ def test_a_change_of_a_bytearray_is_seen(seen: SeenReferences) -> None:
 # Strings.
 
 
-def test_equal_but_distinct_data_urls_are_known(seen: SeenReferences) -> None:
-    source = MediaSource.of(b"picture")
+def test_equal_but_distinct_data_urls_are_known(seen: ReferenceCache) -> None:
+    source = MediaSource.of(b"image")
     one, other = (b"data:image/png;base64,cGljdHVyZQ==".decode() for _ in range(2))
     assert one is not other
     seen.remember(one, source)
@@ -161,17 +161,17 @@ def test_equal_but_distinct_data_urls_are_known(seen: SeenReferences) -> None:
     assert seen.get("DATA:" + one[5:]) is None
 
 
-def test_a_source_that_nothing_else_holds_is_not_kept_alive_for_a_data_url_or_bytes(seen: SeenReferences) -> None:
-    data = fresh_bytes("picture")
-    for value in ("data:,picture", data, fresh_bytes("picture")):
-        source = MediaSource.of(fresh_bytes("picture"))
+def test_a_source_that_nothing_else_holds_is_not_kept_alive_for_a_data_url_or_bytes(seen: ReferenceCache) -> None:
+    data = fresh_bytes("image")
+    for value in ("data:,image", data, fresh_bytes("image")):
+        source = MediaSource.of(fresh_bytes("image"))
         seen.remember(value, source)
         assert seen.get(value) is source
         del source
         assert seen.get(value) is None
 
 
-def test_a_url_means_the_source_that_it_meant_first(seen: SeenReferences) -> None:
+def test_a_url_means_the_source_that_it_meant_first(seen: ReferenceCache) -> None:
     first = MediaSource.of(b"first")
     assert seen.remember(URL, first) is first
     digest = first.digest
@@ -185,7 +185,7 @@ def test_a_url_means_the_source_that_it_meant_first(seen: SeenReferences) -> Non
 
 
 def test_of_two_that_fetch_a_url_at_once_the_first_to_finish_decides() -> None:
-    class LookedBefore(SeenReferences):
+    class LookedBefore(ReferenceCache):
         """Both threads had looked before either was done."""
 
         def get(self, value: object) -> MediaSource | None:
@@ -197,7 +197,7 @@ def test_of_two_that_fetch_a_url_at_once_the_first_to_finish_decides() -> None:
     assert seen.remember(URL, MediaSource.of(b"second")) is first
 
 
-def test_a_url_larger_than_the_cache_is_known_while_its_source_lives(seen: SeenReferences) -> None:
+def test_a_url_larger_than_the_cache_is_known_while_its_source_lives(seen: ReferenceCache) -> None:
     source = MediaSource.of(bytes(65 * KB))
     seen.remember(URL, source)
     assert seen.get(URL) is source
@@ -231,7 +231,7 @@ def now(path: str | Path) -> SeenFile | None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_file_is_known_until_it_is_another(seen: SeenReferences, tmp_path: Path) -> None:
+def test_a_file_is_known_until_it_is_another(seen: ReferenceCache, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"one")
     source = MediaSource.of(b"one")
@@ -249,7 +249,7 @@ def test_a_file_is_known_until_it_is_another(seen: SeenReferences, tmp_path: Pat
     assert seen.get(now(tmp_path / "b.png")) is None
 
 
-def test_a_file_that_changed_just_now_is_not_known(seen: SeenReferences, tmp_path: Path) -> None:
+def test_a_file_that_changed_just_now_is_not_known(seen: ReferenceCache, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"one")
     assert now(path) is None
@@ -262,8 +262,8 @@ def test_a_file_that_changed_just_now_is_not_known(seen: SeenReferences, tmp_pat
 
 
 def test_the_least_recently_used_is_forgotten_first() -> None:
-    seen = SeenReferences(8 * KB)
-    source = MediaSource.of(b"picture")
+    seen = ReferenceCache(8 * KB)
+    source = MediaSource.of(b"image")
     urls = [f"data:,{number}" + "x" * 800 for number in range(4)]
     for url in urls[:3]:
         seen.remember(url, source)
@@ -280,7 +280,7 @@ def test_the_least_recently_used_is_forgotten_first() -> None:
     )
 )
 def test_what_is_held_never_passes_the_bound(steps: list[tuple[str, int, int]]) -> None:
-    seen = SeenReferences(4 * KB)
+    seen = ReferenceCache(4 * KB)
     alive: list[object] = []
     for kind, number, size in steps:
         data = b"%d" % number + bytes(size)
@@ -299,8 +299,8 @@ def test_what_is_held_never_passes_the_bound(steps: list[tuple[str, int, int]]) 
 
 
 def test_memory_stays_within_the_bound() -> None:
-    seen = SeenReferences(2**20)
-    source = MediaSource.of(b"picture")
+    seen = ReferenceCache(2**20)
+    source = MediaSource.of(b"image")
     tracemalloc.start()
     try:
         gc.collect()
@@ -318,7 +318,7 @@ def test_memory_stays_within_the_bound() -> None:
 
 
 def test_threads_find_what_they_remember_and_never_anything_else() -> None:
-    seen = SeenReferences(32 * KB)
+    seen = ReferenceCache(32 * KB)
     wrong: list[str] = []
 
     def work(worker: int) -> None:

@@ -127,9 +127,9 @@ def test_an_assistant_among_the_body_roles_is_trained_on_what_it_samples() -> No
     assert trained_text(renderer, sample) == ["b<|im_end|>"]
 
 
-def test_pictures_come_along_and_their_placeholders_never_carry_loss(renderer: TemplateRenderer) -> None:
-    picture = {"type": "image", "image": Image.new("RGB", (64, 48), (1, 2, 3))}
-    messages = [user([*text("look"), picture, *text("here")]), says("I see")]
+def test_images_come_along_and_their_placeholders_never_carry_loss(renderer: TemplateRenderer) -> None:
+    image = {"type": "image", "image": Image.new("RGB", (64, 48), (1, 2, 3))}
+    messages = [user([*text("look"), image, *text("here")]), says("I see")]
     sample = build_training_sample(renderer, messages, content_sft_roles={"user"})
     assert trained_text(renderer, sample) == ["look", "here", "I see<|im_end|>"]
     assert sample.multi_modal_data is not None
@@ -139,7 +139,7 @@ def test_pictures_come_along_and_their_placeholders_never_carry_loss(renderer: T
     assert sum(sample.mm_token_type_ids) == where.length == 12
 
 
-def test_a_model_that_sees_has_no_media_where_no_picture_is_shown(renderer: TemplateRenderer) -> None:
+def test_a_model_that_sees_has_no_media_where_no_image_is_shown(renderer: TemplateRenderer) -> None:
     sample = build_training_sample(renderer, [QUESTION, says("b")])
     assert sample.multi_modal_data is None
     assert sample.mm_token_type_ids is None
@@ -446,15 +446,15 @@ def test_a_body_is_trained_once_although_several_samples_show_it() -> None:
     ]
 
 
-def test_each_sample_has_the_pictures_that_it_shows(tiny_model_dir: Path) -> None:
+def test_each_sample_has_the_images_that_it_shows(tiny_model_dir: Path) -> None:
     forgetful = load_renderer(
         tiny_model_dir,
         chat_template=CHAT_TEMPLATE.replace(
             "message.role + '\\n' + show", "message.role + '\\n' + ('latest ' if loop.last else '') + show"
         ),
     )
-    pictures = [{"type": "image", "image": Image.new("RGB", (32, 32), (shade, 2, 3))} for shade in (1, 200)]
-    messages = [user([pictures[0]]), says("b"), user([pictures[1], pictures[0]]), says("d")]
+    images = [{"type": "image", "image": Image.new("RGB", (32, 32), (shade, 2, 3))} for shade in (1, 200)]
+    messages = [user([images[0]]), says("b"), user([images[1], images[0]]), says("d")]
     first, second = build_training_samples(forgetful, messages)
     pad = forgetful.tokenizer.require_control_id("<|image_pad|>", "a test")
     for sample, prompt in ((first, messages[:1]), (second, messages[:3])):
@@ -484,10 +484,10 @@ def test_what_is_no_conversation_is_refused_by_place(build: Any) -> None:
         build(renderer_of("trl/qwen2_5"), [QUESTION, "b"], message_loss_mask=[True])
 
 
-def test_a_trained_turn_that_shows_a_picture_was_never_sampled(renderer: TemplateRenderer) -> None:
-    picture = {"type": "image", "image": Image.new("RGB", (32, 32))}
-    with pytest.raises(UnreachableTurnError, match="picture"):
-        build_training_samples(renderer, [QUESTION, says([picture])])
+def test_a_trained_turn_that_shows_an_image_was_never_sampled(renderer: TemplateRenderer) -> None:
+    image = {"type": "image", "image": Image.new("RGB", (32, 32))}
+    with pytest.raises(UnreachableTurnError, match="image"):
+        build_training_samples(renderer, [QUESTION, says([image])])
 
 
 def test_the_check_of_samples_sees_planted_faults() -> None:

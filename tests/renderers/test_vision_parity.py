@@ -1,4 +1,4 @@
-"""Whole conversations with pictures and videos: ids, types, grids and pixels equal transformers' own processor."""
+"""Whole conversations with images and videos: ids, types, grids and pixels equal transformers' own processor."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def video(frames: np.ndarray, fps: float = 4.0) -> dict[str, Any]:
 
 
 CONVERSATIONS: dict[str, Messages] = {
-    "one picture": [user(image(noise(300, 200)), text("What is it?"))],
-    "adjacent pictures": [user(image(noise(64, 64)), image(noise(200, 31)), image(noise(64, 64)))],
-    "the same picture twice": [user(image(noise(90, 90)), text("and\n"), image(noise(90, 90)))],
-    "a picture only": [user(image(noise(33, 77)))],
-    "no picture at all": [{"role": "user", "content": "Hello."}],
-    "pictures of several turns": [
+    "one image": [user(image(noise(300, 200)), text("What is it?"))],
+    "adjacent images": [user(image(noise(64, 64)), image(noise(200, 31)), image(noise(64, 64)))],
+    "the same image twice": [user(image(noise(90, 90)), text("and\n"), image(noise(90, 90)))],
+    "an image only": [user(image(noise(33, 77)))],
+    "no image at all": [{"role": "user", "content": "Hello."}],
+    "images of several turns": [
         {"role": "system", "content": "Look closely."},
         user(image(noise(100, 60)), text("One?")),
         {"role": "assistant", "content": "One."},
@@ -119,7 +119,7 @@ CONVERSATIONS: dict[str, Messages] = {
     ],
     "one video": [user(video(clip(8)), text("What happens?"))],
     "an odd number of frames": [user(video(clip(7), 3.0))],
-    "videos and pictures": [
+    "videos and images": [
         user(image(noise(70, 50)), video(clip(4), 2.0), text("then"), video(clip(12, 96, 32), 30.0), image(noise(9, 9)))
     ],
 }
@@ -183,11 +183,11 @@ def test_a_bridge_with_new_media_is_the_full_render(family: str, old: Any, new: 
 def test_the_comparison_sees_a_planted_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor_of("qwen3-vl").image_processor, "patch_size", 8)
     with pytest.raises(AssertionError):
-        check_equal("qwen3-vl", CONVERSATIONS["one picture"])
+        check_equal("qwen3-vl", CONVERSATIONS["one image"])
 
 
 def test_a_sum_of_ranges_is_the_sum_of_grids() -> None:
-    rendered = renderer_of("qwen3-vl").render(CONVERSATIONS["videos and pictures"])
+    rendered = renderer_of("qwen3-vl").render(CONVERSATIONS["videos and images"])
     assert rendered.multi_modal_data is not None
     for modality, ranges in rendered.multi_modal_data.mm_placeholders.items():
         grids = [item[f"{modality}_grid_thw"] for item in rendered.multi_modal_data.mm_items[modality]]

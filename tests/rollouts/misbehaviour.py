@@ -112,7 +112,7 @@ WRONG_FIELDS = {
         [{"role": "user", "content": [{"type": "odour"}]}], [{"role": "user", "content": "\ud800"}],
         [{"role": "user", "content": "x", "meta": object()}], [{"role": "user", "content": "x", "meta": {(1, 2): 3}}],
         [{"role": "user", "content": "x", "name": 5}], [{"role": "user", "content": "x", "meta": "\udfff"}],
-        [{"role": "user", "content": [{"type": "image", "image": b"no picture"}]}],
+        [{"role": "user", "content": [{"type": "image", "image": b"no image"}]}],
         [{"role": "user", "content": [{"type": "image", "image": object()}]}], RaisingSequence(), (), [],
         (m for m in ASKED), {1: 2}.items(), np.array([1]), [{"role": "user", "content": "x", "meta": cyclic()}],
         [{"role": "assistant", "content": "x", "tool_calls": 5}],

@@ -60,7 +60,7 @@ def test_sampler_and_trainer_agree_in_every_step(first_run):
     assert all(0 < step.max_mismatch < 1e-4 for step in results.steps)
 
 
-def test_every_episode_is_in_the_file_and_every_picture_in_it_once(first_run):
+def test_every_episode_is_in_the_file_and_every_image_in_it_once(first_run):
     out, results = first_run
     trajectories = list(read_records(out / "trajectories.mmr"))
     assert len(trajectories) == results.episodes == 2 * 6 * 4

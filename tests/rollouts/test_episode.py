@@ -13,15 +13,15 @@ from rollouts import (
     GenerateResult,
     SamplingParams,
     StepResult,
-    in_thread,
+    ThreadedEnvironment,
     run_episode,
 )
 from rollouts.episode_errors import EpisodeError
 from rollouts.errors import EnvironmentProtocolError, MissingLogProbsError
 from rollouts.runner import EpisodeSpec, run_episodes
 
-PICTURE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
-OTHER_PICTURE = PICTURE[::-1].copy()
+IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
+OTHER_IMAGE = IMAGE[::-1].copy()
 
 
 class ScriptedEngine:
@@ -45,21 +45,19 @@ class ScriptedEngine:
 
 
 class Guessing:
-    """Asks with a picture, answers every guess with another picture, and is done after `turns` of them."""
+    """Asks with an image, answers every guess with another image, and is done after `turns` of them."""
 
     def __init__(self, turns: int = 2):
         self.turns, self.heard = turns, []
 
     def reset(self, seed):
-        return [
-            {"role": "user", "content": [{"type": "image", "image": PICTURE}, {"type": "text", "text": f"{seed}?"}]}
-        ]
+        return [{"role": "user", "content": [{"type": "image", "image": IMAGE}, {"type": "text", "text": f"{seed}?"}]}]
 
     def step(self, assistant):
         self.heard.append(assistant["content"])
         if len(self.heard) == self.turns:
             return StepResult(reward=1.0, done=True, info={"last": True})
-        more = [{"type": "image", "image": OTHER_PICTURE}, {"type": "text", "text": "No."}]
+        more = [{"type": "image", "image": OTHER_IMAGE}, {"type": "text", "text": "No."}]
         return StepResult([{"role": "user", "content": more}], reward=0.25)
 
 
@@ -109,7 +107,7 @@ def test_the_second_prompt_is_the_first_plus_the_sampled_ids_plus_only_new_token
     assert trajectory.forks == 0
 
 
-def test_earlier_pictures_are_carried_forward_at_unchanged_places(renderer):
+def test_earlier_images_are_carried_forward_at_unchanged_places(renderer):
     engine = ScriptedEngine(renderer, ["five", "six"])
     trajectory = play(Guessing(), engine, renderer)
 
@@ -117,7 +115,7 @@ def test_earlier_pictures_are_carried_forward_at_unchanged_places(renderer):
     assert second.mm_placeholders["image"][0] == first.mm_placeholders["image"][0]
     assert second.mm_hashes["image"][0] == first.mm_hashes["image"][0]
     assert len(second.mm_items["image"]) == 2
-    assert len(list(trajectory.all_media())) == 2, "each picture once, on the node that introduced it"
+    assert len(list(trajectory.all_media())) == 2, "each image once, on the node that introduced it"
 
 
 def test_the_environment_hears_the_parsed_answer_and_its_rewards_are_kept(renderer):
@@ -129,7 +127,9 @@ def test_the_environment_hears_the_parsed_answer_and_its_rewards_are_kept(render
     assert (trajectory.done, trajectory.truncated, trajectory.group_id, trajectory.seed) == (True, False, "g", 7)
 
 
-@pytest.mark.parametrize("make", [AsyncGuessing, lambda: in_thread(Guessing()), lambda: in_thread(AsyncGuessing())])
+@pytest.mark.parametrize(
+    "make", [AsyncGuessing, lambda: ThreadedEnvironment(Guessing()), lambda: ThreadedEnvironment(AsyncGuessing())]
+)
 def test_asynchronous_and_threaded_environments_play_the_same_episode(renderer, make):
     expected = play(Guessing(), ScriptedEngine(renderer, ["five", "six"]), renderer)
     trajectory = play(make(), ScriptedEngine(renderer, ["five", "six"]), renderer)
@@ -210,7 +210,7 @@ def test_an_environment_that_raises_does_not_take_the_turns_with_it(renderer, wr
                 return 1 / 0
             return super().step(assistant)
 
-    environment = in_thread(Dividing()) if wrapped else Dividing()
+    environment = ThreadedEnvironment(Dividing()) if wrapped else Dividing()
     with pytest.raises(EpisodeError, match="step raised ZeroDivisionError: division by zero") as caught:
         play(environment, ScriptedEngine(renderer, ["five", "six"]), renderer)
     assert caught.value.trajectory.num_turns == 2

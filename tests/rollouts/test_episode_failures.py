@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaviour import ASKED, GOOD, Talkative, named
 
-from rollouts import GenerateResult, SamplingParams, StepResult, in_thread, run_episode
+from rollouts import GenerateResult, SamplingParams, StepResult, ThreadedEnvironment, run_episode
 from rollouts.episode_errors import EpisodeError
 from rollouts.errors import EnvironmentFailedError, RolloutsError
 from rollouts.testing import ScriptedEngine
@@ -71,7 +71,7 @@ def test_a_step_that_returns_something_else(renderer, value, wrapped):
             result = super().step(assistant)
             return value if self.turns == 2 else result
 
-    error = failure_of(in_thread(Odd()) if wrapped else Odd(), scripted(renderer), renderer)
+    error = failure_of(ThreadedEnvironment(Odd()) if wrapped else Odd(), scripted(renderer), renderer)
     assert [turn.reward for turn in error.trajectory.turns] == [0.25, 0.0]
 
 
@@ -101,7 +101,11 @@ def test_a_step_that_raises(renderer, raised, kind):
                 raise RuntimeError("Python turns a StopIteration of a coroutine into this")
             return Raising.step(self, assistant)
 
-    environment = {"on the loop": Raising, "async": RaisingLater, "in a thread": lambda: in_thread(Raising())}[kind]()
+    environment = {
+        "on the loop": Raising,
+        "async": RaisingLater,
+        "in a thread": lambda: ThreadedEnvironment(Raising()),
+    }[kind]()
     error = failure_of(environment, scripted(renderer), renderer)
     assert error.trajectory.num_turns == 2
     assert isinstance(error.__cause__, EnvironmentFailedError)
@@ -127,7 +131,7 @@ def test_a_tools_property_that_raises_is_not_taken_for_having_none(renderer, rai
         def tools(self):
             raise raised
 
-    environment = in_thread(Raising()) if wrapped else Raising()
+    environment = ThreadedEnvironment(Raising()) if wrapped else Raising()
     assert f"tools raised {type(raised).__name__}" in str(failure_of(environment, scripted(renderer), renderer))
 
 

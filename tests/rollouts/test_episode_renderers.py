@@ -44,8 +44,8 @@ def test_rendering_bridging_and_parsing_stay_off_the_event_loop(renderer, monkey
 
 
 @pytest.fixture
-def pictures():
-    """A server, and the URLs of two pictures on it."""
+def images():
+    """A server, and the URLs of two images on it."""
     with serving() as server:
         urls = []
         for shade in (60, 200):
@@ -56,7 +56,7 @@ def pictures():
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["a renderer", "a pool"])
-def test_pictures_behind_urls_are_fetched_in_the_first_prompt_and_in_a_bridge(tiny_model_dir, pictures, pooled):
+def test_images_behind_urls_are_fetched_in_the_first_prompt_and_in_a_bridge(tiny_model_dir, images, pooled):
     policy = MediaPolicy(
         allowed_schemes=frozenset({"http"}), allowed_hosts=("127.0.0.1",), allowed_networks=("127.0.0.1/32",)
     )
@@ -64,7 +64,7 @@ def test_pictures_behind_urls_are_fetched_in_the_first_prompt_and_in_a_bridge(ti
 
     class Gallery:
         def reset(self, seed):
-            self.left = list(pictures)
+            self.left = list(images)
             return [self.show()]
 
         def step(self, assistant):

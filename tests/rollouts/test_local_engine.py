@@ -102,7 +102,7 @@ def test_logprobs_stay_right_in_a_batch_of_prompts_of_different_lengths(engine, 
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
 
 
-def test_another_picture_changes_the_logprobs(engine, renderer, reference):
+def test_another_image_changes_the_logprobs(engine, renderer, reference):
     """The planted fault: scored with the wrong pixels, the comparison above must fail."""
     rendered, other = prompt(renderer, pictures=[picture(1)]), prompt(renderer, pictures=[picture(2)])
     (result,) = generate(engine, request(rendered))
@@ -177,7 +177,7 @@ def test_a_batch_is_bounded_and_the_rest_waits_its_turn(tiny_model_dir, renderer
     assert all(len(result.completions) == 2 for result in results)
 
 
-def test_a_picture_is_encoded_once_for_all_who_show_it_and_again_after_a_weight_update(engine, renderer, monkeypatch):
+def test_an_image_is_encoded_once_for_all_who_show_it_and_again_after_a_weight_update(engine, renderer, monkeypatch):
     encoded = []
     encode = local.vision_features
     monkeypatch.setattr(
@@ -346,7 +346,7 @@ def test_the_rows_of_a_batch_do_not_depend_on_the_order_in_which_requests_came(e
     assert rows[0] == rows[1]
 
 
-def test_a_literal_placeholder_in_the_prompt_is_not_a_picture(engine, renderer):
+def test_a_literal_placeholder_in_the_prompt_is_not_an_image(engine, renderer):
     rendered = prompt(renderer, pictures=[picture(1)])
     pad = next(iter(renderer.mm_token_type_id_map))
     literal = GenerateRequest([*rendered.token_ids, pad, 65], SamplingParams(max_tokens=4), rendered.multi_modal_data)

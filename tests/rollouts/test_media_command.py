@@ -1,4 +1,4 @@
-"""`rollouts media`: what a store or a trajectory file holds, checked, and as files and one picture."""
+"""`rollouts media`: what a store or a trajectory file holds, checked, and as files and one image."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ LISTED = {
     "raw 30x20": RAW,
     "raw video 30x20": RAW_VIDEO,
     "gif video 8x8": animation(),
-    "unknown -": b"not a picture at all",
+    "unknown -": b"not an image at all",
 }
 
 
@@ -182,7 +182,7 @@ def test_json_has_whole_digests_and_everything_else(tmp_path: Path) -> None:
     assert only == {key: value for key, value in first.items() if key not in ("uses", "episodes")}
 
 
-def test_listing_reads_headers_and_not_pictures(tmp_path: Path) -> None:
+def test_listing_reads_headers_and_not_images(tmp_path: Path) -> None:
     (digest,) = store_of(tmp_path, encoded(Image.fromarray(np.tile(NOISE, (20, 20, 1))), "PNG"))
     path = file_of(tmp_path, digest)
     path.write_bytes(path.read_bytes()[:2000])
@@ -241,7 +241,7 @@ def test_every_damaged_source_is_named_and_the_exit_code_is_1(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "data",
     [
-        b"not a picture",
+        b"not an image",
         encoded(Image.fromarray(NOISE), "PNG")[:-300],
         RAW[:-1],
         RAW_VIDEO[:-1],
@@ -320,7 +320,7 @@ def test_files_are_exported_as_they_came_each_once(tmp_path: Path) -> None:
         "gif": animation(),
         "tif": plain((1, 2, 3), format="TIFF"),
         "mp4": film(),
-        "bin": b"not a picture at all",
+        "bin": b"not an image at all",
     }
     path = trajectories(tmp_path / "t.mmr", e1=[tuple(files.values())], e2=[tuple(files.values())])
     result = run("export", path, "--out", tmp_path / "new" / "out")
@@ -360,7 +360,7 @@ def test_exporting_again_changes_nothing_and_another_file_is_never_overwritten(t
     image.save(recompressed, compress_level=0)
     held = recompressed.read_bytes()
     assert run("export", tmp_path / "store", "--out", out).exit_code == 0
-    assert recompressed.read_bytes() == held, "the same pixels are the same picture"
+    assert recompressed.read_bytes() == held, "the same pixels are the same image"
 
     other = out / f"{digests[0][:16]}.png"
     other.write_bytes(plain((9, 9, 9)))
@@ -429,13 +429,13 @@ def test_media_stand_in_the_order_of_the_list(tmp_path: Path) -> None:
     assert places == sorted(places)
 
 
-def test_a_picture_of_a_few_pixels_is_enlarged_to_be_seen(tmp_path: Path) -> None:
+def test_an_image_of_a_few_pixels_is_enlarged_to_be_seen(tmp_path: Path) -> None:
     sheet, _ = sheet_of(tmp_path, plain(COLOURS[0], (28, 14)), plain(COLOURS[1], (100, 50)))
     assert holds(sheet, COLOURS[0]) == 28 * 5 * 14 * 5
     assert holds(sheet, COLOURS[1]) == 100 * 50
 
 
-def test_a_picture_is_shown_upright_and_its_transparency_on_white(tmp_path: Path) -> None:
+def test_an_image_is_shown_upright_and_its_transparency_on_white(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter
     turned = encoded(Image.new("RGB", (100, 40), (250, 20, 30)), "PNG", exif=exif)
@@ -454,7 +454,7 @@ def test_videos_show_their_first_frame_or_a_tile_that_says_what_they_are(tmp_pat
     assert holds(sheet, COLOURS[0]) > 1000
     assert holds(sheet, COLOURS[1]) == 0
     assert thumbnail(MediaSource.of(film()), 144) is None
-    for name, data in (("film", film()), ("text", b"not a picture"), ("broken", RAW[:-1])):
+    for name, data in (("film", film()), ("text", b"not an image"), ("broken", RAW[:-1])):
         sheet, _ = sheet_of(tmp_path / name, data)
         tile = sheet[34 : 34 + 144, 10 : 10 + 144]
         assert len(np.unique(tile.reshape(-1, 3), axis=0)) > 2, f"{name}: nothing is written on the tile"
@@ -471,7 +471,7 @@ def test_the_sheet_is_bounded_and_says_how_many_more_there_are(tmp_path: Path) -
     assert np.array_equal(huge, many)
 
 
-def test_the_sheet_of_nothing_and_of_one_is_a_picture(tmp_path: Path) -> None:
+def test_the_sheet_of_nothing_and_of_one_is_an_image(tmp_path: Path) -> None:
     for target in (trajectories(tmp_path / "t.mmr", e=[()]), trajectories(tmp_path / "u.mmr", e=[(RAW,)])):
         sheet = tmp_path / f"{target.name}.png"
         result = run("export", target, "--out", tmp_path / "out", "--contact-sheet", sheet)

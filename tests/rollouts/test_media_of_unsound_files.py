@@ -59,20 +59,20 @@ def test_media_of_an_episode_whose_references_are_of_the_wrong_type_are_named_as
     assert error.startswith("error: not listed: record 0, episode 'bad': node 0: media are not references")
 
 
-def showing(name: str, *pictures: bytes) -> Trajectory:
+def showing(name: str, *images: bytes) -> Trajectory:
     media = tuple(
         MediaReference("image", f"{source.digest}-p", source, PlaceholderRange(at, 1))
-        for at, source in enumerate(map(MediaSource.of, pictures))
+        for at, source in enumerate(map(MediaSource.of, images))
     )
-    ids = np.arange(len(pictures), dtype=np.int32)
+    ids = np.arange(len(images), dtype=np.int32)
     node = TokenNode(-1, ids, np.zeros(len(ids), bool), np.empty(0, np.float32), (), media)
     return Trajectory(name, nodes=[node])
 
 
 def test_media_of_a_compressed_file_are_read_one_after_the_other_and_not_held(tmp_path: Path) -> None:
     pytest.importorskip("zstandard")
-    pictures = [array_to_raw(np.full((600, 600, 3), level, np.uint8)) for level in range(20)]
-    episodes = [showing(f"e{level}", picture) for level, picture in enumerate(pictures)]
+    images = [array_to_raw(np.full((600, 600, 3), level, np.uint8)) for level in range(20)]
+    episodes = [showing(f"e{level}", image) for level, image in enumerate(images)]
     path = file_of(tmp_path / "t.mmr", *episodes, compression="zstd")
     assert path.stat().st_size < 40_000
     run("ls", path)  # what is imported is imported
@@ -82,5 +82,5 @@ def test_media_of_a_compressed_file_are_read_one_after_the_other_and_not_held(tm
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert result.exit_code == 0, result.output
-        assert peak < 10 * len(pictures[0])
+        assert peak < 10 * len(images[0])
     assert len(list((tmp_path / "out").iterdir())) == 20

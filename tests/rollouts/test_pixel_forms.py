@@ -38,7 +38,7 @@ def png(seed: int) -> bytes:
 
 
 def make_episode(renderer: TemplateRenderer, *seeds: int) -> Trajectory:
-    """One picture a prompt node."""
+    """One image a prompt node."""
     nodes: list[TokenNode] = []
     turns: list[Turn] = []
     for seed in seeds:
@@ -82,7 +82,7 @@ def other_renderer(directory: Path, tiny_model_dir: Path) -> TemplateRenderer:
 
 
 def sources_in(frames: list[Any]) -> int:
-    """How many of the pictures' files are somewhere in a message."""
+    """How many of the images' files are somewhere in a message."""
     data = b"".join(map(bytes, frames))
     return sum(png(seed) in data for seed in (1, 2))
 
@@ -150,7 +150,7 @@ def test_pixels_travel_without_their_sources_and_train_without_a_processor(
 def test_uint8_sends_half_a_byte_a_value_bfloat16_two_and_float32_four(
     episode: Trajectory, renderer: TemplateRenderer
 ) -> None:
-    """Still pictures fill two time slots with the same pixels; uint8 sends them once."""
+    """Still images fill two time slots with the same pixels; uint8 sends them once."""
     sizes = {
         form: len(encode(pack_episodes([episode], pixels=form, processors=renderer.processors))) for form in ARRAYS
     }
@@ -160,7 +160,7 @@ def test_uint8_sends_half_a_byte_a_value_bfloat16_two_and_float32_four(
     assert 4 * values < sizes["float32"] < 4 * values + 8000
 
 
-def test_pixels_of_one_picture_travel_once_a_connection(renderer: TemplateRenderer) -> None:
+def test_pixels_of_one_image_travel_once_a_connection(renderer: TemplateRenderer) -> None:
     sender, receiver = CompactEncoder(), CompactDecoder()
     first, second = (
         sender.encode(pack_episodes([make_episode(renderer, 1)], pixels="float32", processors=renderer.processors))
@@ -261,7 +261,7 @@ def test_floats_of_a_models_own_processor_travel_as_they_are_or_rounded_as_torch
     bits[:2] = 0x7F800001, 0xFFFFFFFF  # NaNs that rounding would carry over to infinity and to zero
     pixels = np.concatenate([bits.view(np.float32), np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], np.float32)])
     processors: Any = {"image": FloatProcessor(pixels)}
-    source = MediaSource.of(b"picture")
+    source = MediaSource.of(b"image")
     media = (MediaReference("image", f"{source.digest}-f", source, PlaceholderRange(0, 1)),)
     episode = Trajectory(
         "t", nodes=[TokenNode(-1, np.array([1], np.int32), np.zeros(1, bool), np.empty(0, np.float32), media=media)]
@@ -295,7 +295,7 @@ def test_pixels_that_did_not_come_are_named(episode: Trajectory, renderer: Templ
         lacking.processors()
 
 
-def test_pixels_under_another_pictures_name_are_refused(episode: Trajectory, renderer: TemplateRenderer) -> None:
+def test_pixels_under_another_images_name_are_refused(episode: Trajectory, renderer: TemplateRenderer) -> None:
     packed = pack_episodes([episode], pixels="uint8", processors=renderer.processors)
     first, second = packed.items
     for hostile in (packed.items[second], MediaSource.of(encode({"pixel_values": 5}))):
@@ -306,7 +306,7 @@ def test_pixels_under_another_pictures_name_are_refused(episode: Trajectory, ren
             reference.derive(mixed.processors())
 
 
-def test_still_pictures_stay_packed_on_the_receiving_side(episode: Trajectory, renderer: TemplateRenderer) -> None:
+def test_still_images_stay_packed_on_the_receiving_side(episode: Trajectory, renderer: TemplateRenderer) -> None:
     packed = decode(encode(pack_episodes([episode], pixels="uint8", processors=renderer.processors)))
     reference = next(iter(packed.episodes[0].all_media()))
     item = reference.derive(packed.processors())

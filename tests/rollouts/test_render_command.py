@@ -124,17 +124,17 @@ def test_a_terminal_that_wants_no_colour_gets_marks_instead(run: Any) -> None:
     assert "¦" in result.stdout
 
 
-def test_a_picture_is_one_marker_with_its_token_count(run: Any) -> None:
+def test_an_image_is_one_marker_with_its_token_count(run: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (64, 48), (9, 9, 9)).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     parts = [{"type": "text", "text": "see"}, *[{"type": "image_url", "image_url": {"url": url}}] * 2]
     messages = [{"role": "user", "content": parts}]
     lines = [text for *_, text in body(run(messages))]
-    assert "[picture 1: 12 tokens]" in lines
-    assert "[picture 2: 12 tokens]" in lines
+    assert "[image 1: 12 tokens]" in lines
+    assert "[image 2: 12 tokens]" in lines
     assert not any("image_pad" in line for line in lines)
-    assert any(re.search(r"\[picture 1: 12 tokens\]⟨\d+ x12⟩", text) for *_, text in body(run(messages, "--ids")))
+    assert any(re.search(r"\[image 1: 12 tokens\]⟨\d+ x12⟩", text) for *_, text in body(run(messages, "--ids")))
     assert len(json.loads(run(messages, "--json").stdout)["media"]) == 2
 
 

@@ -1,4 +1,4 @@
-"""Step lists of other libraries as trajectories: the same tokens, log-probabilities and pictures, or a named error."""
+"""Step lists of other libraries as trajectories: the same tokens, log-probabilities and images, or a named error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plain(data: MultiModalData) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def prompts(renderer: TemplateRenderer) -> tuple[RenderedTokens, RenderedTokens, list[int]]:
-    """A prompt with a picture, the next one with two, and the completion between them."""
+    """A prompt with an image, the next one with two, and the completion between them."""
     red, blue = (np.full((32, 32, 3), colour, np.uint8) for colour in ((255, 0, 0), (0, 0, 255)))
     question = {"role": "user", "content": [{"type": "image", "image": red}, {"type": "text", "text": "Which?"}]}
     following = {"role": "user", "content": [{"type": "image", "image": blue}, {"type": "text", "text": "And?"}]}
@@ -70,7 +70,7 @@ def prompts(renderer: TemplateRenderer) -> tuple[RenderedTokens, RenderedTokens,
     return prompt, bridged, completion
 
 
-def steps_with_pictures(prompts: tuple[RenderedTokens, RenderedTokens, list[int]], *, as_dicts: bool) -> list[Step]:
+def steps_with_images(prompts: tuple[RenderedTokens, RenderedTokens, list[int]], *, as_dicts: bool) -> list[Step]:
     first, second, completion = prompts
     steps = []
     for prompt in (first, second):
@@ -102,7 +102,7 @@ WAYS: dict[str, Callable[[list[Any]], list[Any]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("as_dicts", [False, True], ids=["our objects", "plain dictionaries"])
-def test_steps_with_pictures_become_a_trajectory_and_training_samples(
+def test_steps_with_images_become_a_trajectory_and_training_samples(
     as_dicts: bool,
     way: str,
     prompts: tuple[RenderedTokens, RenderedTokens, list[int]],
@@ -110,7 +110,7 @@ def test_steps_with_pictures_become_a_trajectory_and_training_samples(
 ) -> None:
     samples_from_trajectory = pytest.importorskip("rollouts.training").samples_from_trajectory
     first, second, completion = prompts
-    trajectory = trajectory_from_steps(WAYS[way](steps_with_pictures(prompts, as_dicts=as_dicts)), episode_id="e")
+    trajectory = trajectory_from_steps(WAYS[way](steps_with_images(prompts, as_dicts=as_dicts)), episode_id="e")
     (leaf,) = trajectory.leaves()
     assert trajectory.token_ids(leaf).tolist() == [*second.token_ids, *completion]
     assert len(trajectory.nodes) == 4  # each token once: prompt, completion, what is new, completion
@@ -131,7 +131,7 @@ def test_steps_with_pictures_become_a_trajectory_and_training_samples(
         np.testing.assert_array_equal(item["pixel_values"], seen["pixel_values"].astype(dtype), strict=True)
 
 
-def test_a_picture_that_changed_between_steps_forks() -> None:
+def test_an_image_that_changed_between_steps_forks() -> None:
     def step(value: float) -> Step:
         made = text_step([1, 7, 7, 2], [3])
         made["tokens"]["multi_modal_data"] = {
@@ -251,7 +251,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "media under another name": ("tokens.mm_data", MEDIA, "mm_data"),
     "media beside the tokens": ("multi_modal_data", MEDIA, "multi_modal_data"),
     "columns of other names": ("tokens.multi_modal_data", {"hashes": {"image": ["a"]}}, "mm_hashes"),
-    "a picture outside the prompt": (
+    "an image outside the prompt": (
         "tokens.multi_modal_data",
         {**MEDIA, "mm_placeholders": {"image": [{"offset": 9, "length": 1}]}},
         "tokens: image a at 9",
@@ -293,7 +293,7 @@ def test_what_is_wrong_in_a_step_is_named_with_its_place(what: str) -> None:
 
 
 def test_a_name_that_is_not_the_items_own_is_refused(prompts: tuple[RenderedTokens, RenderedTokens, list[int]]) -> None:
-    steps = steps_with_pictures(prompts, as_dicts=False)
+    steps = steps_with_images(prompts, as_dicts=False)
     data = steps[0]["tokens"]["multi_modal_data"]
     steps[0]["tokens"]["multi_modal_data"] = MultiModalData({"image": ["other"]}, data.mm_placeholders, data.mm_items)
     with pytest.raises(InvalidStepError, match="calls it other"):
@@ -311,4 +311,4 @@ def test_placeholders_with_text_between_their_features_are_kept() -> None:
     step = text_step([7, 8, 7, 2], [3])
     step["tokens"]["multi_modal_data"] = {**MEDIA, "mm_placeholders": {"image": [where]}}
     trajectory = trajectory_from_steps([step], episode_id="e")
-    assert trajectory.media(trajectory.leaves()[0])[0].where == where
+    assert trajectory.media(trajectory.leaves()[0])[0].placeholder == where

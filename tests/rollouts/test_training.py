@@ -88,7 +88,7 @@ def test_the_first_token_cannot_be_trained():
         row([1, 2], [True, True])
 
 
-def test_a_picture_that_does_not_fit_its_range_is_refused(renderer):
+def test_an_image_that_does_not_fit_its_range_is_refused(renderer):
     rendered = renderer.render(conversation("x", [picture(1)]))
     ((item, where),) = rendered.multi_modal_data.placed()
     for bad in (PlaceholderRange(where.offset, where.length - 1), PlaceholderRange(len(rendered) - 1, where.length)):
@@ -99,7 +99,7 @@ def test_a_picture_that_does_not_fit_its_range_is_refused(renderer):
 # Batches.
 
 
-def test_rows_with_and_without_pictures_mix_and_absence_is_explicit(renderer):
+def test_rows_with_and_without_images_mix_and_absence_is_explicit(renderer):
     batch = TrainingBatch.from_samples(
         [sample(renderer, "text only"), sample(renderer, "one", [picture(1)]), sample(renderer, "no")], pad_id=0
     )
@@ -169,7 +169,7 @@ LAYOUTS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1
 @settings(max_examples=60, deadline=None)
 @given(LAYOUTS)
 def test_positions_are_those_of_transformers(model, layout):
-    """Between two pictures there is always text here: transformers groups by token type and would merge neighbours."""
+    """Between two images there is always text here: transformers groups by token type and would merge neighbours."""
     blocks, tail = layout
     placed, length = [], 0
     types: list[int] = []
@@ -190,7 +190,7 @@ def test_positions_are_those_of_transformers(model, layout):
     assert following == int(deltas) + len(types)
 
 
-def test_adjacent_pictures_are_two_blocks():
+def test_adjacent_images_are_two_blocks():
     placed = [(Block(1, 4, 4), PlaceholderRange(0, 4)), (Block(1, 4, 4), PlaceholderRange(4, 4))]
     positions, following = mrope_positions(9, placed, 2)
     assert positions.tolist() == [
@@ -259,7 +259,7 @@ def with_sampled_placeholder(renderer, pictures):
     return row(ids, mask, media=tuple(rendered.multi_modal_data.placed())), len(rendered)
 
 
-@pytest.mark.parametrize("pictures", [[], [picture(1)]])
+@pytest.mark.parametrize("images", [[], [picture(1)]])
 def test_a_sampled_literal_placeholder_is_scored_as_the_text_token_it_is(model, renderer, pictures):
     literal, start = with_sampled_placeholder(renderer, pictures)
     scored = token_logprobs(model, TrainingBatch.from_samples([literal], pad_id=256)).detach()[0]
@@ -274,7 +274,7 @@ def test_a_sampled_literal_placeholder_is_scored_as_the_text_token_it_is(model, 
 
 def test_model_inputs_refuse_a_sampled_literal_placeholder_and_name_the_token(model, renderer):
     literal, start = with_sampled_placeholder(renderer, [picture(1)])
-    with pytest.raises(SampleError, match=f"token {start} is a placeholder token outside every picture"):
+    with pytest.raises(SampleError, match=f"token {start} is a placeholder token outside every image"):
         model_inputs(TrainingBatch.from_samples([literal], pad_id=256), model)
 
 
@@ -305,7 +305,7 @@ def test_other_architectures_are_refused_by_name_and_the_advice_works_for_them(r
 
 
 class TwoLooks:
-    """Two turns, a picture each."""
+    """Two turns, an image each."""
 
     def __init__(self, index):
         self.index = index
@@ -357,7 +357,7 @@ def test_sampler_and_trainer_agree_on_multi_turn_image_episodes_that_crossed_the
     assert report.kl < 1e-9
 
 
-def test_swapped_pictures_show_in_the_mismatch(model, renderer, episodes):
+def test_swapped_images_show_in_the_mismatch(model, renderer, episodes):
     """The planted fault: right ids, right shapes, wrong pixels."""
     first, second = (samples_from_trajectory(t, advantage=1.0, processors=renderer.processors)[0] for t in episodes[:2])
     swapped = [(other, where) for (_, where), (other, _) in zip(first.media, second.media, strict=True)]

@@ -34,10 +34,10 @@ def png(level: int, size: tuple[int, int] = (9, 7)) -> bytes:
     return file.getvalue()
 
 
-def asked(parent: int, *ids: int, pictures: tuple[bytes, ...] = (), text: str = "") -> TokenNode:
-    """A prompt node; pictures take its first tokens, one each."""
+def asked(parent: int, *ids: int, images: tuple[bytes, ...] = (), text: str = "") -> TokenNode:
+    """A prompt node; images take its first tokens, one each."""
     media = []
-    for at, data in enumerate(pictures):
+    for at, data in enumerate(images):
         source = MediaSource.of(data)
         media.append(MediaReference("image", f"{source.digest}-fp", source, PlaceholderRange(at, 1)))
     message: Message = {"role": "user", "content": text}
@@ -62,11 +62,11 @@ def answer(node: int, text: str, reward: float = 0.0, **info: Any) -> Turn:
 
 
 def forked(name: str = "forked") -> Trajectory:
-    """Two branches that share a prompt of five tokens and a completion of two, and one picture shown twice."""
+    """Two branches that share a prompt of five tokens and a completion of two, and one image shown twice."""
     nodes = [
-        asked(-1, 7, 7, 1, 2, 3, pictures=(png(1), png(2)), text="What is this?"),
+        asked(-1, 7, 7, 1, 2, 3, images=(png(1), png(2)), text="What is this?"),
         said(0, 10, 11),
-        asked(1, 7, 20, pictures=(png(1),)),
+        asked(1, 7, 20, images=(png(1),)),
         said(2, 12, 13, 14, version="1"),
         asked(1, 21, 22, 22, 22),
         said(4, 15),
@@ -77,7 +77,7 @@ def forked(name: str = "forked") -> Trajectory:
 
 def short(name: str, level: int = 3) -> Trajectory:
     return Trajectory(
-        name, nodes=[asked(-1, 7, pictures=(png(level),)), said(0, 5)], turns=[answer(1, "x", -1.0)], truncated=True
+        name, nodes=[asked(-1, 7, images=(png(level),)), said(0, 5)], turns=[answer(1, "x", -1.0)], truncated=True
     )
 
 
@@ -237,7 +237,7 @@ def test_lines_of_json_hold_all_of_an_episode_and_each_image_is_one_file(tmp_pat
         assert entry["weight_spans"] == [[span.version, span.start, span.end] for span in node.weight_spans]
         for reference, medium in zip(node.media, entry["media"], strict=True):
             assert medium["digest"] == reference.source.digest
-            assert (medium["offset"], medium["length"]) == (reference.where.offset, reference.where.length)
+            assert (medium["offset"], medium["length"]) == (reference.placeholder.offset, reference.placeholder.length)
             assert (out.parent / medium["file"]).read_bytes() == reference.source.data
     assert first["turns"][2] == {
         "node": 5,
@@ -248,7 +248,7 @@ def test_lines_of_json_hold_all_of_an_episode_and_each_image_is_one_file(tmp_pat
         "seconds": 0.0,
     }
     assert second["truncated"]
-    assert len(list((out.parent / "episodes-media").iterdir())) == 2, "each distinct picture once"
+    assert len(list((out.parent / "episodes-media").iterdir())) == 2, "each distinct image once"
     assert sorted(entry.name for entry in out.parent.iterdir()) == ["episodes-media", "episodes.jsonl"]
 
 
@@ -383,7 +383,7 @@ def whole(**changes: Any) -> Callable[[Trajectory], None]:
 
 def moved(offset: int, length: int, *runs: tuple[int, int]) -> tuple[MediaReference, ...]:
     (reference,) = short("a").nodes[0].media
-    return (replace(reference, where=PlaceholderRange(offset, length, runs or None)),)
+    return (replace(reference, placeholder=PlaceholderRange(offset, length, runs or None)),)
 
 
 def shown(**changes: Any) -> tuple[MediaReference, ...]:
@@ -423,7 +423,7 @@ PLANTED: dict[str, Callable[[Trajectory], None]] = {
     "a weight version that is no text": second_node(weight_spans=(WeightSpan(b"0", 0, 1),)),  # type: ignore[arg-type]
     "an image under another image's name": first_node(media=shown(mm_hash=f"{'0' * 64}-fp")),
     "an image whose digest is a list": first_node(media=shown(source=AbsentSource([1]))),  # type: ignore[arg-type]
-    "feature tokens that are a number": first_node(media=shown(where=PlaceholderRange(0, 1, 5))),  # type: ignore[arg-type]
+    "feature tokens that are a number": first_node(media=shown(placeholder=PlaceholderRange(0, 1, 5))),  # type: ignore[arg-type]
     "an image past its node": first_node(media=moved(0, 2)),
     "an image before its node": first_node(media=moved(-1, 1)),
     "two images in one place": first_node(media=moved(0, 1) + moved(0, 1)),

@@ -1,4 +1,4 @@
-"""The token tree: what the engine saw, shared prefixes once, pictures on the node that introduced them."""
+"""The token tree: what the engine saw, shared prefixes once, images on the node that introduced them."""
 
 import numpy as np
 from hypothesis import given
@@ -18,7 +18,7 @@ def completion(*ids: int, version: str = "0") -> Completion:
     )
 
 
-def picture(name: bytes, tokens: int = 2) -> MediaItem:
+def image(name: bytes, tokens: int = 2) -> MediaItem:
     return MediaItem("image", f"hash-{name.decode()}", MediaSource.of(name), {}, tokens, PixelScale())
 
 
@@ -121,9 +121,9 @@ def test_a_program_that_is_run_again_from_its_start_repeats_no_prompt():
     }
 
 
-def test_a_picture_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_place():
+def test_an_image_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_place():
     trajectory = Trajectory("e")
-    a, b = picture(b"a"), picture(b"b", tokens=3)
+    a, b = image(b"a"), image(b"b", tokens=3)
     trajectory.add_turn(prompted([1, 0, 0, 2], media((a, 1))), completion(3), say("x"))
     trajectory.add_turn(prompted([1, 0, 0, 2, 3, 4, 0, 0, 0], media((a, 1), (b, 6))), completion(5), say("y"))
 
@@ -134,15 +134,15 @@ def test_a_picture_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_p
         [],
     ]
     (leaf,) = trajectory.leaves()
-    assert [(r.mm_hash, r.where) for r in trajectory.media(leaf)] == [
+    assert [(r.mm_hash, r.placeholder) for r in trajectory.media(leaf)] == [
         ("hash-a", PlaceholderRange(1, 2)),
         ("hash-b", PlaceholderRange(6, 3)),
     ]
 
 
-def test_after_a_fork_each_branch_has_its_own_pictures_in_its_own_order():
+def test_after_a_fork_each_branch_has_its_own_images_in_its_own_order():
     trajectory = Trajectory("e")
-    a, b = picture(b"a"), picture(b"b")
+    a, b = image(b"a"), image(b"b")
     trajectory.add_turn(prompted([9, 0, 0, 0, 0], media((a, 1), (b, 3))), completion(1), say("x"))
     trajectory.add_turn(prompted([8, 0, 0, 0, 0, 0, 0], media((b, 1), (a, 3), (a, 5))), completion(1), say("y"))
 
@@ -150,20 +150,20 @@ def test_after_a_fork_each_branch_has_its_own_pictures_in_its_own_order():
     assert names == [["hash-a", "hash-b"], ["hash-b", "hash-a", "hash-a"]]
 
 
-def test_equal_tokens_with_another_picture_are_another_branch():
+def test_equal_tokens_with_another_image_are_another_branch():
     trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([9, 0, 0, 2], media((picture(b"a"), 1))), completion(1), say("x"))
-    trajectory.add_turn(prompted([9, 0, 0, 2, 1, 5], media((picture(b"b"), 1))), completion(1), say("y"))
+    trajectory.add_turn(prompted([9, 0, 0, 2], media((image(b"a"), 1))), completion(1), say("x"))
+    trajectory.add_turn(prompted([9, 0, 0, 2, 1, 5], media((image(b"b"), 1))), completion(1), say("y"))
 
     names = [[r.mm_hash for r in trajectory.media(leaf)] for leaf in trajectory.leaves()]
     assert names == [["hash-a"], ["hash-b"]]
     assert trajectory.forks == 1
 
 
-def test_a_literal_placeholder_that_becomes_a_picture_is_another_branch():
+def test_a_literal_placeholder_that_becomes_an_image_is_another_branch():
     trajectory = Trajectory("e")
     trajectory.add_turn(prompted([1]), completion(0), say("a sampled placeholder"))
-    trajectory.add_turn(prompted([1, 0, 0], media((picture(b"a"), 1))), completion(3), say("y"))
+    trajectory.add_turn(prompted([1, 0, 0], media((image(b"a"), 1))), completion(3), say("y"))
 
     assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[1, 0], [1, 0, 0, 3]]
     assert [len(trajectory.media(leaf)) for leaf in trajectory.leaves()] == [0, 1]
@@ -172,9 +172,9 @@ def test_a_literal_placeholder_that_becomes_a_picture_is_another_branch():
 def test_rewards_belong_to_turns_and_sum_to_the_episode():
     trajectory = Trajectory("e")
     trajectory.add_turn(prompted([1]), completion(2), say("x"))
-    trajectory.pay(0.25, {"right": False})
+    trajectory.record_reward(0.25, {"right": False})
     trajectory.add_turn(prompted([1, 2, 3]), completion(4), say("y"))
-    trajectory.pay(0.5, {"right": True})
+    trajectory.record_reward(0.5, {"right": True})
 
     assert trajectory.reward == 0.75
     assert [turn.info for turn in trajectory.turns] == [{"right": False}, {"right": True}]
@@ -209,9 +209,9 @@ def test_a_trajectory_crosses_the_wire_unchanged(turns):
     seen: list[list[int]] = []
     for index, (base, added, sampled) in enumerate(turns):
         prompt = [*(seen[base % len(seen)] if seen and base >= 0 else []), *added, 0, 0]
-        item = picture(b"%d" % (index % 2))
+        item = image(b"%d" % (index % 2))
         node = trajectory.add_turn(prompted(prompt, media((item, len(prompt) - 2))), completion(sampled), say("x"))
-        trajectory.pay(index / 2, {"turn": index})
+        trajectory.record_reward(index / 2, {"turn": index})
         seen.append([*prompt, sampled])
         assert trajectory.media(node)[-1].mm_hash == item.mm_hash
     copy = decode(encode(trajectory))

@@ -44,7 +44,7 @@ def say(text: str):
 
 
 class Gallery:
-    """Shows one more picture each turn."""
+    """Shows one more image each turn."""
 
     def __init__(self, turns: int = 3) -> None:
         self.left = turns
@@ -75,16 +75,16 @@ async def played(engine, renderer, environment) -> Trajectory:
 
 
 def texts(messages):
-    """Messages without their pictures, each of which is named by its place."""
+    """Messages without their images, each of which is named by its place."""
     return [
         (m["role"], m["content"])
         if isinstance(m["content"], str)
-        else (m["role"], [part.get("text", "picture") for part in m["content"]])
+        else (m["role"], [part.get("text", "image") for part in m["content"]])
         for m in messages
     ]
 
 
-async def test_messages_come_back_along_a_branch_with_the_sources_of_their_pictures(engine, renderer):
+async def test_messages_come_back_along_a_branch_with_the_sources_of_their_images(engine, renderer):
     environment = Gallery()
     trajectory = decode(encode(await played(engine, renderer, environment)))
     conversation = environment.shown[:-1]  # the last one was never shown to the model
@@ -152,7 +152,7 @@ async def test_a_finished_episode_cannot_change(engine, renderer):
     trajectory = await played(engine, renderer, Gallery(1))
     for change in (
         lambda: trajectory.add_turn(RenderedTokens([1]), completion(2), {"role": "assistant", "content": ""}),
-        lambda: trajectory.pay(1.0, {}),
+        lambda: trajectory.record_reward(1.0, {}),
         lambda: setattr(trajectory, "done", False),
         lambda: setattr(trajectory, "finished", False),
     ):
@@ -197,7 +197,7 @@ def test_messages_that_are_not_the_prompts_are_refused(renderer):
     with pytest.raises(InvalidTurnError, match="2 messages"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[*messages, *messages])
     with pytest.raises(InvalidTurnError, match="more media than its messages"):
-        Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[{"role": "user", "content": "no picture"}])
+        Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[{"role": "user", "content": "no image"}])
 
 
 def test_after_compaction_each_branch_has_its_own_messages(renderer):
@@ -265,7 +265,7 @@ def test_what_a_caller_changes_afterwards_changes_nothing_here():
     prompt = RenderedTokens([1], message_roles=["user"])
     trajectory = Trajectory("e")
     trajectory.add_turn(prompt, sampled, message, messages=shown, extras={"routed_experts": experts})
-    trajectory.pay(1.0, info)
+    trajectory.record_reward(1.0, info)
     ids[0], experts[:], info["right"], message["content"], shown[0]["content"] = 9, 9, False, "b", "v"
     prompt.token_ids[0] = 9
     asked_node, said_node = trajectory.nodes
@@ -345,7 +345,7 @@ def test_a_turn_that_contradicts_itself_is_refused_and_changes_nothing(wrong, wo
 
 
 @pytest.mark.parametrize("where", [(2, 5), (3, 2), (-1, 2), (3, 0), (1, 0)])
-def test_a_picture_without_tokens_of_the_prompt_is_refused(where):
+def test_an_image_without_tokens_of_the_prompt_is_refused(where):
     source = MediaSource.of(b"a")
     item = MediaItem("image", "hash-a", source, {}, 2, None)
     data = MultiModalData.from_items([(item, PlaceholderRange(*where))])
@@ -353,7 +353,7 @@ def test_a_picture_without_tokens_of_the_prompt_is_refused(where):
         Trajectory("e").add_turn(RenderedTokens([1, 0, 0], multi_modal_data=data), completion(3), say("a"))
 
 
-def test_two_pictures_over_the_same_tokens_are_refused():
+def test_two_images_over_the_same_tokens_are_refused():
     items = [MediaItem("image", name, MediaSource.of(name.encode()), {}, 2, None) for name in "ab"]
     data = MultiModalData.from_items((item, PlaceholderRange(at, 2)) for at, item in enumerate(items))
     with pytest.raises(InvalidTurnError, match="b at 1"):
@@ -362,12 +362,12 @@ def test_two_pictures_over_the_same_tokens_are_refused():
 
 def test_pay_without_a_turn_or_of_no_number_is_refused():
     with pytest.raises(InvalidTurnError, match="no turn"):
-        Trajectory("e").pay(1.0, {})
+        Trajectory("e").record_reward(1.0, {})
     trajectory = Trajectory("e")
     trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
     for reward in (float("nan"), float("inf")):
         with pytest.raises(InvalidTurnError, match="finite"):
-            trajectory.pay(reward, {})
+            trajectory.record_reward(reward, {})
 
 
 @pytest.mark.parametrize("parents", [(0,), (1, 0), (7,), (-2,), ("0",), (None,)])
@@ -404,7 +404,7 @@ def test_a_reward_that_is_no_finite_number_is_refused(reward):
     trajectory = Trajectory("e")
     trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
     with pytest.raises(InvalidTurnError, match=r"turn 0 was paid .*; a reward is a finite number"):
-        trajectory.pay(reward, {})
+        trajectory.record_reward(reward, {})
     assert trajectory.turns[0].reward == 0.0
 
 
@@ -414,7 +414,7 @@ def test_a_reward_that_is_no_finite_number_is_refused(reward):
 def test_rewards_of_any_real_number_are_kept_as_floats(reward):
     trajectory = Trajectory("e")
     trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
-    trajectory.pay(reward, {})
+    trajectory.record_reward(reward, {})
     assert (trajectory.turns[0].reward, type(trajectory.turns[0].reward)) == (float(reward), float)
 
 
@@ -423,7 +423,7 @@ def test_an_info_that_cannot_be_stored_is_refused_and_the_turn_named(info):
     trajectory = Trajectory("e")
     trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
     with pytest.raises(InvalidTurnError, match="the info of turn 0"):
-        trajectory.pay(1.0, info)
+        trajectory.record_reward(1.0, info)
     assert (trajectory.turns[0].reward, trajectory.turns[0].info) == (0.0, {})
 
 
@@ -432,7 +432,7 @@ def test_an_info_and_a_message_are_copied_to_their_depth():
     info = {"board": [[0, 0]], "grid": np.zeros(2), "pair": ([1],)}
     trajectory = Trajectory("e")
     trajectory.add_turn(RenderedTokens([1]), completion(2), message)
-    trajectory.pay(1.0, info)
+    trajectory.record_reward(1.0, info)
     message["calls"][0]["a"].append(2)
     info["board"][0][0] = object()
     info["grid"][0] = 5
@@ -488,7 +488,7 @@ def test_what_an_info_holds_does_not_change_with_what_the_environment_does_later
     trajectory.add_turn(RenderedTokens(token_ids=[1]), completion(2), {"role": "assistant", "content": "x"})
     info = {"seen": {1}, "raw": bytearray(b"a"), "grid": torch.zeros(2)}
     info["seen"].add(2)
-    trajectory.pay(1.0, info)
+    trajectory.record_reward(1.0, info)
     info["seen"].add((3, 4))  # which cannot be stored
     info["raw"] += b"b"
     info["grid"] += 1

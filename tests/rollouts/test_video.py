@@ -34,8 +34,8 @@ def clip(frames, width=48, height=32, seed=0):
 
 def conversation(*seeds):
     parts = [{"type": "video", "video": clip(6, seed=seed), "fps": 2.0} for seed in seeds]
-    picture = {"type": "image", "image": clip(1)[0]}
-    return [{"role": "user", "content": [*parts, picture, {"type": "text", "text": "What?"}]}]
+    image = {"type": "image", "image": clip(1)[0]}
+    return [{"role": "user", "content": [*parts, image, {"type": "text", "text": "What?"}]}]
 
 
 async def sampled(engine, renderer, seed=0):

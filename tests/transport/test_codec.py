@@ -197,7 +197,7 @@ def test_a_contiguous_array_is_not_copied_into_its_frame_and_another_layout_is()
 
 
 def test_an_image_referred_to_eight_times_is_one_frame_and_one_object_after_decoding() -> None:
-    data = b"picture" * 500
+    data = b"image" * 500
     value = {"images": [MediaSource.of(bytes(bytearray(data))) for _ in range(4)], "nodes": [Node(None)] * 2}
     value["more"] = [Node([], extras=MediaSource.of(data)) for _ in range(4)]
     frames = encode_frames(value)
@@ -303,7 +303,7 @@ class Unregistered:
         ({"a": {Mood.CALM: 3}}, "key"),
         ([{1, (2, 3)}], r"value\[0\]: set with members of type tuple"),
         ({np.float32(1): 3}, "key"),
-        ({MediaSource.of(b"picture"): 3}, "key"),
+        ({MediaSource.of(b"image"): 3}, "key"),
         (Node([(), {"deep": [{(): 1}]}]), r"Node: dict with a key"),
         (["\ud800"], "value: text that is not Unicode"),
         ([range(3)], r"value\[0\]: .*range"),

@@ -1,4 +1,4 @@
-"""Each picture once: in step lists by token lineage, on a connection by digest."""
+"""Each image once: in step lists by token lineage, on a connection by digest."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from transport.interop.step_media import StepMediaError
 # Step lists.
 
 PIXELS = {name: np.full((4, 6), ord(name), dtype=np.float32) for name in "ABCDEF"}
-IMAGE = 7  # the placeholder token: that of every picture
-SPAN = 3  # tokens a picture takes
+IMAGE = 7  # the placeholder token: that of every image
+SPAN = 3  # tokens an image takes
 
 
 def item(name: str) -> dict[str, Any]:
-    """The tensors of a picture: a copy, as when each step came over a wire of its own."""
+    """The tensors of an image: a copy, as when each step came over a wire of its own."""
     return {"pixel_values": PIXELS[name].copy(), "image_grid_thw": np.array([1, 2, 2])}
 
 
@@ -113,7 +113,7 @@ def hashes(data: Any) -> list[str]:
 
 
 def pixels_in(steps: list[Any]) -> Counter[str]:
-    """How often each picture's data are there, anywhere in the steps, told by their values."""
+    """How often each image's data are there, anywhere in the steps, told by their values."""
     found: Counter[str] = Counter()
     for step in steps:
         for data in (on_tokens(step), on_response(step)):
@@ -123,7 +123,7 @@ def pixels_in(steps: list[Any]) -> Counter[str]:
 
 
 def turn(text: str, completion: str = "y") -> tuple[list[int], list[int], list[tuple[str, int]]]:
-    """Ids and media of a prompt: a capital letter is a picture, any other character a token."""
+    """Ids and media of a prompt: a capital letter is an image, any other character a token."""
     ids: list[int] = []
     placed: list[tuple[str, int]] = []
     for letter in text:
@@ -175,14 +175,14 @@ def test_a_compaction_that_keeps_a_and_adds_b_keeps_the_data_of_both(make: Maker
 
 
 @MAKERS
-def test_interleaved_agents_have_each_picture_once_per_agent(make: Maker) -> None:
+def test_interleaved_agents_have_each_image_once_per_agent(make: Maker) -> None:
     dropped = check_exact([make(*turn("1A")), make(*turn("2B")), make(*turn("1AyC"))])
     assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["B"], ["C"]]
     assert pixels_in(dropped) == {"A": 1, "B": 1, "C": 1}
 
 
 @MAKERS
-def test_two_agents_that_show_one_picture_have_it_each(make: Maker) -> None:
+def test_two_agents_that_show_one_image_have_it_each(make: Maker) -> None:
     dropped = check_exact([make(*turn("1A")), make(*turn("2A")), make(*turn("1Ay")), make(*turn("2Ay"))])
     assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], [], []]
 
@@ -212,7 +212,7 @@ def test_media_that_are_on_the_response_only_stay_there_and_are_dropped_by_linea
     assert all("multi_modal_data" not in step["tokens"] for step in dropped)
 
 
-def test_a_picture_of_one_size_in_anothers_place_is_kept() -> None:
+def test_an_image_of_one_size_in_anothers_place_is_kept() -> None:
     dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xByC"))])
     assert hashes(on_tokens(dropped[1])) == ["B", "C"]
 
@@ -230,7 +230,7 @@ def test_items_that_are_none_are_not_filled_with_those_of_the_step_before() -> N
     check_exact(steps)
 
 
-def test_of_two_agents_with_equal_tokens_the_one_that_shows_the_pictures_is_followed() -> None:
+def test_of_two_agents_with_equal_tokens_the_one_that_shows_the_images_is_followed() -> None:
     dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xB")), dict_step(*turn("xAyC"))])
     assert hashes(on_tokens(dropped[2])) == ["C"]
 
@@ -253,7 +253,7 @@ def entries(data: dict[str, Any], chosen: list[int]) -> None:
         data[name]["image"] = [data[name]["image"][index] for index in chosen]
 
 
-def test_a_picture_that_is_announced_past_the_tokens_of_a_step_is_not_carried_by_it() -> None:
+def test_an_image_that_is_announced_past_the_tokens_of_a_step_is_not_carried_by_it() -> None:
     steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
     early, late = on_tokens(steps[0]), on_tokens(steps[1])
     for name in ("mm_hashes", "mm_placeholders", "mm_items"):
@@ -324,7 +324,7 @@ def test_steps_without_media_or_tokens_pass_as_they_are() -> None:
     assert all(one is other for one, other in zip(dropped, steps, strict=True))
 
 
-def test_a_linear_episode_of_many_steps_holds_each_picture_once() -> None:
+def test_a_linear_episode_of_many_steps_holds_each_image_once() -> None:
     steps, text = [], "s"
     for number in range(30):
         text += "ABCDEF"[number % 6] + "u"
@@ -335,7 +335,7 @@ def test_a_linear_episode_of_many_steps_holds_each_picture_once() -> None:
     assert pixels_in(dropped) == dict.fromkeys("ABCDEF", 5)
 
 
-def test_videos_beside_pictures_have_columns_of_their_own() -> None:
+def test_videos_beside_images_have_columns_of_their_own() -> None:
     steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
     for step in steps:
         for data in (on_tokens(step), on_response(step)):
@@ -399,7 +399,7 @@ def test_one_object_for_both_copies_of_the_sidecar_is_shortened_at_both_places()
     assert pixels_in(check_exact(steps)) == {"A": 1, "B": 1}
 
 
-def test_a_turn_that_was_tried_again_keeps_its_pictures_and_is_followed_once() -> None:
+def test_a_turn_that_was_tried_again_keeps_its_images_and_is_followed_once() -> None:
     dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xA")), dict_step(*turn("xAyB"))])
     assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], ["B"]]
 
@@ -508,9 +508,9 @@ def texts(actions: list[tuple[str, int, str, str]]) -> list[tuple[str, str]]:
 
 
 def introduced(steps: list[tuple[str, str]]) -> Counter[str]:
-    """Independently of the code: which pictures a reader of the list meets for the first time in their lineage.
+    """Independently of the code: which images a reader of the list meets for the first time in their lineage.
 
-    In characters, where every token is one: a picture is carried if some earlier step's characters, pictures read as
+    In characters, where every token is one: an image is carried if some earlier step's characters, images read as
     placeholders, begin this step's and show it at the same place; of several, the step that carries most.
     """
     counts: Counter[str] = Counter()
@@ -531,7 +531,7 @@ def introduced(steps: list[tuple[str, str]]) -> Counter[str]:
 
 @settings(max_examples=150, deadline=None)
 @given(turn_actions, st.sampled_from([dict_step, object_step]))
-def test_any_tree_of_turns_is_restored_exactly_and_holds_each_picture_once_per_introduction(
+def test_any_tree_of_turns_is_restored_exactly_and_holds_each_image_once_per_introduction(
     actions: list[tuple[str, int, str, str]], make: Maker
 ) -> None:
     made = texts(actions)
@@ -780,7 +780,7 @@ def episode(format: str, seed: int = 0, calls: int = 20, tokens: int = 1000, sam
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_an_episode_weighs_its_pictures_and_at_most_14_bytes_a_token(format: str) -> None:
+def test_an_episode_weighs_its_images_and_at_most_14_bytes_a_token(format: str) -> None:
     trajectory = episode(format)
     media = sum(reference.source.nbytes for reference in trajectory.all_media())
     tokens = sum(map(len, trajectory.nodes))

@@ -27,7 +27,7 @@ from transport.records import repair as module
 from transport.records.repair import merge, repair
 from transport.wire import registry
 
-IMAGE = MediaSource.of(b"\x89PNG picture " * 40)
+IMAGE = MediaSource.of(b"\x89PNG image " * 40)
 OTHER = MediaSource.of(b"another " * 30)
 
 

@@ -25,7 +25,7 @@ from transport import (
 from transport.records.layout import FileBytes, Index, scan
 from transport.records.repair import repair
 
-IMAGE = MediaSource.of(b"\x89PNG picture " * 40)
+IMAGE = MediaSource.of(b"\x89PNG image " * 40)
 OTHER = MediaSource.of(b"another " * 30)
 
 
@@ -192,7 +192,7 @@ def test_an_image_whose_header_is_damaged_fails_the_records_that_use_it(path: Pa
 
 
 def test_an_image_stored_under_another_digest_is_refused_although_the_file_is_sound(path: Path) -> None:
-    write(path, [MediaSource(IMAGE.digest, b"not the picture")], 1)
+    write(path, [MediaSource(IMAGE.digest, b"not the image")], 1)
     with pytest.raises(ChecksumError, match=IMAGE.digest):
         list(read_records(path))
 

@@ -50,7 +50,7 @@ class Shaped(pydantic.BaseModel):
 
 
 SAMPLE = [
-    Item(np.arange(6, dtype=">i4").reshape(2, 3), MediaSource.of(b"picture")),
+    Item(np.arange(6, dtype=">i4").reshape(2, 3), MediaSource.of(b"image")),
     {"text": "é" * 20, 3: (1, 2.5, None)},
     np.float32(1),
     {1, "x"},
@@ -136,12 +136,12 @@ def test_random_bytes_are_an_error_or_a_value(body: bytes, count: int) -> None:
 
 
 def test_media_whose_bytes_changed_is_a_checksum_error() -> None:
-    damaged = BUFFER.replace(b"picture", b"Picture")
+    damaged = BUFFER.replace(b"image", b"Image")
     assert damaged != BUFFER
     with pytest.raises(ChecksumError, match="media source of 7 bytes"):
         decode(damaged)
     with pytest.raises(ChecksumError):
-        decode(encode(MediaSource("0" * 64, b"picture")))
+        decode(encode(MediaSource("0" * 64, b"image")))
 
 
 MALFORMED = {

@@ -193,7 +193,7 @@ import numpy as np
 from renderers.media.source import MediaSource
 from transport import FileLockedError, RecordWriter
 path, me, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-picture = MediaSource.of(bytes([me]) * 3000)
+image = MediaSource.of(bytes([me]) * 3000)
 for number in range(rounds):
     while True:
         try:
@@ -202,7 +202,7 @@ for number in range(rounds):
         except FileLockedError:
             time.sleep(0.001)
     for part in range(3):
-        out.append([me, number, part, picture, np.full(500, number)])
+        out.append([me, number, part, image, np.full(500, number)])
         print(number, part, flush=True)  # acknowledged
     out.close()
 """

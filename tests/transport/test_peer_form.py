@@ -250,7 +250,7 @@ def test_whatever_stands_in_a_payload_decoding_ends_with_a_value_or_an_error_of_
 # Objects of registered types.
 
 
-def picture(name: str) -> MediaItem:
+def image(name: str) -> MediaItem:
     return MediaItem(
         "image",
         name,
@@ -264,7 +264,7 @@ def picture(name: str) -> MediaItem:
 
 
 def media_data() -> MultiModalData:
-    placed = [(picture("A"), PlaceholderRange(1, 3)), (picture("B"), PlaceholderRange(5, 3, ((0, 1), (2, 3)), False))]
+    placed = [(image("A"), PlaceholderRange(1, 3)), (image("B"), PlaceholderRange(5, 3, ((0, 1), (2, 3)), False))]
     return MultiModalData.from_items(placed)
 
 
@@ -290,8 +290,8 @@ def test_shortened_steps_of_objects_come_back_and_are_restored(way: str) -> None
         tokens = {"prompt_ids": prompt, "completion_ids": [9], "multi_modal_data": data}
         return {"tokens": tokens, "response": {"message": {"role": "assistant", "tokens": dict(tokens)}}}
 
-    prompt, first = [1, 7, 7, 7, 2], (picture("A"), PlaceholderRange(1, 3))
-    steps = [step(prompt, first), step([*prompt, 9, 7, 7, 7, 2], first, (picture("B"), PlaceholderRange(6, 3)))]
+    prompt, first = [1, 7, 7, 7, 2], (image("A"), PlaceholderRange(1, 3))
+    steps = [step(prompt, first), step([*prompt, 9, 7, 7, 7, 2], first, (image("B"), PlaceholderRange(6, 3)))]
     short = drop_intermediate_multi_modal_data(steps)
     back = WAYS[way](short)
     assert back[1]["tokens"]["multi_modal_data"].mm_hashes == {"image": ["B"]}

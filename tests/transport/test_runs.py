@@ -171,7 +171,7 @@ def test_any_graph_of_objects_without_cycles_comes_back_with_every_link_and_noth
 
 
 def test_an_object_that_others_of_its_run_refer_to_is_one_object_and_media_is_still_asked_for_once() -> None:
-    source = MediaSource.of(b"picture")
+    source = MediaSource.of(b"image")
     first = Step("first", data=source)
     second = Step("second", first, source)
     asked: list[str] = []

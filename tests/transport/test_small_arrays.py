@@ -103,8 +103,8 @@ def small_trajectories(count: int) -> list[Trajectory]:
             sources = [MediaSource.of(rng.bytes(1024)) for _ in range(2)]
         size = int(rng.integers(2, 80))
         ids, logprobs = rng.integers(0, 150_000, size).astype(np.int32), rng.random(size).astype(np.float32)
-        pictures = tuple(MediaReference("image", s.digest, s, PlaceholderRange(1, 1)) for s in sources)
-        prompt = TokenNode(-1, ids, np.zeros(size, bool), np.empty(0, np.float32), (), pictures)
+        images = tuple(MediaReference("image", s.digest, s, PlaceholderRange(1, 1)) for s in sources)
+        prompt = TokenNode(-1, ids, np.zeros(size, bool), np.empty(0, np.float32), (), images)
         answer = TokenNode(0, ids[::-1], np.ones(size, bool), logprobs, (WeightSpan("7", 0, size),))
         turn = Turn(1, FinishReason.STOP, {"role": "assistant", "content": "seven"}, 0.5, {"right": True})
         made.append(
@@ -119,7 +119,7 @@ def test_a_small_trajectory_costs_its_values_and_a_few_bytes_for_each_object_and
     sources: dict[str, MediaSource] = {}
 
     def bare(value: Any) -> Any:
-        """The values alone: no class names, no field names, no dtypes, no pictures."""
+        """The values alone: no class names, no field names, no dtypes, no images."""
         if isinstance(value, MediaSource):
             sources[value.digest] = value
             return None
@@ -140,9 +140,9 @@ def test_a_small_trajectory_costs_its_values_and_a_few_bytes_for_each_object_and
     header, *frames = encode_frames(trajectories)
     assert len(frames) == len(sources) == 64
     # An entry is three values in a list, of them an id of up to 3 bytes, and a reference of 4 bytes. A row is a list of
-    # a dtype number and the bytes, and a reference. A picture is a row with its digest once, and references.
-    pictures = 74 * len(sources) + 4 * 2 * len(trajectories)
+    # a dtype number and the bytes, and a reference. An image is a row with its digest once, and references.
+    images = 74 * len(sources) + 4 * 2 * len(trajectories)
     finishes = 4 * len(trajectories)
     empties = 4 * 2 * len(trajectories)  # a node without messages has a reference to the one empty tuple
-    assert len(header) <= values + 9 * len(objects) + 6 * len(arrays) + pictures + finishes + empties + 500
+    assert len(header) <= values + 9 * len(objects) + 6 * len(arrays) + images + finishes + empties + 500
     assert len(header) < 1.4 * values

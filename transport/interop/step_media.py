@@ -1,6 +1,6 @@
-"""The media of a list of steps, each picture's data once: dropped where an earlier step carries it, and put back.
+"""The media of a list of steps, each image's data once: dropped where an earlier step carries it, and put back.
 
-A step of the ecosystem's shape holds everything its prompt shows, so N steps hold N(N+1)/2 pictures, and each of them a
+A step of the ecosystem's shape holds everything its prompt shows, so N steps hold N(N+1)/2 images, and each of them a
 second time on the response:
 
     step["tokens"]["prompt_ids"], ["completion_ids"], ["multi_modal_data"]
@@ -8,7 +8,7 @@ second time on the response:
 
 A step follows an earlier one if that one's prompt and completion, token by token, begin its prompt. What both show at
 the same place is left out of the later one. Nothing else is: a step whose history was rewritten, the first step of
-another agent, a sibling, keeps all it shows, however often the picture was seen elsewhere.
+another agent, a sibling, keeps all it shows, however often the image was seen elsewhere.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class _Parent:
 def _best_parent(step: _Step, candidates: list[_Step]) -> _Parent | None:
     """The step that carries most of this one's media, the longest of equals; None if none carries any.
 
-    Usually that is the longest. Two agents that say the same about two pictures of one size have equal tokens.
+    Usually that is the longest. Two agents that say the same about two images of one size have equal tokens.
     """
     best: _Parent | None = None
     place = _TOKENS if any(step.tables[_TOKENS].values()) else _RESPONSE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, deeper_than, read_json
-from renderers.parsing.markers import Alphabet
+from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import ToolSchemas
 
@@ -29,7 +29,7 @@ class Block:
 
     text: str
     closed: bool
-    alphabet: Alphabet
+    alphabet: MarkerEncoding
     tools: ToolSchemas
 
     def plain(self, start: int, end: int) -> str:

@@ -54,7 +54,7 @@ class LinearMap(NamedTuple):
 
 
 def written_normalisation(directory: Path) -> Normalisation | None:
-    """What a model directory says of pictures; None where it says nothing, or nothing that can be read as such."""
+    """What a model directory says of images; None where it says nothing, or nothing that can be read as such."""
     image = read_json(directory / "processor_config.json").get("image_processor") or read_json(
         directory / "preprocessor_config.json"
     )
@@ -65,7 +65,7 @@ def written_normalisation(directory: Path) -> Normalisation | None:
 
 
 def processor_file(directory: Path) -> Path:
-    """The file of a model directory that holds the numbers of pictures."""
+    """The file of a model directory that holds the numbers of images."""
     preprocessor = directory / "preprocessor_config.json"
     return preprocessor if preprocessor.exists() else directory / "processor_config.json"
 
@@ -88,7 +88,7 @@ def _numbers(value: Any) -> tuple[float, ...]:
 
 
 def linear_map(ours: np.ndarray, theirs: np.ndarray, channels: int) -> LinearMap | None:
-    """The map from our floats of a picture to the server's; None where no such map explains them.
+    """The map from our floats of an image to the server's; None where no such map explains them.
 
     Both of one shape: patches (n, channels * k), or (..., channels, height, width).
     """

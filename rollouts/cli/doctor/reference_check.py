@@ -24,7 +24,7 @@ from rollouts.cli.doctor.pixel_scale import (
     written_normalisation,
     wrong_normalisation,
 )
-from rollouts.cli.doctor.target import Patient, Sampled, fresh_picture
+from rollouts.cli.doctor.target import Patient, Sampled, fresh_image
 from rollouts.engines.vllm.wire.tensors import tensor_dtype
 
 _CHECK = "mismatch"
@@ -69,7 +69,7 @@ async def mismatch(patient: Patient, *, max_gigabytes: float) -> list[Finding]:
         return [reason]
     prompts = [("text", patient.text_prompt())] * _PROMPTS
     if patient.is_ok("image request"):
-        prompts += [("image", patient.picture_prompt(fresh_picture(64 + 32 * n, 96))) for n in range(_PROMPTS)]
+        prompts += [("image", patient.image_prompt(fresh_image(64 + 32 * n, 96))) for n in range(_PROMPTS)]
     sampled = await asyncio.gather(
         *(
             patient.sample(rendered, max_tokens=_SAMPLED, temperature=1.0, seed=seed)
@@ -103,19 +103,19 @@ def _findings(patient: Patient, drawn: Sequence[_Prompt]) -> list[Finding]:
     model = _loaded(patient)
     text = [_difference(model, each) for each in drawn if each.kind == "text"]
     findings = [_finding(patient, "text", text, _OTHER_WEIGHTS)]
-    pictures = [each for each in drawn if each.kind == "image"]
-    if not pictures:
+    images = [each for each in drawn if each.kind == "image"]
+    if not images:
         return findings
     if not _agrees(patient, text):
         return [*findings, skipped(f"{_CHECK}, image", f"not checked, because of: {_CHECK}, text failed")]
-    image = [_difference(model, each) for each in pictures]
+    image = [_difference(model, each) for each in images]
     if _agrees(patient, image):
-        return [*findings, _finding(patient, "image", image, ""), *_normalisation(patient, model, pictures, image)]
-    return [*findings, *_wrong_pictures(patient, model, pictures, image)]
+        return [*findings, _finding(patient, "image", image, ""), *_normalisation(patient, model, images, image)]
+    return [*findings, *_wrong_images(patient, model, images, image)]
 
 
 def _normalisation(
-    patient: Patient, model: Any, pictures: Sequence[_Prompt], image: Sequence[np.ndarray]
+    patient: Patient, model: Any, images: Sequence[_Prompt], image: Sequence[np.ndarray]
 ) -> list[Finding]:
     """Whether the directory's numbers explain the server's answers better than others; nothing where that is open.
 
@@ -123,18 +123,18 @@ def _normalisation(
     """
     written = written_normalisation(patient.directory)
     # A server that takes floats of ours agrees with transformers whatever its own numbers are.
-    sees_own = patient.capabilities.pixel_dtype == "uint8" or patient.picture_mode == "content_parts"
+    sees_own = patient.capabilities.pixel_dtype == "uint8" or patient.image_mode == "content_parts"
     if written is None or not sees_own or NORMALISATION in patient.known:
         return []
     own = float(np.concatenate(image).mean())
     others = {
-        other: float(np.concatenate([_difference(model, each, instead=(written, other)) for each in pictures]).mean())
+        other: float(np.concatenate([_difference(model, each, instead=(written, other)) for each in images]).mean())
         for other in _COMMON.values()
         if len(other.mean) == len(written.mean) and not other.is_near(written)
     }
     best = min(others, key=others.__getitem__, default=None)
     if best is None or others[best] > _CLEARLY * own:
-        return [ok(NORMALISATION, f"log-probabilities of pictures are those of {written}")]
+        return [ok(NORMALISATION, f"log-probabilities of images are those of {written}")]
     if own > _CLEARLY * others[best]:
         return [wrong_normalisation(patient.directory, written, best, "the server's log-probabilities are nearest to")]
     return []
@@ -146,32 +146,32 @@ _OTHER_WEIGHTS = (
 )
 
 
-def _wrong_pictures(
-    patient: Patient, model: Any, pictures: Sequence[_Prompt], image: Sequence[np.ndarray]
+def _wrong_images(
+    patient: Patient, model: Any, images: Sequence[_Prompt], image: Sequence[np.ndarray]
 ) -> list[Finding]:
-    """Text agrees and pictures do not: what the server does with them is other, or the weights of its vision tower."""
+    """Text agrees and images do not: what the server does with them is other, or the weights of its vision tower."""
     if "token_type_ids" in inspect.signature(model.forward).parameters and _agrees(
-        patient, [_difference(model, each, causal=True) for each in pictures]
+        patient, [_difference(model, each, causal=True) for each in images]
     ):
         return [_finding(patient, "image", image, _CAUSAL)]
     written = written_normalisation(patient.directory)
     for whose, other in _COMMON.items():
         if written is None or len(written.mean) != len(other.mean) or other.is_near(written):
             continue
-        if _agrees(patient, [_difference(model, each, instead=(written, other)) for each in pictures]):
+        if _agrees(patient, [_difference(model, each, instead=(written, other)) for each in images]):
             said = f"the server's log-probabilities are those of {whose} numbers,"
             return [
                 wrong_normalisation(patient.directory, written, other, said),
                 skipped(f"{_CHECK}, image", f"not checked, because of: {NORMALISATION} failed"),
             ]
-    return [_finding(patient, "image", image, _OTHER_PICTURES)]
+    return [_finding(patient, "image", image, _OTHER_IMAGES)]
 
 
 _CAUSAL = (
-    "the server attends to pictures causally, where the model attends to the whole of each: its attention backend does "
+    "the server attends to images causally, where the model attends to the whole of each: its attention backend does "
     "not know how (that of vLLM for the CPU does not). On a GPU: `vllm serve` with --attention-backend TRITON_ATTN"
 )
-_OTHER_PICTURES = (
+_OTHER_IMAGES = (
     "text agrees, so the language model's weights are those of --model; compare image_mean, image_std and "
     "rescale_factor in preprocessor_config.json (or processor_config.json) and the vision tower's weights with what "
     "is served, or start `vllm serve` from --model"
@@ -180,7 +180,7 @@ _OTHER_PICTURES = (
 
 def _agrees(patient: Patient, rows: Sequence[np.ndarray]) -> bool:
     differences = np.concatenate(rows)
-    if not len(differences):  # each began with the token of a picture
+    if not len(differences):  # each began with the token of an image
         return True
     most, most_mean = _LIMITS.get(patient.dtype, _LIMITS["bfloat16"])
     return bool(differences.max() <= most and differences.mean() <= most_mean)
@@ -189,7 +189,7 @@ def _agrees(patient: Patient, rows: Sequence[np.ndarray]) -> bool:
 def _finding(patient: Patient, kind: str, rows: Sequence[np.ndarray], cure: str) -> Finding:
     differences = np.concatenate(rows)
     if not len(differences):
-        return skipped(f"{_CHECK}, {kind}", "each completion began with the token of a picture")
+        return skipped(f"{_CHECK}, {kind}", "each completion began with the token of an image")
     most, most_mean = _LIMITS.get(patient.dtype, _LIMITS["bfloat16"])
     seen = (
         f"|log p(server) - log p(transformers)| at most {differences.max():.2g}, {differences.mean():.2g} on average "
@@ -240,8 +240,8 @@ def _difference(
     """float32 (scored,): |log p(server) - log p(transformers)| of the drawn tokens.
 
     `instead`: the normalisation that the renderer's pixels have, and the one to give them.
-    `causal`: the tokens of a picture see only those before them, in models that would show them all of it.
-    transformers finds pictures by token id, so a completion counts up to the first such token that was drawn.
+    `causal`: the tokens of an image see only those before them, in models that would show them all of it.
+    transformers finds images by token id, so a completion counts up to the first such token that was drawn.
     """
     import torch
 
@@ -274,7 +274,7 @@ def _placeholder_ids(model: Any) -> list[int]:
 def _media_inputs(
     media: Sequence[tuple[MediaItem, PlaceholderRange]], instead: tuple[Normalisation, Normalisation] | None
 ) -> dict[str, Any]:
-    """The tensors that the model takes for the pictures of one prompt, as its processor would return them."""
+    """The tensors that the model takes for the images of one prompt, as its processor would return them."""
     import torch
 
     items = [item for item, _ in media]

@@ -11,12 +11,12 @@ from renderers import RendererError, load_renderer
 from rollouts.cli.doctor import reference_check
 from rollouts.cli.doctor.finding import Finding, Outcome, failed, skipped
 from rollouts.cli.doctor.generation_checks import aborting, logprobs_mode, text_request
-from rollouts.cli.doctor.picture_checks import (
+from rollouts.cli.doctor.image_checks import (
     image_cache,
     image_pixels,
     image_request,
-    pictures_of_server,
-    unknown_picture,
+    images_of_server,
+    unknown_image,
     unseen_normalisation,
 )
 from rollouts.cli.doctor.server_checks import (
@@ -131,7 +131,7 @@ def _checks(options: Options) -> list[Check]:
         Check("running", running, ("control routes",)),
         Check("pixel dtype", pixel_dtype, ("token endpoint",)),
         Check("text tokens", text_tokens, ("reachable",)),
-        Check("image tokens", pictures_of_server, ("pixel dtype",)),
+        Check("image tokens", images_of_server, ("pixel dtype",)),
         Check("text request", text_request, ("token endpoint",), unless_failed=("running",)),
         Check("image request", image_request, ("text request", "pixel dtype")),
         Check(
@@ -145,7 +145,7 @@ def _checks(options: Options) -> list[Check]:
         Check("abort", aborting, generates),
         Check("mismatch", mismatch, generates, unless_failed=("log-probabilities",)),
         Check("image normalisation", unseen_normalisation, ("image tokens",)),
-        Check("cache miss", unknown_picture, shows),  # the last to show a picture: servers have died of it
+        Check("cache miss", unknown_image, shows),  # the last to show an image: servers have died of it
     ]
     if options.control:
         checks.append(Check("pause, resume", pause_and_resume, ("running",)))

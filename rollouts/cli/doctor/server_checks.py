@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from renderers import RendererError
 from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
-from rollouts.cli.doctor.target import SAMPLED, Patient, fresh_picture
+from rollouts.cli.doctor.target import SAMPLED, Patient, fresh_image
 from rollouts.engines.vllm.capabilities import release_of
 from rollouts.engines.vllm.http.connection import HttpLimits, error_of
 from rollouts.errors import EngineError
@@ -106,7 +106,7 @@ async def served_model(patient: Patient) -> Finding:
         room = max(needed, min(positions, _PLENTY) if isinstance(positions, int) else _PLENTY)
         return failed(
             "served model",
-            f"{seen}: a short prompt with one small picture and its answer take {needed}"
+            f"{seen}: a short prompt with one small image and its answer take {needed}"
             if "image" in patient.renderer.processors
             else f"{seen}: a short prompt and its answer take {needed}",
             f"start `vllm serve` with --max-model-len {room}",
@@ -120,8 +120,8 @@ _PLENTY = 8192
 
 def _longest_request(patient: Patient) -> int:
     """The most tokens that a check's prompt and its completion have together."""
-    pictures = [fresh_picture()] if "image" in patient.renderer.processors else []
-    prompt = patient.picture_prompt(*pictures) if pictures else patient.text_prompt()
+    images = [fresh_image()] if "image" in patient.renderer.processors else []
+    prompt = patient.image_prompt(*images) if images else patient.text_prompt()
     return len(prompt.token_ids) + SAMPLED
 
 
@@ -187,37 +187,37 @@ async def _resume(patient: Patient) -> None:
 
 
 async def pixel_dtype(patient: Patient) -> Finding:
-    """Which pixels the server wants, as read off its own processing, and how `media="auto"` sends pictures."""
+    """Which pixels the server wants, as read off its own processing, and how `media="auto"` sends images."""
     if "image" not in patient.renderer.processors:
-        return skipped("pixel dtype", f"no pictures are processed here: {_why_no_pictures(patient)}")
+        return skipped("pixel dtype", f"no images are processed here: {_why_no_images(patient)}")
     wanted = patient.capabilities.pixel_dtype
     if wanted is None:
         return await _no_pixels(patient)
     where = "on its device" if wanted == "uint8" else "in its processor, on the CPU"
     return ok(
-        "pixel dtype", f'{wanted}: the server normalises {where}; media="auto" sends pictures as {patient.picture_mode}'
+        "pixel dtype", f'{wanted}: the server normalises {where}; media="auto" sends images as {patient.image_mode}'
     )
 
 
-def _why_no_pictures(patient: Patient) -> str:
+def _why_no_images(patient: Patient) -> str:
     try:
-        patient.picture_prompt(fresh_picture())
+        patient.image_prompt(fresh_image())
     except RendererError as error:
         return str(error)
     return "the renderer has no processor"
 
 
 async def _no_pixels(patient: Patient) -> Finding:
-    """The model of --model takes pictures, and the server shows no pixels of one."""
-    reply = await patient.render(patient.picture_prompt(fresh_picture()))
+    """The model of --model takes images, and the server shows no pixels of one."""
+    reply = await patient.render(patient.image_prompt(fresh_image()))
     if reply.status == 400:
         return absent(
             "pixel dtype",
-            f"the model of --model takes pictures, the server none: {error_of('', reply, '/render').body}",
+            f"the model of --model takes images, the server none: {error_of('', reply, '/render').body}",
             "start `vllm serve` without --language-model-only, and with --limit-mm-per-prompt '{\"image\": 8}' or more",
         )
     return skipped(
         "pixel dtype",
-        f"the server does not show what it makes of a picture: /render answers {reply.status}",
+        f"the server does not show what it makes of an image: /render answers {reply.status}",
         "start `vllm serve` with --enable-scale-out and --mm-processor-cache-gb 0",
     )

@@ -21,12 +21,12 @@ from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.control import ServerControl
 from rollouts.engines.vllm.http.connection import Reply, ServerConnection, error_of
-from rollouts.engines.vllm.media.image_file import picture_file
+from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form, resolved_mode
 from rollouts.engines.vllm.wire.request_body import request_body
 from rollouts.errors import MalformedResultError, OverlongPromptError
 
-_RENDERING = "rendering pictures"
+_RENDERING = "rendering images"
 GENERATE = "/inference/v1/generate"
 
 #: How many tokens a check samples.
@@ -78,15 +78,15 @@ class Patient:
         """How far apart log-probabilities may be that should be equal but for the order of additions."""
         return _SAME.get(self.dtype, _SAME["bfloat16"])
 
-    # Pictures.
+    # Images.
 
     @cached_property
-    def picture_mode(self) -> MediaMode:
-        """What `media="auto"` comes to for a picture of this model and this server: the engine's own decision."""
-        return resolved_mode(self.request(self.picture_prompt(fresh_picture())), "auto", self.capabilities)
+    def image_mode(self) -> MediaMode:
+        """What `media="auto"` comes to for an image of this model and this server: the engine's own decision."""
+        return resolved_mode(self.request(self.image_prompt(fresh_image())), "auto", self.capabilities)
 
-    def picture_form(self, request: GenerateRequest) -> MediaForm:
-        """How the engine would send the pictures of a request. Raises `CapabilityError`."""
+    def image_form(self, request: GenerateRequest) -> MediaForm:
+        """How the engine would send the images of a request. Raises `CapabilityError`."""
         return media_form(request, "auto", self.capabilities)
 
     # Prompts.
@@ -94,8 +94,8 @@ class Patient:
     def text_prompt(self) -> RenderedTokens:
         return self.renderer.render([{"role": "user", "content": "Say something."}], add_generation_prompt=True)
 
-    def picture_prompt(self, *pictures: np.ndarray) -> RenderedTokens:
-        return self.renderer.render(picture_messages(*pictures), add_generation_prompt=True)
+    def image_prompt(self, *images: np.ndarray) -> RenderedTokens:
+        return self.renderer.render(image_messages(*images), add_generation_prompt=True)
 
     def request(self, rendered: RenderedTokens, *, max_tokens: int = SAMPLED, **sampling: Any) -> GenerateRequest:
         """Greedy unless `sampling` says otherwise."""
@@ -103,7 +103,7 @@ class Patient:
             rendered.token_ids,
             SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling}),
             rendered.multi_modal_data,
-            marker_ids=rendered.marker_ids,
+            placeholder_token_ids=rendered.placeholder_token_ids,
         )
 
     async def sample(self, rendered: RenderedTokens, *, engine: Engine | None = None, **sampling: Any) -> Sampled:
@@ -117,7 +117,7 @@ class Patient:
         return await self.connection.request("POST", path, name=doing, body=[json.dumps(body).encode()])
 
     async def render(self, shown: RenderedTokens) -> Reply:
-        """Let the server render a prompt of `picture_prompt`: ids and tensors of its own making.
+        """Let the server render a prompt of `image_prompt`: ids and tensors of its own making.
 
         Raises `OverlongPromptError` where it could not hold the prompt.
         """
@@ -125,9 +125,9 @@ class Patient:
             raise OverlongPromptError(_RENDERING, len(shown.token_ids), self.capabilities.max_model_len)
         policy = self.renderer.processors["image"].policy
         media = shown.multi_modal_data or MultiModalData()
-        files = [picture_file(item.source, policy) for item, _ in media.placed()]
+        files = [image_file(item.source, policy) for item, _ in media.placed()]
         urls = [f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}" for file in files]
-        (message,) = picture_messages()
+        (message,) = image_messages()
         content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), *message["content"]]
         body = {
             "model": self.capabilities.model,
@@ -137,7 +137,7 @@ class Patient:
         return await self.post("/v1/chat/completions/render", body, _RENDERING)
 
     async def post_by_name(self, request: GenerateRequest, form: MediaForm) -> Reply:
-        """Send a request whose pictures are shown by their names alone, as after their first use.
+        """Send a request whose images are shown by their names alone, as after their first use.
 
         A salt of its own keeps cached prefixes out of the answer.
         """
@@ -150,7 +150,7 @@ class Patient:
             chunks=None,
             return_prompt=form.returns_prompt,
         )
-        return await self.connection.request("POST", GENERATE, name="a request with known pictures", body=body)
+        return await self.connection.request("POST", GENERATE, name="a request with known images", body=body)
 
     async def health(self) -> int:
         """The HTTP status of /health: 200 while the server's engine lives."""
@@ -166,12 +166,12 @@ def apart(first: Sampled, second: Sampled) -> float:
     return float(np.abs(first.logprobs[:count] - second.logprobs[:count]).max())
 
 
-def picture_messages(*pictures: np.ndarray) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = [{"type": "image", "image": picture} for picture in pictures]
+def image_messages(*images: np.ndarray) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
 
 
-def fresh_picture(height: int = 128, width: int = 192) -> np.ndarray:
+def fresh_image(height: int = 128, width: int = 192) -> np.ndarray:
     """Coloured noise that no server has seen: uint8 (height, width, 3)."""
     return np.random.default_rng().integers(0, 256, (height, width, 3), dtype=np.uint8)
 

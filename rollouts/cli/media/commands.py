@@ -72,7 +72,7 @@ def export(
     target: Target,
     out: Annotated[Path, typer.Option(help="The directory for the files; made if it is not there.")],
     contact_sheet: Annotated[
-        Path | None, typer.Option(help="Also draw all media, at most 400, into this picture.")
+        Path | None, typer.Option(help="Also draw all media, at most 400, into this image.")
     ] = None,
 ) -> None:
     """Write each medium once as a file of its own; pixels that never were a file as a PNG of the same pixels."""

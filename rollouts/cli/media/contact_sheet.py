@@ -1,4 +1,4 @@
-"""Many media in one picture: a grid of thumbnails with their numbers, digests and sizes."""
+"""Many media in one image: a grid of thumbnails with their numbers, digests and sizes."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def _title(inventory: Inventory, title: str, shown: int) -> str:
 
 
 def _draw_tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: int, number: int, medium: Medium) -> None:
-    described, picture, trouble = _look_at(medium)
-    if picture is None:
+    described, image, trouble = _look_at(medium)
+    if image is None:
         draw.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _BLANK, _FRAME)
         draw.multiline_text((left + _SIDE / 2, top + _SIDE / 2), trouble, _FAINT, anchor="mm", align="center")
     else:
-        at = (left + (_SIDE - picture.width) // 2, top + (_SIDE - picture.height) // 2)
-        draw.rectangle((at[0] - 1, at[1] - 1, at[0] + picture.width, at[1] + picture.height), None, _FRAME)
-        sheet.paste(picture, at)
+        at = (left + (_SIDE - image.width) // 2, top + (_SIDE - image.height) // 2)
+        draw.rectangle((at[0] - 1, at[1] - 1, at[0] + image.width, at[1] + image.height), None, _FRAME)
+        sheet.paste(image, at)
     if described is not None and described.is_video:
         _draw_play_sign(draw, left + 6, top + 6)
     kind = "" if described is None else described.format + ("" if described.width is None else f" {described.size}")
@@ -74,16 +74,16 @@ def _look_at(medium: Medium) -> tuple[Description | None, Image.Image | None, st
     except MediaDigestError:
         return None, None, "damaged"
     trouble = f"{described.format}\nvideo" if described.is_video else f"{described.format}\nnot decodable"
-    picture = thumbnail(source, _SIDE)
-    return described, picture and _enlarged(picture), trouble
+    image = thumbnail(source, _SIDE)
+    return described, image and _enlarged(image), trouble
 
 
-def _enlarged(picture: Image.Image) -> Image.Image:
-    """A picture of a few pixels, each of them as a square."""
-    factor = _SIDE // max(picture.size)
+def _enlarged(image: Image.Image) -> Image.Image:
+    """An image of a few pixels, each of them as a square."""
+    factor = _SIDE // max(image.size)
     if factor < 2:
-        return picture
-    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+        return image
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def _draw_play_sign(draw: ImageDraw.ImageDraw, left: int, top: int) -> None:

@@ -1,4 +1,4 @@
-"""A small upright picture of a medium."""
+"""A small upright image of a medium."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _BROKEN = "\ufffd"
 class TokenCell:
     """Tokens `start:start + len(token_ids)` that show as one piece of `text`.
 
-    Usually a single token; several where they only spell a character together, or stand for a picture.
+    Usually a single token; several where they only spell a character together, or stand for an image.
     """
 
     start: int
@@ -26,22 +26,22 @@ class TokenCell:
     message_index: int
     sampled: bool
     content: bool
-    picture: int | None = None  # its number among the pictures of the conversation, from 1
+    image: int | None = None  # its number among the images of the conversation, from 1
 
 
 def token_cells(renderer: TemplateRenderer, rendered: RenderedTokens) -> Iterator[TokenCell]:
-    """All tokens, in order. Joining the texts gives what decoding the tokens gives, a picture's placeholders apart."""
+    """All tokens, in order. Joining the texts gives what decoding the tokens gives, an image's placeholders apart."""
     media = rendered.multi_modal_data
-    pictures = {} if media is None else {where.offset: number for number, (_, where) in enumerate(media.placed(), 1)}
+    images = {} if media is None else {where.offset: number for number, (_, where) in enumerate(media.placed(), 1)}
     lengths = {} if media is None else {where.offset: where.length for _, where in media.placed()}
     for span in rendered.spans:
         before: Sequence[int] = ()
         start = span.start
         while start < span.end:
-            if start in pictures:
-                number = pictures[start]
+            if start in images:
+                number = images[start]
                 ids: Sequence[int] = rendered.token_ids[start : start + lengths[start]]
-                yield _cell(span, start, ids, f"picture {number}: {len(ids)} tokens", number)
+                yield _cell(span, start, ids, f"image {number}: {len(ids)} tokens", number)
                 before = ()
             else:
                 ids, text = _readable(renderer, rendered.token_ids[start : span.end], before)
@@ -50,8 +50,8 @@ def token_cells(renderer: TemplateRenderer, rendered: RenderedTokens) -> Iterato
             start += len(ids)
 
 
-def _cell(span: TokenSpan, start: int, ids: Sequence[int], text: str, picture: int | None) -> TokenCell:
-    return TokenCell(start, tuple(ids), text, span.message_index, span.sampled, span.content, picture)
+def _cell(span: TokenSpan, start: int, ids: Sequence[int], text: str, image: int | None) -> TokenCell:
+    return TokenCell(start, tuple(ids), text, span.message_index, span.sampled, span.content, image)
 
 
 def _readable(renderer: TemplateRenderer, ids: Sequence[int], before: Sequence[int]) -> tuple[Sequence[int], str]:

@@ -13,7 +13,7 @@ def tokens_as_json(rendered: RenderedTokens, cells: Iterable[TokenCell]) -> dict
     """Plain data: `token_ids` with their columns, `pieces` as a person reads them, `messages` with their counts.
 
     A piece covers tokens `start:end`; usually one token, several where only together they spell a character or stand
-    for a picture."""
+    for an image."""
     counts = zip(
         rendered.message_roles,
         rendered.message_tool_names or [None] * len(rendered.message_roles),

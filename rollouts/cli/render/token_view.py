@@ -42,7 +42,7 @@ _SHADES = {
     "tool": ("black on color(189)", "black on color(147)"),
 }
 _QUIET = ("color(245)", "color(250)")
-_PICTURE = "black on color(215)"
+_IMAGE = "black on color(215)"
 
 
 class By(StrEnum):
@@ -134,7 +134,7 @@ def _visible_character(character: str) -> str:
         return character
     code = ord(character)
     if code < 0x20:
-        return chr(0x2400 + code)  # the pictures that Unicode has for control characters
+        return chr(0x2400 + code)  # the images that Unicode has for control characters
     return "␡" if code == 0x7F else f"<U+{code:04X}>"
 
 
@@ -145,8 +145,8 @@ def _mark(cell: TokenCell) -> str:
 
 
 def _style(cell: TokenCell, rendered: RenderedTokens, by: By, shade: int) -> str:
-    if cell.picture is not None:
-        return _PICTURE
+    if cell.image is not None:
+        return _IMAGE
     if by is By.OWNER:
         role = rendered.message_roles[cell.message_index] if cell.message_index >= 0 else ""
         return _SHADES.get(role, _QUIET)[shade]
@@ -167,7 +167,7 @@ def _add_cell(lines: list[Text], cell: TokenCell, style: str, view: View) -> Non
     """Append a cell to the last line, and as many lines more as it has line breaks."""
     if lines[-1] and not view.colours and not view.ids:
         lines[-1].append(_BOUNDARY)
-    text = f"[{cell.text}]" if cell.picture is not None else cell.text
+    text = f"[{cell.text}]" if cell.image is not None else cell.text
     *broken, rest = visible(text).split("\n")
     for piece in broken:
         lines[-1].append(piece + _LINE_BREAK, style)
@@ -181,7 +181,7 @@ def _add_cell(lines: list[Text], cell: TokenCell, style: str, view: View) -> Non
 
 
 def _ids_of(cell: TokenCell) -> str:
-    if cell.picture is not None:
+    if cell.image is not None:
         return f"{cell.token_ids[0]} x{len(cell.token_ids)}"
     return " ".join(map(str, cell.token_ids))
 

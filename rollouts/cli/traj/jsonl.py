@@ -61,14 +61,14 @@ def media_entries(node: TokenNode, files: MediaFiles) -> Iterator[dict[str, Any]
             "mm_hash": reference.mm_hash,
             "digest": reference.source.digest,
             "file": files.file_of(reference),
-            "offset": reference.where.offset,
-            "length": reference.where.length,
+            "offset": reference.placeholder.offset,
+            "length": reference.placeholder.length,
             "embed_runs": _runs(reference),
         }
 
 
 def _runs(reference: MediaReference) -> list[list[int]] | None:
-    runs = reference.where.embed_runs
+    runs = reference.placeholder.embed_runs
     return None if runs is None else [list(run) for run in runs]
 
 

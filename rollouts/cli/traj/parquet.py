@@ -1,6 +1,6 @@
 """Episodes as a Parquet table of one row a node.
 
-Not of one row a branch: branches share nodes, and a table of branches would repeat what they share, its pictures among
+Not of one row a branch: branches share nodes, and a table of branches would repeat what they share, its images among
 it, and lose which tokens are trained twice. A branch is the rows from a node up its `parent`s.
 """
 

@@ -57,7 +57,8 @@ def _node_words(node: TokenNode, turn: Turn | None) -> str:
     if node.weight_spans:
         parts.append("weights " + ", ".join(dict.fromkeys(str(span.version) for span in node.weight_spans)))
     parts += [
-        f"{reference.modality} {reference.source.digest[:_DIGITS]} at {reference.where.offset}+{reference.where.length}"
+        f"{reference.modality} {reference.source.digest[:_DIGITS]} "
+        f"at {reference.placeholder.offset}+{reference.placeholder.length}"
         for reference in node.media
     ]
     if turn is not None:

@@ -128,8 +128,8 @@ def _media_faults(media: Sequence[MediaReference], count: int) -> Iterator[str]:
         yield "media are not references"
         return
     taken = 0
-    for number, reference in enumerate(sorted(media, key=lambda reference: reference.where.offset)):
-        where = reference.where
+    for number, reference in enumerate(sorted(media, key=lambda reference: reference.placeholder.offset)):
+        where = reference.placeholder
         name = f"{quoted(reference.modality)} {number} at {quoted(where.offset)}+{quoted(where.length)}"
         if reference.mm_hash.partition("-")[0] != reference.source.digest:
             yield f"{name} is named {quoted(reference.mm_hash)} and its source {quoted(reference.source.digest)}"
@@ -156,7 +156,7 @@ def well_formed_references(trajectory: Trajectory) -> list[MediaReference] | Non
 def _is_reference(reference: object) -> bool:
     if not isinstance(reference, MediaReference) or not isinstance(reference.source, MediaSource):
         return False
-    where = reference.where
+    where = reference.placeholder
     return (
         type(reference.source.digest) is str
         and isinstance(where, PlaceholderRange)

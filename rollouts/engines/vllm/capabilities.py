@@ -1,7 +1,7 @@
 """What a vLLM server can do and what it wants, asked once: version, model, limits, pixels, placeholders, routes.
 
 vLLM announces next to nothing of this, so most of it is read off how the server answers: a request to generate that
-lacks what is required is refused with a list of the fields that the server knows, and `/render` of a small picture
+lacks what is required is refused with a list of the fields that the server knows, and `/render` of a small image
 shows which pixels it would send itself. Nothing here runs the model; a paused server is probed as any other.
 """
 
@@ -39,8 +39,8 @@ _DEVICE_NORMALISES = (0, 29)
 #: Releases that are known to know `content_parts` and `output_mode`; the first may be older.
 _RAW_MEDIA, _MODES = (0, 29), (0, 32)
 
-#: Sides of the probe picture, in pixels: more than the smallest that processors accept.
-_PICTURE = 64
+#: Sides of the probe image, in pixels: more than the smallest that processors accept.
+_IMAGE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class ServerCapabilities:
     `version` is vLLM's ("0.32.0"; "unknown" where something in between hides it), `model` the name under which it
     serves a model, `max_model_len` the most tokens of prompt and completion together. `scale_out`:
     `/inference/v1/generate` answers. `pixel_dtype` is what its vision tower takes (see `features`), None where it takes
-    no pictures. `placeholder_ids` names by modality the token that stands for one row of features, `merge_area` how
+    no images. `placeholder_ids` names by modality the token that stands for one row of features, `merge_area` how
     many patches of pixels such a token stands for (4 for Qwen-VL; None where that is not fixed). `chat_logprobs`:
     log-probabilities come in the shape of chat completions, as they did up to vLLM 0.31. `content_parts`: it processes
     raw media itself. `control`: it has the routes of development mode (`ServerControl`). `patch_values`: numbers in one
-    patch (1536 for Qwen3-VL; None where pixels are no patches). `image_fields`: the tensors that it makes of a picture,
+    patch (1536 for Qwen3-VL; None where pixels are no patches). `image_fields`: the tensors that it makes of an image,
     each with how a batch is made of them (`TensorField.kind`); None where it does not tell.
     """
 
@@ -104,7 +104,7 @@ class ExpectedCapabilities:
 async def probe(
     connection: ServerConnection, *, model: str | None = None, expected: ExpectedCapabilities | None = None
 ) -> ServerCapabilities:
-    """Ask a server what it is; five small requests, one of which lets it process a picture of 64 x 64.
+    """Ask a server what it is; five small requests, one of which lets it process an image of 64 x 64.
 
     `model` is the name of the model to use, needed only where the server serves several. Raises `CapabilityError` where
     the server cannot be used as it was started or contradicts `expected`, and what `ServerConnection.request` raises.
@@ -114,17 +114,17 @@ async def probe(
     served = await _served_model(connection, model or expected.model)
     generate = await _generate_route(connection, expected.scale_out, version or expected.version)
     control = (await _ask(connection, "GET", "/is_paused")).status == 200
-    pictures = await _pictures(connection, served.name, version or expected.version)
+    images = await _images(connection, served.name, version or expected.version)
     found: dict[str, Any] = {
         "version": version,
         "model": served.name,
         "max_model_len": served.max_model_len,
         "scale_out": generate is not None,
-        "pixel_dtype": pictures.pixel_dtype,
-        "placeholder_ids": pictures.placeholder_ids,
-        "merge_area": pictures.merge_area,
-        "patch_values": pictures.patch_values,
-        "image_fields": pictures.image_fields,
+        "pixel_dtype": images.pixel_dtype,
+        "placeholder_ids": images.placeholder_ids,
+        "merge_area": images.merge_area,
+        "patch_values": images.patch_values,
+        "image_fields": images.image_fields,
         "chat_logprobs": None if generate is None or generate.modes is None else not generate.modes,
         "content_parts": None if generate is None else generate.content_parts,
         "control": control,
@@ -253,10 +253,10 @@ def _refused_field(reply: Reply, name: str) -> bool:
     return re.search(rf"body(?:\.|['\"], ?['\"]){name}\b", reply.body.decode(errors="replace")) is not None
 
 
-# What it wants of pictures.
+# What it wants of images.
 
 
-class _Pictures(NamedTuple):
+class _Images(NamedTuple):
     pixel_dtype: PixelDtype | None = None
     placeholder_ids: Mapping[str, int] = {}
     merge_area: int | None = None
@@ -264,28 +264,28 @@ class _Pictures(NamedTuple):
     image_fields: Mapping[str, str] | None = None
 
 
-async def _pictures(connection: ServerConnection, model: str, version: str | None) -> _Pictures:
-    content = {"type": "image_url", "image_url": {"url": _new_picture()}}
+async def _images(connection: ServerConnection, model: str, version: str | None) -> _Images:
+    content = {"type": "image_url", "image_url": {"url": _new_image()}}
     reply = await _ask(
         connection, "POST", _RENDER, {"model": model, "messages": [{"role": "user", "content": [content]}]}
     )
-    rendered = _rendered_picture(reply) if reply.status == 200 else None
-    if (found := rendered or await _configured_pictures(connection)) is not None:
+    rendered = _rendered_image(reply) if reply.status == 200 else None
+    if (found := rendered or await _configured_images(connection)) is not None:
         return found
     release = release_of(version or "")
     if reply.status in (403, 404, 405) and release is not None and release[:2] < _DEVICE_NORMALISES:
-        return _Pictures("float32")  # which it casts to its own type
+        return _Images("float32")  # which it casts to its own type
     log.info(
-        "%s takes no pictures, or does not tell which: %s. If it does, say so with ExpectedCapabilities(pixel_dtype=, "
+        "%s takes no images, or does not tell which: %s. If it does, say so with ExpectedCapabilities(pixel_dtype=, "
         "placeholder_ids=)",
         connection.base_url,
-        error_of(_NAME, reply, "rendering a picture").reason,
+        error_of(_NAME, reply, "rendering an image").reason,
     )
-    return _Pictures()
+    return _Images()
 
 
-def _rendered_picture(reply: Reply) -> _Pictures | None:
-    """What the server made of the picture; None where its answer does not hold it."""
+def _rendered_image(reply: Reply) -> _Images | None:
+    """What the server made of the image; None where its answer does not hold it."""
     answer = read_answer(reply.body, _NAME)
     medium = answer.media[0] if answer.media else None
     if medium is None or medium.encoded is None:
@@ -293,8 +293,8 @@ def _rendered_picture(reply: Reply) -> _Pictures | None:
     try:
         tensors = decode_item(medium.encoded, name=_NAME)
     except MalformedResultError as error:  # such as lists of tensors; the server still takes source files
-        log.warning("the tensors that the server makes of a picture cannot be sent as features: %s", error.reason)
-        return _Pictures()
+        log.warning("the tensors that the server makes of an image cannot be sent as features: %s", error.reason)
+        return _Images()
     pixels = max(
         (each for each in tensors.values() if each.dtype in get_args(PixelDtype)),
         key=lambda each: each.tensor.nbytes,
@@ -302,11 +302,11 @@ def _rendered_picture(reply: Reply) -> _Pictures | None:
     )
     if pixels is None:
         held = ", ".join(f"{name} ({each.dtype})" for name, each in tensors.items())
-        log.warning("the server makes %s of a picture, none of them %s; it gets source files", held, _dtypes())
-        return _Pictures()
+        log.warning("the server makes %s of an image, none of them %s; it gets source files", held, _dtypes())
+        return _Images()
     token = single_token(answer.token_ids, medium)
     shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, medium.length)
-    return _Pictures(
+    return _Images(
         cast(PixelDtype, pixels.dtype),
         {} if token is None else {medium.modality: token},
         merge_area,
@@ -323,7 +323,7 @@ def _merge_area(tensors: Mapping[str, DecodedTensor], pixels: DecodedTensor, tok
     return patches // tokens
 
 
-async def _configured_pictures(connection: ServerConnection) -> _Pictures | None:
+async def _configured_images(connection: ServerConnection) -> _Images | None:
     """What development mode tells of the configuration; None where it tells nothing."""
     reply = await _ask(connection, "GET", "/server_info", params={"config_format": "json"})
     config = _object(reply).get("vllm_config") if reply.status == 200 else None
@@ -331,25 +331,25 @@ async def _configured_pictures(connection: ServerConnection) -> _Pictures | None
     if not isinstance(model, dict):
         return None
     multimodal = model.get("multimodal_config")
-    if not isinstance(multimodal, dict) or multimodal.get("language_model_only") or _refuses_pictures(multimodal):
-        return _Pictures()
+    if not isinstance(multimodal, dict) or multimodal.get("language_model_only") or _refuses_images(multimodal):
+        return _Images()
     if multimodal.get("mm_device_do_normalize"):
-        return _Pictures("uint8")
+        return _Images("uint8")
     dtype = str(model.get("dtype")).removeprefix("torch.")
-    return _Pictures(cast(PixelDtype, dtype)) if dtype in get_args(PixelDtype) else None
+    return _Images(cast(PixelDtype, dtype)) if dtype in get_args(PixelDtype) else None
 
 
-def _refuses_pictures(multimodal: Mapping[str, Any]) -> bool:
+def _refuses_images(multimodal: Mapping[str, Any]) -> bool:
     """Whether it was started with --limit-mm-per-prompt '{"image": 0}'."""
     limits = multimodal.get("limit_per_prompt")
     limit = limits.get("image") if isinstance(limits, dict) else None
     return (limit.get("count") if isinstance(limit, dict) else limit) == 0
 
 
-def _new_picture() -> str:
+def _new_image() -> str:
     """A data URL of noise that nobody has sent before: what a server has seen it may answer without tensors."""
     file = io.BytesIO()
-    Image.frombytes("RGB", (_PICTURE, _PICTURE), os.urandom(3 * _PICTURE**2)).save(file, "PNG")
+    Image.frombytes("RGB", (_IMAGE, _IMAGE), os.urandom(3 * _IMAGE**2)).save(file, "PNG")
     return f"data:image/png;base64,{b64encode(file.getbuffer()).decode()}"
 
 

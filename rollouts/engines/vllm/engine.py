@@ -70,7 +70,7 @@ class VLLMEngine:
     """`Engine` over `/inference/v1/generate` of one vLLM server (0.20 and later).
 
     On first use the server is asked once what it is and what pixels it wants; `expected` overrides what it says, and a
-    contradiction is an error. Every request is checked before it leaves. Each picture's data travels once, afterwards
+    contradiction is an error. Every request is checked before it leaves. Each image's data travels once, afterwards
     its hash; a server that has dropped it gets it again. `media` chooses what travels: processed "features", source
     files as "content_parts", or "auto": for each request features where they serve every item of it, else files. Where
     a mode cannot take an item, the error says why, and advises the other mode only where that one can.
@@ -356,7 +356,7 @@ class VLLMEngine:
                 if error.status == 503 and capabilities.control and await self.control.is_paused():
                     await self._until_resumed(owner)
                     continue
-                if resends == _RESENDS or not shipment.omitted or not form.is_miss(error.status, error.body):
+                if resends == _RESENDS or not shipment.omitted or not form.is_cache_miss(error.status, error.body):
                     raise
                 resends += 1
                 log.info("request %s: the server has dropped media; sent again", request.request_id)
@@ -383,7 +383,7 @@ class VLLMEngine:
         first: Chunks = "first" if shipment.carried and not request.prompt_logprobs else None
         chunks: Chunks = first if listen is None else "each"
         try:
-            # Encoding pictures takes milliseconds, which other requests of this loop need not wait for.
+            # Encoding images takes milliseconds, which other requests of this loop need not wait for.
             try:
                 media = await asyncio.to_thread(form.member, shipment.carried) if shipment.carried else form.member(())
             except RendererError as error:

@@ -60,8 +60,8 @@ class ModelVLLM(FakeVLLM):
 
     `most_images`: --limit-mm-per-prompt. `keeps_images` False: --mm-processor-cache-gb 0. `converts_contents` False:
     --chat-template-content-format string. `hears_aborts` False: they reach another process. `blind`: the model does not
-    look at pictures. `mixes_up`: pictures that it holds are confused with the first. `unknown_status`: what it answers
-    about a picture that it does not hold. `template_suffix`: --chat-template with more at the end. `starts_paused`:
+    look at images. `mixes_up`: images that it holds are confused with the first. `unknown_status`: what it answers
+    about an image that it does not hold. `template_suffix`: --chat-template with more at the end. `starts_paused`:
     somebody has paused it. `alive` False: its engine is dead, and /health says so.
     """
 
@@ -168,17 +168,17 @@ class ModelVLLM(FakeVLLM):
         return taken or self.unknown_status == 200
 
     def _expand(self, body: Any) -> Response | None:
-        """Put the tokens of pictures in their places, as `features` of our own making; a refusal where one is lost."""
+        """Put the tokens of images in their places, as `features` of our own making; a refusal where one is lost."""
         marker = body["token_ids"]
         pad = self.served.renderer.tokenizer.control_id("<|image_pad|>")
-        pictures = []
+        images = []
         for part in body["content_parts"]:
             if part.get("url"):
                 self._files[part["uuid"]] = base64.b64decode(part["url"].partition(",")[2])
             elif part["uuid"] not in self._files:
-                return error_response(400, "Cache miss for a picture", "BadRequestError")
-            pictures.append({"type": "image", "image": self._files[part["uuid"]]})
-        made = self.served.renderer.render([{"role": "user", "content": pictures}]).multi_modal_data
+                return error_response(400, "Cache miss for an image", "BadRequestError")
+            images.append({"type": "image", "image": self._files[part["uuid"]]})
+        made = self.served.renderer.render([{"role": "user", "content": images}]).multi_modal_data
         items = iter(made.placed())
         ids: list[int] = []
         places = []

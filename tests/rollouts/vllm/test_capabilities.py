@@ -65,7 +65,7 @@ async def test_the_probe_generates_nothing_and_takes_five_requests():
         assert "sampling_params" not in server.generations[0].json
 
 
-async def test_every_probe_shows_another_picture_for_a_known_one_may_come_back_without_tensors():
+async def test_every_probe_shows_another_image_for_a_known_one_may_come_back_without_tensors():
     async with FakeVLLM() as server:
         for _ in range(3):
             await probed(server)
@@ -201,7 +201,7 @@ async def test_where_the_complaint_is_hidden_the_version_decides(version, known)
         assert (found.content_parts, found.chat_logprobs) == known
 
 
-# Servers that do not render a picture.
+# Servers that do not render an image.
 
 
 def configured(**multimodal):
@@ -223,7 +223,7 @@ def configured(**multimodal):
         (answer({"detail": "Not Found"}, status=404), None),
     ],
 )
-async def test_a_server_that_renders_no_picture_is_asked_for_its_configuration(step, dtype):
+async def test_a_server_that_renders_no_image_is_asked_for_its_configuration(step, dtype):
     async with FakeVLLM() as server:
         server.script[RENDER] += [failing(400, "At most 0 image(s) may be provided in one prompt.")]
         server.script["/server_info"] += [step]

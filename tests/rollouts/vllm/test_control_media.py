@@ -1,4 +1,4 @@
-"""Caches of a server that takes media are never emptied under a request: vLLM would encode a picture without pixels."""
+"""Caches of a server that takes media are never emptied under a request: vLLM would encode an image without pixels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
 
 
 class Fragile(Controlled):
-    """Runs one request that shows a picture, and has put another back into its queue, as far as anyone lets it.
+    """Runs one request that shows an image, and has put another back into its queue, as far as anyone lets it.
 
     It dies as vLLM 0.32 does: when its caches are emptied while it has either, and goes on with it. Takes no notice of
     what kind of prompts they are where it takes text alone.
@@ -188,7 +188,7 @@ async def played(model_dir, steps, *, call=None):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=6))
-def test_no_order_of_control_calls_kills_a_server_that_shows_pictures(model_dir, steps):
+def test_no_order_of_control_calls_kills_a_server_that_shows_images(model_dir, steps):
     assert not asyncio.run(played(model_dir, steps))
 
 

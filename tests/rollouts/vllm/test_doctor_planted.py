@@ -21,7 +21,7 @@ CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-PICTURES = ("image tokens", "image normalisation", "image features", "image request", "image pixels", "image cache")
+IMAGES = ("image tokens", "image normalisation", "image features", "image request", "image pixels", "image cache")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _without_weights(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
 
 
-def _without_pictures(directory: Path) -> None:
+def _without_images(directory: Path) -> None:
     for name in ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"):
         (directory / name).unlink()
 
@@ -176,7 +176,7 @@ TABLE = [
     ),
     Planted("--limit-mm-per-prompt image 1", {"most_images": 1}, absent={"images per prompt": "--limit-mm-per-prompt"}),
     Planted(
-        "other limits of picture sizes",
+        "other limits of image sizes",
         edit=_settings(size={"shortest_edge": 256 * 256, "longest_edge": 2**22}),
         failed={"image tokens": "preprocessor_config.json"},
         skipped=("image features", "image pixels"),
@@ -238,11 +238,11 @@ TABLE = [
         skipped=(*(check for check in GENERATING if check != "text request"), "cache miss", "image normalisation"),
     ),
     Planted("--mm-processor-cache-gb 0", {"keeps_images": False}, failed={"image cache": "--mm-processor-cache-gb 0"}),
-    Planted("a cache that mixes up pictures", {"mixes_up": True}, failed={"image cache": "vllm serve"}),
-    Planted("answers about pictures that it never saw", {"unknown_status": 200}, failed={"cache miss": "upgrade vllm"}),
+    Planted("a cache that mixes up images", {"mixes_up": True}, failed={"image cache": "vllm serve"}),
+    Planted("answers about images that it never saw", {"unknown_status": 200}, failed={"cache miss": "upgrade vllm"}),
     Planted("aborts that reach another process", {"hears_aborts": False}, failed={"abort": "--api-server-count 1"}),
     Planted(
-        "a model that does not look at pictures",
+        "a model that does not look at images",
         {"blind": True},
         failed={"image request": "content_parts"},
         skipped=("image pixels", "image cache", "cache miss", "image normalisation"),
@@ -250,7 +250,7 @@ TABLE = [
     Planted("--model without weights", edit=_without_weights, skipped=("mismatch", "image normalisation")),
     Planted(
         "--model without a processor",
-        edit=_without_pictures,
+        edit=_without_images,
         skipped=(
             *("pixel dtype", "image tokens", "image request", "image pixels", "image cache", "image normalisation"),
             "cache miss",

@@ -32,8 +32,8 @@ CLIP = PixelScale(mean=(0.48, 0.46, 0.41), std=(0.27, 0.26, 0.28), fused=True)
 DTYPES = ("uint8", "float32", "bfloat16", "float16")
 
 
-def picture(rows=4, columns=6, *, seed=0, scale=HALF, name="hash"):
-    """A Qwen-VL picture of rows x columns patches of random pixels."""
+def image(rows=4, columns=6, *, seed=0, scale=HALF, name="hash"):
+    """A Qwen-VL image of rows x columns patches of random pixels."""
     packed = np.random.default_rng(seed).integers(0, 256, (rows * columns, 3, 256), dtype=np.uint8)
     tensors = {"pixel_values": StillPatches(packed, 2), "image_grid_thw": np.array([1, rows, columns])}
     return MediaItem("image", name, MediaSource.of(b"%d" % seed), tensors, rows * columns // 4, scale, QWEN)
@@ -60,9 +60,9 @@ def tensor(dtype, shape, raw):
 # The bytes.
 
 
-def test_a_picture_is_the_bytes_that_a_real_server_was_seen_to_write():
-    """From the notes of a vLLM 0.32: a picture of 256x192, all but its pixels spelt out."""
-    item = picture(14, 20)
+def test_an_image_is_the_bytes_that_a_real_server_was_seen_to_write():
+    """From the notes of a vLLM 0.32: an image of 256x192, all but its pixels spelt out."""
+    item = image(14, 20)
     pixels = item["pixel_values"].tobytes()
     seen = (
         b"\x82\xaeimage_grid_thw\x82\xa4data\x93\xa5int64\x91\x03\xc7\x18\x03"
@@ -77,7 +77,7 @@ def test_a_picture_is_the_bytes_that_a_real_server_was_seen_to_write():
 
 
 def test_every_item_of_a_prompt_tells_the_rows_of_all():
-    items = [picture(14, 20), picture(20, 20, seed=1)]
+    items = [image(14, 20), image(20, 20, seed=1)]
     for item in items:
         kind, options = read(encode(item, siblings=items))["pixel_values"]["field"]
         assert (kind, options["slices"]) == ("flat", [[[0, 280, None]], [[280, 680, None]]])
@@ -85,7 +85,7 @@ def test_every_item_of_a_prompt_tells_the_rows_of_all():
 
 @pytest.mark.parametrize("scale", [HALF, CLIP], ids=["half", "clip"])
 def test_floats_are_the_normalised_pixels_in_the_type_that_the_server_wants(scale):
-    item = picture(scale=scale)
+    item = image(scale=scale)
     whole = normalise(item["pixel_values"], scale)
     rounded = normalise(item["pixel_values"], scale, dtype="bfloat16")
     for dtype, raw in (("float32", whole), ("float16", whole.astype(np.float16)), ("bfloat16", rounded)):
@@ -150,7 +150,7 @@ def test_arrays_that_are_strided_reversed_big_endian_empty_or_bare_are_written_i
     st.sampled_from([HALF, CLIP]),
 )
 def test_the_same_bytes_come_out_however_the_tensors_are_cut(block, dtype, rows, columns, scale):
-    item = picture(rows, columns, scale=scale)
+    item = image(rows, columns, scale=scale)
     expected = base64.b64encode(base64.b64decode(encode(item, dtype)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(features, "_BLOCK_BYTES", max(8, block))
@@ -182,7 +182,7 @@ def test_the_head_of_raw_bytes_is_the_shortest_that_msgpack_has(length):
 
 
 def test_features_are_one_json_object_with_null_for_what_the_server_has():
-    first, second = picture(name='quo"te'), picture(seed=1, name="second")
+    first, second = image(name='quo"te'), image(seed=1, name="second")
     data = MultiModalData.from_items([(first, PlaceholderRange(3, 6)), (second, PlaceholderRange(11, 6))])
     segments = features_segments(data, pixel_dtype="uint8", send=lambda name: name == "second")
     written = json.loads(b"".join(segments))
@@ -192,8 +192,8 @@ def test_features_are_one_json_object_with_null_for_what_the_server_has():
     assert written["kwargs_data"]["image"][1].encode() == encode(second, siblings=[first, second])
 
 
-def test_features_of_two_modalities_and_a_picture_shown_twice():
-    shown = picture()
+def test_features_of_two_modalities_and_an_image_shown_twice():
+    shown = image()
     clip = MediaItem(
         "video",
         "clip",
@@ -218,7 +218,7 @@ def test_features_of_two_modalities_and_a_picture_shown_twice():
     assert video["video_grid_thw"]["field"] == ["batched", {"keep_on_cpu": True}]
 
 
-def test_a_video_is_normalised_like_a_picture():
+def test_a_video_is_normalised_like_an_image():
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1536), dtype=np.uint8)
     item = MediaItem(
         "video", "clip", MediaSource.of(b"clip"), {"pixel_values_videos": pixels}, 2, CLIP,
@@ -230,7 +230,7 @@ def test_a_video_is_normalised_like_a_picture():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_encoding_holds_little_more_than_the_base64_itself(dtype):
-    item = picture(64, 64)
+    item = image(64, 64)
     data = MultiModalData.from_items([(item, PlaceholderRange(0, 1024))])
     nbytes = 4096 * 1536 * {"uint8": 1, "float32": 4}.get(dtype, 2)
     tracemalloc.start()
@@ -248,7 +248,7 @@ def test_encoding_holds_little_more_than_the_base64_itself(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_a_server_sent_goes_back_byte_for_byte(dtype):
-    sent = encode(picture(), dtype)
+    sent = encode(image(), dtype)
     decoded = decode_item(sent)
     item = other({name: entry.tensor for name, entry in decoded.items()}, {n: e.field for n, e in decoded.items()})
     assert [entry.dtype for entry in decoded.values()] == ["int64", dtype]
@@ -257,7 +257,7 @@ def test_what_a_server_sent_goes_back_byte_for_byte(dtype):
 
 
 def test_decoded_tensors_have_the_values_and_bfloat16_is_widened():
-    item = picture()
+    item = image()
     uint8 = decode_item(encode(item))["pixel_values"].tensor
     assert isinstance(uint8, np.ndarray)
     assert np.array_equal(uint8, item["pixel_values"])
@@ -411,7 +411,7 @@ def test_a_bomb_of_lists_costs_no_more_memory_than_its_bytes(bomb):
 
 @given(st.data())
 def test_damaged_items_are_decoded_or_refused_and_nothing_else(data):
-    raw = bytearray(base64.b64decode(encode(picture(2, 2), data.draw(st.sampled_from(DTYPES)))))
+    raw = bytearray(base64.b64decode(encode(image(2, 2), data.draw(st.sampled_from(DTYPES)))))
     heads = [*range(120), *range(len(raw) - 60, len(raw))]  # where the structure is
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.sampled_from(heads))] = data.draw(st.integers(0, 255))

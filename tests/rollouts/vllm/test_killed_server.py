@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import GENERATE
-from test_vllm_engine import picture, request
+from test_vllm_engine import image, request
 
 from rollouts.engines.vllm import HttpLimits, ServerRenderer, VLLMEngine
 from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
@@ -71,9 +71,9 @@ async def killed_while(server, call):
     ("path", "asked"),
     [
         (GENERATE, request(request_id="turn-7")),  # whole answers
-        (GENERATE, request(picture(), request_id="turn-7")),  # the first token has come
+        (GENERATE, request(image(), request_id="turn-7")),  # the first token has come
         ("/version", request(request_id="turn-7")),  # the first question to the server
-        ("/metrics", request(picture(), request_id="turn-7")),
+        ("/metrics", request(image(), request_id="turn-7")),
     ],
 )
 async def test_a_request_whose_server_is_killed_is_named_together_with_the_server(model_dir, path, asked):

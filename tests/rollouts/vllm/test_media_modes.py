@@ -151,7 +151,7 @@ def request_of(*, modality="image", source="file", pixels="uint8", name="marker 
         [TEXT, *ids, TEXT],
         SamplingParams(),
         MultiModalData.from_items([(item, where)]),
-        marker_ids={modality: marker} if markers else {},
+        placeholder_token_ids={modality: marker} if markers else {},
     )
 
 
@@ -200,7 +200,10 @@ def test_two_items_of_a_request_travel_one_way_or_the_error_names_both(first, se
         return
     media = MultiModalData.from_items([*ours, (theirs[0][0], theirs[0][1].shifted(len(one.prompt_ids)))])
     both = GenerateRequest(
-        [*one.prompt_ids, *two.prompt_ids], SamplingParams(), media, marker_ids={**two.marker_ids, **one.marker_ids}
+        [*one.prompt_ids, *two.prompt_ids],
+        SamplingParams(),
+        media,
+        placeholder_token_ids={**two.placeholder_token_ids, **one.placeholder_token_ids},
     )
     error = attempt(both, "auto", SERVERS[server])
     placed = both.multi_modal_data.placed()
@@ -223,7 +226,7 @@ def test_a_placeholder_with_text_around_its_features_is_found_by_them_and_not_by
     assert '"mm_placeholders":{"image":[{"offset":2,"length":4}]}' in body
 
 
-def test_a_picture_that_is_one_row_gets_the_rows_and_the_count_that_the_server_cuts_by():
+def test_an_image_that_is_one_row_gets_the_rows_and_the_count_that_the_server_cuts_by():
     request = request_of(pixels="a row of a batch", name="one run")
     ((item, where),) = request.multi_modal_data.placed()
     ((sent, place),) = feature_items(item, where, SERVERS["counts rows"])
@@ -263,7 +266,7 @@ def test_a_token_that_carries_features_and_was_sampled_is_text():
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("source", ["file", "frames", "one frame", "no file"])
 @pytest.mark.parametrize("pixels", ["uint8", "floats of uint8"])
-def test_each_step_of_a_video_with_time_stamps_travels_as_a_picture_with_its_own_patches(source, pixels, count):
+def test_each_step_of_a_video_with_time_stamps_travels_as_an_image_with_its_own_patches(source, pixels, count):
     """A video of one step too: described as a video by its run alone it takes the server down."""
     request = request_of(modality="video", source=source, pixels=pixels, name="a run for each step", steps=count)
     for wanted in ("uint8", "float32"):
@@ -323,7 +326,7 @@ def test_two_items_that_need_different_ways_are_refused_with_the_reason_of_each(
         [*split.prompt_ids, *tiles.prompt_ids],
         SamplingParams(),
         media,
-        marker_ids={"video": VIDEO_MARKER, "image": MARKER},
+        placeholder_token_ids={"video": VIDEO_MARKER, "image": MARKER},
     )
     error = attempt(request, "auto", SERVER)
     assert isinstance(error, CapabilityError)

@@ -72,7 +72,7 @@ def text(value):
 
 
 class RenderingServer:
-    """Answers as vLLM does: a token a character, 16x16 pixels a picture token, tensors as in the wire notes.
+    """Answers as vLLM does: a token a character, 16x16 pixels an image token, tensors as in the wire notes.
 
     `cache`: "processor", which holds tensors and hands them out; "sender", which holds names alone and answers None for
     a name it knows; "silent", which never hands out tensors; "off", which finds nothing by name.
@@ -85,11 +85,11 @@ class RenderingServer:
         cache="processor",
         version="0.32.0",
         dtype="uint8",
-        takes_pictures=True,
+        takes_images=True,
         delay=0.0,
         names=("image_grid_thw", "pixel_values"),
     ):
-        self.cache, self.version, self.dtype, self.takes_pictures = cache, version, dtype, takes_pictures
+        self.cache, self.version, self.dtype, self.takes_images = cache, version, dtype, takes_images
         self.names = names
         self.delay = delay
         self.held: dict[str, Image.Image] = {}
@@ -120,8 +120,8 @@ class RenderingServer:
     async def close(self):
         pass
 
-    def pictures_rendered(self) -> Counter:
-        """Names of pictures whose tensors were asked for, probes of ours aside."""
+    def images_rendered(self) -> Counter:
+        """Names of images whose tensors were asked for, probes of ours aside."""
         asked: Counter = Counter()
         for sent in self.rendered:
             if sent.get("mm_payload") != "none":
@@ -140,7 +140,7 @@ class RenderingServer:
                 if part["type"] == "text":
                     ids += [ord(letter) for letter in part["text"]]
                     continue
-                if not self.takes_pictures:
+                if not self.takes_images:
                     return refusal("no images", 400)
                 shown = self._shown(part)
                 if shown is None:
@@ -248,7 +248,7 @@ async def test_attribution_is_one_span_without_an_owner_because_nobody_told(rend
     assert rendered.tokens_per_message() == [0]
 
 
-async def test_pictures_come_with_their_ranges_tensors_sources_and_a_hash_of_ours(renderer):
+async def test_images_come_with_their_ranges_tensors_sources_and_a_hash_of_ours(renderer):
     first, second = picture(1), picture(2, 16, 64)
     rendered = await renderer.render(user(text("a"), image(first), image(second)))
     placed = rendered.multi_modal_data.placed()
@@ -259,25 +259,25 @@ async def test_pictures_come_with_their_ranges_tensors_sources_and_a_hash_of_our
         item.source.verify()
     np.testing.assert_array_equal(placed[0][0]["pixel_values"], first.reshape(-1, 3))
     np.testing.assert_array_equal(placed[1][0]["pixel_values"], second.reshape(-1, 3))
-    assert rendered.marker_ids == {"image": PAD}
+    assert rendered.placeholder_token_ids == {"image": PAD}
     assert rendered.logical_ids == [*letters("user\na"), START, PAD, END, START, PAD, END]
 
 
-async def test_the_same_picture_twice_in_a_message_is_two_ranges_of_one_item(renderer, server):
+async def test_the_same_image_twice_in_a_message_is_two_ranges_of_one_item(renderer, server):
     same = file_of(picture(3))
     rendered = await renderer.render(user(image(same), image(bytes(bytearray(same)))))
     (one, _), (other, _) = rendered.multi_modal_data.placed()
     assert one is other
-    assert server.pictures_rendered().total() == 1
+    assert server.images_rendered().total() == 1
 
 
-async def test_a_picture_is_rendered_once_over_many_turns(renderer, server):
+async def test_an_image_is_rendered_once_over_many_turns(renderer, server):
     shown = image(file_of(picture(4)))
     messages = user(shown)
     for _ in range(4):
         await renderer.render(messages)
         messages = [*messages, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
-    assert server.pictures_rendered().total() == 1
+    assert server.images_rendered().total() == 1
     assert len(server.files) == 2  # one is the probe
 
 
@@ -286,7 +286,7 @@ async def test_concurrent_first_uses_share_one_request(server):
     renderer = ServerRenderer(server)
     data = file_of(picture(5))
     await asyncio.gather(*(renderer.render(user(image(bytes(bytearray(data))), text(str(n)))) for n in range(12)))
-    assert server.pictures_rendered().total() == 1
+    assert server.images_rendered().total() == 1
 
 
 async def test_where_the_server_finds_nothing_by_name_the_files_are_sent():
@@ -295,7 +295,7 @@ async def test_where_the_server_finds_nothing_by_name_the_files_are_sent():
     rendered = await renderer.render(user(image(picture(6))))
     again = await renderer.render(user(image(picture(6)), text("more")))
     assert len(rendered.multi_modal_data) == len(again.multi_modal_data) == 1
-    assert server.pictures_rendered().total() == 1
+    assert server.images_rendered().total() == 1
 
 
 async def test_a_server_that_answers_none_for_known_names_is_asked_under_another_name():
@@ -305,7 +305,7 @@ async def test_a_server_that_answers_none_for_known_names_is_asked_under_another
     rendered = await other_process.render(user(image(picture(7))))
     ((item, _),) = rendered.multi_modal_data.placed()
     np.testing.assert_array_equal(item["pixel_values"], picture(7).reshape(-1, 3))
-    assert len(server.pictures_rendered()) == 2
+    assert len(server.images_rendered()) == 2
 
 
 async def test_a_server_that_never_hands_out_tensors_is_an_error_with_the_cure():
@@ -317,20 +317,20 @@ async def test_a_server_that_never_hands_out_tensors_is_an_error_with_the_cure()
         await renderer.render(user(image(picture(8))))
 
 
-async def test_names_are_of_our_digest_so_that_one_never_stands_for_two_pictures(renderer, server):
+async def test_names_are_of_our_digest_so_that_one_never_stands_for_two_images(renderer, server):
     rendered = await renderer.render(user(image(picture(9)), image(picture(10))))
     digests = {item.source.digest for item, _ in rendered.multi_modal_data.placed()}
     assert len(digests) == 2
-    assert set(server.pictures_rendered()) == {f"render-{digest}" for digest in digests}
+    assert set(server.images_rendered()) == {f"render-{digest}" for digest in digests}
 
 
-async def test_ranges_are_matched_by_order_where_the_server_names_pictures_itself(renderer, server):
+async def test_ranges_are_matched_by_order_where_the_server_names_images_itself(renderer, server):
     server.names_ignored = True
     rendered = await renderer.render(user(image(picture(11)), image(picture(12, 16, 16))))
     assert [item.num_tokens for item, _ in rendered.multi_modal_data.placed()] == [6, 1]
 
 
-async def test_a_conversation_that_gives_a_picture_another_length_is_an_error(renderer, server):
+async def test_a_conversation_that_gives_an_image_another_length_is_an_error(renderer, server):
     server.extra_length = 1
     with pytest.raises(MalformedResultError, match="6 tokens alone and 7 in the conversation"):
         await renderer.render(user(image(picture(13))))
@@ -376,7 +376,7 @@ async def test_a_reference_that_the_policy_does_not_allow_is_never_sent(renderer
         with pytest.raises(MediaPolicyError) as caught:
             await renderer.render(user(text("look"), {"type": "image_url", "image_url": reference}))
         assert (caught.value.message_index, caught.value.part_index) == (0, 1)
-    assert not server.pictures_rendered()
+    assert not server.images_rendered()
 
 
 async def test_a_path_that_the_policy_allows_is_read_here(server, tmp_path):
@@ -404,14 +404,14 @@ async def test_a_video_is_refused_with_its_place(renderer):
     assert caught.value.part_index == 1
 
 
-async def test_a_broken_picture_is_our_error_and_not_the_servers(renderer, server):
+async def test_a_broken_image_is_our_error_and_not_the_servers(renderer, server):
     with pytest.raises(MediaDecodeError):
         await renderer.render(user(image(file_of(picture(18))[:-100])))
-    assert not server.pictures_rendered()
+    assert not server.images_rendered()
 
 
 @pytest.mark.parametrize("kind", ["transparent", "turned", "paletted", "sixteen bit"])
-async def test_pictures_that_decoders_disagree_about_are_sent_as_we_see_them(renderer, server, kind):
+async def test_images_that_decoders_disagree_about_are_sent_as_we_see_them(renderer, server, kind):
     pixels = picture(19)
     file = io.BytesIO()
     if kind == "transparent":
@@ -492,7 +492,7 @@ def test_chunks_are_put_one_behind_the_other_whatever_they_are(plan):
     assert [(where.offset, where.length) for _, where in rendered.multi_modal_data.placed()] == ranges
 
 
-async def test_every_form_of_a_picture_is_taken(renderer):
+async def test_every_form_of_an_image_is_taken(renderer):
     pixels = picture(22)
     data = file_of(pixels)
     url = "data:image/png;base64," + base64.b64encode(data).decode()
@@ -553,16 +553,16 @@ async def test_servers_of_other_version_or_processing_give_other_hashes():
 
 
 async def test_the_cache_is_bounded_in_bytes(server):
-    store = MediaStore(max_bytes=40_000)  # a picture is about 14 kB with its source
+    store = MediaStore(max_bytes=40_000)  # an image is about 14 kB with its source
     renderer = ServerRenderer(server, store=store)
     for seed in range(8):
         await renderer.render_chunks([ImageChunk(picture(seed))])
         assert store.nbytes <= 40_000
-    assert server.pictures_rendered().total() == 8
+    assert server.images_rendered().total() == 8
     await renderer.render_chunks([ImageChunk(picture(7))])
-    assert server.pictures_rendered().total() == 8
+    assert server.images_rendered().total() == 8
     await renderer.render_chunks([ImageChunk(picture(0))])
-    assert server.pictures_rendered().total() == 9
+    assert server.images_rendered().total() == 9
 
 
 async def test_a_server_that_restarted_with_other_settings_while_it_rendered_is_asked_again(server):
@@ -606,12 +606,12 @@ async def test_an_error_of_the_server_comes_back_as_one(server, renderer):
     assert caught.value.status == 500
 
 
-async def test_a_model_that_only_reads_text_renders_text_and_refuses_pictures():
-    renderer = ServerRenderer(RenderingServer(takes_pictures=False))
+async def test_a_model_that_only_reads_text_renders_text_and_refuses_images():
+    renderer = ServerRenderer(RenderingServer(takes_images=False))
     rendered = await renderer.render(user(text("ok")))
     assert rendered.token_ids == letters("user\nok")
     assert rendered.multi_modal_data is None
-    assert rendered.marker_ids == {}
+    assert rendered.placeholder_token_ids == {}
     with pytest.raises(ServerError, match="no images"):
         await renderer.render(user(image(picture(29))))
 
@@ -684,7 +684,7 @@ async def test_a_processor_has_what_rendering_asks_of_one(server):
     rendered = await asyncio.to_thread(blocking.render_chunks, [ImageChunk(picture(41))])
     ((item, _),) = rendered.multi_modal_data.placed()
     assert await asyncio.to_thread(processor.mm_hash, item.source) == item.mm_hash
-    blind = ServerRenderer(RenderingServer(takes_pictures=False)).sync
+    blind = ServerRenderer(RenderingServer(takes_images=False)).sync
     assert await asyncio.to_thread(lambda: blind.processors) == {}
     for one in (blocking, blind):
         one.close()
@@ -693,7 +693,7 @@ async def test_a_processor_has_what_rendering_asks_of_one(server):
 # Several loops and threads.
 
 
-async def test_a_cancelled_caller_leaves_the_picture_to_the_others(server):
+async def test_a_cancelled_caller_leaves_the_image_to_the_others(server):
     server.delay = 0.05
     renderer = ServerRenderer(server)
     await renderer.render(user(text("known by now")))
@@ -703,10 +703,10 @@ async def test_a_cancelled_caller_leaves_the_picture_to_the_others(server):
     first.cancel()
     rendered = await second
     assert len(rendered.multi_modal_data) == 1
-    assert server.pictures_rendered().total() == 1
+    assert server.images_rendered().total() == 1
 
 
-def test_a_loop_that_ends_in_mid_request_leaves_the_picture_to_other_loops(server):
+def test_a_loop_that_ends_in_mid_request_leaves_the_image_to_other_loops(server):
     server.delay = 0.2
     renderer = ServerRenderer(server)
     chunk = [ImageChunk(picture(31))]

@@ -169,7 +169,7 @@ def test_nothing_is_omitted_that_a_server_of_the_same_size_has_not_been_sent(use
     asyncio.run(play())
 
 
-async def test_what_a_stream_says_later_does_not_land_the_picture_of_another():
+async def test_what_a_stream_says_later_does_not_land_the_image_of_another():
     shipped = ShippedMedia()
     first = await shipped.claim({"cat": 1})
     shipped.arrived(first)

@@ -38,7 +38,7 @@ SERVER = ServerCapabilities(
 )
 
 
-def picture(rows=4, columns=6, name="first", **changes):
+def image(rows=4, columns=6, name="first", **changes):
     packed = np.zeros((rows * columns, 3, 256), np.uint8)
     tensors = {"pixel_values": StillPatches(packed, 2), "image_grid_thw": np.array([1, rows, columns])}
     item = MediaItem(
@@ -48,12 +48,12 @@ def picture(rows=4, columns=6, name="first", **changes):
 
 
 def with_tensors(**tensors):
-    item = picture()
+    item = image()
     return replace(item, tensors={**item.tensors, **tensors})
 
 
 def without(name):
-    item = picture()
+    item = image()
     return replace(item, tensors={key: tensor for key, tensor in item.tensors.items() if key != name})
 
 
@@ -62,9 +62,9 @@ def request(ids=(1, 2, 3), media=None, *, sampling=None, **more):
 
 
 def shown(item=None, *, offset=3, length=6, ids=None, **more):
-    """A prompt of 12 tokens with a picture of 6 at 3."""
+    """A prompt of 12 tokens with an image of 6 at 3."""
     ids = [1, 2, 3, *[PAD] * 6, 4, 5, 6] if ids is None else ids
-    media = MultiModalData.from_items([(picture() if item is None else item, PlaceholderRange(offset, length))])
+    media = MultiModalData.from_items([(image() if item is None else item, PlaceholderRange(offset, length))])
     return request(ids, media, **more)
 
 
@@ -83,7 +83,7 @@ def refused(request, *words, kind=InvalidRequestError, **more):
 # What passes.
 
 
-def test_a_prompt_of_text_and_one_with_a_picture_pass():
+def test_a_prompt_of_text_and_one_with_an_image_pass():
     check(request())
     check(shown())
     check(shown(), server=replace(SERVER, pixel_dtype="bfloat16"))
@@ -96,8 +96,8 @@ def test_a_server_without_media_takes_text():
     check(request(), server=replace(SERVER, pixel_dtype=None, placeholder_ids={}, merge_area=None))
 
 
-def test_two_pictures_side_by_side_and_one_shown_twice_pass():
-    first, second = picture(), picture(2, 2, "second")
+def test_two_images_side_by_side_and_one_shown_twice_pass():
+    first, second = image(), image(2, 2, "second")
     media = MultiModalData.from_items(
         [(first, PlaceholderRange(1, 6)), (second, PlaceholderRange(7, 1)), (first, PlaceholderRange(9, 6))]
     )
@@ -159,14 +159,14 @@ def test_a_placeholder_past_the_end_or_before_the_start_is_refused():
 
 def test_placeholders_that_overlap_are_refused():
     media = MultiModalData.from_items(
-        [(picture(), PlaceholderRange(1, 6)), (picture(name="second"), PlaceholderRange(5, 6))]
+        [(image(), PlaceholderRange(1, 6)), (image(name="second"), PlaceholderRange(5, 6))]
     )
     refused(request([1, *[PAD] * 10], media), "behind one that ends at 7")
 
 
 def test_placeholders_out_of_order_are_refused():
     media = MultiModalData.from_items(
-        [(picture(), PlaceholderRange(8, 6)), (picture(name="second"), PlaceholderRange(1, 6))]
+        [(image(), PlaceholderRange(8, 6)), (image(name="second"), PlaceholderRange(1, 6))]
     )
     refused(request([1, *[PAD] * 6, 2, *[PAD] * 6], media), "prompt order")
 
@@ -175,15 +175,15 @@ def test_placeholders_out_of_order_are_refused():
     "where", [PlaceholderRange(3.0, 6), PlaceholderRange(3, np.int64(6)), PlaceholderRange(True, 6)]
 )
 def test_placeholders_that_are_not_two_ints_are_refused(where):
-    refused(request([1, 2, 3, *[PAD] * 6], MultiModalData.from_items([(picture(), where)])), "two ints")
+    refused(request([1, 2, 3, *[PAD] * 6], MultiModalData.from_items([(image(), where)])), "two ints")
 
 
 def test_an_item_without_tokens_is_refused():
-    item = picture(num_tokens=0)
+    item = image(num_tokens=0)
     refused(request([1], MultiModalData.from_items([(item, PlaceholderRange(1, 0))])), "0 tokens")
 
 
-def test_pads_without_a_picture_are_refused():
+def test_pads_without_an_image_are_refused():
     refused(request([1, PAD, 2]), "token 1", PAD, "no placeholder")
     refused(shown(ids=[1, 2, 3, *[PAD] * 7, 4, 5]), "token 9", "multi_modal_data")
 
@@ -195,7 +195,7 @@ def test_a_pad_that_was_sampled_is_text():
 
 
 def test_a_marker_that_was_never_expanded_is_refused():
-    refused(request([1, VIDEO_PAD], marker_ids={"video": VIDEO_PAD}), "token 1", "video")
+    refused(request([1, VIDEO_PAD], placeholder_token_ids={"video": VIDEO_PAD}), "token 1", "video")
 
 
 @pytest.mark.parametrize("sampled", [(-1, 2), (2, 1), (1, 4)])
@@ -207,7 +207,7 @@ def test_sampled_runs_outside_of_the_prompt_are_refused(sampled):
 
 
 def test_lists_of_media_that_do_not_agree_are_refused():
-    item, where = picture(), PlaceholderRange(3, 6)
+    item, where = image(), PlaceholderRange(3, 6)
     ids = [1, 2, 3, *[PAD] * 6]
     for media, word in [
         (MultiModalData({"image": ["first"]}, {}, {"image": [item]}), "different modalities"),
@@ -222,19 +222,19 @@ def test_lists_of_media_that_do_not_agree_are_refused():
 
 
 def test_an_item_without_a_hash_is_refused():
-    refused(shown(picture(name="")), "mm_hash")
+    refused(shown(image(name="")), "mm_hash")
 
 
-def test_one_hash_for_two_pictures_is_refused():
+def test_one_hash_for_two_images_is_refused():
     """The server would answer from the first."""
-    other = replace(picture(), source=MediaSource.of(b"another"))
-    media = MultiModalData.from_items([(picture(), PlaceholderRange(0, 6)), (other, PlaceholderRange(6, 6))])
+    other = replace(image(), source=MediaSource.of(b"another"))
+    media = MultiModalData.from_items([(image(), PlaceholderRange(0, 6)), (other, PlaceholderRange(6, 6))])
     refused(request([PAD] * 12, media), "two different media")
 
 
-def test_one_hash_for_two_sizes_of_a_picture_is_refused():
-    other = replace(picture(2, 2), source=picture().source)
-    media = MultiModalData.from_items([(picture(), PlaceholderRange(0, 6)), (other, PlaceholderRange(6, 1))])
+def test_one_hash_for_two_sizes_of_an_image_is_refused():
+    other = replace(image(2, 2), source=image().source)
+    media = MultiModalData.from_items([(image(), PlaceholderRange(0, 6)), (other, PlaceholderRange(6, 1))])
     refused(request([PAD] * 7, media), "two different media")
 
 
@@ -268,7 +268,7 @@ def test_a_grid_that_means_another_number_of_tokens_is_refused():
 def test_missing_tensors_are_refused():
     refused(shown(without("pixel_values")), "no pixel_values")
     refused(shown(without("image_grid_thw")), "no image_grid_thw")
-    refused(shown(picture(tensors={})), "no tensors")
+    refused(shown(image(tensors={})), "no tensors")
 
 
 def test_a_tensor_without_a_field_and_one_of_an_unknown_type_are_refused():
@@ -278,7 +278,7 @@ def test_a_tensor_without_a_field_and_one_of_an_unknown_type_are_refused():
 
 
 def test_floats_for_a_server_that_normalises_itself_are_refused():
-    """It would normalise them again: HTTP 200, and every picture looks the same."""
+    """It would normalise them again: HTTP 200, and every image looks the same."""
     item = replace(with_tensors(pixel_values=np.zeros((24, 1536), np.float32)), scale=None)
     refused(shown(item), "float32", "wants uint8", kind=CapabilityError)
     check(shown(item), server=replace(SERVER, pixel_dtype="float32"))
@@ -286,7 +286,7 @@ def test_floats_for_a_server_that_normalises_itself_are_refused():
 
 
 def test_raw_pixels_without_a_scale_are_refused_by_a_server_that_wants_floats():
-    item = picture(scale=None)
+    item = image(scale=None)
     check(shown(item))
     refused(
         shown(item), "uint8", "wants bfloat16", server=replace(SERVER, pixel_dtype="bfloat16"), kind=CapabilityError
@@ -306,34 +306,34 @@ def test_a_modality_that_the_server_does_not_take_is_refused():
         shown(), "takes no media", server=replace(SERVER, pixel_dtype=None, placeholder_ids={}), kind=CapabilityError
     )
     video = replace(
-        picture(),
+        image(),
         modality="video",
-        tensors={"pixel_values_videos": picture().tensors["pixel_values"], "video_grid_thw": np.array([1, 4, 6])},
+        tensors={"pixel_values_videos": image().tensors["pixel_values"], "video_grid_thw": np.array([1, 4, 6])},
         fields={"pixel_values_videos": TensorField("flat"), "video_grid_thw": TensorField("batched")},
     )
     ids = [1, 2, 3, *[VIDEO_PAD] * 6]
     refused(shown(video, ids=ids), "video", "is not known", "marker_ids", kind=CapabilityError)
-    check(shown(video, ids=ids, marker_ids={"image": PAD, "video": VIDEO_PAD}))
+    check(shown(video, ids=ids, placeholder_token_ids={"image": PAD, "video": VIDEO_PAD}))
     check(shown(video, ids=ids), server=replace(SERVER, placeholder_ids={"image": PAD, "video": VIDEO_PAD}))
 
 
 def test_where_the_server_does_not_tell_its_placeholder_the_renderers_counts():
     quiet = replace(SERVER, placeholder_ids={})
-    check(shown(marker_ids={"image": PAD}), server=quiet)
-    refused(shown(marker_ids={"image": PAD}, offset=2), "token 2", server=quiet)
+    check(shown(placeholder_token_ids={"image": PAD}), server=quiet)
+    refused(shown(placeholder_token_ids={"image": PAD}, offset=2), "token 2", server=quiet)
     refused(shown(), "not known", server=quiet, kind=CapabilityError)
 
 
 def test_placeholders_with_text_in_between_are_refused_as_features_and_pass_as_content_parts():
-    media = MultiModalData.from_items([(picture(), PlaceholderRange(0, 8, ((0, 3), (5, 8))))])
-    sparse = request([*[PAD] * 3, 1, 2, *[PAD] * 3], media, marker_ids={"image": PAD})
+    media = MultiModalData.from_items([(image(), PlaceholderRange(0, 8, ((0, 3), (5, 8))))])
+    sparse = request([*[PAD] * 3, 1, 2, *[PAD] * 3], media, placeholder_token_ids={"image": PAD})
     refused(sparse, "text in between", 'media="content_parts"', kind=CapabilityError)
     check(sparse, media="content_parts")
     check(sparse, media="auto")
 
 
 def test_placeholders_whose_runs_cover_them_are_not_sparse():
-    media = MultiModalData.from_items([(picture(), PlaceholderRange(0, 6, ((0, 2), (2, 6))))])
+    media = MultiModalData.from_items([(image(), PlaceholderRange(0, 6, ((0, 2), (2, 6))))])
     check(request([PAD] * 6, media))
 
 
@@ -428,8 +428,8 @@ def test_only_a_placeholder_that_lies_on_all_pads_and_nothing_else_passes(offset
         refused(asked)
 
 
-def test_a_prompt_of_30000_tokens_with_20_pictures_is_checked_well_within_a_millisecond():
-    items = [picture(name=f"picture {number}") for number in range(20)]
+def test_a_prompt_of_30000_tokens_with_20_images_is_checked_well_within_a_millisecond():
+    items = [image(name=f"image {number}") for number in range(20)]
     placed = [(item, PlaceholderRange(1000 * place, 6)) for place, item in enumerate(items)]
     ids = [1] * 30_000
     for _, where in placed:

@@ -78,14 +78,14 @@ async def introduced(engine, server):
         yield engine
 
 
-def picture(name="cat"):
+def image(name="cat"):
     tensors = {"pixel_values": np.zeros((16, 1536), np.uint8), "image_grid_thw": np.array([1, 4, 4])}
     return MediaItem("image", name, MediaSource.of(name.encode()), tensors, 4, PixelScale(fused=True), FIELDS)
 
 
-def request(*pictures, **more):
+def request(*images, **more):
     ids, placed = [5, 6], []
-    for item in pictures:
+    for item in images:
         ids.append(394)
         placed.append((item, PlaceholderRange(len(ids), item.num_tokens)))
         ids += [PAD] * item.num_tokens + [395]
@@ -144,14 +144,14 @@ async def test_samples_of_one_request_come_back_by_index(engine):
     ]
 
 
-async def test_prompt_log_probabilities_come_with_a_new_picture_too(engine):
-    asked = request(picture(), prompt_logprobs=True)
+async def test_prompt_log_probabilities_come_with_a_new_image_too(engine):
+    asked = request(image(), prompt_logprobs=True)
     result = await engine.generate(asked)
     assert result.prompt_logprobs.shape == (len(asked.prompt_ids),)
 
 
 async def test_streamed_tokens_add_up_to_the_whole_answer(engine):
-    asked = request(picture())
+    asked = request(image())
     deltas = [delta async for delta in engine.stream(asked)]
     assert np.concatenate([delta.token_ids for delta in deltas]).tolist() == expected(asked)
 
@@ -171,17 +171,17 @@ async def test_leaving_a_stream_early_aborts_it_on_the_server(engine, server):
 # Media.
 
 
-async def test_a_picture_is_sent_with_its_first_use_only(engine, server):
+async def test_an_image_is_sent_with_its_first_use_only(engine, server):
     for _ in range(3):
-        await sampled(engine, request(picture()))
-    await sampled(engine, request(picture(), picture("dog")))
+        await sampled(engine, request(image()))
+    await sampled(engine, request(image(), image("dog")))
     assert [seen.shipped for seen in server.generations] == [["cat"], [], [], ["dog"]]
 
 
-async def test_of_many_first_uses_at_once_one_carries_the_picture_and_nobody_waits_for_its_last_token(engine, server):
+async def test_of_many_first_uses_at_once_one_carries_the_image_and_nobody_waits_for_its_last_token(engine, server):
     release, arrived = asyncio.Event(), asyncio.Event()
     server.script[GENERATE] = [hold(release, arrived)]
-    calls = [asyncio.ensure_future(sampled(engine, request(picture()))) for _ in range(20)]
+    calls = [asyncio.ensure_future(sampled(engine, request(image()))) for _ in range(20)]
     await arrived.wait()
     release.set()
     await asyncio.gather(*calls)
@@ -191,7 +191,7 @@ async def test_of_many_first_uses_at_once_one_carries_the_picture_and_nobody_wai
 async def test_followers_go_once_the_carriers_first_token_has_come(engine, server):
     """The carrier is held behind its first token for as long as it takes the follower to finish."""
     carrier_may_end = asyncio.Event()
-    asked = request(picture())
+    asked = request(image())
 
     async def first_then_wait(server, seen, channel):
         server._take_images(seen.json)
@@ -203,36 +203,36 @@ async def test_followers_go_once_the_carriers_first_token_has_come(engine, serve
     carrier = asyncio.ensure_future(sampled(engine, asked))
     await server.requests_seen(1, GENERATE)
     async with asyncio.timeout(10):
-        follower = await sampled(engine, request(picture()))
+        follower = await sampled(engine, request(image()))
     assert not carrier.done()
     carrier_may_end.set()
     assert (await carrier).token_ids.tolist() == follower.token_ids.tolist()
 
 
-async def test_a_server_that_dropped_a_picture_gets_it_again(engine, server):
-    asked = request(picture())
+async def test_a_server_that_dropped_an_image_gets_it_again(engine, server):
+    asked = request(image())
     await sampled(engine, asked)
     server.forget_images()
     assert (await sampled(engine, replace(asked, request_id="second"))).token_ids.tolist() == expected(asked)
     assert [seen.shipped for seen in server.generations] == [["cat"], [], ["cat"]]
 
 
-async def test_when_twenty_requests_miss_at_once_the_picture_still_travels_once_more(engine, server):
-    await sampled(engine, request(picture()))
+async def test_when_twenty_requests_miss_at_once_the_image_still_travels_once_more(engine, server):
+    await sampled(engine, request(image()))
     server.forget_images()
-    await asyncio.gather(*(sampled(engine, request(picture())) for _ in range(20)))
+    await asyncio.gather(*(sampled(engine, request(image())) for _ in range(20)))
     assert sum(len(seen.shipped) for seen in server.generations) == 2
 
 
-async def test_a_group_that_shows_one_picture_is_served_by_a_server_that_keeps_none(engine, server):
+async def test_a_group_that_shows_one_image_is_served_by_a_server_that_keeps_none(engine, server):
     """As with --mm-processor-cache-gb 0, or where another client clears the cache all the time."""
     server.cache_images = 0
-    results = await asyncio.gather(*(sampled(engine, request(picture())) for _ in range(20)))
+    results = await asyncio.gather(*(sampled(engine, request(image())) for _ in range(20)))
     assert len(results) == 20
 
 
-async def test_another_500_is_not_taken_for_a_missing_picture_for_ever(engine, server):
-    asked = request(picture())
+async def test_another_500_is_not_taken_for_a_missing_image_for_ever(engine, server):
+    asked = request(image())
     await sampled(engine, asked)
     failure = answer(
         {"error": {"message": "Internal server error", "type": "x", "param": None, "code": 500}}, status=500
@@ -248,38 +248,38 @@ async def test_a_500_for_a_request_that_carried_everything_is_final(engine, serv
         answer({"error": {"message": "boom", "type": "x", "param": None, "code": 500}}, status=500)
     ]
     with pytest.raises(ServerError, match="boom"):
-        await sampled(engine, request(picture()))
+        await sampled(engine, request(image()))
     assert len(server.generations) == 1
 
 
 async def test_a_miss_in_the_middle_of_a_stream_is_seen_too(engine, server):
-    await sampled(engine, request(picture()))
+    await sampled(engine, request(image()))
     error = (
         b'data: {"error":{"message":"Internal server error","type":"x","param":null,"code":500}}\n\ndata: [DONE]\n\n'
     )
     server.script[GENERATE] = [stream_pieces(error)]
-    asked = request(picture(), picture("dog"))
+    asked = request(image(), image("dog"))
     assert (await sampled(engine, asked)).token_ids.tolist() == expected(asked)
     assert [seen.shipped for seen in server.generations] == [["cat"], ["dog"], ["cat", "dog"]]
 
 
 async def test_a_server_that_restarted_in_a_silence_is_asked_anew_what_it_wants(engine, server, monkeypatch):
     """Nobody noticed: without asking, its new flag would mean pixels that it normalises twice."""
-    await sampled(engine, request(picture()))
+    await sampled(engine, request(image()))
     await server.stop()
     server.pixel_dtype = "float32"
     await server.start()
     monkeypatch.setattr("rollouts.engines.vllm.engine._QUIET_SECONDS", -1)
-    await sampled(engine, request(picture()))
+    await sampled(engine, request(image()))
     assert server.generations[-1].shipped == ["cat"]
     assert (await engine.capabilities()).pixel_dtype == "float32"
 
 
 async def test_a_broken_connection_empties_the_record_and_the_knowledge(engine, server):
-    await sampled(engine, request(picture()))
+    await sampled(engine, request(image()))
     server.script[GENERATE] = [reset()]
-    await sampled(engine, request(picture("dog")))
-    await sampled(engine, request(picture()))
+    await sampled(engine, request(image("dog")))
+    await sampled(engine, request(image()))
     assert "/version" in [seen.path for seen in server.requests]
     assert server.generations[-1].shipped == ["cat"]
 
@@ -287,13 +287,13 @@ async def test_a_broken_connection_empties_the_record_and_the_knowledge(engine, 
 async def test_a_form_that_the_server_does_not_take_is_refused_before_sending():
     async with FakeVLLM(content_parts=False) as server, VLLMEngine(server.base_url, media="content_parts") as engine:
         with pytest.raises(CapabilityError, match="content_parts"):
-            await engine.generate(request(picture(), marker_ids={"image": PAD}))
+            await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
 
 
 async def test_content_parts_need_to_know_the_marker(server):
     async with VLLMEngine(server.base_url, media="content_parts") as engine:
         with pytest.raises(InvalidRequestError, match="marker_ids"):
-            await engine.generate(request(picture()))
+            await engine.generate(request(image()))
 
 
 # What must not pass.
@@ -357,7 +357,7 @@ async def test_scale_out_that_is_off_is_an_error_with_the_flag():
 async def test_a_server_that_contradicts_the_configuration_is_an_error(server):
     async with VLLMEngine(server.base_url, expected=ExpectedCapabilities(pixel_dtype="float32")) as engine:
         with pytest.raises(CapabilityError, match="uint8"):
-            await engine.generate(request(picture()))
+            await engine.generate(request(image()))
 
 
 async def test_concurrent_first_calls_ask_the_server_once_what_it_is(server):
@@ -432,8 +432,8 @@ async def test_a_timeout_aborts_too(server):
 
 
 async def test_a_completion_that_a_pause_cut_off_is_as_if_it_had_never_been(engine, server):
-    asked = request(picture(), sampling={"max_tokens": 9})
-    await sampled(engine, request(picture()))
+    asked = request(image(), sampling={"max_tokens": 9})
+    await sampled(engine, request(image()))
     arrived = asyncio.Event()
     server.script[GENERATE] = [hold(asyncio.Event(), arrived, tokens_before=4)]
     call = asyncio.ensure_future(sampled(engine, asked))
@@ -607,10 +607,10 @@ async def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted(engine
     assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.ABORT, 2)
 
 
-@pytest.mark.parametrize("waits_for", ["picture", "slot"])
+@pytest.mark.parametrize("waits_for", ["image", "slot"])
 async def test_a_request_that_has_not_left_yet_can_be_aborted(server, waits_for):
     limits = replace(QUICK, concurrency=1 if waits_for == "slot" else 8)
-    shown = [picture()] if waits_for == "picture" else []
+    shown = [image()] if waits_for == "image" else []
     async with introduced(VLLMEngine(server.base_url, limits=limits), server) as engine:
         server.script[GENERATE] = [hold(release := asyncio.Event(), arrived := asyncio.Event())]
         first = asyncio.ensure_future(sampled(engine, request(*shown)))
@@ -627,7 +627,7 @@ async def test_a_request_that_has_not_left_yet_can_be_aborted(server, waits_for)
 
 
 async def test_an_answer_that_breaks_after_its_first_token_is_asked_for_again(engine, server):
-    asked = request(picture())
+    asked = request(image())
 
     async def first_token_only(server, seen, channel):
         server._take_images(seen.json)
@@ -640,14 +640,14 @@ async def test_an_answer_that_breaks_after_its_first_token_is_asked_for_again(en
     assert (await sampled(engine, asked)).token_ids.tolist() == expected(asked)
 
 
-async def test_an_error_after_the_first_token_is_no_missing_picture(engine, server):
-    await sampled(engine, request(picture()))
+async def test_an_error_after_the_first_token_is_no_missing_image(engine, server):
+    await sampled(engine, request(image()))
     error = {"error": {"message": "Internal server error", "type": "x", "param": None, "code": 500}}
     failed = b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n"
     server.script[GENERATE] = [stream_pieces(delta([3]), failed)]
     heard = []
     with pytest.raises(ServerError, match="Internal server error"):  # noqa: PT012 the loop is what raises
-        async for each in engine.stream(request(picture())):
+        async for each in engine.stream(request(image())):
             heard += each.token_ids.tolist()
     assert heard == [3]
 
@@ -674,28 +674,28 @@ async def test_prompt_log_probabilities_that_a_cut_forestalled_are_asked_for_aga
     assert result.prompt_logprobs[1:].tolist() == [logprob_of(token) for token in asked.prompt_ids[1:]]
 
 
-async def test_a_picture_that_cannot_be_decoded_is_an_error_of_the_request(server):
+async def test_an_image_that_cannot_be_decoded_is_an_error_of_the_request(server):
     async with introduced(VLLMEngine(server.base_url, media="content_parts"), server) as engine:
-        with pytest.raises(InvalidRequestError, match="not a picture"):
-            await engine.generate(request(picture(), marker_ids={"image": PAD}))
+        with pytest.raises(InvalidRequestError, match="not an image"):
+            await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
 
 
-async def test_a_picture_shown_twice_in_content_parts_comes_with_its_data_in_both_places():
+async def test_an_image_shown_twice_in_content_parts_comes_with_its_data_in_both_places():
     """The server looks each up in its cache before it has taken any."""
-    asked = request(picture(), picture(), marker_ids={"image": PAD})
+    asked = request(image(), image(), placeholder_token_ids={"image": PAD})
     form = ContentPartsForm(asked)
     form._data_url = lambda item: [b"data:,"]
     parts = json.loads(b"{" + b"".join(form.member(form.names)) + b"}")["content_parts"]
     assert [part["url"] for part in parts] == ["data:,"] * 2
 
 
-async def test_a_carrier_that_was_aborted_in_the_queue_has_not_brought_its_picture(engine, server):
+async def test_a_carrier_that_was_aborted_in_the_queue_has_not_brought_its_image(engine, server):
     server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=0)]
-    call = asyncio.ensure_future(sampled(engine, request(picture(), request_id="mine")))
+    call = asyncio.ensure_future(sampled(engine, request(image(), request_id="mine")))
     await arrived.wait()
     await engine.abort(["mine"])
     await call
-    await sampled(engine, request(picture()))
+    await sampled(engine, request(image()))
     assert [seen.shipped for seen in server.generations] == [["cat"], ["cat"]]
 
 
@@ -714,7 +714,7 @@ async def test_pixels_that_reached_a_server_with_another_flag_are_sent_again_for
         channel.reset()
 
     server.script[GENERATE] = [restart]
-    asked = request(picture())
+    asked = request(image())
     assert (await sampled(engine, asked)).token_ids.tolist() == expected(asked)
     sizes = [len(seen.body) for seen in server.generations if seen.shipped]
     assert sizes[0] == sizes[1] < sizes[2] / 3

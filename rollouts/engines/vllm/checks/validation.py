@@ -94,7 +94,7 @@ def _check_strays(
     """
     carrying = {token: modality for modality, token in placeholder_ids.items()}
     carrying |= {int(ids[where.runs[0][0]]): item.modality for item, where in placed}
-    markers = {token: modality for modality, token in request.marker_ids.items() if token not in carrying}
+    markers = {token: modality for modality, token in request.placeholder_token_ids.items() if token not in carrying}
     sampled = _sampled(request, len(ids))
     _check_covered(request, ids, carrying, [*sampled, *(run for _, where in placed for run in where.runs)])
     _check_covered(request, ids, markers, [*sampled, *((where.offset, where.end) for _, where in placed)])

@@ -14,13 +14,13 @@ made of them; prefix: the KV cache of prompts):
     reset_prefix_cache                           kept      kept       cleared, unless requests hold blocks of it
     update_weight_version, abort, abort_all      kept      kept       kept
 
-"Half": the workers forget what the scheduler still counts on, and the next request that shows a known picture kills the
+"Half": the workers forget what the scheduler still counts on, and the next request that shows a known image kills the
 engine. A reload that fails leaves weights without storage; the server then reports that it is well and dies with the
 next request. An abort of an empty list aborts everything. All of this is kept from happening here.
 
-So is this: a request whose picture lies in its prefix-cache hit reaches the workers without pixels
+So is this: a request whose image lies in its prefix-cache hit reaches the workers without pixels
 (`strip_covered_mm_data`). If the caches are cleared while the server still has the request (running, frozen by "keep",
-or put back into the queue), the picture has to be encoded again, without pixels, and the engine dies. (So does model
+or put back into the queue), the image has to be encoded again, without pixels, and the engine dies. (So does model
 runner V1 of vLLM 0.32: on CPUs, and elsewhere where it is chosen; a client cannot see which one runs.) Therefore the
 caches of a server that takes media are emptied only after all requests that it has were ended.
 """
@@ -123,7 +123,7 @@ class ServerControl:
         if leaves_some and mode == "keep":
             raise UnsafeControlError(
                 "pause",
-                'mode "keep" with clear_cache=True: a frozen request that shows a picture has to encode it again '
+                'mode "keep" with clear_cache=True: a frozen request that shows an image has to encode it again '
                 "then, of which vLLM dies. Leave clear_cache out (the caches are still those of the weights), or use "
                 'mode "abort", after which every VLLMEngine goes on with its completions',
             )
@@ -218,7 +218,7 @@ class ServerControl:
         if done is not True and preempt:
             raise UnsafeControlError(
                 "reset_prefix_cache",
-                "requests run, and one that shows a picture, put back into the queue, has to encode it again, of which "
+                "requests run, and one that shows an image, put back into the queue, has to encode it again, of which "
                 'vLLM dies. Use pause("abort"), which empties the caches too; every VLLMEngine goes on with its '
                 "completions after resume()",
             )

@@ -94,7 +94,7 @@ class ServerMetrics(Mapping[str, tuple[Sample, ...]]):
     def preemptions(self) -> int:
         """How often a running request lost its place in the KV cache to others and was computed again later.
 
-        On a vLLM that shows pictures, each of them may take the server down: see "A full KV cache" in docs/vllm.md.
+        On a vLLM that shows images, each of them may take the server down: see "A full KV cache" in docs/vllm.md.
         """
         return int(self.total("vllm:num_preemptions_total"))
 

@@ -1,13 +1,13 @@
 """Media as this wire can describe them: items whose placeholder is one run of feature tokens, without text in between.
 
-`/inference/v1/generate` takes an offset and a length for each item and no mask. A picture with text around its one run
+`/inference/v1/generate` takes an offset and a length for each item and no mask. An image with text around its one run
 of features (Gemma 3) is described by the run alone. A Qwen3-VL video is a run with a time stamp before it for each step
 of its temporal grid, also where it has only one step; its model encodes each step by itself and gives it the positions
-of a picture, so each step travels as a picture of its own, with the same patches, grid and tokens. Described by its run
+of an image, so each step travels as an image of its own, with the same patches, grid and tokens. Described by its run
 alone such a video would take the server down: vLLM looks for <|vision_start|> from the beginning of the range on.
 
-vLLM cuts the pictures of some models out of one tensor of rows by a count that transformers does not return; such
-pictures get the layout and the count that the server's own items have.
+vLLM cuts the images of some models out of one tensor of rows by a count that transformers does not return; such
+images get the layout and the count that the server's own items have.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.wire.tensors import tensor_shape
 from rollouts.models.placement import PlacedItem
 
-# What vLLM's models call the number of rows of `pixel_values` that belong to a picture.
+# What vLLM's models call the number of rows of `pixel_values` that belong to an image.
 _ROW_COUNTS = frozenset({"num_patches", "patches_per_image"})
 _VIDEO_FIELDS = frozenset({"pixel_values_videos", "video_grid_thw"})
-_PICTURE_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
+_IMAGE_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
 
 
 def feature_items(item: MediaItem, where: PlaceholderRange, capabilities: ServerCapabilities) -> list[PlacedItem]:
@@ -47,7 +47,7 @@ def feature_items(item: MediaItem, where: PlaceholderRange, capabilities: Server
 
 
 def _in_server_layout(item: MediaItem, capabilities: ServerCapabilities) -> MediaItem:
-    """A picture that is one row of a batch, (3, height, width), as a tensor of one row with the number of its rows."""
+    """An image that is one row of a batch, (3, height, width), as a tensor of one row with the number of its rows."""
     wanted = capabilities.image_fields
     counts = [] if wanted is None else [name for name in wanted if name in _ROW_COUNTS and name not in item.tensors]
     pixels = item.fields.get("pixel_values")
@@ -75,7 +75,7 @@ def _joined_runs(where: PlaceholderRange) -> list[tuple[int, int]]:
 
 
 def _steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: ServerCapabilities) -> list[PlacedItem]:
-    """One picture for each step of a video's temporal grid; empty where runs, grid and server do not allow that."""
+    """One image for each step of a video's temporal grid; empty where runs, grid and server do not allow that."""
     if capabilities.merge_area is None or item.tensors.keys() != _VIDEO_FIELDS:
         return []
     grid = item["video_grid_thw"]
@@ -98,10 +98,10 @@ def _steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: ServerCap
             else pixels[own],
             "image_grid_thw": step_grid,
         }
-        picture = MediaItem(
-            "image", f"{item.mm_hash}-{step}", item.source, tensors, end - start, item.scale, _PICTURE_FIELDS
+        image = MediaItem(
+            "image", f"{item.mm_hash}-{step}", item.source, tensors, end - start, item.scale, _IMAGE_FIELDS
         )
-        placed.append((picture, PlaceholderRange(start, end - start)))
+        placed.append((image, PlaceholderRange(start, end - start)))
     return placed
 
 

@@ -1,4 +1,4 @@
-"""A picture as a file that every decoder reads alike."""
+"""An image as a file that every decoder reads alike."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _ORIENTATION = 0x0112
 _PLAIN_FILES = ("image/png", "image/jpeg")
 
 
-class PictureFile(NamedTuple):
+class ImageFile(NamedTuple):
     """The bytes of a PNG or JPEG, and its media type."""
 
     data: bytes | memoryview
     media_type: str
 
 
-def picture_file(source: MediaSource, policy: MediaPolicy) -> PictureFile:
+def image_file(source: MediaSource, policy: MediaPolicy) -> ImageFile:
     """The source's own bytes where decoding them leaves nothing to choose, else a PNG of the pixels as we see them.
 
     What is turned by EXIF, transparent, paletted, of 16 bits, or was never a file, servers decode in ways of their own.
-    Every picture is decoded here first: raises `MediaLimitError` or `MediaDecodeError`.
+    Every image is decoded here first: raises `MediaLimitError` or `MediaDecodeError`.
     """
     image = decode_image(source, policy)
     media_type = sniff(source.data)
     if media_type in _PLAIN_FILES and _is_plain(source):
-        return PictureFile(source.data, str(media_type))
+        return ImageFile(source.data, str(media_type))
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
-    return PictureFile(file.getbuffer(), "image/png")
+    return ImageFile(file.getbuffer(), "image/png")
 
 
 def _is_plain(source: MediaSource) -> bool:

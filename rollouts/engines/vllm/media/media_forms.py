@@ -15,7 +15,7 @@ from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.http.connection import Body
 from rollouts.engines.vllm.media.feature_items import all_feature_items
-from rollouts.engines.vllm.media.image_file import picture_file
+from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.media_modes import MediaMode, check_mode, features_objections, resolved_mode
 from rollouts.engines.vllm.media.video_file import MEDIA_TYPE, frames_file
 from rollouts.engines.vllm.wire.features import features_segments
@@ -47,7 +47,7 @@ class MediaForm(Protocol):
         """The member of the request body that describes the media, with the data of those that are carried."""
         ...
 
-    def is_miss(self, status: int, body: str) -> bool:
+    def is_cache_miss(self, status: int, body: str) -> bool:
         """Whether an error may mean that the server lacks what was shown by name alone."""
         ...
 
@@ -81,7 +81,7 @@ class NoMedia:
     def member(self, carried: Collection[str]) -> Body:
         return []
 
-    def is_miss(self, status: int, body: str) -> bool:
+    def is_cache_miss(self, status: int, body: str) -> bool:
         return False
 
     def check(self, answer: Answer) -> None:
@@ -103,7 +103,7 @@ class FeaturesForm:
         segments = features_segments(self._media, pixel_dtype=self._pixel_dtype, send=carried.__contains__)
         return [b'"features":', *segments]
 
-    def is_miss(self, status: int, body: str) -> bool:
+    def is_cache_miss(self, status: int, body: str) -> bool:
         # The reason is in the server's log alone; the client gets the answer to every unforeseen error.
         return status == 500 and "EngineCore" not in body
 
@@ -114,7 +114,7 @@ class FeaturesForm:
 class ContentPartsForm:
     """Logical ids and source files, which the server decodes, processes and expands itself.
 
-    Items are named by the digest of their source, apart from the names of features: the same picture may come out
+    Items are named by the digest of their source, apart from the names of features: the same image may come out
     with other pixels. `or_features`: features would serve the request too, which an error may then advise.
     """
 
@@ -127,13 +127,13 @@ class ContentPartsForm:
         self._items = [item for item, _ in media.placed()]
         try:
             self.prompt_ids = RenderedTokens(
-                list(request.prompt_ids), multi_modal_data=media, marker_ids=request.marker_ids
+                list(request.prompt_ids), multi_modal_data=media, placeholder_token_ids=request.placeholder_token_ids
             ).logical_ids
         except KeyError as error:
             raise InvalidRequestError(
                 request.request_id,
-                f"content_parts needs `marker_ids` with the token that stands for one {error.args[0]} "
-                "(`RenderedTokens.marker_ids`)",
+                f"content_parts needs `placeholder_token_ids` with the token that stands for one {error.args[0]} "
+                "(`RenderedTokens.placeholder_token_ids`)",
             ) from error
         except RendererError as error:
             raise InvalidRequestError(request.request_id, str(error)) from error
@@ -156,7 +156,7 @@ class ContentPartsForm:
                 segments += [separator, json.dumps(part).encode()]
         return [*segments, b"]"]
 
-    def is_miss(self, status: int, body: str) -> bool:
+    def is_cache_miss(self, status: int, body: str) -> bool:
         return status == 400 and "Cache miss" in body
 
     def check(self, answer: Answer) -> None:
@@ -187,7 +187,7 @@ class ContentPartsForm:
             # `media_modes` has refused what is no known file.
             return source.data, sniff(source.data) or "video/mp4"
         # They passed a policy when they entered; the limits of the default one need not be theirs.
-        return picture_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40))
+        return image_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40))
 
 
 def _agree(placeholders: Mapping[str, Sequence[tuple[int, int]]], media: MultiModalData) -> bool:

@@ -107,7 +107,7 @@ def feature_token(request: GenerateRequest, item: MediaItem, capabilities: Serve
     """
     token = capabilities.placeholder_ids.get(item.modality)
     if token is None and item.expansion is None:
-        return request.marker_ids.get(item.modality)
+        return request.placeholder_token_ids.get(item.modality)
     return token
 
 
@@ -134,7 +134,7 @@ def _against_features(
             f"which token stands for a {item.modality} in {capabilities.model} is not known; the server names one for "
             f"{', '.join(capabilities.placeholder_ids) or 'no modality'}",
             f"name it in ExpectedCapabilities(placeholder_ids={{{item.modality!r}: ...}}) or in the request's "
-            "`marker_ids`",
+            "`placeholder_token_ids`",
         )
     for sent, _ in wire:
         if (reason := _other_tensors(sent, capabilities)) is not None:
@@ -152,7 +152,7 @@ def _against_features(
 
 
 def _other_tensors(item: MediaItem, capabilities: ServerCapabilities) -> str | None:
-    """Whether the server makes other tensors of a picture than the item holds; a missing one takes it down."""
+    """Whether the server makes other tensors of an image than the item holds; a missing one takes it down."""
     wanted = capabilities.image_fields
     if wanted is None or item.modality != "image":
         return None
@@ -193,8 +193,8 @@ def _first_stray_markers(request: GenerateRequest, placed: Sequence[PlacedItem])
     """By modality, the first place where the token that stands for one item is text, which a policy has sampled."""
     ids = np.asarray(request.prompt_ids)
     first: dict[str, int] = {}
-    for modality in {item.modality for item, _ in placed} & request.marker_ids.keys():
-        text = ids == request.marker_ids[modality]
+    for modality in {item.modality for item, _ in placed} & request.placeholder_token_ids.keys():
+        text = ids == request.placeholder_token_ids[modality]
         for _, where in placed:
             text[where.offset : where.end] = False
         if text.any():
@@ -212,11 +212,11 @@ def _against_content(
     """`stray`: the place of the first marker of this modality that is text."""
     if not capabilities.content_parts:
         return Objection(item, f"vLLM {capabilities.version} takes no `content_parts`", _UPGRADE)
-    if item.modality not in request.marker_ids:
+    if item.modality not in request.placeholder_token_ids:
         return Objection(
             item,
-            f"content_parts needs `marker_ids` with the token that stands for one {item.modality}",
-            "pass `RenderedTokens.marker_ids` with the request",
+            f"content_parts needs `placeholder_token_ids` with the token that stands for one {item.modality}",
+            "pass `RenderedTokens.placeholder_token_ids` with the request",
             InvalidRequestError,
         )
     if not where.whole:
@@ -247,7 +247,7 @@ def _against_file(item: MediaItem) -> Objection | None:
         return Objection(
             item,
             f"a server decodes no video of {frames} frame",
-            "pass the frame as a picture, or more frames",
+            "pass the frame as an image, or more frames",
             InvalidRequestError,
         )
     if sniff(item.source.data) is None:

@@ -1,4 +1,4 @@
-"""Frames that never were a file, as a file that a server decodes to the same pixels: an AVI of PNG pictures.
+"""Frames that never were a file, as a file that a server decodes to the same pixels: an AVI of PNG images.
 
 OpenCV, which vLLM decodes videos with, reads PNG in AVI (codec `MPNG`) without loss. Uncompressed AVI it does not:
 frames whose rows are no multiple of its alignment corrupt the memory of the server (OpenCV of vLLM 0.32).

@@ -65,10 +65,10 @@ class BlockingServerRenderer:
         self._check_may_wait()
         return self._wait(self._renderer.render_chunks(chunks))
 
-    def picture(self, reference: Any) -> MediaItem:
-        """`ServerRenderer.picture`."""
+    def image(self, reference: Any) -> MediaItem:
+        """`ServerRenderer.image`."""
         self._check_may_wait()
-        return self._wait(self._renderer.picture(reference))
+        return self._wait(self._renderer.image(reference))
 
     def identity(self) -> ServerIdentity:
         """`ServerRenderer.identity`."""

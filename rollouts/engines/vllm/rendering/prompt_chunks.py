@@ -1,4 +1,4 @@
-"""The pieces of a prompt that a caller has put together itself: token ids, pictures, and references to pictures."""
+"""The pieces of a prompt that a caller has put together itself: token ids, images, and references to images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageChunk:
-    """A picture: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]) or a data URL.
+    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]) or a data URL.
 
     `expected_tokens`, if given, is how many tokens it must take. Tokens around it (`<|vision_start|>`) are the caller's
     to put into the chunks beside it.
@@ -29,7 +29,7 @@ class ImageChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePointer:
-    """A picture at a URL or path that the `MediaPolicy` must allow; it is fetched here, never by the server."""
+    """An image at a URL or path that the `MediaPolicy` must allow; it is fetched here, never by the server."""
 
     location: str | os.PathLike[str]
     expected_tokens: int | None = None

@@ -18,7 +18,7 @@ from renderers import MediaSource
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import array_to_raw
 from rollouts.engines.vllm.http.connection import Body, Reply, ServerConnection, error_of
-from rollouts.engines.vllm.media.image_file import PictureFile, picture_file
+from rollouts.engines.vllm.media.image_file import ImageFile, image_file
 from rollouts.engines.vllm.single_flight import SharedCalls
 from rollouts.engines.vllm.wire.kwargs_decoding import encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderAnswer, read_answer, single_token
@@ -32,9 +32,9 @@ _CONTROL = re.compile(r"<[^\s<>]{1,60}>|\[/?[A-Z_]{2,60}\]")
 class ServerIdentity(NamedTuple):
     """What a server is, as far as it says.
 
-    `fingerprint` names everything known that decides the tensors of a picture: version, model, and what the server's
-    processor makes of a small picture. Limits that only large pictures meet do not show in it. `marker_id` is the token
-    that stands for a picture's features and `marker` how it is spelled, both None where the server takes no pictures.
+    `fingerprint` names everything known that decides the tensors of an image: version, model, and what the server's
+    processor makes of a small image. Limits that only large images meet do not show in it. `marker_id` is the token
+    that stands for an image's features and `marker` how it is spelled, both None where the server takes no images.
     `control_texts` are the control tokens that its template prints around a message.
     """
 
@@ -80,7 +80,7 @@ class RenderServer:
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        files: Mapping[str, PictureFile],
+        files: Mapping[str, ImageFile],
         *,
         model: str,
         name: str,
@@ -114,21 +114,21 @@ class RenderServer:
             raise error_of(name, models, "asking which model is served")
         model, root = self._served(models, name)
         said = version.json().get("version") if version.status == 200 else None
-        file = picture_file(MediaSource.of(array_to_raw(_probe_picture())), MediaPolicy())
+        file = image_file(MediaSource.of(array_to_raw(_probe_image())), MediaPolicy())
         part = f"render-probe-{uuid.uuid4().hex}"
         body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": [image_part(part)]}]}
         reply = await self._request("POST", _RENDER, name=name, body=_segments(body, {part: file}))
-        takes_pictures = reply.status == 200
-        if reply.status == 400:  # a model that only reads text, or a server told to take no pictures
+        takes_images = reply.status == 200
+        if reply.status == 400:  # a model that only reads text, or a server told to take no images
             body["messages"] = [{"role": "user", "content": "a"}]
             reply = await self._request("POST", _RENDER, name=name, body=_segments(body, {}))
         if reply.status != 200:
             raise _refusal(name, reply)
         answer = read_answer(reply.body, name)
-        if takes_pictures and len(answer.media) != 1:
+        if takes_images and len(answer.media) != 1:
             raise MalformedResultError(name, f"/render found {len(answer.media)} media in a message that holds one")
         made = {"model": model, "root": root, "version": said, "probe": _tensors_digest(answer, name)}
-        marker_id = single_token(answer.token_ids, answer.media[0]) if takes_pictures else None
+        marker_id = single_token(answer.token_ids, answer.media[0]) if takes_images else None
         spelled = await self._spelled(model, answer.token_ids)
         return ServerIdentity(
             model=model,
@@ -162,11 +162,11 @@ class RenderServer:
 
 
 def image_part(name: str) -> dict[str, Any]:
-    """A content part that shows a picture under the name by which the server's cache is to know it."""
+    """A content part that shows an image under the name by which the server's cache is to know it."""
     return {"type": "image_url", "image_url": None, "uuid": name}
 
 
-def _segments(body: Mapping[str, Any], files: Mapping[str, PictureFile]) -> Body:
+def _segments(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Body:
     """The JSON of a request, with the files in the parts of their names."""
     mark = uuid.uuid4().hex  # no content can spell what is drawn afresh
     messages = [_with_urls(message, files, mark) for message in body["messages"]]
@@ -181,7 +181,7 @@ def _segments(body: Mapping[str, Any], files: Mapping[str, PictureFile]) -> Body
     return segments
 
 
-def _with_urls(message: Mapping[str, Any], files: Mapping[str, PictureFile], mark: str) -> Mapping[str, Any]:
+def _with_urls(message: Mapping[str, Any], files: Mapping[str, ImageFile], mark: str) -> Mapping[str, Any]:
     """The name of a file between two marks, where its data URL is to stand."""
     if not isinstance(message.get("content"), list):
         return message
@@ -215,7 +215,7 @@ def _refusal(name: str, reply: Reply) -> Exception:
     return error
 
 
-def _probe_picture() -> np.ndarray:
+def _probe_image() -> np.ndarray:
     """Noise of odd sides, uint8 (53, 37, 3): resizing, rescaling and cutting into patches all show in it."""
     row, column, channel = np.ogrid[:53, :37, :3]
     noise: np.ndarray = (row * 73 + column * 151 + channel * 29 + row * column * 7) % 256

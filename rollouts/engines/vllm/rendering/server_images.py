@@ -1,4 +1,4 @@
-"""Pictures that a server has processed: each one once, whoever asks for it and on whichever event loop."""
+"""Images that a server has processed: each one once, whoever asks for it and on whichever event loop."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.reference import source_of_part
 from renderers.media.store import MediaStore
 from renderers.media.urls import allowed_target
-from rollouts.engines.vllm.media.image_file import PictureFile, picture_file
+from rollouts.engines.vllm.media.image_file import ImageFile, image_file
 from rollouts.engines.vllm.rendering.render_server import RenderServer, ServerIdentity, image_part
 from rollouts.engines.vllm.single_flight import SharedCalls
 from rollouts.engines.vllm.wire.kwargs_decoding import decode_item
 from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, single_token
 from rollouts.errors import CapabilityError, MalformedResultError, ServerUnreachableError
 
-# A server that becomes another one so often while one picture is rendered is restarting in a circle.
+# A server that becomes another one so often while one image is rendered is restarting in a circle.
 _MOST_CHANGES = 4
 
 
@@ -29,8 +29,8 @@ class _ServerChangedError(Exception):
     """What was rendered belongs to a server that is gone."""
 
 
-class ServedPicture(NamedTuple):
-    """A picture as a server made it, and what that server was."""
+class ServedImage(NamedTuple):
+    """An image as a server made it, and what that server was."""
 
     item: MediaItem
     server: ServerIdentity
@@ -38,18 +38,18 @@ class ServedPicture(NamedTuple):
     @property
     def name(self) -> str:
         """The name under which the server's cache knows it."""
-        return picture_name(self.item.source)
+        return image_name(self.item.source)
 
 
-def picture_name(source: MediaSource) -> str:
-    """Our digest and not the server's: its own hashes have confused pictures, and a name costs it no hashing."""
+def image_name(source: MediaSource) -> str:
+    """Our digest and not the server's: its own hashes have confused images, and a name costs it no hashing."""
     return f"render-{source.digest}"
 
 
-class ServerPictures:
+class ServerImages:
     """From references to items, by way of a server.
 
-    `policy` decides what may be followed and how large a picture may be. `store` keeps items and sources. `scale` is
+    `policy` decides what may be followed and how large an image may be. `store` keeps items and sources. `scale` is
     given to items of uint8 pixels.
     """
 
@@ -62,31 +62,31 @@ class ServerPictures:
         self._scale = scale
         self._rendering: SharedCalls[MediaItem] = SharedCalls()
 
-    async def served(self, reference: Any) -> ServedPicture:
-        """The picture that a content part may hold. Raises `MediaError` and `EngineError`."""
+    async def served(self, reference: Any) -> ServedImage:
+        """The image that a content part may hold. Raises `MediaError` and `EngineError`."""
         source = await asyncio.to_thread(self._source, reference)
         for _ in range(_MOST_CHANGES):
             server = await self._server.identity()
             mm_hash = f"{source.digest}-{server.fingerprint}"
             item = self._store.get(mm_hash)
             if item is not None:
-                return ServedPicture(item, server)
+                return ServedImage(item, server)
             try:
                 item = await self._rendering.once(mm_hash, _Rendering(self, source, mm_hash, server).item)
             except _ServerChangedError:
                 continue
-            return ServedPicture(item, server)
+            return ServedImage(item, server)
         raise ServerUnreachableError(
-            _request_name(source), f"the server went away {_MOST_CHANGES} times while the picture was rendered"
+            _request_name(source), f"the server went away {_MOST_CHANGES} times while the image was rendered"
         )
 
-    def file(self, source: MediaSource) -> PictureFile:
+    def file(self, source: MediaSource) -> ImageFile:
         """What is sent to the server for a source."""
-        return picture_file(source, self._policy)
+        return image_file(source, self._policy)
 
-    def files(self, served: Iterable[ServedPicture]) -> dict[str, PictureFile]:
-        """What is sent for each distinct picture, by the name that the server knows it under."""
-        distinct = {picture.name: picture.item.source for picture in served}
+    def files(self, served: Iterable[ServedImage]) -> dict[str, ImageFile]:
+        """What is sent for each distinct image, by the name that the server knows it under."""
+        distinct = {image.name: image.item.source for image in served}
         return {name: self.file(source) for name, source in distinct.items()}
 
     def _source(self, reference: Any) -> MediaSource:
@@ -102,23 +102,23 @@ class ServerPictures:
 
 @dataclass(frozen=True, slots=True)
 class _Rendering:
-    """One picture on its way through the server."""
+    """One image on its way through the server."""
 
-    pictures: ServerPictures
+    images: ServerImages
     source: MediaSource
     mm_hash: str
     server: ServerIdentity
 
     async def item(self) -> MediaItem:
-        file = await asyncio.to_thread(self.pictures.file, self.source)
-        answer, medium = await self._alone(picture_name(self.source), file)
+        file = await asyncio.to_thread(self.images.file, self.source)
+        answer, medium = await self._alone(image_name(self.source), file)
         if medium.encoded is None:
             # Some versions answer with nothing where their cache knows the name. This name it cannot know.
-            answer, medium = await self._alone(f"{picture_name(self.source)}-{uuid.uuid4().hex}", file)
+            answer, medium = await self._alone(f"{image_name(self.source)}-{uuid.uuid4().hex}", file)
         if medium.encoded is None:
             raise CapabilityError(
                 self._name,
-                "/render names the picture without its tensors, also under a name that no cache can hold. Start the "
+                "/render names the image without its tensors, also under a name that no cache can hold. Start the "
                 "server with --mm-processor-cache-gb 0, render on one started with `vllm launch render`, or load a "
                 "renderer from the model's directory",
             )
@@ -126,23 +126,23 @@ class _Rendering:
         if filling is None or filling != self.server.marker_id:
             raise CapabilityError(
                 self._name,
-                f"the {medium.length} tokens of the picture are of several kinds, and /render does not say which stand "
+                f"the {medium.length} tokens of the image are of several kinds, and /render does not say which stand "
                 "for its features. Load a renderer from the model's directory",
             )
         item = await asyncio.to_thread(self._decoded, medium.encoded, medium.length)
-        if not self.pictures._server.is_still(self.server):
+        if not self.images._server.is_still(self.server):
             raise _ServerChangedError
-        return self.pictures._store.put(item)
+        return self.images._store.put(item)
 
-    async def _alone(self, name: str, file: PictureFile) -> tuple[RenderAnswer, RenderedMedium]:
-        """Render a message that holds nothing but the picture."""
+    async def _alone(self, name: str, file: ImageFile) -> tuple[RenderAnswer, RenderedMedium]:
+        """Render a message that holds nothing but the image."""
         message = {"role": "user", "content": [image_part(name)]}
-        answer = await self.pictures._server.render(
+        answer = await self.images._server.render(
             [message], {name: file}, model=self.server.model, name=self._name, tensors=True
         )
         if [medium.modality for medium in answer.media] != ["image"]:
             raise MalformedResultError(
-                self._name, f"/render found {len(answer.media)} media in a message that holds one picture"
+                self._name, f"/render found {len(answer.media)} media in a message that holds one image"
             )
         return answer, answer.media[0]
 
@@ -155,7 +155,7 @@ class _Rendering:
             self.source,
             {name: tensor.tensor for name, tensor in decoded.items()},
             num_tokens,
-            scale=self.pictures._scale if raw_pixels else None,
+            scale=self.images._scale if raw_pixels else None,
             fields={name: tensor.field for name, tensor in decoded.items()},
         )
 
@@ -165,4 +165,4 @@ class _Rendering:
 
 
 def _request_name(source: MediaSource) -> str:
-    return f"render of picture {source.digest[:12]}"
+    return f"render of image {source.digest[:12]}"

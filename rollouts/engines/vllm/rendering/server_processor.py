@@ -1,4 +1,4 @@
-"""A server as the processor of pictures: for what makes items of sources again, such as samples of a trajectory."""
+"""A server as the processor of images: for what makes items of sources again, such as samples of a trajectory."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ class ServerImageProcessor:
 
     def process(self, source: MediaSource) -> MediaItem:
         """The item of a source, from the store or the server. Raises `MediaError` and `EngineError`."""
-        return self._renderer.picture(source)
+        return self._renderer.image(source)

@@ -31,7 +31,7 @@ from rollouts.engines.vllm.http.error_names import naming_server
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import Chunk, ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.render_server import RenderServer, ServerIdentity, image_part
-from rollouts.engines.vllm.rendering.server_images import ServedPicture, ServerPictures
+from rollouts.engines.vllm.rendering.server_images import ServedImage, ServerImages
 from rollouts.engines.vllm.wire.render_response import RenderAnswer
 from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError
 
@@ -44,7 +44,7 @@ class ServerRenderer:
         async with ServerRenderer.connect("http://127.0.0.1:8000") as renderer:
             rendered = await renderer.render(messages, add_generation_prompt=True)
 
-    Pictures are read here, under `policy`, and sent as files: the server never follows a URL or a path. Each one is
+    Images are read here, under `policy`, and sent as files: the server never follows a URL or a path. Each one is
     processed once per server and digest, however many conversations show it; `store` keeps the items. Their `mm_hash`
     is our digest of the source and a fingerprint of the server.
 
@@ -69,7 +69,7 @@ class ServerRenderer:
         self._server = RenderServer(connection, model=model)
         self.policy = MediaPolicy() if policy is None else policy
         self.store = MediaStore() if store is None else store  # an empty one is false
-        self._pictures = ServerPictures(self._server, policy=self.policy, store=self.store, scale=scale)
+        self._images = ServerImages(self._server, policy=self.policy, store=self.store, scale=scale)
         self._finds_names = True
         self._owns_connection = False
 
@@ -119,16 +119,16 @@ class ServerRenderer:
         check_tools(tools)
         server = await self._server.identity()
         _check_texts(checked, server)
-        pictures = await self._served(checked)
-        names = {place: picture.name for place, picture in pictures.items()}
+        images = await self._served(checked)
+        names = {place: image.name for place, image in images.items()}
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         if tools:
             options["tools"] = [dict(tool) for tool in tools]
         if chat_template_kwargs:
             options["chat_template_kwargs"] = dict(chat_template_kwargs)
         request_name = f"render {uuid.uuid4().hex[:12]}"
-        answer = await self._rendered(_for_server(checked, names), pictures, server, request_name, options)
-        media = _placed(answer, [pictures[place] for place in sorted(pictures)], request_name)
+        answer = await self._rendered(_for_server(checked, names), images, server, request_name, options)
+        media = _placed(answer, [images[place] for place in sorted(images)], request_name)
         return _result(
             answer.token_ids,
             media,
@@ -139,31 +139,31 @@ class ServerRenderer:
 
     @naming_server
     async def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
-        """Put chunks one behind the other: token ids as they are, pictures as the tokens that stand for them.
+        """Put chunks one behind the other: token ids as they are, images as the tokens that stand for them.
 
-        Each picture is rendered alone; only its placeholder tokens are taken, not what the template prints around them.
-        Raises `InvalidRequestError` where a picture takes another number of tokens than its chunk expects.
+        Each image is rendered alone; only its placeholder tokens are taken, not what the template prints around them.
+        Raises `InvalidRequestError` where an image takes another number of tokens than its chunk expects.
         """
         listed = list(chunks)
         shown = [index for index, chunk in enumerate(listed) if not isinstance(chunk, TokenChunk)]
         served = await asyncio.gather(*(self._chunk(index, listed[index]) for index in shown))
-        picture_of = dict(zip(shown, served, strict=True))
+        image_of = dict(zip(shown, served, strict=True))
         token_ids: list[int] = []
         media: list[tuple[MediaItem, PlaceholderRange]] = []
         for index, chunk in enumerate(listed):
             if isinstance(chunk, TokenChunk):
                 token_ids += _ids(chunk, index)
                 continue
-            item, server = picture_of[index]
-            assert server.marker_id is not None  # a server without one rendered no picture
+            item, server = image_of[index]
+            assert server.marker_id is not None  # a server without one rendered no image
             media.append((item, PlaceholderRange(len(token_ids), item.num_tokens)))
             token_ids += [server.marker_id] * item.num_tokens
         return _result(token_ids, media, await self._server.identity())
 
     @naming_server
-    async def picture(self, reference: Any) -> MediaItem:
-        """The item of one picture: of anything that an image part may hold, or of a `MediaSource`."""
-        return (await self._pictures.served(reference)).item
+    async def image(self, reference: Any) -> MediaItem:
+        """The item of one image: of anything that an image part may hold, or of a `MediaSource`."""
+        return (await self._images.served(reference)).item
 
     @naming_server
     async def identity(self) -> ServerIdentity:
@@ -176,7 +176,7 @@ class ServerRenderer:
         return BlockingServerRenderer(self)
 
     def forget(self) -> None:
-        """The server may have been started anew: ask again what it is, and render every picture again."""
+        """The server may have been started anew: ask again what it is, and render every image again."""
         self._server.forget()
         self._finds_names = True
 
@@ -193,33 +193,33 @@ class ServerRenderer:
     ) -> None:
         await self.close()
 
-    async def _served(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PLACE, ServedPicture]:
-        """(message, part) -> the picture there, in the order of the conversation."""
+    async def _served(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PLACE, ServedImage]:
+        """(message, part) -> the image there, in the order of the conversation."""
         places = [(index, *part) for index, message in enumerate(messages) for part in media_parts(message)]
         served = await asyncio.gather(*(self._part(*place) for place in places))
         return {(index, part_index): one for (index, part_index, _), one in zip(places, served, strict=True)}
 
-    async def _part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> ServedPicture:
+    async def _part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> ServedImage:
         if part["type"] in VIDEO_PART_TYPES:
             raise UnsupportedModalityError(
-                "a server is only asked for pictures: /render does not say which tokens of a video stand for frames. "
+                "a server is only asked for images: /render does not say which tokens of a video stand for frames. "
                 "Load a renderer from the model's directory",
                 message_index=message_index,
                 part_index=part_index,
             )
         try:
-            return await self._pictures.served(media_value(part))
+            return await self._images.served(media_value(part))
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
 
-    async def _chunk(self, index: int, chunk: Chunk) -> ServedPicture:
+    async def _chunk(self, index: int, chunk: Chunk) -> ServedImage:
         place = f"chunk {index}"
-        served = await self._pictures.served(_reference(chunk, place))
+        served = await self._images.served(_reference(chunk, place))
         expected: int | None = getattr(chunk, "expected_tokens", None)
         if expected is not None and served.item.num_tokens != expected:
             raise InvalidRequestError(
                 place,
-                f"{expected} tokens are expected of the picture and the server makes {served.item.num_tokens} of it. "
+                f"{expected} tokens are expected of the image and the server makes {served.item.num_tokens} of it. "
                 "The two sides resize differently: compare size limits and patch sizes",
             )
         return served
@@ -227,20 +227,20 @@ class ServerRenderer:
     async def _rendered(
         self,
         messages: Sequence[Mapping[str, Any]],
-        pictures: Mapping[_PLACE, ServedPicture],
+        images: Mapping[_PLACE, ServedImage],
         server: ServerIdentity,
         name: str,
         options: Mapping[str, Any],
     ) -> RenderAnswer:
-        """The whole conversation. Its pictures the server has just seen: their names do, where its cache kept them."""
+        """The whole conversation. Its images the server has just seen: their names do, where its cache kept them."""
         ask = partial(self._server.render, messages, model=server.model, name=name, tensors=False, options=options)
-        if pictures and self._finds_names:
+        if images and self._finds_names:
             try:
                 return await ask({})
             except ServerError:
                 pass  # a cache that is off, full, or another process's; a real fault comes again with the files
-        answer = await ask(await asyncio.to_thread(self._pictures.files, pictures.values()))
-        self._finds_names = self._finds_names and not pictures
+        answer = await ask(await asyncio.to_thread(self._images.files, images.values()))
+        self._finds_names = self._finds_names and not images
         return answer
 
 
@@ -261,7 +261,7 @@ def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) 
 
 
 def _for_server(messages: Sequence[Mapping[str, Any]], names: Mapping[_PLACE, str]) -> list[dict[str, Any]]:
-    """The messages in OpenAI's shapes, with names for pictures."""
+    """The messages in OpenAI's shapes, with names for images."""
     shaped = []
     for index, message in enumerate(messages):
         message = dict(message)
@@ -287,29 +287,27 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "id": "", **call, "function": {**function, "arguments": spelled}}
 
 
-def _placed(
-    answer: RenderAnswer, pictures: Sequence[ServedPicture], name: str
-) -> list[tuple[MediaItem, PlaceholderRange]]:
+def _placed(answer: RenderAnswer, images: Sequence[ServedImage], name: str) -> list[tuple[MediaItem, PlaceholderRange]]:
     """The items at the ranges that the server gave them: by their names, else in the order of the messages."""
-    if len(answer.media) != len(pictures) or any(medium.modality != "image" for medium in answer.media):
+    if len(answer.media) != len(images) or any(medium.modality != "image" for medium in answer.media):
         raise MalformedResultError(
-            name, f"/render placed {len(answer.media)} media of a conversation with {len(pictures)} pictures"
+            name, f"/render placed {len(answer.media)} media of a conversation with {len(images)} images"
         )
-    by_name = {picture.name: picture for picture in pictures}
-    ours = sorted(medium.name for medium in answer.media) == sorted(picture.name for picture in pictures)
-    in_order = [by_name[medium.name] for medium in answer.media] if ours else pictures
+    by_name = {image.name: image for image in images}
+    ours = sorted(medium.name for medium in answer.media) == sorted(image.name for image in images)
+    in_order = [by_name[medium.name] for medium in answer.media] if ours else images
     placed = []
-    for medium, picture in zip(answer.media, in_order, strict=True):
-        if medium.length != picture.item.num_tokens:
+    for medium, image in zip(answer.media, in_order, strict=True):
+        if medium.length != image.item.num_tokens:
             raise MalformedResultError(
                 name,
-                f"/render gave picture {picture.item.source.digest[:12]} {picture.item.num_tokens} tokens alone and "
+                f"/render gave image {image.item.source.digest[:12]} {image.item.num_tokens} tokens alone and "
                 f"{medium.length} in the conversation, at {medium.offset}",
             )
         where = PlaceholderRange(medium.offset, medium.length)
-        if set(answer.token_ids[where.offset : where.end]) != {picture.server.marker_id}:
-            raise MalformedResultError(name, f"tokens {where.offset}:{where.end} are not all those of a picture")
-        placed.append((picture.item, where))
+        if set(answer.token_ids[where.offset : where.end]) != {image.server.marker_id}:
+            raise MalformedResultError(name, f"tokens {where.offset}:{where.end} are not all those of an image")
+        placed.append((image.item, where))
     return placed
 
 
@@ -321,7 +319,7 @@ def _result(
         token_ids,
         (TokenSpan(0, len(token_ids), -1, False, False),) if token_ids else (),
         multi_modal_data=None if server.marker_id is None else MultiModalData.from_items(media),
-        marker_ids={} if server.marker_id is None else {"image": server.marker_id},
+        placeholder_token_ids={} if server.marker_id is None else {"image": server.marker_id},
         **known,
     )
 
@@ -341,5 +339,5 @@ def _reference(chunk: Chunk, place: str) -> Any:
     if not isinstance(chunk, ImageChunk):
         raise MessageError(f"{place} is a TokenChunk, an ImageChunk or an ImagePointer, not {type(chunk).__name__}")
     if isinstance(chunk.image, str) and not chunk.image[:5].lower() == "data:":
-        raise MessageError(f"{place}: an ImageChunk holds the picture itself; a URL or path goes into an ImagePointer")
+        raise MessageError(f"{place}: an ImageChunk holds the image itself; a URL or path goes into an ImagePointer")
     return chunk.image

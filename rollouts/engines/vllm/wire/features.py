@@ -7,7 +7,7 @@ An entry of kwargs_data is the base64 of a msgpack map: name -> {"data": [dtype,
 [kind, how to batch it]}. Source: vLLM 0.20 to 0.33, `mm_serde.encode_mm_kwargs_item`. vLLM writes the names of an item
 in the order of a Python set of strings, which differs from one server process to the next; here they are sorted.
 
-Tensors are written piece by piece: of a picture that is held packed or as uint8, neither its floats nor all of its
+Tensors are written piece by piece: of an image that is held packed or as uint8, neither its floats nor all of its
 patches ever exist at once, only their base64.
 """
 

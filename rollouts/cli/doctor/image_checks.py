@@ -1,4 +1,4 @@
-"""Pictures: the server's tokens and pixels against ours, what it answers about them, and its cache of them."""
+"""Images: the server's tokens and pixels against ours, what it answers about them, and its cache of them."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from rollouts.cli.doctor.pixel_scale import (
     written_normalisation,
     wrong_normalisation,
 )
-from rollouts.cli.doctor.target import Patient, apart, fresh_picture, sampled_in
+from rollouts.cli.doctor.target import Patient, apart, fresh_image, sampled_in
 from rollouts.cli.doctor.token_checks import first_difference
 from rollouts.engines.vllm.http.connection import error_of
 from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item, encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, read_answer
 from rollouts.engines.vllm.wire.tensors import tensor_dtype
 
-_RENDERING = "rendering pictures"
+_RENDERING = "rendering images"
 
 
-async def pictures_of_server(patient: Patient) -> list[Finding]:
-    """Tokens, normalisation and tensors of two pictures of different shapes, as the server makes them."""
-    ours = patient.picture_prompt(fresh_picture(), fresh_picture(96, 64))
+async def images_of_server(patient: Patient) -> list[Finding]:
+    """Tokens, normalisation and tensors of two images of different shapes, as the server makes them."""
+    ours = patient.image_prompt(fresh_image(), fresh_image(96, 64))
     if len(ours.token_ids) >= patient.capabilities.max_model_len:
-        ours = patient.picture_prompt(fresh_picture())
+        ours = patient.image_prompt(fresh_image())
     reply = await patient.render(ours)
     findings = []
     if reply.status == 400:  # it may take one only
-        ours = patient.picture_prompt(fresh_picture())
+        ours = patient.image_prompt(fresh_image())
         reply, refused = await patient.render(ours), reply
         if reply.status == 200:
             said = error_of(_RENDERING, refused, _RENDERING).body
             cure = "start `vllm serve` with --limit-mm-per-prompt '{\"image\": 8}', or as many as an episode shows"
             findings.append(absent("images per prompt", f"the server refuses two: {said}", cure))
     if reply.status != 200:
-        raise error_of(_RENDERING, reply, "comparing pictures")
+        raise error_of(_RENDERING, reply, "comparing images")
     theirs = read_answer(reply.body, _RENDERING)
     tokens = await _tokens(patient, ours, theirs)
     findings.append(tokens)
@@ -59,7 +59,7 @@ async def pictures_of_server(patient: Patient) -> list[Finding]:
 
 
 async def _tokens(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
-    """The whole prompt; where the templates differ, which is found already, only what stands for the pictures."""
+    """The whole prompt; where the templates differ, which is found already, only what stands for the images."""
     assert ours.multi_modal_data is not None
     places = [(where.offset, where.end) for _, where in ours.multi_modal_data.placed()]
     their_places = [(medium.offset, medium.end) for medium in theirs.media]
@@ -68,9 +68,9 @@ async def _tokens(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) 
     their_ids = theirs.token_ids if whole else _between(theirs.token_ids, their_places)
     difference = await first_difference(patient, our_ids, their_ids)
     if difference is None and (len(places) != len(their_places) or (whole and places != their_places)):
-        difference = f"the server puts pictures at {their_places}, the renderer at {places}"
+        difference = f"the server puts images at {their_places}, the renderer at {places}"
     if difference is None:
-        of_what = "ids" if whole else "ids of the pictures"
+        of_what = "ids" if whole else "ids of the images"
         return ok("image tokens", f"{len(our_ids)} {of_what}, all equal")
     return failed("image tokens", difference, _same_processor(patient))
 
@@ -97,7 +97,7 @@ def _visible_normalisation(patient: Patient, ours: RenderedTokens, theirs: Rende
 
 
 def _float_pairs(ours: RenderedTokens, theirs: RenderAnswer, channels: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The floats of each picture, ours and the server's, where both hold as many in a layout that is known."""
+    """The floats of each image, ours and the server's, where both hold as many in a layout that is known."""
     pairs = []
     assert ours.multi_modal_data is not None
     for (item, _), medium in zip(ours.multi_modal_data.placed(), theirs.media, strict=True):
@@ -112,7 +112,7 @@ def _float_pairs(ours: RenderedTokens, theirs: RenderAnswer, channels: int) -> l
 
 
 def _has_channels(pixels: np.ndarray, channels: int) -> bool:
-    """Whether they are patches (n, channels * k) or pictures (..., channels, height, width)."""
+    """Whether they are patches (n, channels * k) or images (..., channels, height, width)."""
     shape: tuple[int, ...] = pixels.shape
     if len(shape) == 2:
         return shape[1] % channels == 0
@@ -157,9 +157,9 @@ def _other_directory(served: Path, own: Path) -> Path | None:
 
 def _features(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
     """Our bytes against the server's, where they are what is sent."""
-    if patient.picture_mode != "features":
-        return skipped("image features", f'media="auto" sends pictures of this model as {patient.picture_mode}')
-    form = patient.picture_form(patient.request(ours))
+    if patient.image_mode != "features":
+        return skipped("image features", f'media="auto" sends images of this model as {patient.image_mode}')
+    form = patient.image_form(patient.request(ours))
     sent = json.loads(b"".join([b"{", *form.member(form.names.keys()), b"}"]))["features"]["kwargs_data"]["image"]
     for mine, medium in zip(sent, theirs.media, strict=True):
         if medium.encoded is None:
@@ -173,7 +173,7 @@ def _features(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> F
             return failed("image features", *_difference(patient, mine, medium.encoded))
     size = sum(len(mine) for mine in sent)
     dtype = patient.capabilities.pixel_dtype
-    return ok("image features", f"{len(theirs.media)} pictures, {size} bytes, equal to the server's; {dtype} pixels")
+    return ok("image features", f"{len(theirs.media)} images, {size} bytes, equal to the server's; {dtype} pixels")
 
 
 def _difference(patient: Patient, mine: str, of_server: str) -> tuple[str, str]:
@@ -181,7 +181,7 @@ def _difference(patient: Patient, mine: str, of_server: str) -> tuple[str, str]:
     ours, theirs = decode_item(mine), decode_item(of_server)
     if ours.keys() != theirs.keys():
         return (
-            f"the server makes {', '.join(sorted(theirs))} of a picture, the renderer {', '.join(sorted(ours))}",
+            f"the server makes {', '.join(sorted(theirs))} of an image, the renderer {', '.join(sorted(ours))}",
             f'send files: VLLMEngine(media="content_parts"); or start `vllm serve {patient.directory}` if it serves '
             "another model",
         )
@@ -233,14 +233,14 @@ def _same_pixels(patient: Patient) -> str:
 
 
 async def image_request(patient: Patient) -> Finding:
-    """Two pictures must not answer alike."""
-    first, second = patient.picture_prompt(fresh_picture()), patient.picture_prompt(fresh_picture())
+    """Two images must not answer alike."""
+    first, second = patient.image_prompt(fresh_image()), patient.image_prompt(fresh_image())
     difference = apart(await patient.sample(first), await patient.sample(second))
     if difference > 1e-6:
-        return ok("image request", f"two pictures answer differently (log-probabilities up to {difference:.2g} apart)")
+        return ok("image request", f"two images answer differently (log-probabilities up to {difference:.2g} apart)")
     return failed(
         "image request",
-        "two different pictures answer alike to the last bit: the server does not look at them",
+        "two different images answer alike to the last bit: the server does not look at them",
         'send files: VLLMEngine(media="content_parts"); features may be normalised twice',
     )
 
@@ -248,11 +248,11 @@ async def image_request(patient: Patient) -> Finding:
 async def image_pixels(patient: Patient) -> Finding:
     """Our pixels must be answered as what the server makes of the same file."""
     check = "image pixels"
-    if patient.picture_mode != "features":
+    if patient.image_mode != "features":
         return await _pixels_of_server(patient, check)
     if not patient.capabilities.content_parts:
         return skipped(check, f"vLLM {patient.capabilities.version} takes no `content_parts` to compare with")
-    rendered = patient.picture_prompt(fresh_picture())
+    rendered = patient.image_prompt(fresh_image())
     difference = apart(await patient.sample(rendered), await patient.sample(rendered, engine=patient.server_side))
     if difference <= patient.tolerance:
         return ok(check, f"answered as the server's own processing of the file (at most {difference:.2g} apart)")
@@ -265,7 +265,7 @@ async def image_pixels(patient: Patient) -> Finding:
 
 async def _pixels_of_server(patient: Patient, check: str) -> Finding:
     """Where files are sent: whether the renderer, and so the trainer, makes the same pixels of them."""
-    ours = patient.picture_prompt(fresh_picture())
+    ours = patient.image_prompt(fresh_image())
     reply = await patient.render(ours)
     if reply.status != 200:
         raise error_of(_RENDERING, reply, "comparing pixels")
@@ -286,7 +286,7 @@ async def _pixels_of_server(patient: Patient, check: str) -> Finding:
         return skipped(
             check, f"the server shows no pixels under a name of the renderer's: {', '.join(sorted(tensors))}"
         )
-    return ok(check, f"{', '.join(names)} of a picture as the server makes them")
+    return ok(check, f"{', '.join(names)} of an image as the server makes them")
 
 
 # How far two floats may be apart that were rounded to a type, relative to the largest.
@@ -297,56 +297,52 @@ _FLOAT_STEPS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 async def image_cache(patient: Patient) -> Finding:
-    """Known pictures go without their data."""
+    """Known images go without their data."""
     check = "image cache"
-    rendered = patient.picture_prompt(fresh_picture())
+    rendered = patient.image_prompt(fresh_image())
     answer = await patient.sample(rendered)
     request = patient.request(rendered)
-    form = patient.picture_form(request)
+    form = patient.image_form(request)
     reply = await patient.post_by_name(request, form)
-    if reply.status != 200 and form.is_miss(reply.status, reply.body.decode(errors="replace")):
+    if reply.status != 200 and form.is_cache_miss(reply.status, reply.body.decode(errors="replace")):
         return failed(
             check,
-            "a picture that was just shown is not found by its name: every request has to carry its data",
+            "an image that was just shown is not found by its name: every request has to carry its data",
             "start `vllm serve` without --mm-processor-cache-gb 0, and with --api-server-count 1: each API server has "
             "a cache of its own",
         )
     difference = apart(answer, sampled_in(reply, "a request with known media"))
     if difference <= patient.tolerance:
-        return ok(
-            check, f"a picture shown by its name alone answers as the first time (at most {difference:.2g} apart)"
-        )
+        return ok(check, f"an image shown by its name alone answers as the first time (at most {difference:.2g} apart)")
     return failed(
         check,
-        f"the same picture by its name alone answers {difference:.2g} from the first time",
-        "the server's cache mixes up pictures: stop `vllm serve` and start it again",
+        f"the same image by its name alone answers {difference:.2g} from the first time",
+        "the server's cache mixes up images: stop `vllm serve` and start it again",
     )
 
 
-async def unknown_picture(patient: Patient) -> Finding:
+async def unknown_image(patient: Patient) -> Finding:
     """A name that the server has never heard must be refused in the way that sending again relies on."""
     check = "cache miss"
-    request = patient.request(patient.picture_prompt(fresh_picture()), max_tokens=1)
-    form = patient.picture_form(request)
+    request = patient.request(patient.image_prompt(fresh_image()), max_tokens=1)
+    form = patient.image_form(request)
     reply = await patient.post_by_name(request, form)
     if await patient.health() != 200:
         return failed(
             check,
-            "a picture that it does not know took the server down",
+            "an image that it does not know took the server down",
             f"start `vllm serve` again, after pip install --upgrade vllm (this is {patient.capabilities.version})",
         )
     if reply.status == 200:
         return failed(
             check,
-            "the server answers about a picture that it never saw",
+            "the server answers about an image that it never saw",
             f"pip install --upgrade vllm (this is {patient.capabilities.version}): its answers cannot be trusted",
         )
-    if form.is_miss(reply.status, reply.body.decode(errors="replace")):
-        return ok(
-            check, f"an unknown name is refused with {reply.status}, and the server lives: pictures are sent again"
-        )
+    if form.is_cache_miss(reply.status, reply.body.decode(errors="replace")):
+        return ok(check, f"an unknown name is refused with {reply.status}, and the server lives: images are sent again")
     return failed(
         check,
-        f"an unknown name is answered with {reply.status}, which does not say that the picture has to be sent again",
+        f"an unknown name is answered with {reply.status}, which does not say that the image has to be sent again",
         "pip install --upgrade mmrollouts: this version of vLLM tells a cache miss in another way",
     )
