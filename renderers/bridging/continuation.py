@@ -47,7 +47,7 @@ class Continuation(NamedTuple):
     included; `keeps_reasoning`, `keeps_empty_reasoning`: the turn, with reasoning or with what is printed where there
     is none (`<think>\n\n</think>`). What is said of a shape holds behind every history; `at_best` says what holds
     behind some, where that is more. `needs_history`: what is printed depends on earlier messages; `counts_media`: on
-    nothing of them but which media they show, and in which order (`Image 2: `).
+    nothing of them but which media they show, and in which order (`Picture 2: `).
     """
 
     accepted: bool = False

@@ -122,7 +122,7 @@ class GenerateRequest:
             "sampling": (self.sampling, SamplingParams, "a SamplingParams"),
             "multi_modal_data": (self.multi_modal_data, MultiModalData | None, "MultiModalData or None"),
             "session_id": (self.session_id, str | None, "text or None"),
-            "marker_ids": (self.placeholder_token_ids, Mapping, "a mapping from modality to token id"),
+            "placeholder_token_ids": (self.placeholder_token_ids, Mapping, "a mapping from modality to token id"),
             "sampled": (self.sampled, Sequence, "a sequence of pairs (start, end)"),
             "prompt_logprobs": (self.prompt_logprobs, bool, "True or False"),
         }

@@ -302,7 +302,7 @@ def test_numbers_of_images_and_videos_go_on_behind_a_bridge(template: str, give_
         previous_multi_modal_data=prompt.multi_modal_data,
     )
     full = renderer.render([*history, {"role": "assistant", "content": "Yes."}, message], add_generation_prompt=True)
-    assert "Image 4: " in renderer.tokenizer.body.decode(full.token_ids, skip_special_tokens=False)
+    assert "Picture 4: " in renderer.tokenizer.body.decode(full.token_ids, skip_special_tokens=False)
     assert isinstance(bridged, RenderedTokens), bridged
     assert bridged.token_ids == full.token_ids
 

@@ -733,7 +733,7 @@ def test_a_writer_killed_in_mid_write_leaves_nothing_that_could_be_read(tmp_path
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], capture_output=True)
     assert run.returncode == -signal.SIGKILL
     ((leftover),) = stray_files(tmp_path)
-    assert leftover.stat().st_size == 7000, "it was not killed where it should have been"
+    assert leftover.stat().st_size == 5000, "it was not killed where it should have been"
     whole = MediaSource.of(b"image" * 1000)
     store = MediaStore(directory=tmp_path)
     assert not directory_of(tmp_path)

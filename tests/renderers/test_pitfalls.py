@@ -329,4 +329,4 @@ def test_the_numbers_of_images_go_on_after_a_bridge(tmp_path: Path) -> None:
         )
         assert following.token_ids == numbering.render_ids(messages, add_generation_prompt=True)
         text = numbering.tokenizer.decode(shown_images(numbering, following)[1])
-        assert [text.count(f"Image {number}: ") for number in range(1, 5)] == [1, 1, 1, 0]
+        assert [text.count(f"Picture {number}: ") for number in range(1, 5)] == [1, 1, 1, 0]

@@ -97,7 +97,7 @@ def test_numbers_of_numpy_become_those_of_python():
         ("multi_modal_data", {}),
         ("session_id", 5),
         ("request_id", None),
-        ("marker_ids", [("image", 1)]),
+        ("placeholder_token_ids", [("image", 1)]),
         ("sampled", None),
         ("sampled", [(1, 2, 3)]),
         ("sampled", [5]),

@@ -259,7 +259,7 @@ def with_sampled_placeholder(renderer, pictures):
     return row(ids, mask, media=tuple(rendered.multi_modal_data.placed())), len(rendered)
 
 
-@pytest.mark.parametrize("images", [[], [picture(1)]])
+@pytest.mark.parametrize("pictures", [[], [picture(1)]])
 def test_a_sampled_literal_placeholder_is_scored_as_the_text_token_it_is(model, renderer, pictures):
     literal, start = with_sampled_placeholder(renderer, pictures)
     scored = token_logprobs(model, TrainingBatch.from_samples([literal], pad_id=256)).detach()[0]

@@ -45,7 +45,8 @@ def test_the_table_has_every_type_of_this_distribution_and_no_other() -> None:
 def test_a_type_of_ours_is_known_to_a_process_that_imports_transport_alone(module: str) -> None:
     names = [name for name, home in DECLARED_IN.items() if home == module]
     code = (
-        "import sys; from transport import registry; print(*(registry.of_name(n).cls.__name__ for n in sys.argv[1:]))"
+        "import sys; from transport.wire import registry\n"
+        "print(*(registry.of_name(n).cls.__name__ for n in sys.argv[1:]))"
     )
     assert run(code, *names).split() == [name.rpartition(".")[2] for name in names]
 

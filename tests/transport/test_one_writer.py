@@ -311,14 +311,14 @@ def test_repair_and_merge_of_a_file_that_a_writer_has_open_are_refused(path: Pat
 
 
 def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transport.records import repair
+    from transport.records import repair as repair_module
 
     write(path, "x" * 500, "kept")
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(data)
     refused = []
-    take = repair._Copying.take
+    take = repair_module._Copying.take
 
     def try_to_write(copying: Any, reader: RecordReader, index: int) -> None:
         try:
@@ -327,7 +327,7 @@ def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkey
             refused.append(error)
         take(copying, reader, index)
 
-    monkeypatch.setattr(repair._Copying, "take", try_to_write)
+    monkeypatch.setattr(repair_module._Copying, "take", try_to_write)
     assert repair(path).kept == 1
     assert refused
     write(path, "next")
@@ -338,16 +338,16 @@ def test_merging_does_not_keep_a_writer_from_its_file_and_notices_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transport import FileChangedError
-    from transport.records import repair
+    from transport.records import repair as repair_module
 
     write(path, 1)
-    take = repair._Copying.take
+    take = repair_module._Copying.take
 
     def append_meanwhile(copying: Any, reader: RecordReader, index: int) -> None:
         write(path, 2)
         take(copying, reader, index)
 
-    monkeypatch.setattr(repair._Copying, "take", append_meanwhile)
+    monkeypatch.setattr(repair_module._Copying, "take", append_meanwhile)
     with pytest.raises(FileChangedError):
         merge([path], path.with_name("out.mmr"))
     assert os.listdir(path.parent) == [path.name]

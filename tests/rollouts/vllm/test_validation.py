@@ -312,7 +312,7 @@ def test_a_modality_that_the_server_does_not_take_is_refused():
         fields={"pixel_values_videos": TensorField("flat"), "video_grid_thw": TensorField("batched")},
     )
     ids = [1, 2, 3, *[VIDEO_PAD] * 6]
-    refused(shown(video, ids=ids), "video", "is not known", "marker_ids", kind=CapabilityError)
+    refused(shown(video, ids=ids), "video", "is not known", "placeholder_token_ids", kind=CapabilityError)
     check(shown(video, ids=ids, placeholder_token_ids={"image": PAD, "video": VIDEO_PAD}))
     check(shown(video, ids=ids), server=replace(SERVER, placeholder_ids={"image": PAD, "video": VIDEO_PAD}))
 

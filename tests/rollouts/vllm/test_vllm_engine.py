@@ -292,7 +292,7 @@ async def test_a_form_that_the_server_does_not_take_is_refused_before_sending():
 
 async def test_content_parts_need_to_know_the_marker(server):
     async with VLLMEngine(server.base_url, media="content_parts") as engine:
-        with pytest.raises(InvalidRequestError, match="marker_ids"):
+        with pytest.raises(InvalidRequestError, match="placeholder_token_ids"):
             await engine.generate(request(image()))
 
 
