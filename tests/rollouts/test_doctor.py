@@ -14,10 +14,10 @@ import typer
 from typer.testing import CliRunner
 
 from rollouts.cli.doctor import run_checks, server_checks
-from rollouts.cli.doctor.commands import doctor
+from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.finding import Outcome, absent, failed, ok, skipped
 from rollouts.cli.doctor.reference_check import mismatch
-from rollouts.cli.doctor.report import findings_table, summary
+from rollouts.cli.doctor.report import print_findings, summary
 from rollouts.cli.doctor.run_checks import Check
 from rollouts.cli.doctor.server_checks import keep_alive
 from rollouts.cli.doctor.target import Patient
@@ -217,7 +217,7 @@ def test_the_table_shows_the_cure_beside_every_failure_and_nothing_raw():
 
     file = io.StringIO()
     found = [failed("a", "bad [red]\x1b[31m", "mend it"), absent("b", "none", "start it"), skipped("c", "not")]
-    Console(file=file, width=120).print(findings_table(found))
+    print_findings(found, Console(file=file, width=120))
     shown = file.getvalue()
     assert "mend it" in shown
     assert "start it" in shown
