@@ -16,6 +16,7 @@ from vllm_server import VLLMServer
 from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.engines.vllm.wire.features import PixelDtype, features_segments
@@ -164,7 +165,7 @@ async def test_many_conversations_at_once_and_from_threads(vllm_server, ours):
     ]
     expected = [ours.render(each).token_ids for each in conversations]
     renderer = ServerRenderer.connect(vllm_server.base_url)
-    with renderer.sync as blocking:
+    with BlockingServerRenderer(renderer) as blocking:
         inside = await asyncio.gather(*(renderer.render(each) for each in conversations))
         beside = await asyncio.gather(*(asyncio.to_thread(blocking.render, each) for each in conversations))
     assert [rendered.token_ids for rendered in inside] == expected

@@ -29,6 +29,7 @@ from renderers.errors import (
 from renderers.media.pixel_scale import PixelScale
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.engines.vllm.http.connection import Reply
+from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.errors import (
@@ -660,7 +661,7 @@ async def test_an_answer_of_another_shape_is_an_error(server, renderer, answer):
 
 
 def test_a_trajectory_keeps_the_sources_and_makes_the_same_items_of_them_again(server):
-    with ServerRenderer(server).sync as blocking:
+    with BlockingServerRenderer(ServerRenderer(server)) as blocking:
         messages = user(image(picture(40)), text("which?"))
         prompt = blocking.render(messages)
         episode = Trajectory("episode")
@@ -678,13 +679,13 @@ def test_a_trajectory_keeps_the_sources_and_makes_the_same_items_of_them_again(s
 
 
 async def test_a_processor_has_what_rendering_asks_of_one(server):
-    blocking = ServerRenderer(server).sync
+    blocking = BlockingServerRenderer(ServerRenderer(server))
     (processor,) = (await asyncio.to_thread(lambda: blocking.processors)).values()
     assert processor.marker == "<|image_pad|>"
     rendered = await asyncio.to_thread(blocking.render_chunks, [ImageChunk(picture(41))])
     ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     assert await asyncio.to_thread(processor.mm_hash, item.source) == item.mm_hash
-    blind = ServerRenderer(RenderingServer(takes_images=False)).sync
+    blind = BlockingServerRenderer(ServerRenderer(RenderingServer(takes_images=False)))
     assert await asyncio.to_thread(lambda: blind.processors) == {}
     for one in (blocking, blind):
         one.close()
@@ -738,7 +739,7 @@ def test_a_loop_that_ends_in_mid_request_leaves_the_image_to_other_loops(server)
 
 def test_the_blocking_form_serves_many_threads_at_once_on_one_loop(server):
     server.delay = 0.1
-    blocking = ServerRenderer(server).sync
+    blocking = BlockingServerRenderer(ServerRenderer(server))
     threads_before = threading.active_count()
     with ThreadPoolExecutor(8) as pool:
         rendered = list(pool.map(lambda n: blocking.render(user(text(str(n)))).token_ids, range(8)))
@@ -751,7 +752,7 @@ def test_the_blocking_form_serves_many_threads_at_once_on_one_loop(server):
 
 
 async def test_the_blocking_form_refuses_to_stop_an_event_loop_but_works_beside_one(server):
-    with ServerRenderer(server).sync as blocking:
+    with BlockingServerRenderer(ServerRenderer(server)) as blocking:
         with pytest.raises(InvalidRequestError, match="running event loop"):
             blocking.render(user(text("a")))
         rendered = await asyncio.to_thread(blocking.render_chunks, [TokenChunk([1]), ImageChunk(picture(32))])
@@ -760,7 +761,7 @@ async def test_the_blocking_form_refuses_to_stop_an_event_loop_but_works_beside_
 
 def test_closing_the_blocking_form_ends_the_calls_that_wait(server):
     server.delay = 30
-    blocking = ServerRenderer(server).sync
+    blocking = BlockingServerRenderer(ServerRenderer(server))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(blocking.render, user(text("a")))
         while blocking._loop is None:
