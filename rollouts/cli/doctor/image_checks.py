@@ -21,7 +21,7 @@ from rollouts.cli.doctor.pixel_scale import (
 )
 from rollouts.cli.doctor.target import Patient, apart, fresh_image, sampled_in
 from rollouts.cli.doctor.token_checks import first_difference
-from rollouts.engines.vllm.http.connection import error_of
+from rollouts.engines.vllm.http.connection import response_error
 from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item, encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, read_answer
 from rollouts.engines.vllm.wire.tensors import tensor_dtype
@@ -40,11 +40,11 @@ async def images_of_server(patient: Patient) -> list[Finding]:
         ours = patient.image_prompt(fresh_image())
         reply, refused = await patient.render(ours), reply
         if reply.status == 200:
-            said = error_of(_RENDERING, refused, _RENDERING).body
+            said = response_error(_RENDERING, refused, _RENDERING).body
             cure = "start `vllm serve` with --limit-mm-per-prompt '{\"image\": 8}', or as many as an episode shows"
             findings.append(absent("images per prompt", f"the server refuses two: {said}", cure))
     if reply.status != 200:
-        raise error_of(_RENDERING, reply, "comparing images")
+        raise response_error(_RENDERING, reply, "comparing images")
     theirs = read_answer(reply.body, _RENDERING)
     tokens = await _tokens(patient, ours, theirs)
     findings.append(tokens)
@@ -61,7 +61,7 @@ async def images_of_server(patient: Patient) -> list[Finding]:
 async def _tokens(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
     """The whole prompt; where the templates differ, which is found already, only what stands for the images."""
     assert ours.multi_modal_data is not None
-    places = [(where.offset, where.end) for _, where in ours.multi_modal_data.placed()]
+    places = [(where.offset, where.end) for _, where in ours.multi_modal_data.items_with_ranges()]
     their_places = [(medium.offset, medium.end) for medium in theirs.media]
     whole = patient.is_ok("text tokens")
     our_ids = ours.token_ids if whole else _between(ours.token_ids, places)
@@ -100,7 +100,7 @@ def _float_pairs(ours: RenderedTokens, theirs: RenderAnswer, channels: int) -> l
     """The floats of each image, ours and the server's, where both hold as many in a layout that is known."""
     pairs = []
     assert ours.multi_modal_data is not None
-    for (item, _), medium in zip(ours.multi_modal_data.placed(), theirs.media, strict=True):
+    for (item, _), medium in zip(ours.multi_modal_data.items_with_ranges(), theirs.media, strict=True):
         tensors = _decoded(medium)
         for name in tensors.keys() & item.keys():
             if not name.startswith("pixel_values") or tensors[name].dtype == "uint8":
@@ -268,9 +268,9 @@ async def _pixels_of_server(patient: Patient, check: str) -> Finding:
     ours = patient.image_prompt(fresh_image())
     reply = await patient.render(ours)
     if reply.status != 200:
-        raise error_of(_RENDERING, reply, "comparing pixels")
+        raise response_error(_RENDERING, reply, "comparing pixels")
     assert ours.multi_modal_data is not None
-    ((item, _),) = ours.multi_modal_data.placed()
+    ((item, _),) = ours.multi_modal_data.items_with_ranges()
     (medium,) = read_answer(reply.body, _RENDERING).media
     tensors = _decoded(medium)
     names = sorted(name for name in tensors.keys() & item.keys() if name.startswith("pixel_values"))
