@@ -37,13 +37,13 @@ def doctor(
     from renderers import RendererError
     from rollouts.cli.doctor.finding import Outcome
     from rollouts.cli.doctor.report import print_findings, summary
-    from rollouts.cli.doctor.run_checks import Options, examine
+    from rollouts.cli.doctor.run_checks import Options, run_checks
     from rollouts.errors import ApiKeyError, RolloutsError
 
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # retries are in the error at the end
     options = Options(name, _api_key(api_key_env), control, reference_gb)
     try:
-        findings = asyncio.run(examine(url, model, options))
+        findings = asyncio.run(run_checks(url, model, options))
     except ApiKeyError:
         exit_with_error(_key_advice(url, api_key_env))
     except (RendererError, RolloutsError, ValueError) as error:  # ValueError: no address
