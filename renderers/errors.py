@@ -12,10 +12,11 @@ from typing import Self
 _LONGEST_VALUE = 80
 
 
-def shown(value: object) -> str:
-    """How an error shows a value that may be anything: its `repr`, cut short, where it has one.
+def short_repr(value: object) -> str:
+    """The `repr` of any value for an error message, cut to 80 characters.
 
-    An integer of more than 4,300 digits and what is nested deeper than Python recurses have none.
+    `repr` fails for an integer of more than 4,300 digits and for nesting deeper than Python recurses; the type's name
+    stands in its place then.
     """
     try:
         text = repr(value)
@@ -41,7 +42,7 @@ class ConfigError(RendererError, ValueError):
         self.option = option
         self.value = value
         self.allowed = tuple(allowed)
-        super().__init__(f"{option} is {shown(value)}; it can be {', '.join(self.allowed)}")
+        super().__init__(f"{option} is {short_repr(value)}; it can be {', '.join(self.allowed)}")
 
 
 class LoadError(RendererError):
@@ -164,6 +165,21 @@ class TemplateLimitError(TemplateError):
             "load that one, and pass as text what is nested deeply.",
             message_index=message_index,
         )
+
+
+class WorkLimitError(RendererError):
+    """One run of a template exceeded its work limit; `ChatTemplate` turns this into a `TemplateLimitError`."""
+
+
+class PromptRefusedError(RendererError):
+    """A prompt function cannot print the conversation; `PythonTemplate` turns this into a `TemplateError`."""
+
+    def __init__(self, reason: str, *, cure: str, message_index: int | None = None) -> None:
+        self.reason = reason
+        self.cure = cure
+        self.message_index = message_index
+        place = "" if message_index is None else f"message {message_index}: "
+        super().__init__(f"{place}{reason}. {cure}")
 
 
 class TemplateSyntaxError(LoadError):

@@ -37,7 +37,7 @@ from renderers.placement import item_placement_error
 from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
-from renderers.turn import TurnEnd
+from renderers.turn_boundaries import TurnEnd
 from renderers.vision.media_markers import ShownItem
 
 _log = logging.getLogger("renderers")
@@ -55,7 +55,7 @@ _MARKER = (ExpansionPiece("", embed=True),)
 class BridgeRefusal(StrEnum):
     """Why a bridge could not be proven equal to what the template means."""
 
-    NOTHING_NEW = "there are no new messages"
+    NO_NEW_MESSAGES = "there are no new messages"
     ASSISTANT_IN_EXTENSION = "the new messages hold an assistant turn, which was never sampled here"
     OPEN_REASONING = "a stop token was sampled inside open reasoning"
     DROPS_REASONING = "the template drops earlier reasoning here, and thinking_retention does not allow to keep it"
@@ -78,7 +78,7 @@ class BridgeStats:
 
     bridged: int = 0
     refused: Counter[BridgeRefusal] = field(default_factory=Counter)
-    kept: Counter[BridgeRefusal] = field(default_factory=Counter)
+    overridden: Counter[BridgeRefusal] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, outcome: RenderedTokens | BridgeRefusal) -> None:
@@ -90,7 +90,7 @@ class BridgeStats:
 
     def count_kept(self, reasons: Collection[BridgeRefusal]) -> None:
         with self._lock:
-            self.kept.update(reasons)
+            self.overridden.update(reasons)
 
 
 class Bridge:
@@ -199,7 +199,7 @@ class Bridge:
             missing = any(token_id in prompt_ids for token_id in self._embed_ids)
             return BridgeRefusal.MISSING_MEDIA if missing else None
         ids = np.asarray(prompt_ids)
-        placed = media.placed()
+        placed = media.items_with_ranges()
         if item_placement_error(placed, len(ids)) is not None:
             return BridgeRefusal.MISPLACED_MEDIA
         for item, where in placed:
@@ -309,7 +309,7 @@ class Bridge:
         if previous is not None and continuation.needs_history:
             history: list[Mapping[str, Any]] = list(check_messages(previous))
         else:
-            counted = media.placed() if media is not None and continuation.counts_media else []
+            counted = media.items_with_ranges() if media is not None and continuation.counts_media else []
             opening = self._stand_ins.opening([item.modality for item, _ in counted])
             history = [*opening, *([] if last is None else [last])]
         if last is not None:

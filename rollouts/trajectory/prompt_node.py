@@ -16,7 +16,7 @@ from rollouts.user_code.plain_copy import copied_mapping, plain_copy
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:
     """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or over each other."""
-    placed = prompt.multi_modal_data.placed() if prompt.multi_modal_data is not None else []
+    placed = prompt.multi_modal_data.items_with_ranges() if prompt.multi_modal_data is not None else []
     if (error := item_placement_error(placed, len(prompt))) is not None:
         raise InvalidTurnError(f"{error}; pass the prompt as it was rendered, with its media")
     return [MediaReference(item.modality, item.mm_hash, item.source, where) for item, where in placed]
