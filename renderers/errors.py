@@ -78,13 +78,14 @@ class InvalidFileError(LoadError):
         super().__init__(f"{path}: {reason}")
 
 
-class MissingExtraError(LoadError):
-    """The model's own processor needs packages that are not installed. `extra` names what installs them."""
+class MissingExtraError(LoadError, ImportError):
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
 
-    def __init__(self, what: str, extra: str, missing: str) -> None:
+    def __init__(self, feature: str, extra: str, missing: str) -> None:
+        self.feature = feature
         self.extra = extra
         self.missing = missing
-        super().__init__(f"{what} needs {missing}, which is not installed; pip install 'mmrollouts[{extra}]'")
+        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
 
 
 class MissingTokenError(LoadError):
@@ -172,6 +173,21 @@ class TemplateSyntaxError(LoadError):
     def __init__(self, reason: str, *, model: str, line: int) -> None:
         self.line = line
         super().__init__(f"the chat template of {model} is not valid Jinja, line {line}: {reason}")
+
+
+class PromptRefusedError(RendererError):
+    """What a prompt function raises; `PythonTemplate` turns it into a `TemplateError` that names the model."""
+
+    def __init__(self, reason: str, *, cure: str, message_index: int | None = None) -> None:
+        self.reason = reason
+        self.cure = cure
+        self.message_index = message_index
+        place = "" if message_index is None else f"message {message_index}: "
+        super().__init__(f"{place}{reason}. {cure}")
+
+
+class WorkLimitError(RendererError):
+    """What an operation raises that is not allowed any more; `ChatTemplate` turns it into a `TemplateLimitError`."""
 
 
 class TokenizerError(RendererError):

@@ -8,7 +8,7 @@ with RecordWriter("episodes.mmr") as out:
 """
 
 import transport.wire.media_values  # noqa: F401  (registers the media values of `renderers`)
-from transport.compact import CompactDecoder, CompactEncoder, MessageOrderError
+from transport.compact import CompactDecoder, CompactEncoder
 from transport.errors import (
     ChecksumError,
     DecodeError,
@@ -20,9 +20,12 @@ from transport.errors import (
     LockingUnavailableError,
     MalformedError,
     MemoryLimitError,
+    MessageOrderError,
+    MissingExtraError,
     MissingFieldError,
     MissingMediaError,
     RegistrationError,
+    StepMediaError,
     TransportError,
     TruncatedError,
     UnknownTypeError,
@@ -36,8 +39,7 @@ from transport.interop.inline_tensors import (
     walk_decode_tensors,
     walk_encode_tensors,
 )
-from transport.interop.step_media import StepMediaError, drop_intermediate_multi_modal_data, restore_multi_modal_data
-from transport.records.compression import MissingCompressionError
+from transport.interop.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
 from transport.records.reader import RecordReader, read_records
 from transport.records.repair import Dropped, RepairReport, merge, repair
 from transport.records.writer import RecordWriter
@@ -62,7 +64,7 @@ __all__ = [
     "MalformedError",
     "MemoryLimitError",
     "MessageOrderError",
-    "MissingCompressionError",
+    "MissingExtraError",
     "MissingFieldError",
     "MissingMediaError",
     "RawTensor",

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import jinja2
 
 from renderers.bounded_cache import BoundedCache
-from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError
+from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError, WorkLimitError
 from renderers.template.environment import RUN, TracedMessage, TracingEnvironment
 from renderers.template.traced import LoopMark, Origin, TracedStr, plain
-from renderers.template.work import GivenDict, GivenList, Run, WorkLimitError
+from renderers.template.work import GivenDict, GivenList, Run
 from renderers.value_key import value_key
 
 # Characters of what a template says, in an error.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
+from renderers.errors import WorkLimitError
 from renderers.template.traced import TracedStr, traced_join
-from renderers.template.work import ITEM, STEP, WorkLimitError, check_bits, spend, spend_on_text_of, spend_on_text_times
+from renderers.template.work import ITEM, STEP, check_bits, spend, spend_on_text_of, spend_on_text_times
 
 _TEXT = frozenset((str, TracedStr))
 _SEQUENCES = (str, bytes, list, tuple)

@@ -14,22 +14,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from renderers.errors import RendererError, TemplateError, TemplateLimitError
+from renderers.errors import PromptRefusedError, TemplateError, TemplateLimitError
 from renderers.template.chat_template import NESTED_TOO_DEEPLY, Printed, segments_of, traced_message, traced_tools
 from renderers.template.traced import LoopMark, Span, TracedStr, plain
 
 _LOOP = 0  # a prompt function has one loop, the one over the messages
-
-
-class PromptRefusedError(RendererError):
-    """What a prompt function raises; `PythonTemplate` turns it into a `TemplateError` that names the model."""
-
-    def __init__(self, reason: str, *, cure: str, message_index: int | None = None) -> None:
-        self.reason = reason
-        self.cure = cure
-        self.message_index = message_index
-        place = "" if message_index is None else f"message {message_index}: "
-        super().__init__(f"{place}{reason}. {cure}")
 
 
 def starts_message(index: int) -> TracedStr:

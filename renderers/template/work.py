@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import Any, Self
 
-from renderers.errors import RendererError
+from renderers.errors import WorkLimitError
 
 #: A pass through a loop, a call, an item that a filter goes over.
 STEP = 64
@@ -31,10 +31,6 @@ _SECONDS_PER_UNIT = 5e-7
 _UNITS_PER_LOOK = 2**16
 # A number of more bits has more than the 4,300 digits that Python prints.
 _MOST_BITS = 14_000
-
-
-class WorkLimitError(RendererError):
-    """What an operation raises that is not allowed any more; `ChatTemplate` turns it into a `TemplateLimitError`."""
 
 
 class Run:

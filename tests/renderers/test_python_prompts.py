@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from renderers.errors import RendererError, TemplateError
+from renderers.errors import PromptRefusedError, RendererError, TemplateError
 from renderers.formats.prompts import deepseek_v4, prompt_for
 from renderers.formats.prompts.kimi_k25 import (
     TypeScriptToolTemplate,
@@ -26,12 +26,7 @@ from renderers.formats.prompts.kimi_k25 import (
 )
 from renderers.messages import check_messages
 from renderers.template.chat_template import ChatTemplate, Printed
-from renderers.template.python_template import (
-    PromptRefusedError,
-    PythonTemplate,
-    ends_messages,
-    starts_message,
-)
+from renderers.template.python_template import PythonTemplate, ends_messages, starts_message
 from renderers.template.traced import Origin, traced_join
 from renderers.tokens.encoding import EncodedText, encode_printed, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer

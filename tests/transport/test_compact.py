@@ -28,13 +28,11 @@ from transport import DecodeError, EncodeError, decode, encode
 from transport.compact import (
     CompactDecoder,
     CompactEncoder,
-    MessageOrderError,
     drop_intermediate_multi_modal_data,
     restore_multi_modal_data,
 )
-from transport.errors import ChecksumError, MalformedError, TruncatedError
+from transport.errors import ChecksumError, MalformedError, MessageOrderError, StepMediaError, TruncatedError
 from transport.interop.same_value import same_value
-from transport.interop.step_media import StepMediaError
 
 # Step lists.
 

@@ -16,6 +16,7 @@ from link_processes import PATIENCE
 
 from renderers.media.source import MediaSource
 from transport import DecodeLimits
+from transport.errors import MissingExtraError
 from transport.link import (
     ClientKeys,
     LinkAddressError,
@@ -26,7 +27,6 @@ from transport.link import (
     LinkServer,
     LinkTimeoutError,
     MessageTooLargeError,
-    MissingExtraError,
     PeerChange,
     PeerLostError,
     ServerKeys,

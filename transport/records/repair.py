@@ -48,7 +48,7 @@ def repair(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMI
 
     Raises `FileLockedError` if a writer has it open, `FileChangedError` if something else wrote to it, `MalformedError`
     if it is no record file, `OSError`, and what is no damage but keeps a record from being read here: `LimitError`,
-    `VersionError`, `MissingCompressionError`, `MemoryLimitError`.
+    `VersionError`, `MissingExtraError`, `MemoryLimitError`.
     """
     path = Path(path).resolve()
     with locked(path), _named(path):

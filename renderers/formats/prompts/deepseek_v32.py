@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from renderers.errors import PromptRefusedError
 from renderers.formats.prompts.dsml import (
     ASSISTANT,
     BOS,
@@ -40,7 +41,7 @@ from renderers.formats.prompts.dsml import (
     tool_schemas,
     with_tools,
 )
-from renderers.template.python_template import PromptRefusedError, ends_messages, starts_message
+from renderers.template.python_template import ends_messages, starts_message
 from renderers.template.traced import traced_join
 
 SOURCE = (

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from renderers.errors import PromptRefusedError
 from renderers.formats.prompts.dsml import (
     ASSISTANT,
     BOS,
@@ -43,7 +44,7 @@ from renderers.formats.prompts.dsml import (
     tool_schemas,
     with_tools,
 )
-from renderers.template.python_template import PromptRefusedError, ends_messages, starts_message
+from renderers.template.python_template import ends_messages, starts_message
 from renderers.template.traced import traced_join
 
 SOURCE = (

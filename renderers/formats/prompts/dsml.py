@@ -17,11 +17,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from renderers.errors import shown
+from renderers.errors import PromptRefusedError, shown
 from renderers.messages import ROLES
 from renderers.template.chat_template import traced_value
 from renderers.template.json_dump import traced_json
-from renderers.template.python_template import PromptRefusedError
 from renderers.template.traced import plain, traced_join
 
 BOS = "<｜begin▁of▁sentence｜>"
