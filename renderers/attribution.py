@@ -12,7 +12,7 @@ from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens,
 from renderers.template.chat_template import Printed, Segment
 from renderers.tokens.encoding import PrintedControl, encode_printed
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.turn import TurnEnd, TurnShape, regions, turn_end, words_start
+from renderers.turn_boundaries import TurnEnd, TurnShape, regions, sampled_start, turn_end
 from renderers.vision.media_markers import MediaSlot, replace_markers
 
 
@@ -124,7 +124,7 @@ def _turns(printed: Printed, controls: Sequence[PrintedControl], roles: Sequence
     return [
         _Turn(
             index,
-            words_start(printed, controls, printed_regions[index], shape),
+            sampled_start(printed, controls, printed_regions[index], shape),
             turn_end(printed, controls, index, printed_regions[index], shape),
         )
         for index, role in enumerate(roles)

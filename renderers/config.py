@@ -35,7 +35,7 @@ class RendererConfig:
     history: what a bridge does where a full render would print earlier messages differently than when they were
         sampled (Mistral's templates move a system message into the last user turn): `template` refuses, so that such
         a turn is rendered anew; `as_sampled` goes on from the tokens that the policy saw and prints only what the
-        template prints behind them. `bridge_stats.kept` counts those. Reasoning has its own option.
+        template prints behind them. `bridge_stats.overridden` counts those. Reasoning has its own option.
     body_policies: role -> `text`, `parse` or `error`, for control tokens spelled in content.
     image_backend: which of transformers' two image processors the pixels of Qwen-VL equal: `torchvision` or `pillow`;
         None follows preprocessor_config.json.

@@ -12,10 +12,11 @@ from typing import Self
 _LONGEST_VALUE = 80
 
 
-def shown(value: object) -> str:
-    """How an error shows a value that may be anything: its `repr`, cut short, where it has one.
+def short_repr(value: object) -> str:
+    """The `repr` of any value for an error message, cut to 80 characters.
 
-    An integer of more than 4,300 digits and what is nested deeper than Python recurses have none.
+    `repr` fails for an integer of more than 4,300 digits and for nesting deeper than Python recurses; the type's name
+    stands in its place then.
     """
     try:
         text = repr(value)
@@ -41,7 +42,7 @@ class ConfigError(RendererError, ValueError):
         self.option = option
         self.value = value
         self.allowed = tuple(allowed)
-        super().__init__(f"{option} is {shown(value)}; it can be {', '.join(self.allowed)}")
+        super().__init__(f"{option} is {short_repr(value)}; it can be {', '.join(self.allowed)}")
 
 
 class LoadError(RendererError):
@@ -167,16 +168,12 @@ class TemplateLimitError(TemplateError):
         )
 
 
-class TemplateSyntaxError(LoadError):
-    """The chat template is not valid Jinja."""
-
-    def __init__(self, reason: str, *, model: str, line: int) -> None:
-        self.line = line
-        super().__init__(f"the chat template of {model} is not valid Jinja, line {line}: {reason}")
+class WorkLimitError(RendererError):
+    """One run of a template exceeded its work limit; `ChatTemplate` turns this into a `TemplateLimitError`."""
 
 
 class PromptRefusedError(RendererError):
-    """What a prompt function raises; `PythonTemplate` turns it into a `TemplateError` that names the model."""
+    """A prompt function cannot print the conversation; `PythonTemplate` turns this into a `TemplateError`."""
 
     def __init__(self, reason: str, *, cure: str, message_index: int | None = None) -> None:
         self.reason = reason
@@ -186,8 +183,12 @@ class PromptRefusedError(RendererError):
         super().__init__(f"{place}{reason}. {cure}")
 
 
-class WorkLimitError(RendererError):
-    """What an operation raises that is not allowed any more; `ChatTemplate` turns it into a `TemplateLimitError`."""
+class TemplateSyntaxError(LoadError):
+    """The chat template is not valid Jinja."""
+
+    def __init__(self, reason: str, *, model: str, line: int) -> None:
+        self.line = line
+        super().__init__(f"the chat template of {model} is not valid Jinja, line {line}: {reason}")
 
 
 class TokenizerError(RendererError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict
 
-from renderers.errors import MessageError, UnknownPartError, UnknownRoleError, shown
+from renderers.errors import MessageError, UnknownPartError, UnknownRoleError, short_repr
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -101,7 +101,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
             raise MessageError(f"tools[{index}] is not of the shape {shape}: {type(tool).__name__}")
         name = tool.get("function", tool).get("name")
         if name is not None and not isinstance(name, str):
-            raise MessageError(f"the name of tools[{index}] is text, not {shown(name)}")
+            raise MessageError(f"the name of tools[{index}] is text, not {short_repr(name)}")
 
 
 def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -176,7 +176,9 @@ def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     checked = {key: value for key, value in message.items() if value is not None}
     role = checked.get("role")
     if role not in ROLES:
-        raise UnknownRoleError(f"unknown role {shown(role)}; a role is one of {', '.join(ROLES)}", message_index=index)
+        raise UnknownRoleError(
+            f"unknown role {short_repr(role)}; a role is one of {', '.join(ROLES)}", message_index=index
+        )
     if "content" not in checked and role != "assistant":
         raise MessageError("no content; give a text or a list of parts", message_index=index)
     if "content" in checked:
@@ -220,7 +222,7 @@ def _check_part(part: Any, message_index: int, part_index: int) -> dict[str, Any
     kind = checked.get("type")
     if kind not in PART_TYPES:
         raise UnknownPartError(
-            f"unknown part type {shown(kind)}; a part is one of {', '.join(PART_TYPES)}",
+            f"unknown part type {short_repr(kind)}; a part is one of {', '.join(PART_TYPES)}",
             message_index=message_index,
             part_index=part_index,
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from renderers.errors import LogicalIdsError, UnknownRoleError, shown
+from renderers.errors import LogicalIdsError, UnknownRoleError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import ROLES
 
@@ -82,7 +82,7 @@ class MultiModalData:
             data.mm_items.setdefault(item.modality, []).append(item)
         return data
 
-    def placed(self) -> list[tuple[MediaItem, PlaceholderRange]]:
+    def items_with_ranges(self) -> list[tuple[MediaItem, PlaceholderRange]]:
         """Every item with its range, over all modalities, in prompt order."""
         placed = [
             pair
@@ -93,8 +93,8 @@ class MultiModalData:
 
     def followed_by(self, later: MultiModalData | None, offset: int) -> MultiModalData:
         """These items at unchanged offsets, then `later`'s, moved right by `offset` tokens."""
-        moved = [] if later is None else [(item, where.shifted(offset)) for item, where in later.placed()]
-        return MultiModalData.from_items([*self.placed(), *moved])
+        moved = [] if later is None else [(item, where.shifted(offset)) for item, where in later.items_with_ranges()]
+        return MultiModalData.from_items([*self.items_with_ranges(), *moved])
 
     def is_empty(self) -> bool:
         return not any(self.mm_items.values())
@@ -293,5 +293,5 @@ def check_roles(roles: Collection[str]) -> frozenset[str]:
     """The roles, or a single one, as a set; raises `UnknownRoleError` for a name that is no role."""
     names = frozenset((roles,) if isinstance(roles, str) else roles)
     if unknown := sorted(names.difference(ROLES)):
-        raise UnknownRoleError(f"unknown role {shown(unknown[0])}; a role is one of {', '.join(ROLES)}")
+        raise UnknownRoleError(f"unknown role {short_repr(unknown[0])}; a role is one of {', '.join(ROLES)}")
     return names

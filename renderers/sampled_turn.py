@@ -181,4 +181,4 @@ def _stop_behind(renderer: Renderer, messages: Messages, turn: int, tools: Tools
 
 
 def placed_media(rendered: RenderedTokens) -> list[tuple[MediaItem, PlaceholderRange]]:
-    return [] if rendered.multi_modal_data is None else rendered.multi_modal_data.placed()
+    return [] if rendered.multi_modal_data is None else rendered.multi_modal_data.items_with_ranges()

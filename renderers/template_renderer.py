@@ -11,11 +11,12 @@ from types import NoneType
 from typing import Any
 
 from renderers.attribution import TokenLayout, attribute
-from renderers.bounded_cache import BoundedCache
 from renderers.bridging.bridge import Bridge, BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.continuation import ProbeMessages, TurnSummary
 from renderers.bridging.turn_printer import TurnPrinter
-from renderers.errors import MessageError, TokenizerError, shown
+from renderers.byte_lru import ByteLRU
+from renderers.cache_key import cache_key
+from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem, Modality
 from renderers.messages import check_messages, check_tools, message_tool_names, without_media
 from renderers.parsing.format import Format
@@ -29,7 +30,6 @@ from renderers.template.content_forms import ContentForms
 from renderers.template.probe_conversation import smallest_conversation
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.value_key import value_key
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor import MediaProcessor
 
@@ -67,10 +67,8 @@ class TemplateRenderer:
         self.thinking_retention = thinking_retention
         self.bridge_stats = BridgeStats()
         # A template that prints the time may print another text for the same messages.
-        self._layouts: BoundedCache[bytes, TokenLayout] = BoundedCache(
-            0 if "strftime_now" in template.source else cache_bytes
-        )
-        self._turns: BoundedCache[bytes, TurnSummary] = BoundedCache(2**20)
+        self._layouts: ByteLRU[bytes, TokenLayout] = ByteLRU(0 if "strftime_now" in template.source else cache_bytes)
+        self._turns: ByteLRU[bytes, TurnSummary] = ByteLRU(2**20)
         small = smallest_conversation(template)
         forms = ContentForms(template)
         stand_ins = ProbeMessages(small, forms, format.arguments)
@@ -208,7 +206,7 @@ class TemplateRenderer:
         if not isinstance(previous_multi_modal_data, (MultiModalData, NoneType)):
             raise MessageError(
                 "previous_multi_modal_data is the multi_modal_data of the RenderedTokens of the prompt, not "
-                f"{shown(previous_multi_modal_data)}"
+                f"{short_repr(previous_multi_modal_data)}"
             )
         outcome = self._extended(
             _plain_ids(previous_prompt_ids),
@@ -231,7 +229,7 @@ class TemplateRenderer:
         media: MultiModalData | None,
     ) -> RenderedTokens | BridgeRefusal:
         if not new:
-            return BridgeRefusal.NOTHING_NEW
+            return BridgeRefusal.NO_NEW_MESSAGES
         if any(message["role"] == "assistant" for message in new):
             return BridgeRefusal.ASSISTANT_IN_EXTENSION
         refusal = self._bridge.check_carried_media(prompt_ids, media)
@@ -271,7 +269,7 @@ class TemplateRenderer:
 
     def _cached(self, inputs: tuple[Any, ...], lay_out: Callable[[], TokenLayout]) -> TokenLayout:
         """The layout of equal inputs (text, and how many tokens each item takes) if it is held, or a new one."""
-        key = value_key(inputs)
+        key = cache_key(inputs)
         if key is None:  # holds something other than plain data; the template may still print it
             return lay_out()
         layout = self._layouts.get(key)
@@ -288,4 +286,4 @@ def _plain_ids(token_ids: Sequence[int]) -> list[int]:
     try:
         return [operator.index(token_id) for token_id in token_ids]
     except TypeError as error:
-        raise TokenizerError(f"token ids are a sequence of whole numbers, not {shown(token_ids)}") from error
+        raise TokenizerError(f"token ids are a sequence of whole numbers, not {short_repr(token_ids)}") from error

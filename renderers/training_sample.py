@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import MessageLossMaskError, NoTrainedTokensError, shown
+from renderers.errors import MessageLossMaskError, NoTrainedTokensError, short_repr
 from renderers.messages import check_messages
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, check_roles
@@ -193,7 +193,7 @@ def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> s
         )
     for index, value in enumerate(mask):
         if value not in (0, 1):
-            raise MessageLossMaskError(f"message_loss_mask[{index}] is {shown(value)}; an entry is a bool, 0 or 1")
+            raise MessageLossMaskError(f"message_loss_mask[{index}] is {short_repr(value)}; an entry is a bool, 0 or 1")
     return {index for index, value in enumerate(mask) if value}
 
 

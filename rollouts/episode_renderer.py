@@ -57,7 +57,7 @@ class EpisodeRenderer:
         """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
         # A renderer of text only has no parameter for media, and a prompt of text has none.
         media = prompt.multi_modal_data
-        carried = {"previous_multi_modal_data": media} if media is not None and media.placed() else {}
+        carried = {"previous_multi_modal_data": media} if media is not None and media.items_with_ranges() else {}
         with self._named("bridge_to_next_turn"):
             return await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,

@@ -36,7 +36,7 @@ from renderers.parsing.format import Format
 from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
-from renderers.turn import TurnEnd
+from renderers.turn_boundaries import TurnEnd
 from renderers.vision.media_markers import ShownItem
 
 _log = logging.getLogger("renderers")
@@ -54,7 +54,7 @@ _MARKER = (ExpansionPiece("", embed=True),)
 class BridgeRefusal(StrEnum):
     """Why a bridge could not be proven equal to what the template means."""
 
-    NOTHING_NEW = "there are no new messages"
+    NO_NEW_MESSAGES = "there are no new messages"
     ASSISTANT_IN_EXTENSION = "the new messages hold an assistant turn, which was never sampled here"
     OPEN_REASONING = "a stop token was sampled inside open reasoning"
     DROPS_REASONING = "the template drops earlier reasoning here, and thinking_retention does not allow to keep it"
@@ -77,7 +77,7 @@ class BridgeStats:
 
     bridged: int = 0
     refused: Counter[BridgeRefusal] = field(default_factory=Counter)
-    kept: Counter[BridgeRefusal] = field(default_factory=Counter)
+    overridden: Counter[BridgeRefusal] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, outcome: RenderedTokens | BridgeRefusal) -> None:
@@ -89,7 +89,7 @@ class BridgeStats:
 
     def count_kept(self, reasons: Collection[BridgeRefusal]) -> None:
         with self._lock:
-            self.kept.update(reasons)
+            self.overridden.update(reasons)
 
 
 class Bridge:
@@ -199,7 +199,7 @@ class Bridge:
             return BridgeRefusal.MISSING_MEDIA if missing else None
         ids = np.asarray(prompt_ids)
         end = 0
-        for item, where in media.placed():
+        for item, where in media.items_with_ranges():
             allowed = [self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed]
             covered = [ids[start:stop] for start, stop in where.runs]
             if (
@@ -313,7 +313,7 @@ class Bridge:
         if previous is not None and continuation.needs_history:
             history: list[Mapping[str, Any]] = list(check_messages(previous))
         else:
-            counted = media.placed() if media is not None and continuation.counts_media else []
+            counted = media.items_with_ranges() if media is not None and continuation.counts_media else []
             opening = self._stand_ins.opening([item.modality for item, _ in counted])
             history = [*opening, *([] if last is None else [last])]
         if last is not None:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from renderers.parsing.format import Format
 from renderers.template.chat_template import Printed, Template
 from renderers.template.content_forms import ContentForms, has_words
-from renderers.template.probe_conversation import ProbeConversation, form_of
+from renderers.template.probe_conversation import ProbeConversation, content_form_of
 from renderers.tokens.encoding import BodyPolicy, PrintedControl, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.turn import TurnEnd, TurnShape, regions, turn_end
+from renderers.turn_boundaries import TurnEnd, TurnShape, regions, turn_end
 
 _log = logging.getLogger("renderers")
 
@@ -61,12 +61,12 @@ class TurnPrinter:
         self.reasoning_ids = (
             None
             if format.reasoning is None
-            else (tokenizer.spell(format.reasoning.start), tokenizer.spell(format.reasoning.end))
+            else (tokenizer.encode_scaffold(format.reasoning.start), tokenizer.encode_scaffold(format.reasoning.end))
         )
         self._body_policies = body_policies
         self._forms = forms
         self.shape = self._turn_shape(small, format)
-        self.generation_prompt_ids = tokenizer.spell(self.shape.generation_prompt)
+        self.generation_prompt_ids = tokenizer.encode_scaffold(self.shape.generation_prompt)
         self.empty_reasoning_ids = self._empty_reasoning(small, format)
 
     def controls(self, printed: Printed, messages: _Messages) -> list[PrintedControl]:
@@ -81,7 +81,7 @@ class TurnPrinter:
         """
         for index, message in enumerate(messages):
             if self._forms.converted(message) is not message and has_words(message):
-                form = form_of(message)
+                form = content_form_of(message)
                 read = "a list of parts" if form == "text" else "a string"
                 _log.warning(
                     "message %d: the chat template of %s reads content of a %s as %s and is given %s: text is lost or "
@@ -134,7 +134,7 @@ class TurnPrinter:
         printed = self.template.print([*small.opening, small.answer], tools=small.tools).text
         _, opening, behind = printed.partition(format.reasoning.start)
         inside, closing, _ = behind.partition(format.reasoning.end)
-        return self.tokenizer.spell(inside) if opening and closing else None
+        return self.tokenizer.encode_scaffold(inside) if opening and closing else None
 
     def _ids(self, tokens: Iterable[str]) -> frozenset[int]:
         ids = (self.tokenizer.control_id(token) for token in tokens)

@@ -16,7 +16,7 @@ from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.parser import parse_response
 from renderers.parsing.response import ArgumentsForm, ParsedResponse, ToolCallParseStatus
 from renderers.template.chat_template import Printed, Template
-from renderers.template.probe_conversation import ProbeConversation, content, form_of, smallest_conversation
+from renderers.template.probe_conversation import ProbeConversation, content, content_form_of, smallest_conversation
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 _ANSWER = "probe answer"
@@ -45,8 +45,8 @@ def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token
     """
     small = smallest_conversation(template)
     asked = small._replace(
-        question={"role": "user", "content": content("probe question", form_of(small.question))},
-        answer={"role": "assistant", "content": content(_ANSWER, form_of(small.answer))},
+        question={"role": "user", "content": content("probe question", content_form_of(small.question))},
+        answer={"role": "assistant", "content": content(_ANSWER, content_form_of(small.answer))},
     )
     try:
         history = template.print([*asked.opening, asked.answer], tools=asked.tools)

@@ -25,8 +25,8 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from renderers.template.growth import GROWTH, added, listed, multiplied, raised_to, sliced
 from renderers.template.json_dump import traced_json
+from renderers.template.operation_costs import FILTER_COSTS, added, listed, multiplied, raised_to, sliced
 from renderers.template.traced import (
     LoopMark,
     Span,
@@ -39,11 +39,11 @@ from renderers.template.traced import (
     traced_percent,
     traced_text,
 )
-from renderers.template.work import STEP, Run, spend, spend_on_text_of, spend_on_text_times
+from renderers.template.work_limit import STEP, TemplateRun, spend, spend_on_text_of, spend_on_text_times
 
 _JOIN, _ENTER, _TESTED, _LEAVE = "_traced_join", "_enter_loop_body", "_tested_in_loop", "_leave_loop"
 _ADDED, _MULTIPLIED, _RAISED, _LISTED, _SLICED = "_added", "_multiplied", "_raised", "_listed", "_sliced"
-#: The variable of a template run that holds its `Run`.
+#: The variable of a template run that holds its `TemplateRun`.
 RUN = "_run"
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -292,7 +292,7 @@ def _filter(node: nodes.Expr, name: str, *arguments: nodes.Expr) -> nodes.Filter
     return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
 
 
-def _enter_loop_body(loop: int, run: Run, *targets: Any) -> str:
+def _enter_loop_body(loop: int, run: TemplateRun, *targets: Any) -> str:
     run.spend(STEP)
     for target in targets:
         if isinstance(target, TracedMessage):
@@ -301,12 +301,12 @@ def _enter_loop_body(loop: int, run: Run, *targets: Any) -> str:
     return ""
 
 
-def _tested_in_loop(condition: Any, run: Run) -> Any:
+def _tested_in_loop(condition: Any, run: TemplateRun) -> Any:
     run.spend(STEP)
     return condition
 
 
-def _leave_loop(loop: int, _: Run) -> str:
+def _leave_loop(loop: int, _: TemplateRun) -> str:
     return _loop_mark(loop, None)
 
 
@@ -318,7 +318,7 @@ def _loop_mark(loop: int, message_index: int | None) -> str:
 def _tainting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a filter: its work is counted, and a plain string that it makes from traced input counts as content."""
     first = int(hasattr(function, "jinja_pass_arg"))  # a context, evaluation context or environment before the value
-    count: Callable[..., None] = GROWTH.get(name, spend_on_text_of)
+    count: Callable[..., None] = FILTER_COSTS.get(name, spend_on_text_of)
 
     @functools.wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:

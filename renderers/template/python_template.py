@@ -4,7 +4,7 @@
 `Printed` comes out, and everything behind it (encoding, attribution, bridging) cannot tell the two apart.
 
 A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options>) -> str`. It joins its pieces with
-`traced_join` (an f-string would drop the spans), says with `starts_message` which message it prints for from there on,
+`traced_join` (an f-string would drop the spans), says with `message_mark` which message it prints for from there on,
 and raises `PromptRefusedError` for what its format cannot express.
 """
 
@@ -21,12 +21,12 @@ from renderers.template.traced import LoopMark, Span, TracedStr, plain
 _LOOP = 0  # a prompt function has one loop, the one over the messages
 
 
-def starts_message(index: int) -> TracedStr:
+def message_mark(index: int) -> TracedStr:
     """An empty mark: what is printed from here on, up to the next mark, belongs to message `index`."""
     return TracedStr("", (Span(0, 0, LoopMark(_LOOP, index)),))
 
 
-def ends_messages() -> TracedStr:
+def messages_end_mark() -> TracedStr:
     """An empty mark: what is printed from here on belongs to no message."""
     return TracedStr("", (Span(0, 0, LoopMark(_LOOP, None)),))
 

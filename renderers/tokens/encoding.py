@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from renderers.errors import ControlTokenInContentError
 from renderers.template.chat_template import Printed, Segment
 from renderers.template.traced import Origin
-from renderers.tokens.added import ControlMatch
+from renderers.tokens.added_tokens import ControlMatch
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 BodyPolicy = Literal["text", "parse", "error"]

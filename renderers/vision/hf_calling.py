@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from renderers.media.item import ExpansionPiece, Modality
-from renderers.tokens.added import AddedToken, ControlPattern
+from renderers.tokens.added_tokens import AddedToken, ControlPattern
 
 # What the code of many authors raises for a configuration or an image that it cannot handle.
 PROCESSOR_ERRORS = (

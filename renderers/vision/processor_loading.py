@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from renderers.errors import InvalidFileError, LoadError, shown
+from renderers.errors import InvalidFileError, LoadError, short_repr
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
@@ -81,7 +81,7 @@ def _part(directory: Path, joint: Mapping[str, Any], name: str) -> dict[str, Any
     part = joint.get(name) or {}
     if not isinstance(part, dict):
         raise InvalidFileError(
-            str(directory / _JOINT_FILE), f"{name} is an object with the numbers of a processor, not {shown(part)}"
+            str(directory / _JOINT_FILE), f"{name} is an object with the numbers of a processor, not {short_repr(part)}"
         )
     return part
 

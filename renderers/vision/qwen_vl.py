@@ -30,7 +30,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from renderers.errors import InvalidFileError, MediaLimitError, shown
+from renderers.errors import InvalidFileError, MediaLimitError, short_repr
 from renderers.media.decoding import decode_planes, decoder_versions
 from renderers.media.item import MediaItem, PackedArray, TensorField
 from renderers.media.pixel_scale import PixelScale
@@ -82,7 +82,7 @@ class QwenVLConfig:
         kind = config.get("image_processor_type")
         if kind not in _PROCESSOR_TYPES:
             raise InvalidFileError(
-                path, f"image_processor_type {shown(kind)} is not one of {', '.join(_PROCESSOR_TYPES)}"
+                path, f"image_processor_type {short_repr(kind)} is not one of {', '.join(_PROCESSOR_TYPES)}"
             )
         if backend is None:
             backend = "pillow" if kind.endswith("Pil") else "torchvision"
@@ -216,8 +216,8 @@ def read_numbers(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[s
     if not all(_is_number(value) and abs(value) < 1e6 for value in scaling) or min(scaling[3:]) < 1e-6:
         raise InvalidFileError(
             path,
-            f"image_mean {list(mean)}, image_std {list(std)} and rescale_factor {shown(factor)} cannot scale pixels: "
-            "three numbers each for red, green and blue, and none to divide by may be 0",
+            f"image_mean {list(mean)}, image_std {list(std)} and rescale_factor {short_repr(factor)} cannot scale "
+            "pixels: three numbers each for red, green and blue, and none to divide by may be 0",
         )
     mean, std, factor = tuple(map(float, mean)), tuple(map(float, std)), float(factor)
     return {**numbers, "scale": PixelScale(factor, mean, std, fused)}
@@ -236,7 +236,7 @@ def whole_number(
         value = int(value)
     if type(value) is not int or value < least or (most is not None and value > most):
         bounds = f"{least} or more" if most is None else f"from {least} to {most}"
-        raise InvalidFileError(path, f"{name} is {shown(value)}; it has to be a whole number, {bounds}")
+        raise InvalidFileError(path, f"{name} is {short_repr(value)}; it has to be a whole number, {bounds}")
     return value
 
 
@@ -245,7 +245,7 @@ def _colours(config: Mapping[str, Any], name: str, *, path: str) -> tuple[Any, .
     if values is None:
         raise InvalidFileError(path, f"misses {name!r}, which decides the pixels")
     if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
-        raise InvalidFileError(path, f"{name} is {shown(values)}; it has to be three numbers: red, green, blue")
+        raise InvalidFileError(path, f"{name} is {short_repr(values)}; it has to be three numbers: red, green, blue")
     return tuple(values)
 
 

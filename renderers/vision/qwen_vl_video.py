@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError, shown
+from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError, short_repr
 from renderers.media.item import ExpansionPiece, MediaItem, PackedArray, TensorField
 from renderers.media.pixel_scale import PixelScale
 from renderers.media.policy import MediaPolicy
@@ -95,7 +95,9 @@ class QwenVLVideoConfig:
         """
         kind = config.get("video_processor_type")
         if not isinstance(kind, str) or kind not in _FAMILIES:
-            raise InvalidFileError(path, f"video_processor_type {shown(kind)} is not one of {', '.join(_FAMILIES)}")
+            raise InvalidFileError(
+                path, f"video_processor_type {short_repr(kind)} is not one of {', '.join(_FAMILIES)}"
+            )
         family = _FAMILIES[kind]
         pixels = read_numbers(config, path=path, fused=True)
         check_resample(pixels["resample"], path=path)
@@ -305,7 +307,7 @@ def _read_sampling(config: Mapping[str, Any], family: Family, *, path: str) -> d
     }
     fps = config["fps"]
     if fps is not None and (type(fps) not in (int, float) or not 1e-6 <= fps <= 1e6):
-        raise InvalidFileError(path, f"fps is {shown(fps)}; it is a positive number of frames a second, or null")
+        raise InvalidFileError(path, f"fps is {short_repr(fps)}; it is a positive number of frames a second, or null")
     return {
         "do_sample_frames": sampled,
         "fps": None if fps is None else float(fps),

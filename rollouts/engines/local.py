@@ -474,7 +474,7 @@ def _batch_order(entry: _Waiting) -> tuple[bytes, tuple[str, ...], int]:
 
 
 def _media_of(request: GenerateRequest) -> list[PlacedItem]:
-    return [] if request.multi_modal_data is None else request.multi_modal_data.placed()
+    return [] if request.multi_modal_data is None else request.multi_modal_data.items_with_ranges()
 
 
 def _stop_table(params: Sequence[Any], device: torch.device) -> torch.Tensor:

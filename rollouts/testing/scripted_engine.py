@@ -126,7 +126,7 @@ class ScriptedEngine:
             return [int(token) for token in given.said]
         if self._renderer is None:
             raise ScriptError(request.request_id, f"{given.said!r:.40} needs a tokenizer; pass renderer=, or token ids")
-        ids: list[int] = self._renderer.tokenizer.spell(given.said)
+        ids: list[int] = self._renderer.tokenizer.encode_scaffold(given.said)
         stops = self._stop_ids()
         cut_off = given.finish_reason not in (None, FinishReason.STOP)
         return ids if cut_off or (ids and ids[-1] in stops) else [*ids, stops[0]]

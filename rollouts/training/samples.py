@@ -60,7 +60,7 @@ def sample_from_rendered(
     loss_mask = np.array(rendered.sampled_mask, dtype=bool)
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
-    media = rendered.multi_modal_data.placed() if rendered.multi_modal_data is not None else []
+    media = rendered.multi_modal_data.items_with_ranges() if rendered.multi_modal_data is not None else []
     for _, where in media:  # an image in an assistant's turn is not predicted
         loss_mask[where.offset : where.end] = False
     return TrainingSample(

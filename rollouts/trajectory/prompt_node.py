@@ -15,7 +15,7 @@ from rollouts.user_code.plain_copy import copied_mapping, plain_copy
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:
     """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or over each other."""
-    placed = prompt.multi_modal_data.placed() if prompt.multi_modal_data is not None else []
+    placed = prompt.multi_modal_data.items_with_ranges() if prompt.multi_modal_data is not None else []
     taken = 0
     for item, where in placed:
         if where.length < 1 or where.offset < taken or where.end > len(prompt):

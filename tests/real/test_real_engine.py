@@ -208,7 +208,7 @@ def reference_logprobs(ids, rendered, completion, model_dir):
         mask,
         np.where(mask, -1.0, 0.0).astype(np.float32),
         np.zeros(len(tokens), np.float32),
-        tuple(rendered.multi_modal_data.placed()),
+        tuple(rendered.multi_modal_data.items_with_ranges()),
     )
     model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=torch.float32)
     with torch.inference_mode():

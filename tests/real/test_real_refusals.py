@@ -28,19 +28,19 @@ def shown(vllm_server):
 
 
 def with_range(request, *, offset=0, length=0):
-    ((item, where),) = request.multi_modal_data.placed()
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
     moved = replace(where, offset=where.offset + offset, length=where.length + length)
     return replace(request, multi_modal_data=MultiModalData.from_items([(item, moved)]))
 
 
 def with_item(request, edit):
-    ((item, where),) = request.multi_modal_data.placed()
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
     changed: MediaItem = replace(item, tensors=edit(dict(item)), mm_hash=f"{item.mm_hash}-{next(_made)}")
     return replace(request, multi_modal_data=MultiModalData.from_items([(changed, where)]))
 
 
 def with_extra_pad(request):
-    ((_, where),) = request.multi_modal_data.placed()
+    ((_, where),) = request.multi_modal_data.items_with_ranges()
     ids = list(request.prompt_ids)
     ids.insert(where.end, ids[where.offset])
     return with_range(replace(request, prompt_ids=ids), length=1)

@@ -16,6 +16,7 @@ from vllm_server import VLLMServer
 from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.engines.vllm.wire.features import PixelDtype, features_segments
@@ -83,7 +84,11 @@ async def test_ids_and_ranges_are_those_of_our_own_renderer(vllm_server, ours, c
             assert rendered.token_ids == expected.token_ids
             assert rendered.logical_ids == expected.logical_ids
             assert rendered.placeholder_token_ids["image"] == expected.placeholder_token_ids["image"]
-            pairs = zip(rendered.multi_modal_data.placed(), expected.multi_modal_data.placed(), strict=True)
+            pairs = zip(
+                rendered.multi_modal_data.items_with_ranges(),
+                expected.multi_modal_data.items_with_ranges(),
+                strict=True,
+            )
             for (item, where), (own, own_where) in pairs:
                 assert where == own_where
                 assert item.source == own.source
@@ -112,7 +117,7 @@ async def test_chunks_around_images_make_the_prompt_that_the_template_makes(vllm
     position = 0
     contents = [message["content"] for message in conversation if isinstance(message["content"], list)]
     shown = [part["image"] for content in contents for part in content if part["type"] == "image"]
-    for (item, where), pixels in zip(expected.multi_modal_data.placed(), shown, strict=True):
+    for (item, where), pixels in zip(expected.multi_modal_data.items_with_ranges(), shown, strict=True):
         chunks += [TokenChunk(expected.token_ids[position : where.offset]), ImageChunk(pixels, item.num_tokens)]
         position = where.end
     chunks.append(TokenChunk(expected.token_ids[position:]))
@@ -160,7 +165,7 @@ async def test_many_conversations_at_once_and_from_threads(vllm_server, ours):
     ]
     expected = [ours.render(each).token_ids for each in conversations]
     renderer = ServerRenderer.connect(vllm_server.base_url)
-    with renderer.sync as blocking:
+    with BlockingServerRenderer(renderer) as blocking:
         inside = await asyncio.gather(*(renderer.render(each) for each in conversations))
         beside = await asyncio.gather(*(asyncio.to_thread(blocking.render, each) for each in conversations))
     assert [rendered.token_ids for rendered in inside] == expected

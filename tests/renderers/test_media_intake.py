@@ -64,7 +64,7 @@ def user(*media: Any, **fields: Any) -> list[dict[str, Any]]:
 
 def items(rendered: RenderedTokens) -> list[MediaItem]:
     assert rendered.multi_modal_data is not None
-    return [item for item, _ in rendered.multi_modal_data.placed()]
+    return [item for item, _ in rendered.multi_modal_data.items_with_ranges()]
 
 
 @pytest.fixture

@@ -26,7 +26,11 @@ from renderers.formats.prompts.kimi_k25 import (
 )
 from renderers.messages import check_messages
 from renderers.template.chat_template import ChatTemplate, Printed
-from renderers.template.python_template import PythonTemplate, ends_messages, starts_message
+from renderers.template.python_template import (
+    PythonTemplate,
+    message_mark,
+    messages_end_mark,
+)
 from renderers.template.traced import Origin, traced_join
 from renderers.tokens.encoding import EncodedText, encode_printed, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -510,8 +514,8 @@ def _shout(
         for index, message in enumerate(messages):
             if message["content"] == "quiet":
                 raise PromptRefusedError("too quiet", cure="Speak up.", message_index=index)
-            yield from (starts_message(index), "[", message["content"], mark, "]")
-        yield ends_messages()
+            yield from (message_mark(index), "[", message["content"], mark, "]")
+        yield messages_end_mark()
         if add_generation_prompt:
             yield "[" + ("tools" if tools else "")
 

@@ -59,7 +59,7 @@ def reference_logprobs(model, rendered, completion_ids):
     ids = torch.tensor([[*rendered.token_ids, *completion_ids]])
     types = torch.zeros_like(ids)
     inputs = {}
-    placed = rendered.multi_modal_data.placed()
+    placed = rendered.multi_modal_data.items_with_ranges()
     if placed:
         for _, where in placed:
             types[0, where.offset : where.end] = 1

@@ -90,7 +90,7 @@ def test_the_first_token_cannot_be_trained():
 
 def test_an_image_that_does_not_fit_its_range_is_refused(renderer):
     rendered = renderer.render(conversation("x", [picture(1)]))
-    ((item, where),) = rendered.multi_modal_data.placed()
+    ((item, where),) = rendered.multi_modal_data.items_with_ranges()
     for bad in (PlaceholderRange(where.offset, where.length - 1), PlaceholderRange(len(rendered) - 1, where.length)):
         with pytest.raises(SampleError, match="cannot sit at"):
             row(rendered.token_ids, np.zeros(len(rendered), bool), media=((item, bad),))
@@ -256,7 +256,7 @@ def with_sampled_placeholder(renderer, pictures):
     said = [next(iter(renderer.mm_token_type_id_map)), 65, renderer.get_stop_token_ids()[0]]
     ids = [*rendered.token_ids, *said]
     mask = np.arange(len(ids)) >= len(rendered)
-    return row(ids, mask, media=tuple(rendered.multi_modal_data.placed())), len(rendered)
+    return row(ids, mask, media=tuple(rendered.multi_modal_data.items_with_ranges())), len(rendered)
 
 
 @pytest.mark.parametrize("pictures", [[], [picture(1)]])

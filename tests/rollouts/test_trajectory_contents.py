@@ -121,7 +121,7 @@ async def test_pixels_are_made_again_with_absolute_ranges(engine, renderer):
         data = trajectory.multi_modal_data(leaf, renderer.processors)
         ids = trajectory.token_ids(leaf)
         markers = list(renderer.mm_token_type_id_map)
-        for item, where in data.placed():
+        for item, where in data.items_with_ranges():
             assert np.isin(ids[where.offset : where.end], markers).all()
             assert item.num_tokens == where.length
     other = {"image": _Other(renderer.processors["image"])}

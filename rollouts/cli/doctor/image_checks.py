@@ -61,7 +61,7 @@ async def images_of_server(patient: Patient) -> list[Finding]:
 async def _tokens(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
     """The whole prompt; where the templates differ, which is found already, only what stands for the images."""
     assert ours.multi_modal_data is not None
-    places = [(where.offset, where.end) for _, where in ours.multi_modal_data.placed()]
+    places = [(where.offset, where.end) for _, where in ours.multi_modal_data.items_with_ranges()]
     their_places = [(medium.offset, medium.end) for medium in theirs.media]
     whole = patient.is_ok("text tokens")
     our_ids = ours.token_ids if whole else _between(ours.token_ids, places)
@@ -100,7 +100,7 @@ def _float_pairs(ours: RenderedTokens, theirs: RenderAnswer, channels: int) -> l
     """The floats of each image, ours and the server's, where both hold as many in a layout that is known."""
     pairs = []
     assert ours.multi_modal_data is not None
-    for (item, _), medium in zip(ours.multi_modal_data.placed(), theirs.media, strict=True):
+    for (item, _), medium in zip(ours.multi_modal_data.items_with_ranges(), theirs.media, strict=True):
         tensors = _decoded(medium)
         for name in tensors.keys() & item.keys():
             if not name.startswith("pixel_values") or tensors[name].dtype == "uint8":
@@ -270,7 +270,7 @@ async def _pixels_of_server(patient: Patient, check: str) -> Finding:
     if reply.status != 200:
         raise error_of(_RENDERING, reply, "comparing pixels")
     assert ours.multi_modal_data is not None
-    ((item, _),) = ours.multi_modal_data.placed()
+    ((item, _),) = ours.multi_modal_data.items_with_ranges()
     (medium,) = read_answer(reply.body, _RENDERING).media
     tensors = _decoded(medium)
     names = sorted(name for name in tensors.keys() & item.keys() if name.startswith("pixel_values"))

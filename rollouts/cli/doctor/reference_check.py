@@ -60,7 +60,7 @@ class _Prompt(NamedTuple):
     @property
     def media(self) -> Sequence[tuple[MediaItem, PlaceholderRange]]:
         media = self.rendered.multi_modal_data
-        return () if media is None else media.placed()
+        return () if media is None else media.items_with_ranges()
 
 
 async def mismatch(patient: Patient, *, max_gigabytes: float) -> list[Finding]:

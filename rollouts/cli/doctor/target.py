@@ -125,7 +125,7 @@ class Patient:
             raise OverlongPromptError(_RENDERING, len(shown.token_ids), self.capabilities.max_model_len)
         policy = self.renderer.processors["image"].policy
         media = shown.multi_modal_data or MultiModalData()
-        files = [image_file(item.source, policy) for item, _ in media.placed()]
+        files = [image_file(item.source, policy) for item, _ in media.items_with_ranges()]
         urls = [f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}" for file in files]
         (message,) = image_messages()
         content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), *message["content"]]

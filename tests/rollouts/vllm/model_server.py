@@ -129,7 +129,7 @@ class ModelVLLM(FakeVLLM):
     async def _render(self, seen: Seen) -> Response:
         rendered = self._rendered(seen.json)
         media = rendered.multi_modal_data
-        count = 0 if media is None else len(media.placed())
+        count = 0 if media is None else len(media.items_with_ranges())
         if count > self.most_images:
             message = f"At most {self.most_images} image(s) may be provided in one prompt."
             return error_response(400, message, "BadRequestError")
@@ -179,7 +179,7 @@ class ModelVLLM(FakeVLLM):
                 return error_response(400, "Cache miss for an image", "BadRequestError")
             images.append({"type": "image", "image": self._files[part["uuid"]]})
         made = self.served.renderer.render([{"role": "user", "content": images}]).multi_modal_data
-        items = iter(made.placed())
+        items = iter(made.items_with_ranges())
         ids: list[int] = []
         places = []
         for one in marker:

@@ -195,7 +195,7 @@ def test_a_mode_that_an_error_advises_takes_the_request_and_auto_finds_every_way
 @given(st.sampled_from(CASES), st.sampled_from(CASES), st.sampled_from(sorted(SERVERS)))
 def test_two_items_of_a_request_travel_one_way_or_the_error_names_both(first, second, server):
     one, two = request_of(**first), request_of(**second)
-    ours, theirs = one.multi_modal_data.placed(), two.multi_modal_data.placed()
+    ours, theirs = one.multi_modal_data.items_with_ranges(), two.multi_modal_data.items_with_ranges()
     if ours[0][0].mm_hash == theirs[0][0].mm_hash:
         return
     media = MultiModalData.from_items([*ours, (theirs[0][0], theirs[0][1].shifted(len(one.prompt_ids)))])
@@ -206,7 +206,7 @@ def test_two_items_of_a_request_travel_one_way_or_the_error_names_both(first, se
         placeholder_token_ids={**two.placeholder_token_ids, **one.placeholder_token_ids},
     )
     error = attempt(both, "auto", SERVERS[server])
-    placed = both.multi_modal_data.placed()
+    placed = both.multi_modal_data.items_with_ranges()
     ways = (features_objections, content_objections)
     objections = [way(both, placed, SERVERS[server]) for way in ways]
     if error is None:
@@ -228,7 +228,7 @@ def test_a_placeholder_with_text_around_its_features_is_found_by_them_and_not_by
 
 def test_an_image_that_is_one_row_gets_the_rows_and_the_count_that_the_server_cuts_by():
     request = request_of(pixels="a row of a batch", name="one run")
-    ((item, where),) = request.multi_modal_data.placed()
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
     ((sent, place),) = feature_items(item, where, SERVERS["counts rows"])
     assert (place.offset, place.length) == (2, 4)
     assert sent["pixel_values"].shape == (1, 3, 4, 4)
@@ -273,7 +273,7 @@ def test_each_step_of_a_video_with_time_stamps_travels_as_an_image_with_its_own_
         server = dataclasses.replace(SERVER, pixel_dtype=wanted)
         form = media_form(request, "auto", server)
         assert isinstance(form, FeaturesForm)
-        ((item, where),) = request.multi_modal_data.placed()
+        ((item, where),) = request.multi_modal_data.items_with_ranges()
         steps = feature_items(item, where, server)
         assert [(place.offset, place.length) for _, place in steps] == [(2, 2), (5, 2), (8, 2)][:count]
         assert {sent.modality for sent, _ in steps} == {"image"}
@@ -290,7 +290,7 @@ def test_each_step_of_a_video_with_time_stamps_travels_as_an_image_with_its_own_
 
 def test_a_video_whose_one_run_is_not_one_step_is_not_described_by_that_run():
     request = request_of(modality="video", name="one run", steps=2)
-    ((item, where),) = request.multi_modal_data.placed()
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
     assert feature_items(item, where, SERVER) == []
     assert resolved_mode(request, "auto", SERVER) == "content_parts"
 
@@ -299,7 +299,7 @@ def test_a_video_whose_one_run_is_not_one_step_is_not_described_by_that_run():
 def test_a_marker_that_was_sampled_before_an_item_is_not_sent_as_a_source_file_in_whose_place_it_would_be(modality):
     marker = MARKER if modality == "image" else VIDEO_MARKER
     request = request_of(modality=modality, name="one run")
-    ((item, where),) = request.multi_modal_data.placed()
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
     before = dataclasses.replace(
         request,
         prompt_ids=[TEXT, marker, *request.prompt_ids],
@@ -320,8 +320,10 @@ def test_a_marker_that_was_sampled_before_an_item_is_not_sent_as_a_source_file_i
 def test_two_items_that_need_different_ways_are_refused_with_the_reason_of_each():
     split = request_of(modality="video", source="no file", pixels="uint8", name="a run for each step")
     tiles = request_of(pixels="uint8", name="runs of other lengths")
-    shifted = [(item, where.shifted(len(split.prompt_ids))) for item, where in tiles.multi_modal_data.placed()]
-    media = MultiModalData.from_items([*split.multi_modal_data.placed(), *shifted])
+    shifted = [
+        (item, where.shifted(len(split.prompt_ids))) for item, where in tiles.multi_modal_data.items_with_ranges()
+    ]
+    media = MultiModalData.from_items([*split.multi_modal_data.items_with_ranges(), *shifted])
     request = GenerateRequest(
         [*split.prompt_ids, *tiles.prompt_ids],
         SamplingParams(),

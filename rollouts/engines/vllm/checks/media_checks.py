@@ -38,7 +38,7 @@ def check_placement(
     _check_lists(request, media)
     _check_hashes(request, media)
     _check_ranges(request, media)
-    placed = media.placed()
+    placed = media.items_with_ranges()
     if (words := misplaced(placed, len(ids))) is not None:
         raise InvalidRequestError(request.request_id, words)
     for item, _ in placed:

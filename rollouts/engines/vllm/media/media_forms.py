@@ -64,9 +64,11 @@ def media_form(request: GenerateRequest, mode: MediaMode, capabilities: ServerCa
     resolved = resolved_mode(request, mode, capabilities)
     check_mode(request, resolved, capabilities)
     if resolved == "content_parts":
-        return ContentPartsForm(request, or_features=not features_objections(request, media.placed(), capabilities))
+        return ContentPartsForm(
+            request, or_features=not features_objections(request, media.items_with_ranges(), capabilities)
+        )
     assert capabilities.pixel_dtype is not None  # else an objection would have been raised
-    return FeaturesForm(request, all_feature_items(media.placed(), capabilities), capabilities.pixel_dtype)
+    return FeaturesForm(request, all_feature_items(media.items_with_ranges(), capabilities), capabilities.pixel_dtype)
 
 
 class NoMedia:
@@ -124,7 +126,7 @@ class ContentPartsForm:
         self._request = request
         self._or_features = or_features
         media = request.multi_modal_data or MultiModalData()
-        self._items = [item for item, _ in media.placed()]
+        self._items = [item for item, _ in media.items_with_ranges()]
         try:
             self.prompt_ids = RenderedTokens(
                 list(request.prompt_ids), multi_modal_data=media, placeholder_token_ids=request.placeholder_token_ids

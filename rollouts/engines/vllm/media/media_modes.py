@@ -258,7 +258,7 @@ def _against_file(item: MediaItem) -> Objection | None:
 
 
 def _placed(request: GenerateRequest) -> list[PlacedItem]:
-    return [] if request.multi_modal_data is None else request.multi_modal_data.placed()
+    return [] if request.multi_modal_data is None else request.multi_modal_data.items_with_ranges()
 
 
 def _neither(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,7 +28,6 @@ from renderers.messages import (
 from renderers.rendered import TokenSpan
 from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.http.error_names import naming_server
-from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import Chunk, ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.render_server import RenderServer, ServerIdentity, image_part
 from rollouts.engines.vllm.rendering.server_images import ServedImage, ServerImages
@@ -169,11 +168,6 @@ class ServerRenderer:
     async def identity(self) -> ServerIdentity:
         """What the server is; asked once, and again after `forget`."""
         return await self._server.identity()
-
-    @cached_property
-    def sync(self) -> BlockingServerRenderer:
-        """The same renderer for code that does not await; made when first read, and closed by its own `close`."""
-        return BlockingServerRenderer(self)
 
     def forget(self) -> None:
         """The server may have been started anew: ask again what it is, and render every image again."""

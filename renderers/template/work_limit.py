@@ -33,7 +33,7 @@ _UNITS_PER_LOOK = 2**16
 _MOST_BITS = 14_000
 
 
-class Run:
+class TemplateRun:
     """One run of a template over a conversation: the units that are left, the messages whose loop bodies it entered.
 
     Within its `with` block, what `spend` counts in this thread is counted for it.
@@ -41,7 +41,7 @@ class Run:
 
     __slots__ = ("_granted", "_inputs", "_look_at", "_started", "_token", "_units", "entered")
 
-    _token: Token[Run | None]
+    _token: Token[TemplateRun | None]
 
     def __init__(self, messages: int = 0, inputs: Sequence[Any] = ()) -> None:
         """`inputs` hold the texts of so many messages; their size is asked for only where units or time run out."""
@@ -99,7 +99,7 @@ def _characters(value: Any) -> int:
     return sum(map(_characters, value)) if isinstance(value, (list, tuple)) else 1
 
 
-_RUNNING: ContextVar[Run | None] = ContextVar("run of a template", default=None)
+_RUNNING: ContextVar[TemplateRun | None] = ContextVar("run of a template", default=None)
 
 
 def spend(units: int) -> None:
@@ -115,13 +115,13 @@ def check_bits(bits: int) -> None:
         raise WorkLimitError("it computes with an integer of more than 4,000 digits")
 
 
-class GivenDict(dict[Any, Any]):
+class InputDict(dict[Any, Any]):
     """A dict of the conversation or the tools, as the caller gave it: a tree, whose size the caller has paid for."""
 
     __slots__ = ()
 
 
-class GivenList(list[Any]):
+class InputList(list[Any]):
     """A list likewise."""
 
     __slots__ = ()

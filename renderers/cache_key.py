@@ -8,7 +8,7 @@ from typing import Any
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
-def value_key(value: Any) -> bytes | None:
+def cache_key(value: Any) -> bytes | None:
     """Bytes that stand for strings, numbers, None and lists, tuples and dicts of them; None for anything else.
 
     `marshal` by itself would also take numpy's numbers and arrays, and write those of different types as equal bytes.

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from renderers.errors import InvalidFileError, shown
+from renderers.errors import InvalidFileError, short_repr
 
 # Tokenizers also add tokens that are nothing but text: letters (DeepSeek), runs of white space, HTML tags (Gemma).
 # \uff5c is DeepSeek's bar.
 _MARKUP = re.compile(r"[<>\[\]{}|\uff5c/]")
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of surrogates: no Unicode text holds one
 #: Ids are below this one; engines and arrays keep them in 32 bits.
-MOST_IDS = 2**31
+TOKEN_ID_LIMIT = 2**31
 _HTML_TAG = re.compile(
     r"</?(?:a|b|i|u|s|p|br|hr|em|strong|code|pre|sub|sup|ul|ol|li|dl|dt|dd|h[1-6]|blockquote|caption|table|thead|tbody"
     r"|tfoot|tr|th|td|div|span|img|figure|figcaption|del|ins|kbd|mark|small)>"
@@ -55,8 +55,8 @@ def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, 
     if not isinstance(entries, list):
         raise InvalidFileError("tokenizer.json", f"added_tokens is a list, not {type(entries).__name__}")
     for entry in entries:
-        if not is_token(entry) or not _is_id(entry.get("id")):
-            raise InvalidFileError("tokenizer.json", f"added_tokens holds no id and content at {shown(entry)}")
+        if not is_token_entry(entry) or not _is_id(entry.get("id")):
+            raise InvalidFileError("tokenizer.json", f"added_tokens holds no id and content at {short_repr(entry)}")
     found = {entry["content"]: AddedToken(entry["id"], entry["content"], entry) for entry in entries}
     taken = {token.id: token.content for token in found.values()}
     for token_id, entry in more.items():
@@ -73,14 +73,14 @@ def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, 
     return list(found.values())
 
 
-def is_token(entry: Any) -> bool:
+def is_token_entry(entry: Any) -> bool:
     """Whether an entry of a tokenizer's file says what a token is: an object with a `content` that text can hold."""
     content = entry.get("content") if isinstance(entry, dict) else None
     return isinstance(content, str) and content != "" and not _HALF_A_PAIR.search(content)
 
 
 def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MOST_IDS
+    return type(value) is int and 0 <= value < TOKEN_ID_LIMIT
 
 
 class ControlPattern:

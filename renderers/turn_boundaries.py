@@ -51,7 +51,7 @@ def regions(printed: Printed) -> Mapping[int, Region]:
     return found
 
 
-def words_start(printed: Printed, controls: Sequence[PrintedControl], region: Region, shape: TurnShape) -> int:
+def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: Region, shape: TurnShape) -> int:
     """The character where the model's words begin: behind as much of the generation prompt as was printed.
 
     History is printed with another reasoning state than the prompt (`<think>` opened or not), so the two may part
@@ -87,7 +87,7 @@ def turn_end(
     It is the first stop token that the template prints behind the start of the words; failing that, the first closing
     token behind the last word; failing that, the first control token behind the region, if the model may stop at it.
     """
-    begin = words_start(printed, controls, region, shape)
+    begin = sampled_start(printed, controls, region, shape)
     words_end = max(
         (s.end for s in printed.segments[region.first : region.last] if s.origin and s.origin.message_index == turn),
         default=begin,

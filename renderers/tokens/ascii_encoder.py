@@ -55,7 +55,7 @@ class _Step(NamedTuple):
         return [piece for piece in (pieces if self.keeps_gaps else pieces[1::2]) if piece]
 
 
-class AsciiWords:
+class AsciiEncoder:
     """Encodes ASCII text exactly as its tokenizer does. Safe to share between threads."""
 
     def __init__(self, steps: Sequence[_Step], body: Tokenizer, most_words: int) -> None:
@@ -64,7 +64,7 @@ class AsciiWords:
         self._ids_of = _Words(body, most_words)
 
     @classmethod
-    def of(cls, definition: Mapping[str, Any], body: Tokenizer, *, most_words: int) -> AsciiWords | None:
+    def of(cls, definition: Mapping[str, Any], body: Tokenizer, *, most_words: int) -> AsciiEncoder | None:
         """The short cut of a tokenizer (`definition`: its tokenizer.json without control tokens), or None."""
         steps = _steps(definition)
         if steps is None or definition["added_tokens"] or not _is_plain_bpe(definition["model"]):

@@ -7,7 +7,7 @@ from typing import Any
 
 from renderers.errors import WorkLimitError
 from renderers.template.traced import TracedStr, traced_join
-from renderers.template.work import ITEM, STEP, check_bits, spend, spend_on_text_of, spend_on_text_times
+from renderers.template.work_limit import ITEM, STEP, check_bits, spend, spend_on_text_of, spend_on_text_times
 
 _TEXT = frozenset((str, TracedStr))
 _SEQUENCES = (str, bytes, list, tuple)
@@ -113,7 +113,7 @@ def _urlize(value: Any, *arguments: Any, **options: Any) -> None:
 
 
 #: What is counted before a filter runs; before one that is not named here, the text of its input.
-GROWTH: dict[str, Callable[..., None]] = {
+FILTER_COSTS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("attr", "count", "d", "default", "first", "last", "length"), _nothing),
     **dict.fromkeys(("dictsort", "groupby", "items", "list", "max", "min", "random", "reject", "rejectattr"), _items),
     **dict.fromkeys(("select", "selectattr", "sort", "unique"), _items),
