@@ -41,7 +41,7 @@ from transport.interop.inline_tensors import (
 )
 from transport.interop.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
 from transport.records.reader import RecordReader, read_records
-from transport.records.repair import Dropped, RepairReport, merge, repair
+from transport.records.rewriting import DroppedRecord, RepairReport, merge_record_files, repair_record_file
 from transport.records.writer import RecordWriter
 from transport.wire.arrays import RawTensor
 from transport.wire.codec import decode, decode_frames, encode, encode_frames
@@ -54,7 +54,7 @@ __all__ = [
     "CompactEncoder",
     "DecodeError",
     "DecodeLimits",
-    "Dropped",
+    "DroppedRecord",
     "EncodeError",
     "FileChangedError",
     "FileDeletedError",
@@ -86,9 +86,9 @@ __all__ = [
     "encode",
     "encode_frames",
     "encode_tensor_payload",
-    "merge",
+    "merge_record_files",
     "read_records",
-    "repair",
+    "repair_record_file",
     "restore_multi_modal_data",
     "walk_decode_tensors",
     "walk_encode_tensors",

@@ -23,19 +23,10 @@ from typing import Any, Final
 
 from renderers.media.source import MediaSource
 from transport.errors import MalformedError, MessageOrderError, TruncatedError
-from transport.interop.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
 from transport.wire import codec, container
 from transport.wire.limits import DecodeLimits
 from transport.wire.unpacking import as_bytes, build_media, check_version
 from transport.wire.wire_format import Buffer
-
-__all__ = [
-    "CompactDecoder",
-    "CompactEncoder",
-    "MessageOrderError",
-    "drop_intermediate_multi_modal_data",
-    "restore_multi_modal_data",
-]
 
 _MAGIC: Final = b"MMRC"
 _PRELUDE: Final = struct.Struct("<4sHxxQQII")
@@ -75,7 +66,7 @@ class CompactEncoder:
             used[source.digest] = source
             return True
 
-        frames = codec.encode_frames(obj, held=leave_out)
+        frames = codec.encode_frames(obj, omit_media=leave_out)
         held = self._held.copy()
         brought = [source for digest, source in used.items() if digest not in held]
         for digest, source in used.items():

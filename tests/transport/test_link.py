@@ -15,8 +15,7 @@ import pytest
 from link_processes import PATIENCE
 
 from renderers.media.source import MediaSource
-from transport import DecodeLimits
-from transport.errors import MissingExtraError
+from transport import DecodeLimits, MissingExtraError
 from transport.link import (
     ClientKeys,
     LinkAddressError,

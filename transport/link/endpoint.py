@@ -196,7 +196,7 @@ class Link:
             sources.append(source)
             return True
 
-        return Payload.of(encode_frames(obj, held=leave_out), sources)
+        return Payload.of(encode_frames(obj, omit_media=leave_out), sources)
 
     def _queueing(self, find_peer: Callable[[], Peer], payload: Payload) -> Callable[[], int | None]:
         since = self._state.clock

@@ -130,7 +130,7 @@ class RecordWriter:
                 fresh[source.digest] = source
             return True
 
-        payload = codec.encode(obj, held=keep_aside)
+        payload = codec.encode(obj, omit_media=keep_aside)
         parts: list[Buffer] = []
         for digest, source in fresh.items():
             parts += self._frame(source.data, index, digest)
