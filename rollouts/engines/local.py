@@ -38,7 +38,7 @@ try:
     import torch
     from transformers import AutoModelForImageTextToText, DynamicCache
 except ImportError as error:
-    raise MissingExtraError("LocalEngine", "torch") from error
+    raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
 from rollouts.engines.sampling import RowSampler
 from rollouts.engines.weights import matched_weights

@@ -20,10 +20,15 @@ from rollouts import (
 )
 from rollouts.engines.local import LocalEngine
 from rollouts.episode_errors import EpisodeError
-from rollouts.errors import InvalidTurnError, PixelMismatchError, TrajectoryError, TrajectoryFinishedError
+from rollouts.errors import (
+    BrokenPathError,
+    InvalidTurnError,
+    MissingProcessorError,
+    PixelMismatchError,
+    TrajectoryError,
+    TrajectoryFinishedError,
+)
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.token_node import MissingProcessorError
-from rollouts.trajectory.tree import BrokenPathError
 from transport import decode, encode
 
 

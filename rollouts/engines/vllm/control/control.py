@@ -41,8 +41,8 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.checkpoint_files import check_checkpoint
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.control.routes import ControlRoutes, flag_of, member_of, object_of
+from rollouts.engines.vllm.error_context import name_errors_after_method
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.error_names import named_after_call
 from rollouts.errors import (
     EngineError,
     InvalidRequestError,
@@ -103,7 +103,7 @@ class ServerControl:
 
     # Pausing.
 
-    @named_after_call
+    @name_errors_after_method
     async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool | None = None) -> None:
         """Stop generating; returns once nothing runs.
 
@@ -134,7 +134,7 @@ class ServerControl:
             else:
                 await self._pause(mode, clear_cache=clears)
 
-    @named_after_call
+    @name_errors_after_method
     async def resume(self) -> None:
         """Go on after `pause`. Refused while the server sleeps or holds weights that would kill it."""
         self._refuse_meanwhile("resume")
@@ -145,14 +145,14 @@ class ServerControl:
             )
         await self._resume()
 
-    @named_after_call
+    @name_errors_after_method
     async def is_paused(self) -> bool:
         """Whether it generates nothing for now; so it is while it sleeps, too."""
         return flag_of(await self._routes.call("GET", "/is_paused", "asking whether it is paused"), "is_paused")
 
     # Sleeping.
 
-    @named_after_call
+    @name_errors_after_method
     async def sleep(self, level: int = 1) -> None:
         """Abort what runs and free memory for others. 0: none, a pause that keeps the caches; 1: weights go to the
         host's memory; 2: weights are dropped.
@@ -168,7 +168,7 @@ class ServerControl:
             await self._routes.call("POST", "/sleep", "putting it to sleep", params={"level": level})
         self._slept, self._weights_are_back, self._weights_are_new = level, False, False
 
-    @named_after_call
+    @name_errors_after_method
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
         """Take memory back: all of it, or that of `tags`; with the last of it, generate again.
 
@@ -194,14 +194,14 @@ class ServerControl:
         if object_of(reply).get("status", "awake") == "awake":
             self._slept = 0
 
-    @named_after_call
+    @name_errors_after_method
     async def is_sleeping(self) -> bool:
         """Whether memory is put away. False for a server that is only paused, of which vLLM's own route says True."""
         return await self._sleep_level() > 0
 
     # Caches.
 
-    @named_after_call
+    @name_errors_after_method
     async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
         """Forget the KV cache of prompts.
 
@@ -230,13 +230,13 @@ class ServerControl:
                 body=reply.body[:200].decode(errors="replace"),
             )
 
-    @named_after_call
+    @name_errors_after_method
     async def reset_mm_cache(self) -> None:
         """Forget the pixels of media; each is sent again on its next use."""
         with self._clearing():
             await self._routes.call("POST", "/reset_mm_cache", "resetting the cache of media")
 
-    @named_after_call
+    @name_errors_after_method
     async def reset_encoder_cache(self) -> None:
         """Forget what the vision tower made of media. Refused unless the server is paused: a request may be in the
         middle of one, and what the server counts as running lags behind.
@@ -247,7 +247,7 @@ class ServerControl:
 
     # Ending requests.
 
-    @named_after_call
+    @name_errors_after_method
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests by the ids of their `GenerateRequest`; each answers with what it has, "abort".
 
@@ -263,7 +263,7 @@ class ServerControl:
                 break
         self._routes.checked(reply, "/inference/v1/abort_requests", "aborting requests")
 
-    @named_after_call
+    @name_errors_after_method
     async def abort_all(self) -> int:
         """End every request of every client; how many there were."""
         reply = await self._routes.call("POST", "/abort_requests", "aborting all requests", content={})
@@ -271,7 +271,7 @@ class ServerControl:
 
     # Weights.
 
-    @named_after_call
+    @name_errors_after_method
     async def reload_weights(self, directory: str | os.PathLike[str], *, check: bool = True) -> None:
         """Load a checkpoint of the same model into a paused server, and empty every cache.
 
@@ -296,7 +296,7 @@ class ServerControl:
                 await self._load(path)
                 await self._reset_caches()
 
-    @named_after_call
+    @name_errors_after_method
     async def update_weight_version(self, version: str) -> None:
         """Label what is sampled from now on. Servers that keep no label (before vLLM 0.29): on this side only."""
         if not version:
@@ -307,13 +307,13 @@ class ServerControl:
             self._routes.checked(reply, "/update_weight_version", "labelling the weights")
         self._on_weight_version(version)
 
-    @named_after_call
+    @name_errors_after_method
     async def weight_version(self) -> str:
         """The label of the weights that the server has ("default" until one is set)."""
         reply = await self._routes.call("GET", "/weight_info", "asking for the weight version")
         return str(member_of(reply, "weight_version"))
 
-    @named_after_call
+    @name_errors_after_method
     async def update_weights_from_directory(
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
     ) -> None:
@@ -337,7 +337,7 @@ class ServerControl:
                 log.warning("an update of the weights, cancelled meanwhile, failed: %s", error)
             raise
 
-    @named_after_call
+    @name_errors_after_method
     async def world_size(self) -> int:
         """How many workers (GPUs) the model is spread over, data parallelism included."""
         return int(
@@ -346,7 +346,7 @@ class ServerControl:
 
     # Watching.
 
-    @named_after_call
+    @name_errors_after_method
     async def health(self) -> bool:
         """Whether the server answers and its engine lives. Says nothing of weights that a failed reload has broken."""
         try:
@@ -357,13 +357,13 @@ class ServerControl:
             return False
         return reply.status == 200
 
-    @named_after_call
+    @name_errors_after_method
     async def load(self) -> int:
         """Requests that the HTTP server has in hand; counted only with --enable-server-load-tracking, else 0."""
         reply = await self._routes.request("GET", "/load")
         return int(member_of(self._routes.checked(reply, "/load", "asking for the load"), "server_load"))
 
-    @named_after_call
+    @name_errors_after_method
     async def metrics(self) -> ServerMetrics:
         """Everything that the server counts."""
         reply = await self._routes.request("GET", "/metrics")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.replies import Reply, error_of
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.errors import CapabilityError, MalformedResultError
 
 
@@ -27,7 +27,7 @@ class ControlRoutes:
         *,
         content: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
-    ) -> Reply:
+    ) -> HttpResponse:
         """The answer of a route of development mode. Raises as `require` and `checked` do."""
         await self.require(path)
         return self.checked(await self.request(method, path, content=content, params=params), path, doing)
@@ -39,12 +39,12 @@ class ControlRoutes:
         *,
         content: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
-    ) -> Reply:
+    ) -> HttpResponse:
         """The answer of any route, whatever its status."""
         body = None if content is None else [json.dumps(content).encode()]
         return await self._connection.request(method, path, name=_name_of(path), body=body, params=params, slot=False)
 
-    def checked(self, reply: Reply, path: str, doing: str) -> Reply:
+    def checked(self, reply: HttpResponse, path: str, doing: str) -> HttpResponse:
         """The reply, if it is a success. Raises `CapabilityError` where there is no such route, else `ServerError`."""
         if reply.status in (404, 405):
             raise CapabilityError(
@@ -52,7 +52,7 @@ class ControlRoutes:
                 f"{self._connection.base_url} has no {_route_of(path)}: this vLLM is older than the route",
             )
         if reply.status != 200:
-            raise error_of(_name_of(path), reply, doing)
+            raise response_error(_name_of(path), reply, doing)
         return reply
 
     async def require(self, path: str) -> None:
@@ -65,13 +65,13 @@ class ControlRoutes:
             )
 
 
-def object_of(reply: Reply) -> Mapping[str, Any]:
+def object_of(reply: HttpResponse) -> Mapping[str, Any]:
     """The JSON object of a reply, {} where it is empty or something else."""
     content = reply.json() if reply.body else {}
     return content if isinstance(content, dict) else {}
 
 
-def member_of(reply: Reply, key: str) -> Any:
+def member_of(reply: HttpResponse, key: str) -> Any:
     """One member of the JSON object of a reply. Raises `MalformedResultError` where it is missing."""
     content = object_of(reply)
     if key not in content:
@@ -79,7 +79,7 @@ def member_of(reply: Reply, key: str) -> Any:
     return content[key]
 
 
-def flag_of(reply: Reply, key: str) -> bool:
+def flag_of(reply: HttpResponse, key: str) -> bool:
     """One true or false of a reply. Raises `MalformedResultError` where it is neither."""
     value = member_of(reply, key)
     if not isinstance(value, bool):
