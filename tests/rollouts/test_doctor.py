@@ -241,10 +241,10 @@ def command():
     ],
 )
 def test_the_exit_status_says_whether_anything_failed(command, monkeypatch, tmp_path, findings, code):
-    async def run_checks(url, directory, options):
+    async def fake_run_checks(url, directory, options):
         return findings
 
-    monkeypatch.setattr(run_checks, "run_checks", run_checks)
+    monkeypatch.setattr(run_checks, "run_checks", fake_run_checks)
     result = command("http://x", "--model", str(tmp_path))
     assert result.exit_code == code
     assert "fine" in result.output
@@ -254,10 +254,10 @@ def test_the_exit_status_says_whether_anything_failed(command, monkeypatch, tmp_
 
 
 def test_what_could_not_run_exits_with_2_and_without_the_key(command, monkeypatch, tmp_path):
-    async def run_checks(url, directory, options):
+    async def fake_run_checks(url, directory, options):
         raise ServerUnreachableError("x", f"nobody there, not even with {options.api_key}")
 
-    monkeypatch.setattr(run_checks, "run_checks", run_checks)
+    monkeypatch.setattr(run_checks, "run_checks", fake_run_checks)
     result = command("http://x", "--model", str(tmp_path), "--api-key-env", "KEY", env={"KEY": "s3cret"})
     assert result.exit_code == 2
     assert "s3cret" not in result.output
