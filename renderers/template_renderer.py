@@ -11,10 +11,10 @@ from types import NoneType
 from typing import Any
 
 from renderers.attribution import TokenLayout, attribute
-from renderers.bounded_cache import BoundedCache
 from renderers.bridging.bridge import Bridge, BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.continuation import ProbeMessages, TurnSummary
 from renderers.bridging.turn_printer import TurnPrinter
+from renderers.byte_lru import ByteLRU
 from renderers.cache_key import cache_key
 from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem, Modality
@@ -67,10 +67,8 @@ class TemplateRenderer:
         self.thinking_retention = thinking_retention
         self.bridge_stats = BridgeStats()
         # A template that prints the time may print another text for the same messages.
-        self._layouts: BoundedCache[bytes, TokenLayout] = BoundedCache(
-            0 if "strftime_now" in template.source else cache_bytes
-        )
-        self._turns: BoundedCache[bytes, TurnSummary] = BoundedCache(2**20)
+        self._layouts: ByteLRU[bytes, TokenLayout] = ByteLRU(0 if "strftime_now" in template.source else cache_bytes)
+        self._turns: ByteLRU[bytes, TurnSummary] = ByteLRU(2**20)
         small = smallest_conversation(template)
         forms = ContentForms(template)
         stand_ins = ProbeMessages(small, forms, format.arguments)

@@ -21,6 +21,15 @@ class RegistrationError(TransportError):
         super().__init__(f"wire type {name!r}: {reason}. {cure}")
 
 
+class MissingExtraError(TransportError, ImportError):
+    """A library of an optional extra is not installed. `extra` is the name of the extra."""
+
+    def __init__(self, feature: str, library: str, extra: str) -> None:
+        self.library = library
+        self.extra = extra
+        super().__init__(f"{feature} needs {library}, which is not installed. Run: pip install 'mmrollouts[{extra}]'")
+
+
 class EncodeError(TransportError):
     """A value cannot be put on the wire; `path` says where inside the object it sits."""
 
@@ -228,3 +237,28 @@ class FileChangedError(TransportError):
             f"{path} has {actual} bytes and its writer left it at {expected}: something else wrote to it. "
             "Give each writer a file of its own."
         )
+
+
+class MessageOrderError(DecodeError):
+    """A message is not the one that follows the last. `expected` and `actual` are message numbers.
+
+    They are equal where the message follows one of another connection: that one's first message is missing.
+    """
+
+    def __init__(self, expected: int, actual: int) -> None:
+        self.expected = expected
+        self.actual = actual
+        whose = "another" if expected == actual else "the"
+        super().__init__(
+            f"message {actual} of {whose} connection came and message {expected} was to come: sources may be missing. "
+            "Deliver every message once and in order, or call restart() on the encoder."
+        )
+
+
+class StepMediaError(TransportError):
+    """The media of a step contradict themselves, or are not as they were left. `step` is its place in the list."""
+
+    def __init__(self, step: int, reason: str, cure: str) -> None:
+        self.step = step
+        self.reason = reason
+        super().__init__(f"step {step}: {reason}. {cure}")

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from renderers import MediaItem, MediaSource
+from renderers.bfloat16 import float32_to_bfloat16
 from renderers.errors import MediaError
 from renderers.media.item import ExpansionPiece, Modality, PackedArray, TensorField
 from renderers.media.pixel_scale import PixelScale
@@ -260,12 +261,4 @@ def _packed(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | StillPa
             return normalised(item, name)
         return Bfloat16Array(normalised(item, name, dtype="bfloat16"))
     array = item[name]
-    return Bfloat16Array(_rounded(array)) if form == "bfloat16" and array.dtype == np.float32 else array
-
-
-def _rounded(floats: np.ndarray) -> np.ndarray:
-    """float32 -> the bits of the nearest bfloat16, ties to even; NaN stays NaN."""
-    bits = np.ascontiguousarray(floats).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    rounded[np.isnan(floats)] = 0x7FC0
-    return rounded
+    return Bfloat16Array(float32_to_bfloat16(array)) if form == "bfloat16" and array.dtype == np.float32 else array

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
 from rollouts.cli.doctor.target import GENERATE, Patient, sampled_in
-from rollouts.engines.vllm.http.connection import Reply
+from rollouts.engines.vllm.http.connection import HttpResponse
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 # After so long a request is aborted; where it has ended by itself until then, another one is, sooner.
@@ -111,7 +111,7 @@ async def _aborted(patient: Patient, room: int, seconds: float) -> Finding | Non
     return _abort_finding(reply, room, crossed=crossed)
 
 
-def _abort_finding(reply: Reply, room: int, *, crossed: bool) -> Finding | None:
+def _abort_finding(reply: HttpResponse, room: int, *, crossed: bool) -> Finding | None:
     count = len(sampled_in(reply, "an aborted request").token_ids)
     reason = reply.json()["choices"][0].get("finish_reason")
     if reason == "abort":

@@ -21,7 +21,7 @@ from rollouts.cli.doctor.pixel_scale import (
 )
 from rollouts.cli.doctor.target import Patient, apart, fresh_image, sampled_in
 from rollouts.cli.doctor.token_checks import first_difference
-from rollouts.engines.vllm.http.connection import error_of
+from rollouts.engines.vllm.http.connection import response_error
 from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item, encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, read_answer
 from rollouts.engines.vllm.wire.tensors import tensor_dtype
@@ -40,11 +40,11 @@ async def images_of_server(patient: Patient) -> list[Finding]:
         ours = patient.image_prompt(fresh_image())
         reply, refused = await patient.render(ours), reply
         if reply.status == 200:
-            said = error_of(_RENDERING, refused, _RENDERING).body
+            said = response_error(_RENDERING, refused, _RENDERING).body
             cure = "start `vllm serve` with --limit-mm-per-prompt '{\"image\": 8}', or as many as an episode shows"
             findings.append(absent("images per prompt", f"the server refuses two: {said}", cure))
     if reply.status != 200:
-        raise error_of(_RENDERING, reply, "comparing images")
+        raise response_error(_RENDERING, reply, "comparing images")
     theirs = read_answer(reply.body, _RENDERING)
     tokens = await _tokens(patient, ours, theirs)
     findings.append(tokens)
@@ -268,7 +268,7 @@ async def _pixels_of_server(patient: Patient, check: str) -> Finding:
     ours = patient.image_prompt(fresh_image())
     reply = await patient.render(ours)
     if reply.status != 200:
-        raise error_of(_RENDERING, reply, "comparing pixels")
+        raise response_error(_RENDERING, reply, "comparing pixels")
     assert ours.multi_modal_data is not None
     ((item, _),) = ours.multi_modal_data.items_with_ranges()
     (medium,) = read_answer(reply.body, _RENDERING).media

@@ -12,7 +12,7 @@ from renderers import RendererError
 from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
 from rollouts.cli.doctor.target import SAMPLED, Patient, fresh_image
 from rollouts.engines.vllm.capabilities import release_of
-from rollouts.engines.vllm.http.connection import HttpLimits, error_of
+from rollouts.engines.vllm.http.connection import HttpLimits, response_error
 from rollouts.errors import EngineError
 
 #: The versions whose wire is known: read in their sources, or talked to.
@@ -213,7 +213,7 @@ async def _no_pixels(patient: Patient) -> Finding:
     if reply.status == 400:
         return absent(
             "pixel dtype",
-            f"the model of --model takes images, the server none: {error_of('', reply, '/render').body}",
+            f"the model of --model takes images, the server none: {response_error('', reply, '/render').body}",
             "start `vllm serve` without --language-model-only, and with --limit-mm-per-prompt '{\"image\": 8}' or more",
         )
     return skipped(

@@ -8,7 +8,7 @@ from typing import Any
 from renderers.errors import TemplateError
 from rollouts.cli.doctor.finding import Finding, failed, ok
 from rollouts.cli.doctor.target import Patient
-from rollouts.engines.vllm.http.connection import error_of
+from rollouts.engines.vllm.http.connection import response_error
 
 # What tokenizers and templates disagree about first: spaces, line breaks, digits, scripts, reasoning, turn ends.
 _CONVERSATION = [
@@ -52,7 +52,7 @@ async def _difference(patient: Patient, messages: Sequence[Mapping[str, Any]]) -
     body = {"model": patient.capabilities.model, "messages": messages, "add_generation_prompt": True}
     reply = await patient.post("/tokenize", body, "tokenising a conversation")
     if reply.status != 200:
-        raise error_of("tokenising a conversation", reply, "comparing tokens")
+        raise response_error("tokenising a conversation", reply, "comparing tokens")
     answer = reply.json()
     theirs = answer.get("tokens") if isinstance(answer, dict) else None
     return await first_difference(patient, ours, theirs or [])

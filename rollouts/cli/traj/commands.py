@@ -129,9 +129,9 @@ def merge(
     out: Annotated[Path, typer.Option(help="The new file.")],
 ) -> None:
     """Write the records of several files into one, each image once."""
-    from transport.records.repair import merge as merge_files
+    from transport.records.rewriting import merge_record_files
 
-    say(f"{merge_files(files, out)} records in {out}")
+    say(f"{merge_record_files(files, out)} records in {out}")
 
 
 @traj_commands.command()
@@ -139,13 +139,13 @@ def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")])
     """Write the records that are whole, in order, to a new file; name those that are not. FILE is left as it is."""
     from rollouts.cli.traj.new_file import new_file
     from transport.records.file_lock import locked
-    from transport.records.repair import repair as repair_file
+    from transport.records.rewriting import repair_record_file
 
     with _opened(file):  # what it is is said under its own name, and not under that of the copy
         pass
     with new_file(out) as path, locked(file):  # what a writer has not finished yet is no damage
         shutil.copyfile(file, path)
-        report = repair_file(path)
+        report = repair_record_file(path)
     for dropped in report.dropped:
         say(f"record {dropped.index}: {dropped.reason}")
     say(

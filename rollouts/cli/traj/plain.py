@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from renderers import MediaSource
+from renderers.bfloat16 import bfloat16_to_float32
 from rollouts.errors import RolloutsError
 from transport.wire.arrays import is_tensor, tensor_parts
 
@@ -143,9 +144,8 @@ def _tensor(tensor: Any) -> dict[str, Any]:
     name, shape, data = tensor_parts(tensor)
     if name in _NUMPY_NAMES:
         return _array(name, data.view(np.dtype(name)).reshape(shape))
-    if name == "bfloat16":  # the upper half of a float32
-        widened = (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return _array(name, widened.reshape(shape))
+    if name == "bfloat16":
+        return _array(name, bfloat16_to_float32(data.view(np.uint16)).reshape(shape))
     return {"dtype": name, "shape": shape, "data": plain(data.tobytes())}
 
 

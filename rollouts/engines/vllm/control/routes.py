@@ -9,7 +9,7 @@ from typing import Any
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.replies import Reply, error_of
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.errors import CapabilityError, MalformedResultError
 
 
@@ -32,7 +32,7 @@ class ControlRoutes:
         *,
         content: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
-    ) -> Reply:
+    ) -> HttpResponse:
         """Call a route of development mode. `action` names the call in errors. Raises as `require` and `checked` do."""
         await self.require(path)
         return self.checked(await self.request(method, path, content=content, params=params), path, action)
@@ -44,19 +44,19 @@ class ControlRoutes:
         *,
         content: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
-    ) -> Reply:
+    ) -> HttpResponse:
         """Call any route; a response of any status is returned."""
         body = None if content is None else [json.dumps(content).encode()]
         return await self._connection.request(method, path, name=_call_name(path), body=body, params=params, slot=False)
 
-    def checked(self, response: Reply, path: str, action: str) -> Reply:
-        """The response if it is a success. Raises `CapabilityError` where there is no such route, else `ServerError`."""
+    def checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
+        """The response if it is a success. Raises `CapabilityError` where the route is missing, else `ServerError`."""
         if response.status in (404, 405):
             raise CapabilityError(
                 _call_name(path), f"{self.base_url} has no {_route(path)}: this vLLM is older than the route"
             )
         if response.status != 200:
-            raise error_of(_call_name(path), response, action)
+            raise response_error(_call_name(path), response, action)
         return response
 
     async def require(self, path: str) -> None:
@@ -78,13 +78,13 @@ class ControlRoutes:
         return (await self.capabilities()).pixel_dtype is not None
 
 
-def json_object(response: Reply) -> Mapping[str, Any]:
+def json_object(response: HttpResponse) -> Mapping[str, Any]:
     """The JSON object of a response; {} where the body is empty or holds another kind of value."""
     content = response.json() if response.body else {}
     return content if isinstance(content, dict) else {}
 
 
-def required_field(response: Reply, key: str) -> Any:
+def required_field(response: HttpResponse, key: str) -> Any:
     """One field of the JSON object of a response. Raises `MalformedResultError` where it is missing."""
     content = json_object(response)
     if key not in content:
@@ -92,7 +92,7 @@ def required_field(response: Reply, key: str) -> Any:
     return content[key]
 
 
-def required_bool(response: Reply, key: str) -> bool:
+def required_bool(response: HttpResponse, key: str) -> bool:
     """One boolean field of a response. Raises `MalformedResultError` where it is missing or no boolean."""
     value = required_field(response, key)
     if not isinstance(value, bool):

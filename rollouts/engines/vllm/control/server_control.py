@@ -14,8 +14,8 @@ from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.control.routes import ControlRoutes, json_object, required_field
 from rollouts.engines.vllm.control.server_state import ServerState
 from rollouts.engines.vllm.control.weight_updates import WeightUpdates, log
+from rollouts.engines.vllm.error_context import name_errors_after_method
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.error_names import named_after_call
 from rollouts.errors import InvalidRequestError, ServerTimeoutError, ServerUnreachableError, UnsafeControlError
 
 MemoryTag = Literal["weights", "kv_cache"]
@@ -30,9 +30,9 @@ class ServerControl:
     """The control calls of one server. Most of them need VLLM_SERVER_DEV_MODE=1 in the environment of the server.
 
     `forget_media` is called before and after every call that makes the server drop pixels; `on_weight_version` is
-    called with each new label. All calls raise `CapabilityError` where the server has no such route, `ServerError` where
-    it refuses, `UnsafeControlError` where the call would do damage and was not sent, and what
-    `ServerConnection.request` raises.
+    called with each new label. All calls raise `CapabilityError` where the server has no such route, `ServerError`
+    where it refuses, `UnsafeControlError` where the call would do damage and was not sent, and the errors of
+    `ServerConnection.request`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ServerControl:
 
     # Pausing.
 
-    @named_after_call
+    @name_errors_after_method
     async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool | None = None) -> None:
         """Stop generating; returns once no request runs.
 
@@ -70,7 +70,7 @@ class ServerControl:
         """
         await self._caches.pause(mode, clear_cache)
 
-    @named_after_call
+    @name_errors_after_method
     async def resume(self) -> None:
         """Continue after `pause`. Refused while the server sleeps or holds weights that would kill it."""
         self._state.refuse_during_update("resume")
@@ -81,14 +81,14 @@ class ServerControl:
             )
         await self._caches.send_resume()
 
-    @named_after_call
+    @name_errors_after_method
     async def is_paused(self) -> bool:
         """Whether the server generates nothing for now. True also while it sleeps."""
         return await self._caches.is_paused()
 
     # Sleeping.
 
-    @named_after_call
+    @name_errors_after_method
     async def sleep(self, level: int = 1) -> None:
         """Abort what runs and free memory for others. Level 0 frees none and keeps the caches; 1 moves the weights to
         the host's memory; 2 drops the weights.
@@ -104,7 +104,7 @@ class ServerControl:
             await self._routes.call("POST", "/sleep", "putting it to sleep", params={"level": level})
         self._state.record_sleep(level)
 
-    @named_after_call
+    @name_errors_after_method
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
         """Allocate memory again: all of it, or that of `tags`. Generation continues once all memory is back.
 
@@ -122,14 +122,14 @@ class ServerControl:
         awake = json_object(response).get("status", "awake") == "awake"
         self._state.record_wake_up(weights=tags is None or "weights" in tags, awake=awake)
 
-    @named_after_call
+    @name_errors_after_method
     async def is_sleeping(self) -> bool:
         """Whether memory is freed. False for a server that is only paused, where vLLM's own route returns true."""
         return await self._state.sleep_level() > 0
 
     # Caches.
 
-    @named_after_call
+    @name_errors_after_method
     async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
         """Empty the KV cache of prompts.
 
@@ -139,12 +139,12 @@ class ServerControl:
         """
         await self._caches.reset_prefix_cache(preempt)
 
-    @named_after_call
+    @name_errors_after_method
     async def reset_mm_cache(self) -> None:
         """Empty the cache of pixels; each item is sent again on its next use."""
         await self._caches.reset_mm_cache()
 
-    @named_after_call
+    @name_errors_after_method
     async def reset_encoder_cache(self) -> None:
         """Empty the cache of the vision tower's outputs. Refused unless the server is paused: a running request may
         need an entry, and the server's count of running requests lags behind.
@@ -153,7 +153,7 @@ class ServerControl:
 
     # Ending requests.
 
-    @named_after_call
+    @name_errors_after_method
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests by the ids of their `GenerateRequest`; each returns the tokens it has, finish reason "abort".
 
@@ -169,7 +169,7 @@ class ServerControl:
                 break
         self._routes.checked(response, "/inference/v1/abort_requests", "aborting requests")
 
-    @named_after_call
+    @name_errors_after_method
     async def abort_all(self) -> int:
         """End every request of every client; returns their number."""
         response = await self._routes.call("POST", "/abort_requests", "aborting all requests", content={})
@@ -177,7 +177,7 @@ class ServerControl:
 
     # Weights.
 
-    @named_after_call
+    @name_errors_after_method
     async def reload_weights(self, directory: str | os.PathLike[str], *, check: bool = True) -> None:
         """Load a checkpoint of the same model into a paused server, and empty every cache.
 
@@ -190,18 +190,18 @@ class ServerControl:
         """
         await self._weights.reload(directory, check)
 
-    @named_after_call
+    @name_errors_after_method
     async def update_weight_version(self, version: str) -> None:
         """Label tokens sampled from now on. Servers that keep no label (before vLLM 0.29): on this side only."""
         await self._weights.set_version(version)
 
-    @named_after_call
+    @name_errors_after_method
     async def weight_version(self) -> str:
         """The label of the weights that the server has ("default" until one is set)."""
         response = await self._routes.call("GET", "/weight_info", "reading the weight version")
         return str(required_field(response, "weight_version"))
 
-    @named_after_call
+    @name_errors_after_method
     async def update_weights_from_directory(
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
     ) -> None:
@@ -226,7 +226,7 @@ class ServerControl:
                 log.warning("a cancelled update of the weights failed: %s", error)
             raise
 
-    @named_after_call
+    @name_errors_after_method
     async def world_size(self) -> int:
         """How many workers (GPUs) the model is spread over, data parallelism included."""
         response = await self._routes.call("GET", "/get_world_size", "reading the world size")
@@ -234,7 +234,7 @@ class ServerControl:
 
     # Monitoring.
 
-    @named_after_call
+    @name_errors_after_method
     async def health(self) -> bool:
         """Whether the server responds and its engine lives. True also with weights that a failed reload has broken."""
         try:
@@ -245,13 +245,13 @@ class ServerControl:
             return False
         return response.status == 200
 
-    @named_after_call
+    @name_errors_after_method
     async def load(self) -> int:
         """Requests that the HTTP server is processing; 0 unless it was started with --enable-server-load-tracking."""
         response = await self._routes.request("GET", "/load")
         return int(required_field(self._routes.checked(response, "/load", "reading the load"), "server_load"))
 
-    @named_after_call
+    @name_errors_after_method
     async def metrics(self) -> ServerMetrics:
         """Every counter and gauge of the server."""
         return await self._routes.metrics()

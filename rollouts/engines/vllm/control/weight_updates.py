@@ -160,9 +160,10 @@ class WeightUpdates:
         await self._state.forget_if_restarted()
         if not check:
             return str(directory)
-        path, initial = Path(directory).absolute(), await self._initial_directory()
-        await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
-        return str(path)
+        path = os.path.abspath(directory)
+        initial = await self._initial_directory()
+        await asyncio.to_thread(check_checkpoint, Path(path), like=None if initial is None else Path(initial))
+        return path
 
     async def _initial_directory(self) -> str | None:
         """The checkpoint that the server was started with, by its own path; later checkpoints may lack tensors."""
