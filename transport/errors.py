@@ -12,6 +12,16 @@ class TransportError(Exception):
     """Root of every error that `transport` raises on purpose."""
 
 
+class MissingExtraError(TransportError, ImportError):
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
+
+    def __init__(self, feature: str, extra: str, missing: str) -> None:
+        self.feature = feature
+        self.extra = extra
+        self.missing = missing
+        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
+
+
 class RegistrationError(TransportError):
     """A class cannot be registered under the wire name it asks for."""
 
@@ -19,15 +29,6 @@ class RegistrationError(TransportError):
         self.name = name
         self.reason = reason
         super().__init__(f"wire type {name!r}: {reason}. {cure}")
-
-
-class MissingExtraError(TransportError, ImportError):
-    """A library of an optional extra is not installed. `extra` is the name of the extra."""
-
-    def __init__(self, feature: str, library: str, extra: str) -> None:
-        self.library = library
-        self.extra = extra
-        super().__init__(f"{feature} needs {library}, which is not installed. Run: pip install 'mmrollouts[{extra}]'")
 
 
 class EncodeError(TransportError):

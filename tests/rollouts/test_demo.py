@@ -13,12 +13,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from rollouts.demo.errors import TrainerDiedError
 from rollouts.demo.messages import Learn
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import QUICK
 from rollouts.demo.report import plot_curves, results_table
 from rollouts.demo.run import run_demo
-from rollouts.demo.trainer_process import TrainerDiedError, TrainerProcess
+from rollouts.demo.trainer_process import TrainerProcess
 from transport import RecordReader, read_records
 
 SHORT = replace(

@@ -32,9 +32,9 @@ from transport.wire.arrays import (
     vector_code,
 )
 from transport.wire.builtin_values import PACKERS
+from transport.wire.errors import NotSendableError
 from transport.wire.limits import MAX_DEPTH
 from transport.wire.locating import locate
-from transport.wire.not_sendable import NotSendableError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

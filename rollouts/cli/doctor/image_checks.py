@@ -62,7 +62,7 @@ async def _tokens(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) 
     """The whole prompt; where the templates differ, which is found already, only what stands for the images."""
     assert ours.multi_modal_data is not None
     places = [(where.offset, where.end) for _, where in ours.multi_modal_data.items_with_ranges()]
-    their_places = [(medium.offset, medium.end) for medium in theirs.media]
+    their_places = [(medium.placeholder.offset, medium.placeholder.end) for medium in theirs.media]
     whole = patient.is_ok("text tokens")
     our_ids = ours.token_ids if whole else _between(ours.token_ids, places)
     their_ids = theirs.token_ids if whole else _between(theirs.token_ids, their_places)

@@ -84,7 +84,8 @@ def export(
 
 def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path | None) -> bool:
     """Whether anything was not exported."""
-    from rollouts.cli.media.export import ExportError, export_medium
+    from rollouts.cli.errors import ExportError
+    from rollouts.cli.media.export import export_medium
 
     try:
         out.mkdir(parents=True, exist_ok=True)
