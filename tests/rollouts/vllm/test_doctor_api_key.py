@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 from fake_server import FakeVLLM
-from rollouts.cli.doctor.command import doctor
 from typer.testing import CliRunner, Result
 
+from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.run_checks import Options, run_checks
 from rollouts.errors import ApiKeyError
 
