@@ -22,8 +22,8 @@ from rollouts.cli.doctor.pixel_scale import (
 from rollouts.cli.doctor.target import Patient, apart, fresh_image, sampled_in
 from rollouts.cli.doctor.token_checks import first_difference
 from rollouts.engines.vllm.http.connection import response_error
-from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item, encoded_entries
-from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, read_answer
+from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item, encoded_entries
+from rollouts.engines.vllm.wire.render_response import RenderedMedia, RenderResponse, parse_render_response
 from rollouts.engines.vllm.wire.tensors import tensor_dtype
 
 _RENDERING = "rendering images"
@@ -45,7 +45,7 @@ async def images_of_server(patient: Patient) -> list[Finding]:
             findings.append(absent("images per prompt", f"the server refuses two: {said}", cure))
     if reply.status != 200:
         raise response_error(_RENDERING, reply, "comparing images")
-    theirs = read_answer(reply.body, _RENDERING)
+    theirs = parse_render_response(reply.body, _RENDERING)
     tokens = await _tokens(patient, ours, theirs)
     findings.append(tokens)
     if tokens.outcome is not Outcome.OK:
@@ -58,7 +58,7 @@ async def images_of_server(patient: Patient) -> list[Finding]:
     return [*findings, _features(patient, ours, theirs)]
 
 
-async def _tokens(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
+async def _tokens(patient: Patient, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
     """The whole prompt; where the templates differ, which is found already, only what stands for the images."""
     assert ours.multi_modal_data is not None
     places = [(where.offset, where.end) for _, where in ours.multi_modal_data.items_with_ranges()]
@@ -82,7 +82,7 @@ def _between(ids: list[int], places: list[tuple[int, int]]) -> list[int]:
 # Normalisation.
 
 
-def _visible_normalisation(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding | None:
+def _visible_normalisation(patient: Patient, ours: RenderedTokens, theirs: RenderResponse) -> Finding | None:
     """The server's mean and deviation against ours, read off its floats; None where it shows none."""
     written = written_normalisation(patient.directory)
     if written is None or not (pairs := _float_pairs(ours, theirs, len(written.mean))):
@@ -96,7 +96,7 @@ def _visible_normalisation(patient: Patient, ours: RenderedTokens, theirs: Rende
     return wrong_normalisation(patient.directory, written, found[0].of(written), "the server's floats are those of")
 
 
-def _float_pairs(ours: RenderedTokens, theirs: RenderAnswer, channels: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _float_pairs(ours: RenderedTokens, theirs: RenderResponse, channels: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The floats of each image, ours and the server's, where both hold as many in a layout that is known."""
     pairs = []
     assert ours.multi_modal_data is not None
@@ -155,12 +155,12 @@ def _other_directory(served: Path, own: Path) -> Path | None:
 # Tensors.
 
 
-def _features(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
+def _features(patient: Patient, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
     """Our bytes against the server's, where they are what is sent."""
     if patient.image_mode != "features":
         return skipped("image features", f'media="auto" sends images of this model as {patient.image_mode}')
     form = patient.image_form(patient.request(ours))
-    sent = json.loads(b"".join([b"{", *form.member(form.names.keys()), b"}"]))["features"]["kwargs_data"]["image"]
+    sent = json.loads(b"".join([b"{", *form.body_field(form.names.keys()), b"}"]))["features"]["kwargs_data"]["image"]
     for mine, medium in zip(sent, theirs.media, strict=True):
         if medium.encoded is None:
             return skipped(
@@ -206,7 +206,7 @@ def _difference(patient: Patient, mine: str, of_server: str) -> tuple[str, str]:
     )
 
 
-def _decoded(medium: RenderedMedium) -> dict[str, DecodedTensor]:
+def _decoded(medium: RenderedMedia) -> dict[str, DecodedTensor]:
     return {} if medium.encoded is None else decode_item(medium.encoded)
 
 
@@ -271,7 +271,7 @@ async def _pixels_of_server(patient: Patient, check: str) -> Finding:
         raise response_error(_RENDERING, reply, "comparing pixels")
     assert ours.multi_modal_data is not None
     ((item, _),) = ours.multi_modal_data.items_with_ranges()
-    (medium,) = read_answer(reply.body, _RENDERING).media
+    (medium,) = parse_render_response(reply.body, _RENDERING).media
     tensors = _decoded(medium)
     names = sorted(name for name in tensors.keys() & item.keys() if name.startswith("pixel_values"))
     for name in names:
