@@ -1,4 +1,4 @@
-"""A server under examination, and what it is compared with."""
+"""A server that is being checked, and the model that it is compared with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sampled(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Patient:
+class Target:
     """A server, and the model directory that it is compared with.
 
     `engine` sends media as `media="auto"` decides, as a user's engine does by default; `server_side` sends files, which

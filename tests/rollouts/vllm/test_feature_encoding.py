@@ -20,6 +20,7 @@ from renderers.media.pixel_scale import PixelScale
 from renderers.vision.normalise import normalise
 from renderers.vision.patches import StillPatches
 from rollouts.bfloat16 import Bfloat16Array
+from rollouts.engines.vllm.wire import feature_encoding
 from rollouts.engines.vllm.wire.feature_decoding import decode_item, encoded_entries
 from rollouts.engines.vllm.wire.feature_encoding import encode_features, encode_item, encoded_nbytes
 from rollouts.engines.vllm.wire.tensors import ServerNumbers, ServerTensor
