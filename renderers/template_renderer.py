@@ -11,12 +11,12 @@ from types import NoneType
 from typing import Any
 
 from renderers.attribution import TokenLayout, attribute
-from renderers.bounded_cache import BoundedCache
 from renderers.bridging.bridge import Bridge
 from renderers.bridging.continuation import TurnSummary
 from renderers.bridging.probe_messages import ProbeMessages
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
+from renderers.byte_lru import ByteLRU
 from renderers.cache_key import cache_key
 from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem, Modality
@@ -69,10 +69,8 @@ class TemplateRenderer:
         self.thinking_retention = thinking_retention
         self.bridge_stats = BridgeStats()
         # A template that prints the time may print different texts for the same messages, so nothing is cached.
-        self._layouts: BoundedCache[bytes, TokenLayout] = BoundedCache(
-            0 if "strftime_now" in template.source else cache_bytes
-        )
-        self._turn_summaries: BoundedCache[bytes, TurnSummary] = BoundedCache(2**20)
+        self._layouts: ByteLRU[bytes, TokenLayout] = ByteLRU(0 if "strftime_now" in template.source else cache_bytes)
+        self._turn_summaries: ByteLRU[bytes, TurnSummary] = ByteLRU(2**20)
         smallest = smallest_conversation(template)
         forms = ContentForms(template)
         probes = ProbeMessages(smallest, forms, format.arguments)

@@ -12,6 +12,16 @@ class TransportError(Exception):
     """Root of every error that `transport` raises on purpose."""
 
 
+class MissingExtraError(TransportError, ImportError):
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
+
+    def __init__(self, feature: str, extra: str, missing: str) -> None:
+        self.feature = feature
+        self.extra = extra
+        self.missing = missing
+        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
+
+
 class RegistrationError(TransportError):
     """A class cannot be registered under the wire name it asks for."""
 
@@ -228,3 +238,28 @@ class FileChangedError(TransportError):
             f"{path} has {actual} bytes and its writer left it at {expected}: something else wrote to it. "
             "Give each writer a file of its own."
         )
+
+
+class MessageOrderError(DecodeError):
+    """A message is not the one that follows the last. `expected` and `actual` are message numbers.
+
+    They are equal where the message follows one of another connection: that one's first message is missing.
+    """
+
+    def __init__(self, expected: int, actual: int) -> None:
+        self.expected = expected
+        self.actual = actual
+        whose = "another" if expected == actual else "the"
+        super().__init__(
+            f"message {actual} of {whose} connection came and message {expected} was to come: sources may be missing. "
+            "Deliver every message once and in order, or call restart() on the encoder."
+        )
+
+
+class StepMediaError(TransportError):
+    """The media of a step contradict themselves, or are not as they were left. `step` is its place in the list."""
+
+    def __init__(self, step: int, reason: str, cure: str) -> None:
+        self.step = step
+        self.reason = reason
+        super().__init__(f"step {step}: {reason}. {cure}")

@@ -24,6 +24,7 @@ from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.media.item import ExpansionPiece, Modality
 from renderers.messages import check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
+from renderers.placement import item_placement_error
 from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
@@ -148,17 +149,13 @@ class Bridge:
             missing = any(token_id in prompt_ids for token_id in self._embed_ids)
             return BridgeRefusal.MISSING_MEDIA if missing else None
         ids = np.asarray(prompt_ids)
-        end = 0
-        for item, placeholder in media.items_with_ranges():
+        placed = media.items_with_ranges()
+        if item_placement_error(placed, len(ids)) is not None:
+            return BridgeRefusal.MISPLACED_MEDIA
+        for item, placeholder in placed:
             allowed = [self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed]
-            if (
-                placeholder.offset < end
-                or placeholder.num_embeds != item.num_tokens
-                or placeholder.end > len(ids)
-                or not all(np.isin(ids[start:stop], allowed).all() for start, stop in placeholder.runs)
-            ):
+            if not all(np.isin(ids[start:stop], allowed).all() for start, stop in placeholder.runs):
                 return BridgeRefusal.MISPLACED_MEDIA
-            end = placeholder.end
         return None
 
     def _embed_id(self, piece: ExpansionPiece, modality: Modality) -> int:

@@ -7,10 +7,10 @@ import sys
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
+from renderers.byte_lru import ByteLRU
 from renderers.media.source import MediaSource
 
 # What an entry costs besides its key: the tuple, the weak reference, the place in the table.
@@ -69,11 +69,9 @@ _Key = int | str | SeenFile | _DataURL
 
 
 class _Entry(NamedTuple):
-    key: _Key  # the very object in the table: found by it, an equal one of megabytes is not compared again
     source: weakref.ref[MediaSource]
     digest: str
     copy: bytes | None  # bytes that are not the source's own, kept so that nothing else can get their address
-    nbytes: int
 
 
 class ReferenceCache:
@@ -97,10 +95,8 @@ class ReferenceCache:
     def __init__(self, max_bytes: int, find: Callable[[str], MediaSource | None] | None = None) -> None:
         self.max_bytes = max_bytes
         self._find = find
-        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
-        self._entry_bytes = 0
-        self._kept: OrderedDict[str, MediaSource] = OrderedDict()  # sources of URLs, by digest
-        self._kept_bytes = 0
+        self._entries: ByteLRU[_Key, _Entry] = ByteLRU(max_bytes // 2)
+        self._url_sources: ByteLRU[str, MediaSource] = ByteLRU(max_bytes // 2)  # by digest
         self._lock = threading.Lock()
 
     def get(self, value: object) -> MediaSource | None:
@@ -108,25 +104,22 @@ class ReferenceCache:
         key = _key(value)
         if key is None:
             return None
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(entry.key)
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
         source = entry.source()
         if _is_web_url(key):
             if source is None and self._find is not None:
                 source = self._find(entry.digest)
             if source is not None:
-                with self._lock:
-                    self._keep(source)
+                self._keep(source)
         # The id of bytes that are gone may be that of others by now. Those whose entry is alive cannot be gone: either
         # their source or the entry holds them.
         if source is not None and (type(value) is not bytes or source.data is value or entry.copy is value):
             return source
         with self._lock:
             if self._entries.get(key) is entry:
-                self._drop(key)
+                self._entries.pop(key)
         return None
 
     def remember(self, value: object, source: MediaSource) -> MediaSource:
@@ -152,39 +145,20 @@ class ReferenceCache:
                 if meanwhile is not None:  # another thread fetched it too
                     return meanwhile
                 self._keep(source)
-            self._drop(key)
-            self._entries[key] = _Entry(key, weakref.ref(source), source.digest, copy, nbytes)
-            self._entry_bytes += nbytes
-            while self._entry_bytes > self.max_bytes // 2:
-                self._drop(next(iter(self._entries)))
+            self._entries.put(key, _Entry(weakref.ref(source), source.digest, copy), nbytes)
         return source
 
     @property
     def nbytes(self) -> int:
         """Bytes held, as counted against `max_bytes`."""
-        return self._entry_bytes + self._kept_bytes
+        return self._entries.nbytes + self._url_sources.nbytes
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    # Below, the lock is held.
-
-    def _drop(self, key: _Key) -> None:
-        dropped = self._entries.pop(key, None)
-        if dropped is not None:
-            self._entry_bytes -= dropped.nbytes
-
     def _keep(self, source: MediaSource) -> None:
-        nbytes = _kept_bytes(source)
-        if nbytes > self.max_bytes // 2:
-            return
-        if source.digest not in self._kept:
-            self._kept[source.digest] = source
-            self._kept_bytes += nbytes
-        self._kept.move_to_end(source.digest)
-        while self._kept_bytes > self.max_bytes // 2:
-            _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= _kept_bytes(dropped)
+        if self._url_sources.get(source.digest) is None:
+            self._url_sources.put(source.digest, source, source.nbytes + _ENTRY_BYTES)
 
 
 def _key(value: Any) -> _Key | None:
@@ -199,7 +173,3 @@ def _key(value: Any) -> _Key | None:
 
 def _is_web_url(key: object) -> bool:
     return type(key) is str and key[:8].lower().startswith(("http://", "https://"))
-
-
-def _kept_bytes(source: MediaSource) -> int:
-    return source.nbytes + _ENTRY_BYTES

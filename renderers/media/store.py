@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from renderers.byte_lru import ByteLRU
 from renderers.errors import MediaStoreError
 from renderers.media.item import MediaItem
 from renderers.media.reference_cache import ReferenceCache
@@ -34,11 +34,6 @@ class StoreStats:
     misses: int = 0
     evictions: int = 0
     directory_errors: int = 0
-
-
-class _Held(NamedTuple):
-    medium: MediaItem | MediaSource
-    nbytes: int
 
 
 class MediaStore:
@@ -69,19 +64,18 @@ class MediaStore:
         self._directory = None if directory is None else SourceDirectory(directory, max_directory_bytes)
         # A source stands behind each item that was made of it: it is moved up with them, and forgotten after them. So
         # an item never outlives the entry that its source's bytes are counted under.
-        self._entries: OrderedDict[_Key, _Held] = OrderedDict()
-        self._nbytes = 0
+        self._entries: ByteLRU[_Key, MediaItem | MediaSource] = ByteLRU(max_bytes)
         self._items = self._hits = self._misses = self._evictions = 0
         self._lock = threading.Lock()
 
     def get(self, mm_hash: str) -> MediaItem | None:
         """The item of this name, if memory holds it."""
         with self._lock:
-            item = self._use("item", mm_hash)
+            item = self._entries.get(("item", mm_hash))
             if not isinstance(item, MediaItem):
                 self._misses += 1
                 return None
-            self._use("source", item.source.digest)
+            self._entries.get(("source", item.source.digest))
             self._hits += 1
             return item
 
@@ -98,14 +92,14 @@ class MediaStore:
         if source is not item.source:
             item = replace(item, source=source)
         with self._lock:
-            held = self._use("item", item.mm_hash)
+            held = self._entries.get(("item", item.mm_hash))
             if not isinstance(held, MediaItem):
                 held = item
                 self._items += 1
-                self._hold("item", item.mm_hash, item)
+                self._hold(("item", item.mm_hash), item)
             # Other threads may have pushed it out since it was added.
-            if self._use("source", source.digest) is None:
-                self._hold("source", source.digest, source)
+            if self._entries.get(("source", source.digest)) is None:
+                self._hold(("source", source.digest), source)
             self._make_room()
             return held
 
@@ -116,7 +110,7 @@ class MediaStore:
         store has a directory and the digest cannot be a file name of it.
         """
         with self._lock:
-            held = self._use("source", source.digest)
+            held = self._entries.get(("source", source.digest))
         if isinstance(held, MediaSource):
             return held
         self._write(source)
@@ -125,7 +119,7 @@ class MediaStore:
     def source(self, digest: str) -> MediaSource | None:
         """The source of this digest from memory, or else, verified, from the directory."""
         with self._lock:
-            held = self._use("source", digest)
+            held = self._entries.get(("source", digest))
         if not isinstance(held, MediaSource):
             read = None if self._directory is None else self._directory.read(digest)
             held = None if read is None else self._remember(read)
@@ -137,7 +131,7 @@ class MediaStore:
     @property
     def nbytes(self) -> int:
         """Bytes of items and sources, with a kilobyte for each. `seen.nbytes` comes on top; both within `max_bytes`."""
-        return self._nbytes
+        return self._entries.nbytes
 
     @property
     def stats(self) -> StoreStats:
@@ -154,11 +148,11 @@ class MediaStore:
         if not isinstance(source.data, bytes):
             source = MediaSource(source.digest, bytes(source.data))
         with self._lock:
-            held = self._use("source", source.digest)
+            held = self._entries.get(("source", source.digest))
             if isinstance(held, MediaSource):
                 return held
             if source.nbytes + _ENTRY_BYTES <= self._room():
-                self._hold("source", source.digest, source)
+                self._hold(("source", source.digest), source)
                 self._make_room()
         return source
 
@@ -171,24 +165,15 @@ class MediaStore:
 
     # Below, the lock is held.
 
-    def _use(self, kind: Literal["item", "source"], name: str) -> MediaItem | MediaSource | None:
-        held = self._entries.get((kind, name))
-        if held is None:
-            return None
-        self._entries.move_to_end((kind, name))
-        return held.medium
-
-    def _hold(self, kind: Literal["item", "source"], name: str, medium: MediaItem | MediaSource) -> None:
-        held = _Held(medium, medium.nbytes + _ENTRY_BYTES)
-        self._entries[kind, name] = held
-        self._nbytes += held.nbytes
+    def _hold(self, key: _Key, medium: MediaItem | MediaSource) -> None:
+        self._count_evicted(self._entries.put(key, medium, medium.nbytes + _ENTRY_BYTES))
 
     def _make_room(self) -> None:
-        while self._entries and self._nbytes > self._room():
-            (kind, _), dropped = self._entries.popitem(last=False)
-            self._nbytes -= dropped.nbytes
-            self._items -= kind == "item"
-            self._evictions += 1
+        self._count_evicted(self._entries.evict_to(self._room()))
+
+    def _count_evicted(self, evicted: list[tuple[_Key, MediaItem | MediaSource]]) -> None:
+        self._items -= sum(kind == "item" for (kind, _), _ in evicted)
+        self._evictions += len(evicted)
 
 
 def _weakly(store: MediaStore) -> Callable[[str], MediaSource | None]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jinja2
 
-from renderers.bounded_cache import BoundedCache
+from renderers.byte_lru import ByteLRU
 from renderers.cache_key import cache_key
 from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError, WorkLimitError
 from renderers.template.environment import RUN, TracedMessage, TracingEnvironment
@@ -69,7 +69,7 @@ class ChatTemplate:
         self.model = model
         self._variables = dict(variables or {})
         self._names_tools = "tools" in source
-        self._tools: BoundedCache[bytes, list[Any]] = BoundedCache(2**20)
+        self._tools: ByteLRU[bytes, list[Any]] = ByteLRU(2**20)
         try:
             with TemplateRun():  # Jinja computes constants as it compiles
                 self._template = TracingEnvironment(now).compile_chat_template(source)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from renderers.bounded_cache import BoundedCache
+from renderers.byte_lru import ByteLRU
 from renderers.errors import InvalidFileError, MissingTokenError, TokenizerError
 from renderers.model_files import read_json
 from renderers.tokens.added_tokens import AddedToken, ControlMatch, ControlPattern, added_tokens
@@ -64,7 +64,7 @@ class TemplateTokenizer:
         # The token for unknown characters comes out of text by right.
         self._forgeable = frozenset(self._token_of.keys() - {unknown_id})
         self.vocab_size = max([self._body.get_vocab_size(with_added_tokens=True) - 1, *self._added_token_of]) + 1
-        self._runs: BoundedCache[tuple[bool, str], EncodedRun] = BoundedCache(cache_bytes)
+        self._runs: ByteLRU[tuple[bool, str], EncodedRun] = ByteLRU(cache_bytes)
 
     @classmethod
     def from_file(

@@ -23,7 +23,7 @@ from transport import (
     read_records,
 )
 from transport.records.layout import FileBytes, Index, scan
-from transport.records.repair import repair
+from transport.records.rewriting import repair_record_file
 
 IMAGE = MediaSource.of(b"\x89PNG image " * 40)
 OTHER = MediaSource.of(b"another " * 30)
@@ -359,7 +359,7 @@ def test_no_flipped_bit_of_the_file_header_lets_a_writer_or_a_repair_cut_off_rec
             data = bytearray(sound)
             data[offset] ^= 1 << bit
             path.write_bytes(data)
-            for attempt in (lambda: write(path, "more"), lambda: repair(path)):
+            for attempt in (lambda: write(path, "more"), lambda: repair_record_file(path)):
                 try:
                     attempt()
                 except (MalformedError, VersionError):

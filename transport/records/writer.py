@@ -42,7 +42,7 @@ class RecordWriter:
     the file then has version 2, which older readers refuse. Arrays of such a record are copies, not views on the file.
 
     Raises `FileLockedError`, which names the process that has the file open; `LockingUnavailableError` on a file system
-    without locks; `MalformedError` if `path` is another kind of file, and leaves it alone; `MissingCompressionError`.
+    without locks; `MalformedError` if `path` is another kind of file, and leaves it alone; `MissingExtraError`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, compression: Literal["zstd"] | None = None) -> None:
@@ -130,7 +130,7 @@ class RecordWriter:
                 fresh[source.digest] = source
             return True
 
-        payload = codec.encode(obj, held=keep_aside)
+        payload = codec.encode(obj, omit_media=keep_aside)
         parts: list[Buffer] = []
         for digest, source in fresh.items():
             parts += self._frame(source.data, index, digest)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transport.errors import MalformedError, UnknownTypeError
-from transport.wire.not_sendable import NotSendableError
+from transport.wire.errors import UnsupportedArrayError
 from transport.wire.quoting import quoted
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ _TENSOR_ITEM_BYTES = {
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
     "complex128": 16,
 }
-
-
-class UnsupportedArrayError(NotSendableError):
-    """An array or tensor that has no form on the wire."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

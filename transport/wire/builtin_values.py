@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from transport.errors import MalformedError
 from transport.wire import wire_format
-from transport.wire.not_sendable import NotSendableError
+from transport.wire.errors import NotSendableError
 from transport.wire.quoting import quoted
 
 _POSIX: Final = "posix"

@@ -12,7 +12,7 @@ from transport.errors import EncodeError
 from transport.wire import container
 from transport.wire.limits import DecodeLimits
 from transport.wire.locating import steps_into
-from transport.wire.packing import Held, pack
+from transport.wire.packing import OmitMedia, pack
 from transport.wire.unpacking import FindMedia, unpack
 from transport.wire.wire_format import Buffer
 
@@ -25,7 +25,7 @@ _ENCLOSING = 8
 _LONGEST_PATH = 32
 
 
-def _nothing_held(source: MediaSource) -> bool:
+def _omit_none(source: MediaSource) -> bool:
     return False
 
 
@@ -33,7 +33,7 @@ def _nothing_found(digest: str) -> MediaSource | None:
     return None
 
 
-def encode_frames(obj: object, *, held: Held = _nothing_held) -> list[Buffer]:
+def encode_frames(obj: object, *, omit_media: OmitMedia = _omit_none) -> list[Buffer]:
     """`obj` as a header frame and one frame per media source and per array or tensor of more than 1024 bytes.
 
     Supported: None, bool, int, float, complex, Decimal, str, bytes, UUID, paths, dates, times, datetimes, timedeltas,
@@ -47,10 +47,10 @@ def encode_frames(obj: object, *, held: Held = _nothing_held) -> list[Buffer]:
     copied once, and smaller arrays into the header. A media source and an array object are sent once however often they
     are referred to, and a registered object that is referred to twice is one object after decoding, too.
 
-    `held(source)` is asked once per media source; those it affirms are left out, and the receiver's `find_media` must
-    supply them. Raises `EncodeError`, which says where in `obj` the trouble is.
+    `omit_media(source)` is called once per media source; the bytes of a source for which it returns True are left out,
+    and the receiver's `find_media` must supply them. Raises `EncodeError`, which says where in `obj` the trouble is.
     """
-    header, frames = pack(obj, held)
+    header, frames = pack(obj, omit_media)
     return [b"".join(header), *frames]
 
 
@@ -66,9 +66,9 @@ def decode_frames(
     return unpack(frames, limits, find_media)
 
 
-def encode(obj: object, *, held: Held = _nothing_held) -> bytes:
+def encode(obj: object, *, omit_media: OmitMedia = _omit_none) -> bytes:
     """`encode_frames` in one container, each frame at a multiple of 64 bytes, its header under a CRC-32."""
-    return container.join_parts(*pack(obj, held))
+    return container.join_parts(*pack(obj, omit_media))
 
 
 def decode(buffer: Buffer, *, limits: DecodeLimits = _DEFAULT_LIMITS, find_media: FindMedia = _nothing_found) -> Any:
@@ -118,11 +118,11 @@ def _refuse(value: object) -> None:
 
 def _refusal(value: object, *, depth: int = 0) -> EncodeError | None:
     try:
-        pack(value, _all_held, depth=depth)
+        pack(value, _omit_all, depth=depth)
     except EncodeError as error:
         return error
     return None
 
 
-def _all_held(source: MediaSource) -> bool:
+def _omit_all(source: MediaSource) -> bool:
     return True

@@ -32,13 +32,13 @@ from transport.wire.arrays import (
     vector_code,
 )
 from transport.wire.builtin_values import PACKERS
+from transport.wire.errors import NotSendableError
 from transport.wire.limits import MAX_DEPTH
 from transport.wire.locating import locate
-from transport.wire.not_sendable import NotSendableError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-Held = Callable[[MediaSource], bool]
+OmitMedia = Callable[[MediaSource], bool]
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -57,7 +57,7 @@ _NESTS = {list, dict}  # what a dict can stand in
 _Take: TypeAlias = "Callable[[_Packing, Any], msgpack.ExtType]"
 
 
-def pack(obj: object, held: Held, *, depth: int = 0) -> tuple[list[bytes], list[wire_format.Buffer]]:
+def pack(obj: object, held: OmitMedia, *, depth: int = 0) -> tuple[list[bytes], list[wire_format.Buffer]]:
     """The parts of the first frame of `obj`, and its other frames.
 
     `held` is asked once per media source; the bytes of one it affirms are left out. `depth` is that of `obj` itself:
@@ -77,7 +77,7 @@ def pack(obj: object, held: Held, *, depth: int = 0) -> tuple[list[bytes], list[
     return _pack(obj, held_once, depth, in_runs=False)
 
 
-def _pack(obj: object, held: Held, depth: int, in_runs: bool) -> tuple[list[bytes], list[wire_format.Buffer]]:
+def _pack(obj: object, held: OmitMedia, depth: int, in_runs: bool) -> tuple[list[bytes], list[wire_format.Buffer]]:
     packing = _Packing(obj, held, depth, in_runs)
     packer = msgpack.Packer(default=packing.refer, strict_types=True, use_bin_type=True)
     packed = packing.pack_runs(packer.pack) if in_runs else packing.pack_one_by_one(packer.pack)
@@ -98,7 +98,7 @@ class _Root:
 class _Packing:
     """One message being made. Holds neither itself nor its packer, so what it keeps goes when it does."""
 
-    def __init__(self, root: object, held: Held, depth: int, in_runs: bool) -> None:
+    def __init__(self, root: object, held: OmitMedia, depth: int, in_runs: bool) -> None:
         self.held = held
         self.in_runs = in_runs
         self.takers: dict[type, _Take] = {}  # what to do with instances of each class

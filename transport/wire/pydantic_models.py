@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from transport.errors import MalformedError, RegistrationError
-from transport.wire.not_sendable import NotSendableError
+from transport.wire.errors import NotSendableError
 from transport.wire.wire_format import MODEL_REST
 
 if TYPE_CHECKING:

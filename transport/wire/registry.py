@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from transport.errors import MalformedError, MissingFieldError, RegistrationError, UnknownTypeError, VersionError
+from transport.wire.errors import NotSendableError
 from transport.wire.known_types import DECLARED_IN, import_declaration
-from transport.wire.not_sendable import NotSendableError
 from transport.wire.pydantic_models import ModelShape, describe_model, is_model
 from transport.wire.quoting import quoted
 from transport.wire.wire_format import MODEL_REST, RUN_FIELDS

@@ -1,4 +1,4 @@
-"""A server under examination, and what it is compared with."""
+"""A server that is being checked, and the model that it is compared with."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from renderers.model_files import read_json
 from rollouts.cli.doctor.finding import Finding, Outcome
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.control.control import ServerControl
-from rollouts.engines.vllm.http.connection import Reply, ServerConnection, error_of
+from rollouts.engines.vllm.control.server_control import ServerControl
+from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
 from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form, resolved_mode
 from rollouts.engines.vllm.wire.request_body import request_body
@@ -45,7 +45,7 @@ class Sampled(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Patient:
+class Target:
     """A server, and the model directory that it is compared with.
 
     `engine` sends media as `media="auto"` decides, as a user's engine does by default; `server_side` sends files, which
@@ -113,10 +113,10 @@ class Patient:
 
     # What the engine never does by itself.
 
-    async def post(self, path: str, body: Mapping[str, Any], doing: str) -> Reply:
+    async def post(self, path: str, body: Mapping[str, Any], doing: str) -> HttpResponse:
         return await self.connection.request("POST", path, name=doing, body=[json.dumps(body).encode()])
 
-    async def render(self, shown: RenderedTokens) -> Reply:
+    async def render(self, shown: RenderedTokens) -> HttpResponse:
         """Let the server render a prompt of `image_prompt`: ids and tensors of its own making.
 
         Raises `OverlongPromptError` where it could not hold the prompt.
@@ -136,7 +136,7 @@ class Patient:
         }
         return await self.post("/v1/chat/completions/render", body, _RENDERING)
 
-    async def post_by_name(self, request: GenerateRequest, form: MediaForm) -> Reply:
+    async def post_by_name(self, request: GenerateRequest, form: MediaForm) -> HttpResponse:
         """Send a request whose images are shown by their names alone, as after their first use.
 
         A salt of its own keeps cached prefixes out of the answer.
@@ -176,10 +176,10 @@ def fresh_image(height: int = 128, width: int = 192) -> np.ndarray:
     return np.random.default_rng().integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def sampled_in(reply: Reply, doing: str) -> Sampled:
+def sampled_in(reply: HttpResponse, doing: str) -> Sampled:
     """The first completion of a raw answer."""
     if reply.status != 200:
-        raise error_of(doing, reply, doing)
+        raise response_error(doing, reply, doing)
     try:
         choice = reply.json()["choices"][0]
         token_ids = np.array(choice["token_ids"], dtype=np.int32)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 from PIL import Image
 
-from rollouts.engines.vllm.http.connection import Reply, ServerConnection, error_of
+from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
 from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item
 from rollouts.engines.vllm.wire.render_response import read_answer, single_token
 from rollouts.engines.vllm.wire.tensors import PixelDtype, tensor_shape
@@ -194,7 +194,7 @@ async def _served_model(connection: ServerConnection, wanted: str | None) -> _Se
     reply = await _ask(connection, "GET", "/v1/models")
     if reply.status != 200:
         raise CapabilityError(
-            _NAME, f"{error_of(_NAME, reply, 'asking which model is served').reason}. Is this a vLLM?"
+            _NAME, f"{response_error(_NAME, reply, 'asking which model is served').reason}. Is this a vLLM?"
         )
     listed = _object(reply).get("data")
     cards = [card for card in listed or () if isinstance(card, dict) and isinstance(card.get("id"), str)]
@@ -232,14 +232,14 @@ async def _generate_route(
         release = release_of(version or "")  # something in between hides what was wrong with the request
         return _GenerateRoute(*(None if release is None else release[:2] >= since for since in (_RAW_MEDIA, _MODES)))
     if reply.status not in (403, 404, 405, 501):
-        raise error_of(_NAME, reply, f"{_GENERATE} was asked for something that it must refuse")
+        raise response_error(_NAME, reply, f"{_GENERATE} was asked for something that it must refuse")
     if expected is False:
         return None
     if reply.status == 403:
         raise CapabilityError(
             _NAME,
             f"{connection.base_url} refuses {_GENERATE}: start `vllm serve` with --enable-scale-out "
-            f"({error_of(_NAME, reply, 'it answered').reason})",
+            f"({response_error(_NAME, reply, 'it answered').reason})",
         )
     raise CapabilityError(
         _NAME,
@@ -248,7 +248,7 @@ async def _generate_route(
     )
 
 
-def _refused_field(reply: Reply, name: str) -> bool:
+def _refused_field(reply: HttpResponse, name: str) -> bool:
     """Whether a validation error is about this field of the body; fields that a server does not know are ignored."""
     return re.search(rf"body(?:\.|['\"], ?['\"]){name}\b", reply.body.decode(errors="replace")) is not None
 
@@ -279,12 +279,12 @@ async def _images(connection: ServerConnection, model: str, version: str | None)
         "%s takes no images, or does not tell which: %s. If it does, say so with ExpectedCapabilities(pixel_dtype=, "
         "placeholder_ids=)",
         connection.base_url,
-        error_of(_NAME, reply, "rendering an image").reason,
+        response_error(_NAME, reply, "rendering an image").reason,
     )
     return _Images()
 
 
-def _rendered_image(reply: Reply) -> _Images | None:
+def _rendered_image(reply: HttpResponse) -> _Images | None:
     """What the server made of the image; None where its answer does not hold it."""
     answer = read_answer(reply.body, _NAME)
     medium = answer.media[0] if answer.media else None
@@ -305,7 +305,7 @@ def _rendered_image(reply: Reply) -> _Images | None:
         log.warning("the server makes %s of an image, none of them %s; it gets source files", held, _dtypes())
         return _Images()
     token = single_token(answer.token_ids, medium)
-    shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, medium.length)
+    shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, medium.placeholder.length)
     return _Images(
         cast(PixelDtype, pixels.dtype),
         {} if token is None else {medium.modality: token},
@@ -359,7 +359,7 @@ async def _ask(
     path: str,
     content: Mapping[str, Any] | None = None,
     params: Mapping[str, str | int | bool] | None = None,
-) -> Reply:
+) -> HttpResponse:
     body = None if content is None else [json.dumps(content).encode()]
     reply = await connection.request(method, path, name=_NAME, body=body, params=params, slot=False)
     if reply.status == 401:
@@ -367,7 +367,7 @@ async def _ask(
     return reply
 
 
-def _object(reply: Reply) -> Mapping[str, Any]:
+def _object(reply: HttpResponse) -> Mapping[str, Any]:
     content = reply.json()
     return content if isinstance(content, dict) else {}
 

@@ -19,14 +19,14 @@ from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.checks.validation import check_request
-from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.control.server_control import ServerControl
+from rollouts.engines.vllm.error_context import error_context
 from rollouts.engines.vllm.http.connection import Body, HttpLimits, ServerConnection
-from rollouts.engines.vllm.http.error_names import errors_named
-from rollouts.engines.vllm.http.replies import error_of
+from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form
 from rollouts.engines.vllm.media.shipped import DEFAULT_SHIPPED_BYTES, Shipment, ShippedMedia
 from rollouts.engines.vllm.resuming import ResumePolicy, continuation, joined, out_of_room, restarts
-from rollouts.engines.vllm.single_flight import SharedCalls
+from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
 from rollouts.engines.vllm.wire.response import Answer, TokenDelta
 from rollouts.errors import (
@@ -109,7 +109,7 @@ class VLLMEngine:
         self._salted = cache_salt
         self._lock = threading.Lock()
         self._capabilities: ServerCapabilities | None = None
-        self._looking: SharedCalls[None] = SharedCalls()
+        self._looking: SingleFlight[None] = SingleFlight()
         self._server_started: float | None = None  # as the server tells; None where it does not
         self._exchanges = 0
         self._last_heard = 0.0
@@ -147,9 +147,9 @@ class VLLMEngine:
         Raises `CapabilityError` and what `ServerConnection.request` raises.
         """
         known = None if self._is_quiet() else self._capabilities
-        with errors_named(self.base_url, "probe"):
+        with error_context(self.base_url, "probe"):
             while known is None:
-                await self._looking.once("what the server is", self._look)
+                await self._looking.run("what the server is", self._look)
                 known = self._capabilities
         return known
 
@@ -230,7 +230,7 @@ class VLLMEngine:
     # One request.
 
     async def _generate(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
-        with errors_named(self.base_url, request.request_id):
+        with error_context(self.base_url, request.request_id):
             return await self._result(request, listen)
 
     async def _result(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
@@ -411,7 +411,7 @@ class VLLMEngine:
             "POST", _GENERATE, name=request.request_id, body=body, headers=_headers(request)
         )
         if reply.status != 200:
-            raise error_of(request.request_id, reply, f"generating at {self.base_url}")
+            raise response_error(request.request_id, reply, f"generating at {self.base_url}")
         if len(reply.body) > _LARGE_ANSWER:
             await asyncio.to_thread(answer.feed, reply.body)
         else:
@@ -457,10 +457,9 @@ class VLLMEngine:
     async def _start_of_server(self) -> float | None:
         """When its process began, in seconds since 1970; None where it does not tell."""
         try:
-            samples = (await self.control.metrics()).get("process_start_time_seconds", ())
+            return (await self.control.metrics()).process_start_time
         except (CapabilityError, ServerError):
             return None
-        return next((sample.value for sample in samples), None)
 
     def _may_have_restarted(self) -> None:
         """A connection broke, or the server is another process: empty caches, and perhaps other flags."""

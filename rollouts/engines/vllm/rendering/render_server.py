@@ -17,9 +17,9 @@ import numpy as np
 from renderers import MediaSource
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import array_to_raw
-from rollouts.engines.vllm.http.connection import Body, Reply, ServerConnection, error_of
+from rollouts.engines.vllm.http.connection import Body, HttpResponse, ServerConnection, response_error
 from rollouts.engines.vllm.media.image_file import ImageFile, image_file
-from rollouts.engines.vllm.single_flight import SharedCalls
+from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.engines.vllm.wire.kwargs_decoding import encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderAnswer, read_answer, single_token
 from rollouts.errors import CapabilityError, MalformedResultError
@@ -55,7 +55,7 @@ class RenderServer:
         self._lock = threading.Lock()
         self._known: ServerIdentity | None = None
         self._generation = 0
-        self._probing: SharedCalls[ServerIdentity] = SharedCalls()
+        self._probing: SingleFlight[ServerIdentity] = SingleFlight()
 
     def forget(self) -> None:
         """The server may be another one by now: ask again what it is."""
@@ -71,7 +71,7 @@ class RenderServer:
         """What the server is; asked once."""
         while (known := self._known) is None:
             generation = self._generation
-            probed = await self._probing.once(generation, self._probe)
+            probed = await self._probing.run(generation, self._probe)
             with self._lock:
                 if self._generation == generation:
                     self._known = self._known or probed
@@ -100,7 +100,7 @@ class RenderServer:
             raise _refusal(name, reply)
         return await asyncio.to_thread(read_answer, reply.body, name)
 
-    async def _request(self, method: str, path: str, *, name: str, body: Body | None = None) -> Reply:
+    async def _request(self, method: str, path: str, *, name: str, body: Body | None = None) -> HttpResponse:
         return await self._connection.request(method, path, name=name, body=body)
 
     # What the server is.
@@ -111,7 +111,7 @@ class RenderServer:
             self._request("GET", "/v1/models", name=name), self._request("GET", "/version", name=name)
         )
         if models.status != 200:
-            raise error_of(name, models, "asking which model is served")
+            raise response_error(name, models, "asking which model is served")
         model, root = self._served(models, name)
         said = version.json().get("version") if version.status == 200 else None
         file = image_file(MediaSource.of(array_to_raw(_probe_image())), MediaPolicy())
@@ -139,7 +139,7 @@ class RenderServer:
             control_texts=tuple(text for text in spelled.values() if _CONTROL.fullmatch(text)),
         )
 
-    def _served(self, reply: Reply, name: str) -> tuple[str, Any]:
+    def _served(self, reply: HttpResponse, name: str) -> tuple[str, Any]:
         """Name and origin of the model to render for."""
         answer = reply.json()
         listed = answer.get("data") if isinstance(answer, dict) else None
@@ -203,8 +203,8 @@ def _tensors_digest(answer: RenderAnswer, name: str) -> str | None:
     return digest.hexdigest()
 
 
-def _refusal(name: str, reply: Reply) -> Exception:
-    error = error_of(name, reply, "rendering")
+def _refusal(name: str, reply: HttpResponse) -> Exception:
+    error = response_error(name, reply, "rendering")
     unknown_route = reply.status in (404, 405) and b"NotFoundError" not in reply.body
     if reply.status in (403, 501) or unknown_route:
         return CapabilityError(

@@ -16,7 +16,7 @@ from renderers.media.store import MediaStore
 from renderers.media.urls import allowed_target
 from rollouts.engines.vllm.media.image_file import ImageFile, image_file
 from rollouts.engines.vllm.rendering.render_server import RenderServer, ServerIdentity, image_part
-from rollouts.engines.vllm.single_flight import SharedCalls
+from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.engines.vllm.wire.kwargs_decoding import decode_item
 from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, single_token
 from rollouts.errors import CapabilityError, MalformedResultError, ServerUnreachableError
@@ -60,7 +60,7 @@ class ServerImages:
         self._policy = policy
         self._store = store
         self._scale = scale
-        self._rendering: SharedCalls[MediaItem] = SharedCalls()
+        self._rendering: SingleFlight[MediaItem] = SingleFlight()
 
     async def served(self, reference: Any) -> ServedImage:
         """The image that a content part may hold. Raises `MediaError` and `EngineError`."""
@@ -72,7 +72,7 @@ class ServerImages:
             if item is not None:
                 return ServedImage(item, server)
             try:
-                item = await self._rendering.once(mm_hash, _Rendering(self, source, mm_hash, server).item)
+                item = await self._rendering.run(mm_hash, _Rendering(self, source, mm_hash, server).item)
             except _ServerChangedError:
                 continue
             return ServedImage(item, server)
@@ -126,10 +126,10 @@ class _Rendering:
         if filling is None or filling != self.server.marker_id:
             raise CapabilityError(
                 self._name,
-                f"the {medium.length} tokens of the image are of several kinds, and /render does not say which stand "
-                "for its features. Load a renderer from the model's directory",
+                f"the {medium.placeholder.length} tokens of the image are of several kinds, and /render does not say "
+                "which stand for its features. Load a renderer from the model's directory",
             )
-        item = await asyncio.to_thread(self._decoded, medium.encoded, medium.length)
+        item = await asyncio.to_thread(self._decoded, medium.encoded, medium.placeholder.length)
         if not self.images._server.is_still(self.server):
             raise _ServerChangedError
         return self.images._store.put(item)

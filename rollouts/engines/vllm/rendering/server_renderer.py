@@ -26,8 +26,8 @@ from renderers.messages import (
     message_tool_names,
 )
 from renderers.rendered import TokenSpan
+from rollouts.engines.vllm.error_context import name_server_in_errors
 from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.http.error_names import naming_server
 from rollouts.engines.vllm.rendering.prompt_chunks import Chunk, ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.render_server import RenderServer, ServerIdentity, image_part
 from rollouts.engines.vllm.rendering.server_images import ServedImage, ServerImages
@@ -97,7 +97,7 @@ class ServerRenderer:
     def base_url(self) -> str:
         return self._connection.base_url
 
-    @naming_server
+    @name_server_in_errors
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -136,7 +136,7 @@ class ServerRenderer:
             message_tool_names=message_tool_names(checked),
         )
 
-    @naming_server
+    @name_server_in_errors
     async def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
         """Put chunks one behind the other: token ids as they are, images as the tokens that stand for them.
 
@@ -159,12 +159,12 @@ class ServerRenderer:
             token_ids += [server.marker_id] * item.num_tokens
         return _result(token_ids, media, await self._server.identity())
 
-    @naming_server
+    @name_server_in_errors
     async def image(self, reference: Any) -> MediaItem:
         """The item of one image: of anything that an image part may hold, or of a `MediaSource`."""
         return (await self._images.served(reference)).item
 
-    @naming_server
+    @name_server_in_errors
     async def identity(self) -> ServerIdentity:
         """What the server is; asked once, and again after `forget`."""
         return await self._server.identity()
@@ -292,16 +292,17 @@ def _placed(answer: RenderAnswer, images: Sequence[ServedImage], name: str) -> l
     in_order = [by_name[medium.name] for medium in answer.media] if ours else images
     placed = []
     for medium, image in zip(answer.media, in_order, strict=True):
-        if medium.length != image.item.num_tokens:
+        placeholder = medium.placeholder
+        if placeholder.length != image.item.num_tokens:
             raise MalformedResultError(
                 name,
                 f"/render gave image {image.item.source.digest[:12]} {image.item.num_tokens} tokens alone and "
-                f"{medium.length} in the conversation, at {medium.offset}",
+                f"{placeholder.length} in the conversation, at {placeholder.offset}",
             )
-        where = PlaceholderRange(medium.offset, medium.length)
-        if set(answer.token_ids[where.offset : where.end]) != {image.server.marker_id}:
-            raise MalformedResultError(name, f"tokens {where.offset}:{where.end} are not all those of an image")
-        placed.append((image.item, where))
+        start, end = placeholder.offset, placeholder.end
+        if set(answer.token_ids[start:end]) != {image.server.marker_id}:
+            raise MalformedResultError(name, f"tokens {start}:{end} are not all those of an image")
+        placed.append((image.item, placeholder))
     return placed
 
 

@@ -23,6 +23,7 @@ import msgpack
 import numpy as np
 
 from renderers import MediaItem, MultiModalData
+from renderers.bfloat16 import float32_to_bfloat16
 from renderers.media.item import TensorField
 from renderers.vision.normalise import normalise
 from renderers.vision.patches import StillPatches
@@ -233,17 +234,9 @@ def _unpacked(parts: Iterable[np.ndarray], temporal: int) -> Iterator[np.ndarray
 def _raw(array: np.ndarray, dtype: str) -> np.ndarray:
     """The bytes of an array in a type, which numpy has or which is bfloat16."""
     if dtype == "bfloat16":
-        return _to_bfloat16(array.astype(np.float32)).reshape(-1).view(np.uint8)
+        return float32_to_bfloat16(array).astype("<u2", copy=False).reshape(-1).view(np.uint8)
     wanted = np.dtype(dtype).newbyteorder("<")
     return np.ascontiguousarray(array, dtype=wanted).reshape(-1).view(np.uint8)
-
-
-def _to_bfloat16(floats: np.ndarray) -> np.ndarray:
-    """float32 -> uint16, the bit patterns rounded to nearest, ties to even; NaN becomes the one that torch writes."""
-    bits = floats.view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype("<u2")
-    rounded[np.isnan(floats)] = 0x7FC0
-    return rounded
 
 
 # From bytes to base64.

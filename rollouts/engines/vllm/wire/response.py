@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan
-from rollouts.engines.vllm.http.replies import stopped
+from rollouts.engines.vllm.http.response import server_error
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 _ROUTED_EXPERT_DTYPES = ("uint8", "uint16", "int32")
@@ -73,7 +73,7 @@ class Answer:
             raise self._malformed(f"the answer is {type(payload).__name__}, not an object")
         if isinstance(failure := payload.get("error"), dict):  # in a streamed answer it comes after HTTP 200
             status = failure["code"] if isinstance(failure.get("code"), int) else 500
-            raise stopped(self._name, "the server stopped generating", status, str(failure.get("message"))[:500])
+            raise server_error(self._name, "the server stopped generating", status, str(failure.get("message"))[:500])
         try:
             return self._take(payload)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from renderers.bfloat16 import bfloat16_to_float32
 from renderers.media.item import MediaItem, PackedArray
 from renderers.media.pixel_scale import PixelScale
 from renderers.vision.normalise import ScaledPixels
@@ -76,8 +77,9 @@ class ServerTensor:
 
     def unpack(self) -> np.ndarray:
         if self.dtype == "bfloat16":
-            return Bfloat16Array(self.raw.view("<u2").reshape(self.shape)).unpack()
-        array = self.raw.view(np.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)
+            array = bfloat16_to_float32(self.raw.view("<u2").reshape(self.shape))
+        else:
+            array = self.raw.view(np.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)
         if not array.flags.aligned:  # it may begin anywhere in what was received
             array = array.copy()
         array.setflags(write=False)

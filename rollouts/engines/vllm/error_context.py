@@ -13,18 +13,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class OfServer(Protocol):
+class HasBaseUrl(Protocol):
     """What talks to one server. `base_url` is its address without credentials."""
 
     @property
     def base_url(self) -> str: ...
 
 
-S = TypeVar("S", bound=OfServer)
+S = TypeVar("S", bound=HasBaseUrl)
 
 
 @contextmanager
-def errors_named(server: str, request_id: str | None = None) -> Iterator[None]:
+def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
     """Let each `EngineError` of the block name the server, and this request where one is given.
 
     An error of another request, which this one needed (the first question to a server, whether it is paused), becomes
@@ -39,27 +39,27 @@ def errors_named(server: str, request_id: str | None = None) -> Iterator[None]:
         raise error.for_request(request_id) from error
 
 
-def named_after_call(
+def name_errors_after_method(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     """A method whose errors are named after it and the server, whatever the requests that it consists of are named."""
 
     @wraps(method)
     async def named(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with errors_named(self.base_url, method.__name__):
+        with error_context(self.base_url, method.__name__):
             return await method(self, *args, **kwargs)
 
     return named
 
 
-def naming_server(
+def name_server_in_errors(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     """A method whose errors name the server."""
 
     @wraps(method)
     async def named(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with errors_named(self.base_url):
+        with error_context(self.base_url):
             return await method(self, *args, **kwargs)
 
     return named

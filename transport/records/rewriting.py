@@ -24,7 +24,7 @@ _DAMAGE = (ChecksumError, MalformedError, TruncatedError)
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedRecord:
     """A record that could not be kept: its index in the damaged file, and why."""
 
     index: int
@@ -33,14 +33,14 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What `repair` did: records kept, records dropped, and unfinished bytes cut off the end."""
+    """What `repair_record_file` did: records kept, records dropped, and unfinished bytes cut off the end."""
 
     kept: int
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[DroppedRecord, ...]
     truncated_bytes: int
 
 
-def repair(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> RepairReport:
+def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> RepairReport:
     """Drop every record of the file that cannot be read, keep the others in their order, each image once.
 
     A record is dropped if it or an image it refers to is damaged. The file (where `path` is a link, what it leads to)
@@ -48,7 +48,7 @@ def repair(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMI
 
     Raises `FileLockedError` if a writer has it open, `FileChangedError` if something else wrote to it, `MalformedError`
     if it is no record file, `OSError`, and what is no damage but keeps a record from being read here: `LimitError`,
-    `VersionError`, `MissingCompressionError`, `MemoryLimitError`.
+    `VersionError`, `MissingExtraError`, `MemoryLimitError`.
     """
     path = Path(path).resolve()
     with locked(path), _named(path):
@@ -63,7 +63,7 @@ def _repair(path: Path, limits: DecodeLimits) -> RepairReport:
             try:
                 reader.stored(index)
             except _DAMAGE as error:
-                dropped.append(Dropped(index, error))
+                dropped.append(DroppedRecord(index, error))
         report = RepairReport(len(reader) - len(dropped), tuple(dropped), reader.truncated_bytes)
         if not dropped and not report.truncated_bytes:
             return report
@@ -78,14 +78,14 @@ def _repair(path: Path, limits: DecodeLimits) -> RepairReport:
     return report
 
 
-def merge(
+def merge_record_files(
     paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS
 ) -> int:
     """Write the records of `paths`, one file after the other, to the new file `out`, each image once; return how many.
 
     Raises `FileExistsError` if `out` exists, `FileLockedError` if a writer has one of `paths` open, `FileChangedError`
-    if one wrote to it meanwhile, and the reader's `DecodeError` for a damaged record: `repair` that file first. Nothing
-    is left at `out` then.
+    if a writer changed one of them during the merge, and the reader's `DecodeError` for a damaged record: call
+    `repair_record_file` on that file first. After an error nothing is left at `out`.
     """
     with _new_file(Path(out), replace=False) as file:
         copying = _Copying(file)

@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 2000
 _ENGINE_DEAD = "EngineCore encountered an issue"
 
 
-class Reply(NamedTuple):
+class HttpResponse(NamedTuple):
     """A whole answer. Header names are in lower case; `name` is that of the request."""
 
     status: int
@@ -33,16 +33,16 @@ class Reply(NamedTuple):
             ) from None
 
 
-def error_of(name: str, reply: Reply, doing: str) -> ServerError:
+def response_error(name: str, reply: HttpResponse, doing: str) -> ServerError:
     """The error for an answer that is one: what was being done, the status, and what the server said about it.
 
     Knows vLLM's `{"error": {"message", ...}}`, its control routes' `{"error": text}` and FastAPI's `{"detail": ...}`;
     other bodies are quoted from their beginning. Credentials are taken out.
     """
-    return stopped(name, doing, reply.status, _message(reply.body))
+    return server_error(name, doing, reply.status, _message(reply.body))
 
 
-def stopped(name: str, doing: str, status: int, message: str) -> ServerError:
+def server_error(name: str, doing: str, status: int, message: str) -> ServerError:
     """The error for what a server said, with what to do where its engine has died."""
     if _ENGINE_DEAD in message:
         doing += " (its engine has died and it ends; its log has the cause. Start it again)"
