@@ -24,7 +24,7 @@ from rollouts.cli.render.token_cells import token_cells
 from rollouts.cli.render.token_json import tokens_as_json
 from rollouts.cli.render.token_view import By, View, counts_table, legend, token_lines, visible
 from rollouts.cli.traj.commands import traj_commands
-from rollouts.episode_errors import EpisodeError
+from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import CapabilityError, ServerUnreachableError
 
 

@@ -63,11 +63,11 @@ def _node_words(node: TokenNode, turn: Turn | None) -> str:
     ]
     if turn is not None:
         parts.append(f"{turn.finish_reason.value}, reward {turn.reward:.4g}")
-    parts += [text for message in said if (text := text_of(message))]
+    parts += [text for message in said if (text := exception_text(message))]
     return one_line("   ".join(parts))
 
 
-def text_of(message: Any) -> str:
+def exception_text(message: Any) -> str:
     """The beginning of what a message says; calls by name, other parts by their type."""
     content = message.get("content")
     pieces = content if isinstance(content, list) else [content]
