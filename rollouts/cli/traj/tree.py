@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from rollouts.cli.terminal import one_line
+from rollouts.terminal.text import printable_line
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory, Turn
 
@@ -63,11 +63,11 @@ def _node_words(node: TokenNode, turn: Turn | None) -> str:
     ]
     if turn is not None:
         parts.append(f"{turn.finish_reason.value}, reward {turn.reward:.4g}")
-    parts += [text for message in said if (text := exception_text(message))]
-    return one_line("   ".join(parts))
+    parts += [text for message in said if (text := text_of(message))]
+    return printable_line("   ".join(parts))
 
 
-def exception_text(message: Any) -> str:
+def text_of(message: Any) -> str:
     """The beginning of what a message says; calls by name, other parts by their type."""
     content = message.get("content")
     pieces = content if isinstance(content, list) else [content]
