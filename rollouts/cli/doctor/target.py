@@ -1,4 +1,4 @@
-"""A server under examination, and what it is compared with."""
+"""A server that is being checked, and the model that it is compared with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
 from rollouts.engines.vllm.media.image_file import image_file
-from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form, resolved_mode
+from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload, select_mode
 from rollouts.engines.vllm.wire.request_body import request_body
 from rollouts.errors import MalformedResultError, OverlongPromptError
 
@@ -45,7 +45,7 @@ class Sampled(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Patient:
+class Target:
     """A server, and the model directory that it is compared with.
 
     `engine` sends media as `media="auto"` decides, as a user's engine does by default; `server_side` sends files, which
@@ -83,11 +83,11 @@ class Patient:
     @cached_property
     def image_mode(self) -> MediaMode:
         """What `media="auto"` comes to for an image of this model and this server: the engine's own decision."""
-        return resolved_mode(self.request(self.image_prompt(fresh_image())), "auto", self.capabilities)
+        return select_mode(self.request(self.image_prompt(fresh_image())), "auto", self.capabilities)
 
-    def image_form(self, request: GenerateRequest) -> MediaForm:
+    def image_form(self, request: GenerateRequest) -> MediaPayload:
         """How the engine would send the images of a request. Raises `CapabilityError`."""
-        return media_form(request, "auto", self.capabilities)
+        return media_payload(request, "auto", self.capabilities)
 
     # Prompts.
 
@@ -136,7 +136,7 @@ class Patient:
         }
         return await self.post("/v1/chat/completions/render", body, _RENDERING)
 
-    async def post_by_name(self, request: GenerateRequest, form: MediaForm) -> HttpResponse:
+    async def post_by_name(self, request: GenerateRequest, form: MediaPayload) -> HttpResponse:
         """Send a request whose images are shown by their names alone, as after their first use.
 
         A salt of its own keeps cached prefixes out of the answer.
@@ -144,7 +144,7 @@ class Patient:
         body = request_body(
             request,
             form.prompt_ids,
-            form.member(()),
+            form.body_field(()),
             model=self.capabilities.model,
             cache_salt=uuid.uuid4().hex,
             chunks=None,

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, cast, get_args
 from PIL import Image
 
 from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
-from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item
-from rollouts.engines.vllm.wire.render_response import read_answer, single_token
+from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item
+from rollouts.engines.vllm.wire.render_response import parse_render_response, single_token
 from rollouts.engines.vllm.wire.tensors import PixelDtype, tensor_shape
 from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError
 
@@ -286,7 +286,7 @@ async def _images(connection: ServerConnection, model: str, version: str | None)
 
 def _rendered_image(reply: HttpResponse) -> _Images | None:
     """What the server made of the image; None where its answer does not hold it."""
-    answer = read_answer(reply.body, _NAME)
+    answer = parse_render_response(reply.body, _NAME)
     medium = answer.media[0] if answer.media else None
     if medium is None or medium.encoded is None:
         return None

@@ -20,8 +20,8 @@ from renderers.media.raw import array_to_raw
 from rollouts.engines.vllm.http.connection import Body, HttpResponse, ServerConnection, response_error
 from rollouts.engines.vllm.media.image_file import ImageFile, image_file
 from rollouts.engines.vllm.single_flight import SingleFlight
-from rollouts.engines.vllm.wire.kwargs_decoding import encoded_entries
-from rollouts.engines.vllm.wire.render_response import RenderAnswer, read_answer, single_token
+from rollouts.engines.vllm.wire.feature_decoding import encoded_entries
+from rollouts.engines.vllm.wire.render_response import RenderResponse, parse_render_response, single_token
 from rollouts.errors import CapabilityError, MalformedResultError
 
 _RENDER = "/v1/chat/completions/render"
@@ -46,7 +46,7 @@ class ServerIdentity(NamedTuple):
     control_texts: tuple[str, ...]
 
 
-class RenderServer:
+class RenderClient:
     """Asks a server to render. Safe to use from several event loops."""
 
     def __init__(self, connection: ServerConnection, *, model: str | None) -> None:
@@ -86,7 +86,7 @@ class RenderServer:
         name: str,
         tensors: bool,
         options: Mapping[str, Any] | None = None,
-    ) -> RenderAnswer:
+    ) -> RenderResponse:
         """Render messages whose image parts are `image_part`s; those without a file in `files` the server is to know.
 
         `tensors` False leaves the tensors out, where the server knows how (vLLM 0.32). Raises `EngineError`.
@@ -98,7 +98,7 @@ class RenderServer:
         reply = await self._request("POST", _RENDER, name=name, body=segments)
         if reply.status != 200:
             raise _refusal(name, reply)
-        return await asyncio.to_thread(read_answer, reply.body, name)
+        return await asyncio.to_thread(parse_render_response, reply.body, name)
 
     async def _request(self, method: str, path: str, *, name: str, body: Body | None = None) -> HttpResponse:
         return await self._connection.request(method, path, name=name, body=body)
@@ -124,7 +124,7 @@ class RenderServer:
             reply = await self._request("POST", _RENDER, name=name, body=_segments(body, {}))
         if reply.status != 200:
             raise _refusal(name, reply)
-        answer = read_answer(reply.body, name)
+        answer = parse_render_response(reply.body, name)
         if takes_images and len(answer.media) != 1:
             raise MalformedResultError(name, f"/render found {len(answer.media)} media in a message that holds one")
         made = {"model": model, "root": root, "version": said, "probe": _tensors_digest(answer, name)}
@@ -192,7 +192,7 @@ def _with_urls(message: Mapping[str, Any], files: Mapping[str, ImageFile], mark:
     return {**message, "content": parts}
 
 
-def _tensors_digest(answer: RenderAnswer, name: str) -> str | None:
+def _tensors_digest(answer: RenderResponse, name: str) -> str | None:
     """What the server made of the probe; a server process writes the names of tensors in an order of its own."""
     digest = hashlib.sha256()
     for medium in answer.media:
