@@ -10,7 +10,7 @@ from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
 from rollouts.cli.doctor.image_rendering_checks import as_array, decoded_tensors, same_pixels_cure
 from rollouts.cli.doctor.target import RENDERING, Target, fresh_image, max_logprob_difference, sampled_tokens
 from rollouts.engines.vllm.http.connection import response_error
-from rollouts.engines.vllm.wire.render_response import read_answer
+from rollouts.engines.vllm.wire.render_response import parse_render_response
 from rollouts.engines.vllm.wire.tensors import tensor_dtype
 
 # The largest difference between floats that were rounded to a dtype, relative to the largest float.
@@ -62,7 +62,7 @@ async def _rendered_pixels(target: Target, check: str) -> Finding:
     if response.status != 200:
         raise response_error(RENDERING, response, "comparing pixels")
     ((item, _),) = (ours.multi_modal_data or MultiModalData()).items_with_ranges()
-    (medium,) = read_answer(response.body, RENDERING).media
+    (medium,) = parse_render_response(response.body, RENDERING).media
     tensors = decoded_tensors(medium)
     names = sorted(name for name in tensors.keys() & item.keys() if name.startswith("pixel_values"))
     for name in names:

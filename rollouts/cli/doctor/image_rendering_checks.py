@@ -22,8 +22,8 @@ from rollouts.cli.doctor.normalisation import (
 from rollouts.cli.doctor.target import RENDERING, Target, fresh_image
 from rollouts.cli.doctor.token_checks import first_difference
 from rollouts.engines.vllm.http.connection import response_error
-from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item, encoded_entries
-from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, read_answer
+from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item, encoded_entries
+from rollouts.engines.vllm.wire.render_response import RenderedMedia, RenderResponse, parse_render_response
 
 
 async def image_rendering(target: Target) -> list[Finding]:
@@ -42,7 +42,7 @@ async def image_rendering(target: Target) -> list[Finding]:
             findings.append(absent("images per prompt", f"the server refuses two: {reason}", cure))
     if response.status != 200:
         raise response_error(RENDERING, response, "comparing images")
-    theirs = read_answer(response.body, RENDERING)
+    theirs = parse_render_response(response.body, RENDERING)
     tokens = await _tokens(target, ours, theirs)
     findings.append(tokens)
     if tokens.outcome is not Outcome.OK:
@@ -55,7 +55,7 @@ async def image_rendering(target: Target) -> list[Finding]:
     return [*findings, _features(target, ours, theirs)]
 
 
-async def _tokens(target: Target, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
+async def _tokens(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
     """Compare the whole prompt; if the text tokens are known to differ, only the placeholder tokens of the images."""
     media = ours.multi_modal_data or MultiModalData()
     our_ranges = [(placeholder.offset, placeholder.end) for _, placeholder in media.items_with_ranges()]
@@ -79,7 +79,7 @@ def _ids_in(ids: list[int], ranges: list[tuple[int, int]]) -> list[int]:
 # Normalisation.
 
 
-def _compared_normalisation(target: Target, ours: RenderedTokens, theirs: RenderAnswer) -> Finding | None:
+def _compared_normalisation(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding | None:
     """Compare the server's image_mean and image_std, estimated from its floats; None if it shows no floats."""
     written = written_normalisation(target.directory)
     if written is None or not (pairs := _float_pairs(ours, theirs, len(written.mean))):
@@ -93,7 +93,7 @@ def _compared_normalisation(target: Target, ours: RenderedTokens, theirs: Render
     return wrong_normalisation(target.directory, written, found[0].of(written), "the server's floats are those of")
 
 
-def _float_pairs(ours: RenderedTokens, theirs: RenderAnswer, channels: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _float_pairs(ours: RenderedTokens, theirs: RenderResponse, channels: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The floats of each image, ours and the server's, where both have the same number in a known layout."""
     pairs = []
     media = ours.multi_modal_data or MultiModalData()
@@ -156,12 +156,14 @@ def _other_directory(served: Path, own: Path) -> Path | None:
 # Tensors.
 
 
-def _features(target: Target, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
+def _features(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
     """Compare the encoded tensors that the engine sends with those that the server makes of the same images."""
     if target.image_mode != "features":
         return skipped("image features", f'media="auto" sends images of this model as {target.image_mode}')
     payload = target.image_payload(target.request(ours))
-    sent = json.loads(b"".join([b"{", *payload.member(payload.names.keys()), b"}"]))["features"]["kwargs_data"]["image"]
+    sent = json.loads(b"".join([b"{", *payload.body_field(payload.names.keys()), b"}"]))["features"]["kwargs_data"][
+        "image"
+    ]
     for our_item, medium in zip(sent, theirs.media, strict=True):
         if medium.encoded is None:
             return skipped(
@@ -211,7 +213,7 @@ def _difference(target: Target, our_item: str, their_item: str) -> tuple[str, st
     )
 
 
-def decoded_tensors(medium: RenderedMedium) -> dict[str, DecodedTensor]:
+def decoded_tensors(medium: RenderedMedia) -> dict[str, DecodedTensor]:
     """The tensors that the server shows of an item, by name; none if it shows none."""
     return {} if medium.encoded is None else decode_item(medium.encoded)
 

@@ -22,7 +22,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
 from rollouts.engines.vllm.media.image_file import image_file
-from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form, resolved_mode
+from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload, select_mode
 from rollouts.engines.vllm.wire.request_body import request_body
 from rollouts.errors import MalformedResultError, OverlongPromptError
 
@@ -88,11 +88,11 @@ class Target:
     @cached_property
     def image_mode(self) -> MediaMode:
         """The mode that the engine chooses under `media="auto"` for an image of this model and this server."""
-        return resolved_mode(self.request(self.image_prompt(fresh_image())), "auto", self.capabilities)
+        return select_mode(self.request(self.image_prompt(fresh_image())), "auto", self.capabilities)
 
-    def image_payload(self, request: GenerateRequest) -> MediaForm:
+    def image_payload(self, request: GenerateRequest) -> MediaPayload:
         """The images of a request as the engine would send them. Raises `CapabilityError`."""
-        return media_form(request, "auto", self.capabilities)
+        return media_payload(request, "auto", self.capabilities)
 
     # Prompts.
 
@@ -143,7 +143,7 @@ class Target:
         }
         return await self.post("/v1/chat/completions/render", body, RENDERING)
 
-    async def post_hashes_only(self, request: GenerateRequest, payload: MediaForm) -> HttpResponse:
+    async def post_hashes_only(self, request: GenerateRequest, payload: MediaPayload) -> HttpResponse:
         """Send a request with the hashes of its images and without their data, as after their first use.
 
         A new cache salt keeps the server from answering out of its prefix cache.
@@ -151,7 +151,7 @@ class Target:
         body = request_body(
             request,
             payload.prompt_ids,
-            payload.member(()),
+            payload.body_field(()),
             model=self.capabilities.model,
             cache_salt=uuid.uuid4().hex,
             chunks=None,
