@@ -115,8 +115,8 @@ def _span_violations(spans: Sequence[WeightSpan], sampled: int) -> Iterator[str]
     for span in spans:
         if type(span.start) is not int or type(span.end) is not int or not end <= span.start <= span.end <= sampled:
             yield (
-                f"weight span {short_repr(span.start)}:{short_repr(span.end)} does not follow {end} within {sampled} sampled "
-                "tokens"
+                f"weight span {short_repr(span.start)}:{short_repr(span.end)} does not follow {end} within {sampled} "
+                "sampled tokens"
             )
             return
         if type(span.version) is not str:
@@ -133,7 +133,9 @@ def _media_violations(media: Sequence[MediaReference], count: int) -> Iterator[s
         where = reference.placeholder
         name = f"{short_repr(reference.modality)} {number} at {short_repr(where.offset)}+{short_repr(where.length)}"
         if reference.mm_hash.partition("-")[0] != reference.source.digest:
-            yield f"{name} is named {short_repr(reference.mm_hash)} and its source {short_repr(reference.source.digest)}"
+            yield (
+                f"{name} is named {short_repr(reference.mm_hash)} and its source {short_repr(reference.source.digest)}"
+            )
     if (error := placement_error((reference.placeholder for reference in in_order), count)) is not None:
         yield f"{short_repr(in_order[error.position].modality)} {error.index} {error.reason}"
 
