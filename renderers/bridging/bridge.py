@@ -37,7 +37,7 @@ from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
 from renderers.turn_boundaries import TurnEnd
-from renderers.vision.media_markers import ShownItem
+from renderers.vision.media_markers import LocatedItem
 
 _log = logging.getLogger("renderers")
 
@@ -126,7 +126,7 @@ class Bridge:
         completion_ids: Sequence[int],
         turn: TurnSummary,
         new: Messages,
-        items: Sequence[ShownItem],
+        items: Sequence[LocatedItem],
         *,
         tools: Tools | None,
         previous: Messages | None,

@@ -34,17 +34,17 @@ def is_public_address(address: str | IPv4Address | IPv6Address, allowed_networks
 
 
 def public_addresses(
-    host: str, port: int, *, allowed_networks: Iterable[str], deadline: Deadline, shown: str
+    host: str, port: int, *, allowed_networks: Iterable[str], deadline: Deadline, redacted_url: str
 ) -> list[str]:
     """The addresses that `host` (a name or an address in any spelling) has now, each of them public.
 
     Raises `MediaAddressError` if one is not, `MediaFetchError` if there is none, TimeoutError after the deadline.
     """
-    addresses = _resolve(host, port, deadline, shown)
+    addresses = _resolve(host, port, deadline, redacted_url)
     for address in addresses:
         if not is_public_address(address, allowed_networks):
             raise MediaAddressError(
-                f"{shown}: {host} has the address {address}, which is not public. If it is meant to be reached, name "
+                f"{redacted_url}: {host} has the address {address}, which is not public. If it is meant to be reached, name "
                 "its network in allowed_networks of the media policy"
             )
     return addresses
@@ -64,7 +64,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     )
 
 
-def _resolve(host: str, port: int, deadline: Deadline, shown: str) -> list[str]:
+def _resolve(host: str, port: int, deadline: Deadline, redacted_url: str) -> list[str]:
     """Ask in a thread: a resolver that does not answer cannot be interrupted, only left alone."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -80,5 +80,5 @@ def _resolve(host: str, port: int, deadline: Deadline, shown: str) -> list[str]:
     except queue.Empty:
         raise TimeoutError from None
     if isinstance(answer, Exception):
-        raise MediaFetchError(f"{shown}: the host name {host} cannot be resolved ({answer})") from None
+        raise MediaFetchError(f"{redacted_url}: the host name {host} cannot be resolved ({answer})") from None
     return list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in answer))

@@ -13,7 +13,7 @@ from renderers.media.deadline import Deadline
 from renderers.media.event_loop import on_event_loop
 from renderers.media.policy import MediaPolicy
 from renderers.media.sniffing import check_type
-from renderers.media.urls import Target, allowed_target, redacted
+from renderers.media.urls import Target, allowed_target, redact_url
 
 _log = logging.getLogger("renderers")
 _MEDIA_TYPE = re.compile(r"[\w.+-]{1,40}/[\w.+-]{1,80}")
@@ -45,7 +45,7 @@ def _fetch(url: str, policy: MediaPolicy) -> bytes:
     target = allowed_target(url, policy)
     if on_event_loop():
         raise BlockingFetchError(
-            f"{target.shown} would be fetched on the thread of a running event loop, which would stand still "
+            f"{target.redacted_url} would be fetched on the thread of a running event loop, which would stand still "
             "meanwhile; await asyncio.to_thread(...), use a RendererPool, or call renderer.prefetch(messages) before"
         )
     started = time.monotonic()
@@ -53,28 +53,28 @@ def _fetch(url: str, policy: MediaPolicy) -> bytes:
         body = _follow(url, target, policy, Deadline(policy.timeout))
     except TimeoutError:
         raise MediaTimeoutError(
-            f"{target.shown}: not fetched within timeout={policy.timeout:g} s of the media policy, redirects included"
+            f"{target.redacted_url}: not fetched within timeout={policy.timeout:g} s of the media policy, redirects included"
         ) from None
-    _log.debug("fetched %s: %d bytes in %.3f s", target.shown, len(body), time.monotonic() - started)
+    _log.debug("fetched %s: %d bytes in %.3f s", target.redacted_url, len(body), time.monotonic() - started)
     return body
 
 
 def _follow(url: str, target: Target, policy: MediaPolicy, deadline: Deadline) -> bytes:
     from renderers.media.pinned_http import get  # loads httpx
 
-    first = target.shown
+    first = target.redacted_url
     for _ in range(policy.max_redirects + 1):
         addresses = public_addresses(
             target.host,
             target.port,
             allowed_networks=policy.allowed_networks,
             deadline=deadline,
-            shown=_via(first, target.shown),
+            redacted_url=_via(first, target.redacted_url),
         )
         answer = get(target, addresses, max_bytes=policy.max_bytes, deadline=deadline)
         if answer.location is None:
             declared = _MEDIA_TYPE.match(answer.content_type)
-            check_type(answer.body, name=target.shown, declared=declared.group() if declared else None)
+            check_type(answer.body, name=target.redacted_url, declared=declared.group() if declared else None)
             return answer.body
         url, target = _redirected(url, target, answer.location, policy)
     raise MediaFetchError(f"{first} redirects more often than max_redirects={policy.max_redirects} of the policy")
@@ -84,15 +84,17 @@ def _redirected(url: str, target: Target, location: str, policy: MediaPolicy) ->
     try:
         following = urljoin(url, location)
     except ValueError:
-        raise MediaFetchError(f"{target.shown} redirects to a URL that cannot be read") from None
+        raise MediaFetchError(f"{target.redacted_url} redirects to a URL that cannot be read") from None
     try:
         next_target = allowed_target(following, policy)
     except MediaPolicyError as error:
-        raise MediaPolicyError(f"{target.shown} redirects: {error.reason}") from None
+        raise MediaPolicyError(f"{target.redacted_url} redirects: {error.reason}") from None
     if target.scheme == "https" and next_target.scheme == "http":
-        raise MediaPolicyError(f"{target.shown} redirects from https to {redacted(following)}, which is not encrypted")
+        raise MediaPolicyError(
+            f"{target.redacted_url} redirects from https to {redact_url(following)}, which is not encrypted"
+        )
     return following, next_target
 
 
-def _via(first: str, shown: str) -> str:
-    return shown if first == shown else f"{shown} (redirected from {first})"
+def _via(first: str, redacted_url: str) -> str:
+    return redacted_url if first == redacted_url else f"{redacted_url} (redirected from {first})"

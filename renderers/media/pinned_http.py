@@ -21,7 +21,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK = 2**18
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """A whole answer: the body, or where it is said to be (`location`)."""
 
     body: bytes
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
     location: str | None
 
 
-def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: Deadline) -> Answer:
+def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: Deadline) -> HttpResponse:
     """Ask one of `addresses` for `target` and read the answer.
 
     The certificate is checked against the name, nothing is taken from the environment (proxies, netrc), no cookie is
@@ -51,15 +51,15 @@ def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: D
             httpcore.ConnectionPool(ssl_context=tls, network_backend=backend) as pool,
             pool.stream("GET", url, headers=headers) as response,
         ):
-            return _answer(response, backend.stream, target.shown, max_bytes)
+            return _read_response(response, backend.stream, target.redacted_url, max_bytes)
     except httpcore.TimeoutException:
         raise TimeoutError from None
     except httpcore.ConnectError as error:  # its text comes from this system: refused, unreachable, certificate
-        raise MediaFetchError(f"{target.shown}: no connection ({error})") from None
+        raise MediaFetchError(f"{target.redacted_url}: no connection ({error})") from None
     except httpcore.NetworkError:
-        raise MediaFetchError(f"{target.shown}: the connection broke off") from None
+        raise MediaFetchError(f"{target.redacted_url}: the connection broke off") from None
     except httpcore.ProtocolError:  # its text may quote what the server sent, and that what was asked for
-        raise MediaFetchError(f"{target.shown}: the server does not speak proper HTTP") from None
+        raise MediaFetchError(f"{target.redacted_url}: the server does not speak proper HTTP") from None
 
 
 @functools.cache
@@ -148,28 +148,30 @@ class _CountedStream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
-def _answer(response: httpcore.Response, stream: _CountedStream, shown: str, max_bytes: int) -> Answer:
+def _read_response(
+    response: httpcore.Response, stream: _CountedStream, redacted_url: str, max_bytes: int
+) -> HttpResponse:
     stream.head_is_read()
     headers = {name.lower(): _text(value).strip() for name, value in response.headers}
     content_type = headers.get(b"content-type", "")
     if response.status in _REDIRECTS and b"location" in headers:
-        return Answer(b"", content_type, headers[b"location"])
+        return HttpResponse(b"", content_type, headers[b"location"])
     if response.status != 200:
-        raise MediaFetchError(f"{shown}: the server answers with status {response.status}, not 200")
+        raise MediaFetchError(f"{redacted_url}: the server answers with status {response.status}, not 200")
     encoding = headers.get(b"content-encoding", "identity").lower()
     if encoding not in ("", "identity"):
-        raise MediaFetchError(f"{shown}: the body is compressed in transit, although that was not asked for")
+        raise MediaFetchError(f"{redacted_url}: the body is compressed in transit, although that was not asked for")
     announced = _announced(headers)
     if announced is not None and announced > max_bytes:
         raise MediaLimitError(
-            f"{shown}: {announced} bytes are announced, more than max_bytes={max_bytes} of the policy"
+            f"{redacted_url}: {announced} bytes are announced, more than max_bytes={max_bytes} of the policy"
         )
-    body = _body(response, shown, announced, max_bytes)
+    body = _body(response, redacted_url, announced, max_bytes)
     if announced is not None and stream.received > announced:
-        raise MediaFetchError(f"{shown}: more bytes arrive than the {announced} announced")
+        raise MediaFetchError(f"{redacted_url}: more bytes arrive than the {announced} announced")
     if not body:
-        raise MediaFetchError(f"{shown}: the body is empty")
-    return Answer(body, content_type, None)
+        raise MediaFetchError(f"{redacted_url}: the body is empty")
+    return HttpResponse(body, content_type, None)
 
 
 def _text(header: bytes) -> str:
@@ -186,18 +188,20 @@ def _announced(headers: Mapping[bytes, str]) -> int | None:
     return int(headers[b"content-length"].split(",")[0])
 
 
-def _body(response: httpcore.Response, shown: str, announced: int | None, max_bytes: int) -> bytes:
+def _body(response: httpcore.Response, redacted_url: str, announced: int | None, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     received = 0
     try:
         for chunk in response.iter_stream():
             received += len(chunk)
             if received > max_bytes:
-                raise MediaLimitError(f"{shown}: the body is larger than max_bytes={max_bytes} of the policy")
+                raise MediaLimitError(f"{redacted_url}: the body is larger than max_bytes={max_bytes} of the policy")
             chunks.append(chunk)
     except httpcore.RemoteProtocolError:
         of = "" if announced is None else f" of {announced}"
-        raise MediaFetchError(f"{shown}: the body ends after {received}{of} bytes, before it is complete") from None
+        raise MediaFetchError(
+            f"{redacted_url}: the body ends after {received}{of} bytes, before it is complete"
+        ) from None
     return b"".join(chunks)
 
 

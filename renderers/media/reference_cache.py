@@ -21,8 +21,8 @@ _HASHED_WHOLE = 4096
 _SETTLED_NS = 2_000_000_000
 
 
-class SeenFile(NamedTuple):
-    """A file as it stands. Another file under the path, or other contents, is another `SeenFile`."""
+class FileState(NamedTuple):
+    """A file as it stands. Another file under the path, or other contents, is another `FileState`."""
 
     path: str
     device: int
@@ -32,7 +32,7 @@ class SeenFile(NamedTuple):
     ctime_ns: int  # who writes in place and sets the old mtime again still changes this one
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], status: os.stat_result) -> Self | None:
+    def from_status(cls, path: str | os.PathLike[str], status: os.stat_result) -> Self | None:
         """`status` is taken before the file is read: if it changes in between, what was read is never found again.
 
         None for a file that changed just now: it could change again without its times telling the difference.
@@ -65,7 +65,7 @@ class _DataURL:
         return isinstance(other, _DataURL) and self.text == other.text
 
 
-_Key = int | str | SeenFile | _DataURL
+_Key = int | str | FileState | _DataURL
 
 
 class _Entry(NamedTuple):
@@ -81,7 +81,7 @@ class ReferenceCache:
     - data URLs are known by value; the string is kept, and compared with, which is quicker than to hash it.
     - `http:` and `https:` URLs are known by value and keep their source: what a URL meant in a conversation it means
       until it is forgotten, whatever the server says by then.
-    - a path is known as the `SeenFile` that it was before it was read: `SeenFile.of(path, status)`.
+    - a path is known as the `FileState` that it was before it was read: `FileState.from_status(path, status)`.
 
     Anything else (bytearray, arrays, PIL images, paths as such) can change and is never remembered. Except for URLs a
     source is held weakly: what the store forgets is not kept alive here. Whether a policy allows a reference is for the
@@ -122,7 +122,7 @@ class ReferenceCache:
                 self._entries.pop(key)
         return None
 
-    def remember(self, value: object, source: MediaSource) -> MediaSource:
+    def put(self, value: object, source: MediaSource) -> MediaSource:
         """Remember that `value` became `source`; what cannot be remembered is passed over.
 
         Returns `source`, or for a URL that is known already the source that it has meant so far.
@@ -166,7 +166,7 @@ def _key(value: Any) -> _Key | None:
     kind = type(value)
     if kind is bytes:
         return id(value)
-    if kind is SeenFile or _is_web_url(value):
+    if kind is FileState or _is_web_url(value):
         return value  # type: ignore[no-any-return]
     return _DataURL(value) if kind is str and value[:5].lower() == "data:" else None
 

@@ -40,7 +40,7 @@ class MediaStore:
     """`mm_hash` -> `MediaItem` and digest -> `MediaSource`, least recently used forgotten first. Safe for threads.
 
     `max_bytes` bounds what memory holds, not the number of media: arrays, sources (each distinct source once, however
-    many processors made items of it), a kilobyte per entry, and what `seen` holds, which is a quarter of it at most.
+    many processors made items of it), a kilobyte per entry, and what `references` holds, which is a quarter of it at most.
 
     With a `directory` every source is also written there, and found there when memory has forgotten it, by this process
     or another, now or later. See `SourceDirectory` for what that promises and for `max_directory_bytes`.
@@ -60,7 +60,7 @@ class MediaStore:
         if directory is None and max_directory_bytes is not None:
             raise MediaStoreError("max_directory_bytes bounds a directory, and there is none; pass directory too")
         self.max_bytes = max_bytes
-        self.seen = ReferenceCache(max_bytes // 4, find=_weakly(self))
+        self.references = ReferenceCache(max_bytes // 4, find=_weakly(self))
         self._directory = None if directory is None else SourceDirectory(directory, max_directory_bytes)
         # A source stands behind each item that was made of it: it is moved up with them, and forgotten after them. So
         # an item never outlives the entry that its source's bytes are counted under.
@@ -130,7 +130,7 @@ class MediaStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of items and sources, with a kilobyte for each. `seen.nbytes` comes on top; both within `max_bytes`."""
+        """Bytes of items and sources, with a kilobyte for each. `references.nbytes` comes on top; both within `max_bytes`."""
         return self._entries.nbytes
 
     @property
@@ -157,7 +157,7 @@ class MediaStore:
         return source
 
     def _room(self) -> int:
-        return self.max_bytes - self.seen.nbytes
+        return self.max_bytes - self.references.nbytes
 
     def _write(self, source: MediaSource) -> None:
         if self._directory is not None:

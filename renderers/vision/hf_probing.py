@@ -14,7 +14,7 @@ from renderers.errors import LoadError, MediaError
 from renderers.media.item import TensorField
 from renderers.media.pixel_scale import PixelScale
 from renderers.vision.batching import combine, same_bits
-from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, Outcome, OwnProcessor
+from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorOutput, ProcessorRunner
 from renderers.vision.normalise import ScaledPixels
 
 # (width, height): small, wide and tall, so that each image is larger than another in some direction and a processor
@@ -44,40 +44,43 @@ class Layout:
     raw_names: frozenset[str] = frozenset()
 
 
-def probe(own: OwnProcessor, *, least_frames: int, embed_tokens: Sequence[str]) -> Layout:
+def probe(runner: ProcessorRunner, *, least_frames: int, embed_tokens: Sequence[str]) -> Layout:
     """Find the layout of a processor, or raise a `LoadError` that names the tensor at fault.
 
     `least_frames`: fewer frames make no video for it; `embed_tokens`: what config.json names, if there is one.
     """
-    media = _images() if own.modality == "image" else _clips(max(least_frames, _CLIP_FRAMES))
+    media = _images() if runner.modality == "image" else _clips(max(least_frames, _CLIP_FRAMES))
     try:
-        alone = [own.run([medium]) for medium in media]
-        together = own.run(media, text=_TEXT)
+        alone = [runner.run([medium]) for medium in media]
+        together = runner.run(media, text=_TEXT)
     except PROCESSOR_ERRORS as error:
-        raise LoadError(f"{own.name} does not process {own.modality}s one at a time: {error}") from error
-    if list(together.replacements) != [outcome.replacements[0] for outcome in alone]:
+        raise LoadError(f"{runner.name} does not process {runner.modality}s one at a time: {error}") from error
+    if list(together.replacements) != [output.replacements[0] for output in alone]:
         raise LoadError(
-            f"{own.name} puts other text in place of {own.marker!r} where {own.modality}s are processed together; such "
+            f"{runner.name} puts other text in place of {runner.marker!r} where {runner.modality}s are processed together; such "
             "a model cannot be given items that were processed alone"
         )
-    fields = _fields(own, alone, together)
-    embed_token = _embed_token(own, alone, embed_tokens)
-    scale, raw_names = _scale(own, media, alone, fields)
+    fields = _fields(runner, alone, together)
+    embed_token = _embed_token(runner, alone, embed_tokens)
+    scale, raw_names = _scale(runner, media, alone, fields)
     return Layout(fields, embed_token, alone[0].replacements[0], scale, raw_names)
 
 
 def _scale(
-    own: OwnProcessor, media: Sequence[Medium], alone: Sequence[Outcome], fields: Mapping[str, TensorField]
+    runner: ProcessorRunner,
+    media: Sequence[Medium],
+    alone: Sequence[ProcessorOutput],
+    fields: Mapping[str, TensorField],
 ) -> tuple[PixelScale | None, frozenset[str]]:
     """How floats are made of uint8 patches, and in which tensors, as far as the probes show it bit for bit.
 
     The probes hold every value of every channel, and rescale and normalise look at one value at a time.
     """
-    settings = _scale_settings(own.part)
+    settings = _scale_settings(runner.part)
     if settings is None:
         return None, frozenset()
     try:
-        raw = [own.run([medium], raw=True) for medium in media]
+        raw = [runner.run([medium], raw=True) for medium in media]
     except PROCESSOR_ERRORS:
         return None, frozenset()  # a class that takes no such option; its floats are what there is
     if any(one.replacements != other.replacements for one, other in zip(raw, alone, strict=True)):
@@ -133,20 +136,22 @@ def _has_channels(pixels: np.ndarray, channels: int) -> bool:
     return pixels.ndim > 2 and bool(pixels.shape[1] == channels)
 
 
-def _fields(own: OwnProcessor, alone: Sequence[Outcome], together: Outcome) -> dict[str, TensorField]:
+def _fields(
+    runner: ProcessorRunner, alone: Sequence[ProcessorOutput], together: ProcessorOutput
+) -> dict[str, TensorField]:
     names = together.tensors.keys()
-    for outcome in alone:
-        if outcome.tensors.keys() != names:
+    for output in alone:
+        if output.tensors.keys() != names:
             raise LoadError(
-                f"{own.name} returns {', '.join(outcome.tensors)} for one {own.modality} and "
+                f"{runner.name} returns {', '.join(output.tensors)} for one {runner.modality} and "
                 f"{', '.join(names)} for several; only processors that return the same are read"
             )
     return {
-        name: _field(own, name, [outcome.tensors[name] for outcome in alone], together.tensors[name]) for name in names
+        name: _field(runner, name, [output.tensors[name] for output in alone], together.tensors[name]) for name in names
     }
 
 
-def _field(own: OwnProcessor, name: str, alone: Sequence[np.ndarray], together: np.ndarray) -> TensorField:
+def _field(runner: ProcessorRunner, name: str, alone: Sequence[np.ndarray], together: np.ndarray) -> TensorField:
     """The kind of tensor that makes `together` of the single ones, bit for bit."""
     for field in _candidates(alone, together):
         try:
@@ -157,7 +162,7 @@ def _field(own: OwnProcessor, name: str, alone: Sequence[np.ndarray], together: 
             return field
     shapes = ", ".join(str(array.shape) for array in alone)
     raise LoadError(
-        f"{own.name} makes {name!r} of shapes {shapes} of single {own.modality}s and {together.shape} of all together, "
+        f"{runner.name} makes {name!r} of shapes {shapes} of single {runner.modality}s and {together.shape} of all together, "
         "which is neither their rows one after another nor stacked and padded: their values or their layout depend on "
         "what else is in the batch, so that items processed alone would be wrong"
     )
@@ -186,23 +191,23 @@ def item_tensor(name: str, array: np.ndarray, field: TensorField) -> np.ndarray:
     return np.asarray(array[0])
 
 
-def _embed_token(own: OwnProcessor, alone: Sequence[Outcome], named: Sequence[str]) -> str:
+def _embed_token(runner: ProcessorRunner, alone: Sequence[ProcessorOutput], named: Sequence[str]) -> str:
     """The control token that is repeated most. `named` are those that config.json gives the model to look for."""
     counts: Counter[str] = Counter()
-    for outcome in alone:
-        for piece in own.pieces(outcome.replacements[0]):
-            if own.is_control(piece.text):
+    for output in alone:
+        for piece in runner.pieces(output.replacements[0]):
+            if runner.is_control(piece.text):
                 counts[piece.text] += piece.times
     if not counts:
         raise LoadError(
-            f"{own.name} puts {alone[0].replacements[0][:80]!r} in place of {own.marker!r}, without a control token of "
+            f"{runner.name} puts {alone[0].replacements[0][:80]!r} in place of {runner.marker!r}, without a control token of "
             "its tokenizer: load the tokenizer that belongs to this processor"
         )
     (token, count), *others = counts.most_common(2)
     tied = bool(others) and others[0][1] == count
     if tied or (named and token not in named):
         raise LoadError(
-            f"cannot tell which token stands for the features of a {own.modality}: {own.name} prints {dict(counts)}, "
+            f"cannot tell which token stands for the features of a {runner.modality}: {runner.name} prints {dict(counts)}, "
             f"config.json names {', '.join(named) or 'none'}"
         )
     return token

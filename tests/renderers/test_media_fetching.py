@@ -56,7 +56,7 @@ from renderers.media.addresses import is_public_address
 from renderers.media.decoding import decode_image
 from renderers.media.fetching import fetch
 from renderers.media.reference import source_of_part
-from renderers.media.urls import redacted
+from renderers.media.urls import redact_url
 
 NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 SECRET = "s3cr3t"
@@ -726,7 +726,7 @@ def test_no_error_and_no_log_line_shows_credentials_or_a_query(
     ],
 )
 def test_a_url_is_shown_without_credentials_query_and_fragment(url: str, expected: str) -> None:
-    assert redacted(url) == expected
+    assert redact_url(url) == expected
 
 
 # Event loops.
