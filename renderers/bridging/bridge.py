@@ -33,6 +33,7 @@ from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.media.item import ExpansionPiece, Modality
 from renderers.messages import check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
+from renderers.placement import item_placement_error
 from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
@@ -198,18 +199,13 @@ class Bridge:
             missing = any(token_id in prompt_ids for token_id in self._embed_ids)
             return BridgeRefusal.MISSING_MEDIA if missing else None
         ids = np.asarray(prompt_ids)
-        end = 0
-        for item, where in media.items_with_ranges():
+        placed = media.items_with_ranges()
+        if item_placement_error(placed, len(ids)) is not None:
+            return BridgeRefusal.MISPLACED_MEDIA
+        for item, where in placed:
             allowed = [self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed]
-            covered = [ids[start:stop] for start, stop in where.runs]
-            if (
-                where.offset < end
-                or where.num_embeds != item.num_tokens
-                or where.end > len(ids)
-                or not all(np.isin(run, allowed).all() for run in covered)
-            ):
+            if not all(np.isin(ids[start:stop], allowed).all() for start, stop in where.runs):
                 return BridgeRefusal.MISPLACED_MEDIA
-            end = where.end
         return None
 
     def _embed_id(self, piece: ExpansionPiece, modality: Modality) -> int:

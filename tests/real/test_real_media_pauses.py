@@ -24,6 +24,7 @@ from rollouts.engines.vllm.wire.features import features_segments
 from rollouts.errors import ServerError, ServerUnreachableError, UnsafeControlError
 
 LONG = 1200  # tokens: seconds
+HITS = "vllm:prefix_cache_hits_total"
 MODES = ("abort", "wait", "keep")
 _made = iter(range(10**6))
 
@@ -76,10 +77,10 @@ async def covered(engine: VLLMEngine, server: VLLMServer) -> RenderedTokens:
 
 async def in_flight(server: VLLMServer, call: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
     """A call that is being generated, and whose prompt was found in the prefix cache."""
-    hits = (await metrics(server)).prefix_cache.hits
+    hits = (await metrics(server)).total(HITS)
     task = asyncio.ensure_future(call())
     async with asyncio.timeout(30):
-        while (await metrics(server)).prefix_cache.hits == hits:
+        while (await metrics(server)).total(HITS) == hits:
             assert not task.done(), task
             await asyncio.sleep(0.05)
     await asyncio.sleep(0.3)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
-from rollouts.cli.doctor.target import GENERATE, Patient, sampled_in
+from rollouts.cli.doctor.target import GENERATE, Target, sampled_in
 from rollouts.engines.vllm.http.connection import HttpResponse
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
@@ -24,46 +24,46 @@ _MOST_LIKELY = 20
 _RAW_LOGPROBS = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
 
 
-async def text_request(patient: Patient) -> Finding:
+async def text_request(target: Target) -> Finding:
     check = "text request"
     started = time.perf_counter()
     try:
-        completion = await patient.sample(patient.text_prompt())
+        completion = await target.sample(target.text_prompt())
     except (MalformedResultError, MissingLogProbsError) as error:
         return failed(check, str(error), _RAW_LOGPROBS)
     seconds = time.perf_counter() - started
     return ok(check, f"{len(completion.token_ids)} tokens with log-probabilities in {seconds * 1000:.0f} ms")
 
 
-async def logprobs_mode(patient: Patient) -> Finding:
+async def logprobs_mode(target: Target) -> Finding:
     """Log-probabilities must be the model's own: before temperature and top-k, and no logits."""
     check = "log-probabilities"
-    if (total := await _total_probability(patient)) is not None and total > 1.01:
+    if (total := await _total_probability(target)) is not None and total > 1.01:
         return failed(check, f"the probabilities of one token's alternatives add up to {total:.3g}", _RAW_LOGPROBS)
-    rendered = patient.text_prompt()
-    sampled = await patient.sample(rendered, temperature=0.5, top_k=2, seed=0)
+    rendered = target.text_prompt()
+    sampled = await target.sample(rendered, temperature=0.5, top_k=2, seed=0)
     ids = sampled.token_ids.tolist()
     scoring = replace(
-        patient.request(rendered, max_tokens=1), prompt_ids=[*rendered.token_ids, *ids], prompt_logprobs=True
+        target.request(rendered, max_tokens=1), prompt_ids=[*rendered.token_ids, *ids], prompt_logprobs=True
     )
-    scored = (await patient.engine.generate(scoring)).prompt_logprobs
+    scored = (await target.engine.generate(scoring)).prompt_logprobs
     assert scored is not None
     difference = float(np.abs(sampled.logprobs - scored[-len(ids) :]).max())
-    if difference <= patient.tolerance:
+    if difference <= target.tolerance:
         return ok(check, f"raw, before temperature and top-k (at most {difference:.2g} from a second scoring)")
     return failed(
         check, f"sampled tokens are reported {difference:.2g} from what the model gives them as a prompt", _RAW_LOGPROBS
     )
 
 
-async def _total_probability(patient: Patient) -> float | None:
+async def _total_probability(target: Target) -> float | None:
     """What the likeliest tokens at one place have together, by the server's numbers; None where it does not tell."""
     body = {
-        "model": patient.capabilities.model,
-        "token_ids": patient.text_prompt().token_ids,
+        "model": target.capabilities.model,
+        "token_ids": target.text_prompt().token_ids,
         "sampling_params": {"max_tokens": 1, "temperature": 1.0, "logprobs": _MOST_LIKELY},
     }
-    reply = await patient.post(GENERATE, body, "asking for the likeliest tokens")
+    reply = await target.post(GENERATE, body, "asking for the likeliest tokens")
     if reply.status != 200:  # --max-logprobs allows fewer
         return None
     try:
@@ -73,34 +73,34 @@ async def _total_probability(patient: Patient) -> float | None:
         raise MalformedResultError(reply.name, f"likeliest tokens cannot be read: {error!r}") from error
 
 
-async def aborting(patient: Patient) -> Finding:
+async def aborting(target: Target) -> Finding:
     """A long request, ended by its name; one that ends by itself before shows nothing."""
-    room = patient.capabilities.max_model_len - len(patient.text_prompt().token_ids)
+    room = target.capabilities.max_model_len - len(target.text_prompt().token_ids)
     for seconds in _ABORT_AFTER_SECONDS:
-        found = await _aborted(patient, room, seconds)
+        found = await _aborted(target, room, seconds)
         if found is not None:
             return found
     return skipped(
         "abort",
         f"requests end by themselves before they can be aborted: there is room for {room} tokens",
-        f"start `vllm serve` with a --max-model-len beyond {patient.capabilities.max_model_len}",
+        f"start `vllm serve` with a --max-model-len beyond {target.capabilities.max_model_len}",
     )
 
 
-async def _aborted(patient: Patient, room: int, seconds: float) -> Finding | None:
+async def _aborted(target: Target, room: int, seconds: float) -> Finding | None:
     """What an abort after so many seconds did; None where the request had ended by itself."""
     request_id = uuid.uuid4().hex
     body = {
-        "model": patient.capabilities.model,
+        "model": target.capabilities.model,
         "request_id": request_id,
-        "token_ids": patient.text_prompt().token_ids,
+        "token_ids": target.text_prompt().token_ids,
         "sampling_params": {"max_tokens": room, "ignore_eos": True, "temperature": 1.0, "logprobs": 0},
     }
-    running = asyncio.ensure_future(patient.post(GENERATE, body, "a request to be aborted"))
+    running = asyncio.ensure_future(target.post(GENERATE, body, "a request to be aborted"))
     try:
         await asyncio.wait([running], timeout=seconds)
         if not running.done():
-            await patient.control.abort([request_id])
+            await target.control.abort([request_id])
             await asyncio.wait([running], timeout=_CROSSING_SECONDS)
         crossed = running.done()
         reply = await asyncio.wait_for(running, timeout=30)

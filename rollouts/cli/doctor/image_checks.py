@@ -19,7 +19,7 @@ from rollouts.cli.doctor.pixel_scale import (
     written_normalisation,
     wrong_normalisation,
 )
-from rollouts.cli.doctor.target import Patient, apart, fresh_image, sampled_in
+from rollouts.cli.doctor.target import Target, apart, fresh_image, sampled_in
 from rollouts.cli.doctor.token_checks import first_difference
 from rollouts.engines.vllm.http.connection import response_error
 from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item, encoded_entries
@@ -29,16 +29,16 @@ from rollouts.engines.vllm.wire.tensors import tensor_dtype
 _RENDERING = "rendering images"
 
 
-async def images_of_server(patient: Patient) -> list[Finding]:
+async def images_of_server(target: Target) -> list[Finding]:
     """Tokens, normalisation and tensors of two images of different shapes, as the server makes them."""
-    ours = patient.image_prompt(fresh_image(), fresh_image(96, 64))
-    if len(ours.token_ids) >= patient.capabilities.max_model_len:
-        ours = patient.image_prompt(fresh_image())
-    reply = await patient.render(ours)
+    ours = target.image_prompt(fresh_image(), fresh_image(96, 64))
+    if len(ours.token_ids) >= target.capabilities.max_model_len:
+        ours = target.image_prompt(fresh_image())
+    reply = await target.render(ours)
     findings = []
     if reply.status == 400:  # it may take one only
-        ours = patient.image_prompt(fresh_image())
-        reply, refused = await patient.render(ours), reply
+        ours = target.image_prompt(fresh_image())
+        reply, refused = await target.render(ours), reply
         if reply.status == 200:
             said = response_error(_RENDERING, refused, _RENDERING).body
             cure = "start `vllm serve` with --limit-mm-per-prompt '{\"image\": 8}', or as many as an episode shows"
@@ -46,33 +46,33 @@ async def images_of_server(patient: Patient) -> list[Finding]:
     if reply.status != 200:
         raise response_error(_RENDERING, reply, "comparing images")
     theirs = read_answer(reply.body, _RENDERING)
-    tokens = await _tokens(patient, ours, theirs)
+    tokens = await _tokens(target, ours, theirs)
     findings.append(tokens)
     if tokens.outcome is not Outcome.OK:
         return [*findings, skipped("image features", "not checked, because of: image tokens failed")]
-    normalisation = _visible_normalisation(patient, ours, theirs)
+    normalisation = _visible_normalisation(target, ours, theirs)
     if normalisation is not None:
         findings.append(normalisation)
         if normalisation.outcome is Outcome.FAILED:
             return [*findings, skipped("image features", f"not checked, because of: {NORMALISATION} failed")]
-    return [*findings, _features(patient, ours, theirs)]
+    return [*findings, _features(target, ours, theirs)]
 
 
-async def _tokens(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
+async def _tokens(target: Target, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
     """The whole prompt; where the templates differ, which is found already, only what stands for the images."""
     assert ours.multi_modal_data is not None
     places = [(where.offset, where.end) for _, where in ours.multi_modal_data.items_with_ranges()]
-    their_places = [(medium.offset, medium.end) for medium in theirs.media]
-    whole = patient.is_ok("text tokens")
+    their_places = [(medium.placeholder.offset, medium.placeholder.end) for medium in theirs.media]
+    whole = target.is_ok("text tokens")
     our_ids = ours.token_ids if whole else _between(ours.token_ids, places)
     their_ids = theirs.token_ids if whole else _between(theirs.token_ids, their_places)
-    difference = await first_difference(patient, our_ids, their_ids)
+    difference = await first_difference(target, our_ids, their_ids)
     if difference is None and (len(places) != len(their_places) or (whole and places != their_places)):
         difference = f"the server puts images at {their_places}, the renderer at {places}"
     if difference is None:
         of_what = "ids" if whole else "ids of the images"
         return ok("image tokens", f"{len(our_ids)} {of_what}, all equal")
-    return failed("image tokens", difference, _same_processor(patient))
+    return failed("image tokens", difference, _same_processor(target))
 
 
 def _between(ids: list[int], places: list[tuple[int, int]]) -> list[int]:
@@ -82,18 +82,18 @@ def _between(ids: list[int], places: list[tuple[int, int]]) -> list[int]:
 # Normalisation.
 
 
-def _visible_normalisation(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding | None:
+def _visible_normalisation(target: Target, ours: RenderedTokens, theirs: RenderAnswer) -> Finding | None:
     """The server's mean and deviation against ours, read off its floats; None where it shows none."""
-    written = written_normalisation(patient.directory)
+    written = written_normalisation(target.directory)
     if written is None or not (pairs := _float_pairs(ours, theirs, len(written.mean))):
         return None
     maps = [linear_map(mine, other, len(written.mean)) for mine, other in pairs]
     found = [each for each in maps if each is not None]
     if len(found) < len(maps):  # they differ in another way, which image features tells
         return None
-    if all(each.is_identity(patient.capabilities.pixel_dtype or "") for each in found):
+    if all(each.is_identity(target.capabilities.pixel_dtype or "") for each in found):
         return ok(NORMALISATION, f"the server's floats are those of {written}")
-    return wrong_normalisation(patient.directory, written, found[0].of(written), "the server's floats are those of")
+    return wrong_normalisation(target.directory, written, found[0].of(written), "the server's floats are those of")
 
 
 def _float_pairs(ours: RenderedTokens, theirs: RenderAnswer, channels: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -119,14 +119,14 @@ def _has_channels(pixels: np.ndarray, channels: int) -> bool:
     return len(shape) > 2 and shape[-3] == channels
 
 
-async def unseen_normalisation(patient: Patient) -> Finding:
+async def unseen_normalisation(target: Target) -> Finding:
     """What is known of a server that does not show its floats, such as one that normalises on its device."""
-    on_device = patient.capabilities.pixel_dtype == "uint8"
-    written = written_normalisation(patient.directory)
-    served, beside = await _served_directory(patient), patient.directory
+    on_device = target.capabilities.pixel_dtype == "uint8"
+    written = written_normalisation(target.directory)
+    served, beside = await _served_directory(target), target.directory
     theirs = None if served is None else written_normalisation(served)
     if written is not None and theirs is not None and not theirs.is_near(written):
-        return wrong_normalisation(patient.directory, written, theirs, f"{served}, which is served, has")
+        return wrong_normalisation(target.directory, written, theirs, f"{served}, which is served, has")
     seen = f"the server {'normalises on its device' if on_device else 'lays its floats out otherwise'}"
     seen += " and does not show its numbers"
     if served is not None and theirs is not None:
@@ -134,16 +134,16 @@ async def unseen_normalisation(patient: Patient) -> Finding:
     return skipped(NORMALISATION, f"{seen}; mismatch, image tells, where it is checked")
 
 
-async def _served_directory(patient: Patient) -> Path | None:
+async def _served_directory(target: Target) -> Path | None:
     """The directory that the server names as its model, where it is on this machine and not --model itself."""
-    if urlsplit(patient.connection.base_url).hostname not in ("127.0.0.1", "localhost", "::1"):
+    if urlsplit(target.connection.base_url).hostname not in ("127.0.0.1", "localhost", "::1"):
         return None
-    reply = await patient.connection.request("GET", "/v1/models", name="asking which model is served")
+    reply = await target.connection.request("GET", "/v1/models", name="asking which model is served")
     cards = reply.json().get("data") if reply.status == 200 else None
-    roots = [card.get("root") for card in cards or () if card.get("id") == patient.capabilities.model]
+    roots = [card.get("root") for card in cards or () if card.get("id") == target.capabilities.model]
     if not roots or not isinstance(roots[0], str):
         return None
-    return await asyncio.to_thread(_other_directory, Path(roots[0]), patient.directory)
+    return await asyncio.to_thread(_other_directory, Path(roots[0]), target.directory)
 
 
 def _other_directory(served: Path, own: Path) -> Path | None:
@@ -155,11 +155,11 @@ def _other_directory(served: Path, own: Path) -> Path | None:
 # Tensors.
 
 
-def _features(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
+def _features(target: Target, ours: RenderedTokens, theirs: RenderAnswer) -> Finding:
     """Our bytes against the server's, where they are what is sent."""
-    if patient.image_mode != "features":
-        return skipped("image features", f'media="auto" sends images of this model as {patient.image_mode}')
-    form = patient.image_form(patient.request(ours))
+    if target.image_mode != "features":
+        return skipped("image features", f'media="auto" sends images of this model as {target.image_mode}')
+    form = target.image_form(target.request(ours))
     sent = json.loads(b"".join([b"{", *form.member(form.names.keys()), b"}"]))["features"]["kwargs_data"]["image"]
     for mine, medium in zip(sent, theirs.media, strict=True):
         if medium.encoded is None:
@@ -170,19 +170,19 @@ def _features(patient: Patient, ours: RenderedTokens, theirs: RenderAnswer) -> F
             )
         # By name: servers write the names in an order of their own.
         if encoded_entries(mine) != encoded_entries(medium.encoded):
-            return failed("image features", *_difference(patient, mine, medium.encoded))
+            return failed("image features", *_difference(target, mine, medium.encoded))
     size = sum(len(mine) for mine in sent)
-    dtype = patient.capabilities.pixel_dtype
+    dtype = target.capabilities.pixel_dtype
     return ok("image features", f"{len(theirs.media)} images, {size} bytes, equal to the server's; {dtype} pixels")
 
 
-def _difference(patient: Patient, mine: str, of_server: str) -> tuple[str, str]:
+def _difference(target: Target, mine: str, of_server: str) -> tuple[str, str]:
     """What differs between two encoded items, and the cure."""
     ours, theirs = decode_item(mine), decode_item(of_server)
     if ours.keys() != theirs.keys():
         return (
             f"the server makes {', '.join(sorted(theirs))} of an image, the renderer {', '.join(sorted(ours))}",
-            f'send files: VLLMEngine(media="content_parts"); or start `vllm serve {patient.directory}` if it serves '
+            f'send files: VLLMEngine(media="content_parts"); or start `vllm serve {target.directory}` if it serves '
             "another model",
         )
     for name, mine_decoded in ours.items():
@@ -196,10 +196,10 @@ def _difference(patient: Patient, mine: str, of_server: str) -> tuple[str, str]:
             )
         array, of_theirs = _array(mine_decoded), _array(other)
         if array.shape != of_theirs.shape:
-            return f"{name} is {array.shape} with us and {of_theirs.shape} with the server", _same_processor(patient)
+            return f"{name} is {array.shape} with us and {of_theirs.shape} with the server", _same_processor(target)
         if not np.array_equal(array, of_theirs):
             count = int(np.count_nonzero(array != of_theirs))
-            return f"{count} of {array.size} values of {name} differ", _same_pixels(patient)
+            return f"{count} of {array.size} values of {name} differ", _same_pixels(target)
     return (
         "the same tensors, written otherwise",
         "pip install --upgrade mmrollouts: this vLLM writes features otherwise",
@@ -215,16 +215,15 @@ def _array(decoded: DecodedTensor) -> np.ndarray:
     return tensor if isinstance(tensor, np.ndarray) else tensor.unpack()
 
 
-def _same_processor(patient: Patient) -> str:
-    return (
-        f"copy {processor_file(patient.directory).name} from the directory that is served, or start `vllm serve` "
-        + (f"{patient.directory} without --mm-processor-kwargs and --chat-template")
+def _same_processor(target: Target) -> str:
+    return f"copy {processor_file(target.directory).name} from the directory that is served, or start `vllm serve` " + (
+        f"{target.directory} without --mm-processor-kwargs and --chat-template"
     )
 
 
-def _same_pixels(patient: Patient) -> str:
+def _same_pixels(target: Target) -> str:
     return (
-        f"{_same_processor(patient)}; if few values differ, the two resample differently: "
+        f"{_same_processor(target)}; if few values differ, the two resample differently: "
         'load_renderer(..., config=RendererConfig(image_backend="torchvision")), or "pillow", as the server does'
     )
 
@@ -232,10 +231,10 @@ def _same_pixels(patient: Patient) -> str:
 # Answers.
 
 
-async def image_request(patient: Patient) -> Finding:
+async def image_request(target: Target) -> Finding:
     """Two images must not answer alike."""
-    first, second = patient.image_prompt(fresh_image()), patient.image_prompt(fresh_image())
-    difference = apart(await patient.sample(first), await patient.sample(second))
+    first, second = target.image_prompt(fresh_image()), target.image_prompt(fresh_image())
+    difference = apart(await target.sample(first), await target.sample(second))
     if difference > 1e-6:
         return ok("image request", f"two images answer differently (log-probabilities up to {difference:.2g} apart)")
     return failed(
@@ -245,16 +244,16 @@ async def image_request(patient: Patient) -> Finding:
     )
 
 
-async def image_pixels(patient: Patient) -> Finding:
+async def image_pixels(target: Target) -> Finding:
     """Our pixels must be answered as what the server makes of the same file."""
     check = "image pixels"
-    if patient.image_mode != "features":
-        return await _pixels_of_server(patient, check)
-    if not patient.capabilities.content_parts:
-        return skipped(check, f"vLLM {patient.capabilities.version} takes no `content_parts` to compare with")
-    rendered = patient.image_prompt(fresh_image())
-    difference = apart(await patient.sample(rendered), await patient.sample(rendered, engine=patient.server_side))
-    if difference <= patient.tolerance:
+    if target.image_mode != "features":
+        return await _pixels_of_server(target, check)
+    if not target.capabilities.content_parts:
+        return skipped(check, f"vLLM {target.capabilities.version} takes no `content_parts` to compare with")
+    rendered = target.image_prompt(fresh_image())
+    difference = apart(await target.sample(rendered), await target.sample(rendered, engine=target.server_side))
+    if difference <= target.tolerance:
         return ok(check, f"answered as the server's own processing of the file (at most {difference:.2g} apart)")
     return failed(
         check,
@@ -263,10 +262,10 @@ async def image_pixels(patient: Patient) -> Finding:
     )
 
 
-async def _pixels_of_server(patient: Patient, check: str) -> Finding:
+async def _pixels_of_server(target: Target, check: str) -> Finding:
     """Where files are sent: whether the renderer, and so the trainer, makes the same pixels of them."""
-    ours = patient.image_prompt(fresh_image())
-    reply = await patient.render(ours)
+    ours = target.image_prompt(fresh_image())
+    reply = await target.render(ours)
     if reply.status != 200:
         raise response_error(_RENDERING, reply, "comparing pixels")
     assert ours.multi_modal_data is not None
@@ -281,7 +280,7 @@ async def _pixels_of_server(patient: Patient, check: str) -> Finding:
             return skipped(check, f"the server lays {name} out otherwise: {other.shape}, the renderer {mine.shape}")
         difference = float(np.abs(mine.astype(np.float64) - other.reshape(mine.shape)).max())
         if difference > _FLOAT_STEPS.get(tensors[name].dtype, 0) * float(np.abs(mine).max()):
-            return failed(check, f"{name} is up to {difference:.2g} from the server's", _same_pixels(patient))
+            return failed(check, f"{name} is up to {difference:.2g} from the server's", _same_pixels(target))
     if not names:
         return skipped(
             check, f"the server shows no pixels under a name of the renderer's: {', '.join(sorted(tensors))}"
@@ -296,14 +295,14 @@ _FLOAT_STEPS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 # The cache.
 
 
-async def image_cache(patient: Patient) -> Finding:
+async def image_cache(target: Target) -> Finding:
     """Known images go without their data."""
     check = "image cache"
-    rendered = patient.image_prompt(fresh_image())
-    answer = await patient.sample(rendered)
-    request = patient.request(rendered)
-    form = patient.image_form(request)
-    reply = await patient.post_by_name(request, form)
+    rendered = target.image_prompt(fresh_image())
+    answer = await target.sample(rendered)
+    request = target.request(rendered)
+    form = target.image_form(request)
+    reply = await target.post_by_name(request, form)
     if reply.status != 200 and form.is_cache_miss(reply.status, reply.body.decode(errors="replace")):
         return failed(
             check,
@@ -312,7 +311,7 @@ async def image_cache(patient: Patient) -> Finding:
             "a cache of its own",
         )
     difference = apart(answer, sampled_in(reply, "a request with known media"))
-    if difference <= patient.tolerance:
+    if difference <= target.tolerance:
         return ok(check, f"an image shown by its name alone answers as the first time (at most {difference:.2g} apart)")
     return failed(
         check,
@@ -321,23 +320,23 @@ async def image_cache(patient: Patient) -> Finding:
     )
 
 
-async def unknown_image(patient: Patient) -> Finding:
+async def unknown_image(target: Target) -> Finding:
     """A name that the server has never heard must be refused in the way that sending again relies on."""
     check = "cache miss"
-    request = patient.request(patient.image_prompt(fresh_image()), max_tokens=1)
-    form = patient.image_form(request)
-    reply = await patient.post_by_name(request, form)
-    if await patient.health() != 200:
+    request = target.request(target.image_prompt(fresh_image()), max_tokens=1)
+    form = target.image_form(request)
+    reply = await target.post_by_name(request, form)
+    if await target.health() != 200:
         return failed(
             check,
             "an image that it does not know took the server down",
-            f"start `vllm serve` again, after pip install --upgrade vllm (this is {patient.capabilities.version})",
+            f"start `vllm serve` again, after pip install --upgrade vllm (this is {target.capabilities.version})",
         )
     if reply.status == 200:
         return failed(
             check,
             "the server answers about an image that it never saw",
-            f"pip install --upgrade vllm (this is {patient.capabilities.version}): its answers cannot be trusted",
+            f"pip install --upgrade vllm (this is {target.capabilities.version}): its answers cannot be trusted",
         )
     if form.is_cache_miss(reply.status, reply.body.decode(errors="replace")):
         return ok(check, f"an unknown name is refused with {reply.status}, and the server lives: images are sent again")

@@ -24,7 +24,7 @@ from rollouts.cli.doctor.pixel_scale import (
     written_normalisation,
     wrong_normalisation,
 )
-from rollouts.cli.doctor.target import Patient, Sampled, fresh_image
+from rollouts.cli.doctor.target import Sampled, Target, fresh_image
 from rollouts.engines.vllm.wire.tensors import tensor_dtype
 
 _CHECK = "mismatch"
@@ -63,24 +63,24 @@ class _Prompt(NamedTuple):
         return () if media is None else media.items_with_ranges()
 
 
-async def mismatch(patient: Patient, *, max_gigabytes: float) -> list[Finding]:
+async def mismatch(target: Target, *, max_gigabytes: float) -> list[Finding]:
     """Text and image completions, sampled at temperature 1 and scored again by the model's own forward pass."""
-    if (reason := _why_not(patient.directory, max_gigabytes)) is not None:
+    if (reason := _why_not(target.directory, max_gigabytes)) is not None:
         return [reason]
-    prompts = [("text", patient.text_prompt())] * _PROMPTS
-    if patient.is_ok("image request"):
-        prompts += [("image", patient.image_prompt(fresh_image(64 + 32 * n, 96))) for n in range(_PROMPTS)]
+    prompts = [("text", target.text_prompt())] * _PROMPTS
+    if target.is_ok("image request"):
+        prompts += [("image", target.image_prompt(fresh_image(64 + 32 * n, 96))) for n in range(_PROMPTS)]
     sampled = await asyncio.gather(
         *(
-            patient.sample(rendered, max_tokens=_SAMPLED, temperature=1.0, seed=seed)
+            target.sample(rendered, max_tokens=_SAMPLED, temperature=1.0, seed=seed)
             for seed, (_, rendered) in enumerate(prompts)
         )
     )
     drawn = [_Prompt(kind, rendered, each) for (kind, rendered), each in zip(prompts, sampled, strict=True)]
     try:
-        return await asyncio.to_thread(_findings, patient, drawn)
+        return await asyncio.to_thread(_findings, target, drawn)
     except PROCESSOR_ERRORS as error:  # what transformers raises for a model that it cannot load or run
-        return [skipped(_CHECK, f"transformers cannot run {patient.directory}: {type(error).__name__}: {error}")]
+        return [skipped(_CHECK, f"transformers cannot run {target.directory}: {type(error).__name__}: {error}")]
 
 
 def _why_not(directory: Path, max_gigabytes: float) -> Finding | None:
@@ -99,32 +99,30 @@ def _why_not(directory: Path, max_gigabytes: float) -> Finding | None:
     return None
 
 
-def _findings(patient: Patient, drawn: Sequence[_Prompt]) -> list[Finding]:
-    model = _loaded(patient)
+def _findings(target: Target, drawn: Sequence[_Prompt]) -> list[Finding]:
+    model = _loaded(target)
     text = [_difference(model, each) for each in drawn if each.kind == "text"]
-    findings = [_finding(patient, "text", text, _OTHER_WEIGHTS)]
+    findings = [_finding(target, "text", text, _OTHER_WEIGHTS)]
     images = [each for each in drawn if each.kind == "image"]
     if not images:
         return findings
-    if not _agrees(patient, text):
+    if not _agrees(target, text):
         return [*findings, skipped(f"{_CHECK}, image", f"not checked, because of: {_CHECK}, text failed")]
     image = [_difference(model, each) for each in images]
-    if _agrees(patient, image):
-        return [*findings, _finding(patient, "image", image, ""), *_normalisation(patient, model, images, image)]
-    return [*findings, *_wrong_images(patient, model, images, image)]
+    if _agrees(target, image):
+        return [*findings, _finding(target, "image", image, ""), *_normalisation(target, model, images, image)]
+    return [*findings, *_wrong_images(target, model, images, image)]
 
 
-def _normalisation(
-    patient: Patient, model: Any, images: Sequence[_Prompt], image: Sequence[np.ndarray]
-) -> list[Finding]:
+def _normalisation(target: Target, model: Any, images: Sequence[_Prompt], image: Sequence[np.ndarray]) -> list[Finding]:
     """Whether the directory's numbers explain the server's answers better than others; nothing where that is open.
 
     Rounded weights leave room for a wrong normalisation within what is allowed, so the numbers are compared.
     """
-    written = written_normalisation(patient.directory)
+    written = written_normalisation(target.directory)
     # A server that takes floats of ours agrees with transformers whatever its own numbers are.
-    sees_own = patient.capabilities.pixel_dtype == "uint8" or patient.image_mode == "content_parts"
-    if written is None or not sees_own or NORMALISATION in patient.known:
+    sees_own = target.capabilities.pixel_dtype == "uint8" or target.image_mode == "content_parts"
+    if written is None or not sees_own or NORMALISATION in target.known:
         return []
     own = float(np.concatenate(image).mean())
     others = {
@@ -136,7 +134,7 @@ def _normalisation(
     if best is None or others[best] > _CLEARLY * own:
         return [ok(NORMALISATION, f"log-probabilities of images are those of {written}")]
     if own > _CLEARLY * others[best]:
-        return [wrong_normalisation(patient.directory, written, best, "the server's log-probabilities are nearest to")]
+        return [wrong_normalisation(target.directory, written, best, "the server's log-probabilities are nearest to")]
     return []
 
 
@@ -146,25 +144,23 @@ _OTHER_WEIGHTS = (
 )
 
 
-def _wrong_images(
-    patient: Patient, model: Any, images: Sequence[_Prompt], image: Sequence[np.ndarray]
-) -> list[Finding]:
+def _wrong_images(target: Target, model: Any, images: Sequence[_Prompt], image: Sequence[np.ndarray]) -> list[Finding]:
     """Text agrees and images do not: what the server does with them is other, or the weights of its vision tower."""
     if "token_type_ids" in inspect.signature(model.forward).parameters and _agrees(
-        patient, [_difference(model, each, causal=True) for each in images]
+        target, [_difference(model, each, causal=True) for each in images]
     ):
-        return [_finding(patient, "image", image, _CAUSAL)]
-    written = written_normalisation(patient.directory)
+        return [_finding(target, "image", image, _CAUSAL)]
+    written = written_normalisation(target.directory)
     for whose, other in _COMMON.items():
         if written is None or len(written.mean) != len(other.mean) or other.is_near(written):
             continue
-        if _agrees(patient, [_difference(model, each, instead=(written, other)) for each in images]):
+        if _agrees(target, [_difference(model, each, instead=(written, other)) for each in images]):
             said = f"the server's log-probabilities are those of {whose} numbers,"
             return [
-                wrong_normalisation(patient.directory, written, other, said),
+                wrong_normalisation(target.directory, written, other, said),
                 skipped(f"{_CHECK}, image", f"not checked, because of: {NORMALISATION} failed"),
             ]
-    return [_finding(patient, "image", image, _OTHER_IMAGES)]
+    return [_finding(target, "image", image, _OTHER_IMAGES)]
 
 
 _CAUSAL = (
@@ -178,26 +174,26 @@ _OTHER_IMAGES = (
 )
 
 
-def _agrees(patient: Patient, rows: Sequence[np.ndarray]) -> bool:
+def _agrees(target: Target, rows: Sequence[np.ndarray]) -> bool:
     differences = np.concatenate(rows)
     if not len(differences):  # each began with the token of an image
         return True
-    most, most_mean = _LIMITS.get(patient.dtype, _LIMITS["bfloat16"])
+    most, most_mean = _LIMITS.get(target.dtype, _LIMITS["bfloat16"])
     return bool(differences.max() <= most and differences.mean() <= most_mean)
 
 
-def _finding(patient: Patient, kind: str, rows: Sequence[np.ndarray], cure: str) -> Finding:
+def _finding(target: Target, kind: str, rows: Sequence[np.ndarray], cure: str) -> Finding:
     differences = np.concatenate(rows)
     if not len(differences):
         return skipped(f"{_CHECK}, {kind}", "each completion began with the token of an image")
-    most, most_mean = _LIMITS.get(patient.dtype, _LIMITS["bfloat16"])
+    most, most_mean = _LIMITS.get(target.dtype, _LIMITS["bfloat16"])
     seen = (
         f"|log p(server) - log p(transformers)| at most {differences.max():.2g}, {differences.mean():.2g} on average "
-        f"over {len(differences)} tokens; {most:g} and {most_mean:g} allowed for {patient.dtype} weights "
-        f"({patient.dtype_source})"
+        f"over {len(differences)} tokens; {most:g} and {most_mean:g} allowed for {target.dtype} weights "
+        f"({target.dtype_source})"
     )
     check = f"{_CHECK}, {kind}"
-    return ok(check, seen) if _agrees(patient, rows) else failed(check, seen, cure)
+    return ok(check, seen) if _agrees(target, rows) else failed(check, seen, cure)
 
 
 # The reference.
@@ -218,15 +214,15 @@ def _quiet() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _loaded(patient: Patient) -> Any:
+def _loaded(target: Target) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    sees = "vision_config" in patient.config
+    sees = "vision_config" in target.config
     kind_of_model = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     with _quiet():
         return kind_of_model.from_pretrained(
-            str(patient.directory), dtype=torch.float32, trust_remote_code=False, local_files_only=True
+            str(target.directory), dtype=torch.float32, trust_remote_code=False, local_files_only=True
         ).eval()
 
 

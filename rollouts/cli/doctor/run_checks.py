@@ -30,7 +30,7 @@ from rollouts.cli.doctor.server_checks import (
     served_model,
     version,
 )
-from rollouts.cli.doctor.target import Patient, weights_dtype
+from rollouts.cli.doctor.target import Target, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.engine import VLLMEngine
@@ -50,7 +50,7 @@ class Check(NamedTuple):
     """
 
     name: str
-    run: Callable[[Patient], Awaitable[Finding | list[Finding]]]
+    run: Callable[[Target], Awaitable[Finding | list[Finding]]]
     needs: tuple[str, ...] = ()
     unless_failed: tuple[str, ...] = ()
 
@@ -64,7 +64,7 @@ class Options(NamedTuple):
     reference_gigabytes: float = 4.0
 
 
-async def examine(base_url: str, directory: Path, options: Options) -> list[Finding]:
+async def run_checks(base_url: str, directory: Path, options: Options) -> list[Finding]:
     """Findings in the order of the report. Raises `RendererError` and `EngineError` where nothing can be checked."""
     renderer = await asyncio.to_thread(load_renderer, directory)
     connection = ServerConnection(base_url, api_key=options.api_key, limits=_LIMITS)
@@ -74,7 +74,7 @@ async def examine(base_url: str, directory: Path, options: Options) -> list[Find
     )
     try:
         dtype, dtype_source = await weights_dtype(connection, directory)
-        patient = Patient(
+        target = Target(
             engine=engine,
             server_side=server_side,
             control=engine.control,
@@ -85,7 +85,7 @@ async def examine(base_url: str, directory: Path, options: Options) -> list[Find
             dtype=dtype,
             dtype_source=dtype_source,
         )
-        findings = await all_findings(patient, options)
+        findings = await all_findings(target, options)
         return [finding.without(options.api_key) for finding in findings]
     finally:
         await asyncio.gather(engine.close(), server_side.close(), connection.close())
@@ -104,23 +104,23 @@ async def _capabilities(connection: ServerConnection, model: str | None) -> Serv
             raise error from None
 
 
-async def all_findings(patient: Patient, options: Options) -> list[Finding]:
-    """What each check found, or why it was not made; kept in `patient.known`, too."""
-    first = await outcome_of(Check("reachable", reachable), patient)
+async def all_findings(target: Target, options: Options) -> list[Finding]:
+    """What each check found, or why it was not made; kept in `target.known`, too."""
+    first = await outcome_of(Check("reachable", reachable), target)
     # Waits for seconds, beside the others.
-    idle = asyncio.ensure_future(outcome_of(Check("keep-alive", keep_alive, ("reachable",)), patient))
+    idle = asyncio.ensure_future(outcome_of(Check("keep-alive", keep_alive, ("reachable",)), target))
     try:
         findings = []
         for check in _checks(options):
-            findings += await outcome_of(check, patient)
+            findings += await outcome_of(check, target)
         return [*first, *await idle, *findings]
     finally:
         idle.cancel()
 
 
 def _checks(options: Options) -> list[Check]:
-    async def mismatch(patient: Patient) -> list[Finding]:
-        return await reference_check.mismatch(patient, max_gigabytes=options.reference_gigabytes)
+    async def mismatch(target: Target) -> list[Finding]:
+        return await reference_check.mismatch(target, max_gigabytes=options.reference_gigabytes)
 
     generates, shows = ("text request",), ("image request",)
     checks = [
@@ -152,19 +152,19 @@ def _checks(options: Options) -> list[Check]:
     return checks
 
 
-async def outcome_of(check: Check, patient: Patient) -> list[Finding]:
+async def outcome_of(check: Check, target: Target) -> list[Finding]:
     """What a check found; what kept it from being made, or stopped it, is a finding too."""
-    if check.name in patient.known:  # an earlier check has found it out on its way
+    if check.name in target.known:  # an earlier check has found it out on its way
         return []
-    found = _kept_from(check, patient) or await _found(check, patient)
-    patient.known.update((finding.check, finding) for finding in found)
+    found = _kept_from(check, target) or await _found(check, target)
+    target.known.update((finding.check, finding) for finding in found)
     return found
 
 
-def _kept_from(check: Check, patient: Patient) -> list[Finding]:
+def _kept_from(check: Check, target: Target) -> list[Finding]:
     """The finding for a check that cannot be made, or none."""
     for name in (*check.needs, *check.unless_failed):
-        finding = patient.known.get(name)
+        finding = target.known.get(name)
         if finding is None or finding.outcome is Outcome.OK:
             continue
         if name in check.needs or finding.outcome is Outcome.FAILED:
@@ -177,9 +177,9 @@ def _kept_from(check: Check, patient: Patient) -> list[Finding]:
 _NOT_CHECKED = "not checked, because of: "
 
 
-async def _found(check: Check, patient: Patient) -> list[Finding]:
+async def _found(check: Check, target: Target) -> list[Finding]:
     try:
-        found = await check.run(patient)
+        found = await check.run(target)
     except OverlongPromptError as error:
         return [skipped(check.name, f"its prompt of {error.prompt_tokens} tokens does not fit into {error.limit}")]
     except (EngineError, RendererError) as error:

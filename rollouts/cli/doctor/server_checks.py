@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from renderers import RendererError
 from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
-from rollouts.cli.doctor.target import SAMPLED, Patient, fresh_image
+from rollouts.cli.doctor.target import SAMPLED, Target, fresh_image
 from rollouts.engines.vllm.capabilities import release_of
 from rollouts.engines.vllm.http.connection import HttpLimits, response_error
 from rollouts.errors import EngineError
@@ -23,11 +23,11 @@ _PINGS = 9
 _KEEP_ALIVE_TRIES = 3
 
 
-async def reachable(patient: Patient) -> Finding:
+async def reachable(target: Target) -> Finding:
     seconds = []
     for _ in range(_PINGS):
         started = time.perf_counter()
-        status = await patient.health()
+        status = await target.health()
         seconds.append(time.perf_counter() - started)
         if status != 200:
             return failed(
@@ -39,12 +39,12 @@ async def reachable(patient: Patient) -> Finding:
     return ok("reachable", f"first answer after {first:.1f} ms, later ones {typical:.1f} ms")
 
 
-async def keep_alive(patient: Patient) -> Finding:
+async def keep_alive(target: Target) -> Finding:
     """Whether an idle connection lives as long as we would use it again."""
     idle = HttpLimits().keepalive_seconds
     # A machine that stalls may sleep past the server's time; a server that closes early does so every time.
     for _ in range(_KEEP_ALIVE_TRIES):
-        if await asyncio.to_thread(_survives, patient.connection.base_url, idle + 0.25):
+        if await asyncio.to_thread(_survives, target.connection.base_url, idle + 0.25):
             return ok("keep-alive", f"a connection idle for {idle:g} s is still open")
     return failed(
         "keep-alive",
@@ -73,8 +73,8 @@ def _survives(base_url: str, seconds: float) -> bool:
     return True
 
 
-async def version(patient: Patient) -> Finding:
-    said = patient.capabilities.version
+async def version(target: Target) -> Finding:
+    said = target.capabilities.version
     release = release_of(said)
     if release is None:
         return absent("version", f"{said}: not a release", _VERSION_CURE)
@@ -89,10 +89,10 @@ async def version(patient: Patient) -> Finding:
 _VERSION_CURE = "if other checks fail too, its wire is another: pip install --upgrade mmrollouts"
 
 
-async def served_model(patient: Patient) -> Finding:
+async def served_model(target: Target) -> Finding:
     """Name and limit against the directory's config, and against what the checks themselves ask for."""
-    capabilities = patient.capabilities
-    text = patient.config.get("text_config", patient.config)
+    capabilities = target.capabilities
+    text = target.config.get("text_config", target.config)
     positions = text.get("max_position_embeddings")
     seen = f"{capabilities.model}, {capabilities.max_model_len} tokens"
     if isinstance(positions, int) and capabilities.max_model_len > positions:
@@ -101,13 +101,13 @@ async def served_model(patient: Patient) -> Finding:
             f"{seen}, but config.json knows {positions} positions; beyond them a model answers garbage",
             f"start `vllm serve` with --max-model-len {positions}, or pass --model the directory that is served",
         )
-    needed = await asyncio.to_thread(_longest_request, patient)
+    needed = await asyncio.to_thread(_longest_request, target)
     if capabilities.max_model_len < needed:
         room = max(needed, min(positions, _PLENTY) if isinstance(positions, int) else _PLENTY)
         return failed(
             "served model",
             f"{seen}: a short prompt with one small image and its answer take {needed}"
-            if "image" in patient.renderer.processors
+            if "image" in target.renderer.processors
             else f"{seen}: a short prompt and its answer take {needed}",
             f"start `vllm serve` with --max-model-len {room}",
         )
@@ -118,15 +118,15 @@ async def served_model(patient: Patient) -> Finding:
 _PLENTY = 8192
 
 
-def _longest_request(patient: Patient) -> int:
+def _longest_request(target: Target) -> int:
     """The most tokens that a check's prompt and its completion have together."""
-    images = [fresh_image()] if "image" in patient.renderer.processors else []
-    prompt = patient.image_prompt(*images) if images else patient.text_prompt()
+    images = [fresh_image()] if "image" in target.renderer.processors else []
+    prompt = target.image_prompt(*images) if images else target.text_prompt()
     return len(prompt.token_ids) + SAMPLED
 
 
-async def scale_out(patient: Patient) -> Finding:
-    if patient.capabilities.scale_out:
+async def scale_out(target: Target) -> Finding:
+    if target.capabilities.scale_out:
         return ok("token endpoint", "/inference/v1/generate answers")
     return failed(
         "token endpoint",
@@ -135,8 +135,8 @@ async def scale_out(patient: Patient) -> Finding:
     )
 
 
-async def control_routes(patient: Patient) -> Finding:
-    if patient.capabilities.control:
+async def control_routes(target: Target) -> Finding:
+    if target.capabilities.control:
         return ok("control routes", "pause, resume, sleep and weight reloading are on")
     return absent(
         "control routes",
@@ -145,26 +145,26 @@ async def control_routes(patient: Patient) -> Finding:
     )
 
 
-async def running(patient: Patient) -> Finding:
+async def running(target: Target) -> Finding:
     """A paused server answers everything but requests to generate, which wait."""
-    if not await patient.control.is_paused():
+    if not await target.control.is_paused():
         return ok("running", "neither paused nor asleep")
-    url = patient.connection.base_url
-    if await patient.control.is_sleeping():
+    url = target.connection.base_url
+    if await target.control.is_sleeping():
         return failed("running", "the server sleeps: requests wait until it is woken up", f"curl -X POST {url}/wake_up")
     return failed("running", "the server is paused: requests wait until it is resumed", f"curl -X POST {url}/resume")
 
 
-async def pause_and_resume(patient: Patient) -> Finding:
+async def pause_and_resume(target: Target) -> Finding:
     """Freeze the server for a moment; nothing in flight is lost and no cache is cleared."""
-    if await patient.health() != 200:
+    if await target.health() != 200:
         return skipped("pause, resume", "the server died of a check before")
-    control = patient.control
+    control = target.control
     try:
         await control.pause(mode="keep", clear_cache=False)
         paused = await control.is_paused()
     finally:
-        await _resume(patient)
+        await _resume(target)
     if not paused or await control.is_paused():
         return failed(
             "pause, resume",
@@ -174,11 +174,11 @@ async def pause_and_resume(patient: Patient) -> Finding:
     return ok("pause, resume", "paused, with what is in flight kept, and resumed")
 
 
-async def _resume(patient: Patient) -> None:
+async def _resume(target: Target) -> None:
     """Whatever happens, do not leave it paused."""
     for attempt in range(5):
         try:
-            await patient.control.resume()
+            await target.control.resume()
             return
         except EngineError:
             if attempt == 4:
@@ -186,30 +186,30 @@ async def _resume(patient: Patient) -> None:
             await asyncio.sleep(1)
 
 
-async def pixel_dtype(patient: Patient) -> Finding:
+async def pixel_dtype(target: Target) -> Finding:
     """Which pixels the server wants, as read off its own processing, and how `media="auto"` sends images."""
-    if "image" not in patient.renderer.processors:
-        return skipped("pixel dtype", f"no images are processed here: {_why_no_images(patient)}")
-    wanted = patient.capabilities.pixel_dtype
+    if "image" not in target.renderer.processors:
+        return skipped("pixel dtype", f"no images are processed here: {_why_no_images(target)}")
+    wanted = target.capabilities.pixel_dtype
     if wanted is None:
-        return await _no_pixels(patient)
+        return await _no_pixels(target)
     where = "on its device" if wanted == "uint8" else "in its processor, on the CPU"
     return ok(
-        "pixel dtype", f'{wanted}: the server normalises {where}; media="auto" sends images as {patient.image_mode}'
+        "pixel dtype", f'{wanted}: the server normalises {where}; media="auto" sends images as {target.image_mode}'
     )
 
 
-def _why_no_images(patient: Patient) -> str:
+def _why_no_images(target: Target) -> str:
     try:
-        patient.image_prompt(fresh_image())
+        target.image_prompt(fresh_image())
     except RendererError as error:
         return str(error)
     return "the renderer has no processor"
 
 
-async def _no_pixels(patient: Patient) -> Finding:
+async def _no_pixels(target: Target) -> Finding:
     """The model of --model takes images, and the server shows no pixels of one."""
-    reply = await patient.render(patient.image_prompt(fresh_image()))
+    reply = await target.render(target.image_prompt(fresh_image()))
     if reply.status == 400:
         return absent(
             "pixel dtype",

@@ -1,4 +1,4 @@
-"""A server under examination, and what it is compared with."""
+"""A server that is being checked, and the model that it is compared with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from renderers.model_files import read_json
 from rollouts.cli.doctor.finding import Finding, Outcome
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
 from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form, resolved_mode
@@ -45,7 +45,7 @@ class Sampled(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Patient:
+class Target:
     """A server, and the model directory that it is compared with.
 
     `engine` sends media as `media="auto"` decides, as a user's engine does by default; `server_side` sends files, which

@@ -7,7 +7,7 @@ from typing import Any
 
 from renderers.errors import TemplateError
 from rollouts.cli.doctor.finding import Finding, failed, ok
-from rollouts.cli.doctor.target import Patient
+from rollouts.cli.doctor.target import Target
 from rollouts.engines.vllm.http.connection import response_error
 
 # What tokenizers and templates disagree about first: spaces, line breaks, digits, scripts, reasoning, turn ends.
@@ -19,68 +19,68 @@ _CONVERSATION = [
 _SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-async def text_tokens(patient: Patient) -> Finding:
+async def text_tokens(target: Target) -> Finding:
     """A conversation of text, and where it differs, whether tokenizer, form of contents or template does."""
-    messages = _accepted(patient)
-    difference = await _difference(patient, messages)
+    messages = _accepted(target)
+    difference = await _difference(target, messages)
     if difference is None:
-        count = len(patient.renderer.render_ids(messages, add_generation_prompt=True))
+        count = len(target.renderer.render_ids(messages, add_generation_prompt=True))
         return ok("text tokens", f"{count} ids, all equal")
-    return failed("text tokens", difference, await _cure(patient, messages))
+    return failed("text tokens", difference, await _cure(target, messages))
 
 
-async def _cure(patient: Patient, messages: Sequence[Mapping[str, Any]]) -> str:
+async def _cure(target: Target, messages: Sequence[Mapping[str, Any]]) -> str:
     text = str(messages[-3]["content"])
-    body = {"model": patient.capabilities.model, "prompt": text, "add_special_tokens": False}
-    reply = await patient.post("/tokenize", body, "tokenising a text")
-    ours = patient.renderer.tokenizer.body.encode(text, add_special_tokens=False).ids
+    body = {"model": target.capabilities.model, "prompt": text, "add_special_tokens": False}
+    reply = await target.post("/tokenize", body, "tokenising a text")
+    ours = target.renderer.tokenizer.body.encode(text, add_special_tokens=False).ids
     if reply.status == 200 and reply.json().get("tokens") != ours:
-        return f"the tokenizers differ: start `vllm serve` with --tokenizer {patient.directory}"
+        return f"the tokenizers differ: start `vllm serve` with --tokenizer {target.directory}"
     parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
-    if await _difference(patient, parts) is None:
+    if await _difference(target, parts) is None:
         return (
             "only contents that are strings differ, which servers turn into parts where the template reads parts: "
             "start `vllm serve` with --chat-template-content-format auto (the default)"
         )
-    template = patient.directory / "chat_template.jinja"
+    template = target.directory / "chat_template.jinja"
     where = template if template.exists() else "TEMPLATE_OF_MODEL.jinja"
     return f"the chat templates differ: start `vllm serve` with --chat-template {where}"
 
 
-async def _difference(patient: Patient, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    ours = patient.renderer.render_ids(messages, add_generation_prompt=True)
-    body = {"model": patient.capabilities.model, "messages": messages, "add_generation_prompt": True}
-    reply = await patient.post("/tokenize", body, "tokenising a conversation")
+async def _difference(target: Target, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    ours = target.renderer.render_ids(messages, add_generation_prompt=True)
+    body = {"model": target.capabilities.model, "messages": messages, "add_generation_prompt": True}
+    reply = await target.post("/tokenize", body, "tokenising a conversation")
     if reply.status != 200:
         raise response_error("tokenising a conversation", reply, "comparing tokens")
     answer = reply.json()
     theirs = answer.get("tokens") if isinstance(answer, dict) else None
-    return await first_difference(patient, ours, theirs or [])
+    return await first_difference(target, ours, theirs or [])
 
 
-def _accepted(patient: Patient) -> list[dict[str, Any]]:
+def _accepted(target: Target) -> list[dict[str, Any]]:
     """The conversation, with a system message where the template takes one."""
     try:
-        patient.renderer.render([_SYSTEM, *_CONVERSATION], add_generation_prompt=True)
+        target.renderer.render([_SYSTEM, *_CONVERSATION], add_generation_prompt=True)
     except TemplateError:
         return list(_CONVERSATION)
     return [_SYSTEM, *_CONVERSATION]
 
 
-async def first_difference(patient: Patient, ours: Sequence[int], theirs: Sequence[int]) -> str | None:
+async def first_difference(target: Target, ours: Sequence[int], theirs: Sequence[int]) -> str | None:
     """How two sequences of ids differ, from the first id on that does; None where they are equal."""
     if list(ours) == list(theirs):
         return None
     pairs = zip(ours, theirs, strict=False)
     at = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-    shown = [await _with_text(patient, ids[at : at + 4]) for ids in (ours, theirs)]
+    shown = [await _with_text(target, ids[at : at + 4]) for ids in (ours, theirs)]
     return f"{len(ours)} ids of ours, {len(theirs)} of the server's; from {at} on {shown[0]} against {shown[1]}"
 
 
-async def _with_text(patient: Patient, ids: Sequence[int]) -> str:
+async def _with_text(target: Target, ids: Sequence[int]) -> str:
     if not ids:
         return "nothing"
-    body = {"model": patient.capabilities.model, "tokens": list(ids)}
-    reply = await patient.post("/detokenize", body, "asking for the text of tokens")
+    body = {"model": target.capabilities.model, "tokens": list(ids)}
+    reply = await target.post("/detokenize", body, "asking for the text of tokens")
     text = reply.json().get("prompt") if reply.status == 200 else None
     return f"{list(ids)} {text!r}"

@@ -19,7 +19,7 @@ from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.checks.validation import check_request
-from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.error_context import error_context
 from rollouts.engines.vllm.http.connection import Body, HttpLimits, ServerConnection
 from rollouts.engines.vllm.http.response import response_error
@@ -457,10 +457,9 @@ class VLLMEngine:
     async def _start_of_server(self) -> float | None:
         """When its process began, in seconds since 1970; None where it does not tell."""
         try:
-            samples = (await self.control.metrics()).get("process_start_time_seconds", ())
+            return (await self.control.metrics()).process_start_time
         except (CapabilityError, ServerError):
             return None
-        return next((sample.value for sample in samples), None)
 
     def _may_have_restarted(self) -> None:
         """A connection broke, or the server is another process: empty caches, and perhaps other flags."""

@@ -153,15 +153,15 @@ def test_a_placeholder_one_token_off_is_refused():
 
 
 def test_a_placeholder_past_the_end_or_before_the_start_is_refused():
-    refused(shown(offset=7), "of 12 tokens")
-    refused(shown(offset=-1), "of 12 tokens")
+    refused(shown(offset=7), "outside of the 12 tokens")
+    refused(shown(offset=-1), "outside of the 12 tokens")
 
 
 def test_placeholders_that_overlap_are_refused():
     media = MultiModalData.from_items(
         [(image(), PlaceholderRange(1, 6)), (image(name="second"), PlaceholderRange(5, 6))]
     )
-    refused(request([1, *[PAD] * 10], media), "behind one that ends at 7")
+    refused(request([1, *[PAD] * 10], media), "before the end of the previous one at 7")
 
 
 def test_placeholders_out_of_order_are_refused():

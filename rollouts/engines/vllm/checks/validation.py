@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from renderers.placement import PlacedItem
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checks.media_checks import check_features, check_placement
 from rollouts.engines.vllm.checks.sampling_checks import check_sampling
 from rollouts.engines.vllm.media.media_modes import MediaMode, check_mode, resolved_mode
 from rollouts.errors import InvalidRequestError, OverlongPromptError
-from rollouts.models.placement import PlacedItem
 
 _LONGEST_ID = 256
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from renderers import MediaItem, PlaceholderRange
 from renderers.media.item import PackedArray, TensorField
+from renderers.placement import PlacedItem
 from renderers.vision.normalise import ScaledPixels
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.wire.tensors import tensor_shape
-from rollouts.models.placement import PlacedItem
 
 # What vLLM's models call the number of rows of `pixel_values` that belong to an image.
 _ROW_COUNTS = frozenset({"num_patches", "patches_per_image"})

@@ -11,6 +11,7 @@ from renderers import MediaItem, MediaSource, MultiModalData, RenderedTokens, Re
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw_video import is_raw_video
 from renderers.media.sniffing import sniff
+from renderers.placement import PlacedItem
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.http.connection import Body
@@ -22,7 +23,6 @@ from rollouts.engines.vllm.wire.features import features_segments
 from rollouts.engines.vllm.wire.response import Answer
 from rollouts.engines.vllm.wire.tensors import PixelDtype
 from rollouts.errors import InvalidRequestError, MalformedResultError
-from rollouts.models.placement import PlacedItem
 
 __all__ = ["MediaForm", "MediaMode", "media_form", "resolved_mode"]
 

@@ -14,13 +14,13 @@ import numpy as np
 from renderers import MediaItem, PlaceholderRange
 from renderers.media.raw_video import is_raw_video, raw_video_size
 from renderers.media.sniffing import sniff
+from renderers.placement import PlacedItem
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.media.feature_items import feature_items
 from rollouts.engines.vllm.media.video_file import FEWEST_FRAMES
 from rollouts.engines.vllm.wire.tensors import FLOATS, PixelDtype, ServerNumbers, ServerTensor, raw_pixels, tensor_dtype
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError
-from rollouts.models.placement import PlacedItem
 
 MediaMode = Literal["features", "content_parts", "auto"]
 ResolvedMode = Literal["features", "content_parts"]

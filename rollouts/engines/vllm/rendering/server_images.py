@@ -126,10 +126,10 @@ class _Rendering:
         if filling is None or filling != self.server.marker_id:
             raise CapabilityError(
                 self._name,
-                f"the {medium.length} tokens of the image are of several kinds, and /render does not say which stand "
-                "for its features. Load a renderer from the model's directory",
+                f"the {medium.placeholder.length} tokens of the image are of several kinds, and /render does not say "
+                "which stand for its features. Load a renderer from the model's directory",
             )
-        item = await asyncio.to_thread(self._decoded, medium.encoded, medium.length)
+        item = await asyncio.to_thread(self._decoded, medium.encoded, medium.placeholder.length)
         if not self.images._server.is_still(self.server):
             raise _ServerChangedError
         return self.images._store.put(item)

@@ -292,16 +292,17 @@ def _placed(answer: RenderAnswer, images: Sequence[ServedImage], name: str) -> l
     in_order = [by_name[medium.name] for medium in answer.media] if ours else images
     placed = []
     for medium, image in zip(answer.media, in_order, strict=True):
-        if medium.length != image.item.num_tokens:
+        placeholder = medium.placeholder
+        if placeholder.length != image.item.num_tokens:
             raise MalformedResultError(
                 name,
                 f"/render gave image {image.item.source.digest[:12]} {image.item.num_tokens} tokens alone and "
-                f"{medium.length} in the conversation, at {medium.offset}",
+                f"{placeholder.length} in the conversation, at {placeholder.offset}",
             )
-        where = PlaceholderRange(medium.offset, medium.length)
-        if set(answer.token_ids[where.offset : where.end]) != {image.server.marker_id}:
-            raise MalformedResultError(name, f"tokens {where.offset}:{where.end} are not all those of an image")
-        placed.append((image.item, where))
+        start, end = placeholder.offset, placeholder.end
+        if set(answer.token_ids[start:end]) != {image.server.marker_id}:
+            raise MalformedResultError(name, f"tokens {start}:{end} are not all those of an image")
+        placed.append((image.item, placeholder))
     return placed
 
 

@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from rollouts.cli.terminal import refuse, say
 from rollouts.engines.vllm.http.server_address import redacted
-
-# Wide enough that a pipe never gets a table with words cut off.
-_UNBOUNDED = 10_000
+from rollouts.terminal.text import exit_with_error, print_line
 
 
 def doctor(
@@ -40,28 +36,26 @@ def doctor(
     """
     from renderers import RendererError
     from rollouts.cli.doctor.finding import Outcome
-    from rollouts.cli.doctor.report import findings_table, summary
-    from rollouts.cli.doctor.run_checks import Options, examine
+    from rollouts.cli.doctor.report import print_findings, summary
+    from rollouts.cli.doctor.run_checks import Options, run_checks
     from rollouts.errors import ApiKeyError, RolloutsError
 
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # retries are in the error at the end
     options = Options(name, _api_key(api_key_env), control, reference_gb)
     try:
-        findings = asyncio.run(examine(url, model, options))
+        findings = asyncio.run(run_checks(url, model, options))
     except ApiKeyError:
-        refuse(_key_advice(url, api_key_env))
+        exit_with_error(_key_advice(url, api_key_env))
     except (RendererError, RolloutsError, ValueError) as error:  # ValueError: no address
         words = str(error) if options.api_key is None else str(error).replace(options.api_key, "***")
-        refuse(f"could not run: {words}")
+        exit_with_error(f"could not run: {words}")
     failures = sum(finding.outcome is Outcome.FAILED for finding in findings)
     if as_json:
         answer = {"ok": not failures, "findings": [finding.as_json() for finding in findings]}
         sys.stdout.write(json.dumps(answer) + "\n")
     else:
-        console = Console()
-        console = console if console.is_terminal else Console(width=_UNBOUNDED)
-        console.print(findings_table(findings))
-        say(summary(findings))
+        print_findings(findings)
+        print_line(summary(findings))
     if failures:
         raise typer.Exit(1)
 
@@ -82,5 +76,5 @@ def _api_key(variable: str | None) -> str | None:
         return None
     key = os.environ.get(variable)
     if not key:
-        refuse(f"--api-key-env {variable}: this environment variable is not set, or empty; put the server's key in it")
+        exit_with_error(f"--api-key-env {variable}: this environment variable is not set; put the server's key in it")
     return key

@@ -5,35 +5,14 @@ A policy can sample a literal `<|image_pad|>`; counting token ids would take it 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from renderers import MediaItem, PlaceholderRange
-
-PlacedItem = tuple[MediaItem, PlaceholderRange]
-
-
-def misplaced(placed: Sequence[PlacedItem], length: int) -> str | None:
-    """What is wrong with the ranges of media in a row of `length` tokens, in words; None if nothing is.
-
-    Ranges must be in order, apart from each other, inside the row, and hold as many features as their items have.
-    """
-    end = 0
-    for item, where in placed:
-        edges = [where.offset, *itertools.chain.from_iterable(where.runs), where.end]
-        if edges != sorted(edges):
-            return f"the feature runs {where.embed_runs} of {item.modality} {item.mm_hash[:12]} are not runs in order"
-        if where.offset < end or where.end > length or where.num_embeds != item.num_tokens:
-            return (
-                f"{item.modality} {item.mm_hash[:12]} of {item.num_tokens} tokens cannot sit at the {where.num_embeds} "
-                f"placeholders in {where.offset}:{where.end} of {length} tokens, behind one that ends at {end}"
-            )
-        end = where.end
-    return None
+from renderers import MediaItem
+from renderers.placement import PlacedItem
 
 
 @dataclass(frozen=True, slots=True)
