@@ -33,7 +33,10 @@ class Grammar:
         reasoning, syntax, channels = format.reasoning, format.tool_calls, format.channels
         starts = () if reasoning is None else (reasoning.start + reasoning.label,)
         ends = () if reasoning is None else (reasoning.end,)
-        opens, closes, inner = ((), (), ())
+        opens: tuple[str, ...]
+        closes: tuple[str, ...]
+        inner: tuple[str, ...]
+        opens, closes, inner = (), (), ()
         if syntax is not None:
             opens, closes, inner = syntax.start_markers, syntax.end_markers, syntax.inner_markers
         framing = () if channels is None else (channels.start, channels.channel, channels.message, *channels.ends)

@@ -1,4 +1,4 @@
-"""One call of a model's runner processor in transformers: media in, tensors and the text that stands for them out."""
+"""One call of a model's own processor in transformers: media -> tensors and placeholder text."""
 
 from __future__ import annotations
 

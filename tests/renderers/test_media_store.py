@@ -253,7 +253,7 @@ def test_threads_share_a_store_without_passing_its_bound(with_directory: bool, t
 def test_a_store_of_its_own_remembers_references_in_a_quarter_of_its_bytes() -> None:
     store = MediaStore(max_bytes=80 * KB)
     assert store.references.max_bytes == 20 * KB
-    assert MediaStore().seen is not store.references
+    assert MediaStore().references is not store.references
 
 
 def test_a_store_that_nobody_uses_is_freed_at_once() -> None:
