@@ -214,8 +214,8 @@ class PlaceholderCountError(RendererError):
             "that it does (usually user), or use a template that handles them."
         )
 
-    def counted_from(self, first_message: int) -> Self:
-        """The same error where message `first_message` of what was printed is the caller's message 0."""
+    def relative_to(self, first_message: int) -> Self:
+        """The same error with message `first_message` of the printed conversation as message 0."""
         return type(self)(self.message_index - first_message, self.parts, self.actual, self.modality)
 
 
