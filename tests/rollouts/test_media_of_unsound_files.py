@@ -54,7 +54,7 @@ def test_media_of_an_episode_whose_references_are_of_the_wrong_type_are_named_as
     bad = short("bad")
     PLANTED["media that are numbers"](bad)
     result = run("ls", file_of(tmp_path / "t.mmr", bad, short("good", 9)))
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     (error,) = result.stderr.splitlines()
     assert error.startswith("error: not listed: record 0, episode 'bad': node 0: media are not references")
 

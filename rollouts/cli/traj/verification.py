@@ -1,4 +1,4 @@
-"""Is everything in a trajectory file what was written, and is each episode a tree?"""
+"""Checks a trajectory file: checksums, digests and the invariants of each episode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollouts.trajectory.pixel_forms import AbsentSource
 
 @dataclass(slots=True)
 class Verification:
-    """Goes through a file once, by `findings`; the counts are right when that has ended."""
+    """Checks a file in one pass; the counts are complete when `check` has ended."""
 
     path: Path
     records: int = 0
@@ -20,15 +20,16 @@ class Verification:
     failures: int = 0
     media: set[str] = field(default_factory=set)
 
-    def findings(self) -> Iterator[str]:
-        """What is wrong, naming record and episode. Each record's checksum, the digest of each medium that it refers
-        to, and the invariants of each episode are checked. Raises `TrajectoryFileError`.
-        """
-        for words in self._findings():
-            self.failures += 1
-            yield words
+    def check(self) -> Iterator[str]:
+        """A line for each failure, with record and episode. Raises `TrajectoryFileError`.
 
-    def _findings(self) -> Iterator[str]:
+        Checked are the checksum of each record, the digest of each medium, and the invariants of each episode.
+        """
+        for failure in self._failures():
+            self.failures += 1
+            yield failure
+
+    def _failures(self) -> Iterator[str]:
         with open_file(self.path) as file:
             self.records = file.records
             for found in file:
@@ -42,4 +43,4 @@ class Verification:
                     references = found.trajectory.all_media()
                     self.media |= {one.source.digest for one in references if not isinstance(one.source, AbsentSource)}
             if file.unfinished:
-                yield f"the last {file.unfinished} bytes are a record that its writer did not finish"
+                yield f"the last {file.unfinished} bytes are an incomplete record"
