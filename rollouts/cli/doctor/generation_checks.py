@@ -11,7 +11,7 @@ import numpy as np
 
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
 from rollouts.cli.doctor.target import GENERATE, Patient, sampled_in
-from rollouts.engines.vllm.http.connection import HttpResponse
+from rollouts.engines.vllm.http.response import HttpResponse
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 # After so long a request is aborted; where it has ended by itself until then, another one is, sooner.

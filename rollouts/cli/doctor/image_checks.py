@@ -21,7 +21,7 @@ from rollouts.cli.doctor.pixel_scale import (
 )
 from rollouts.cli.doctor.target import Patient, apart, fresh_image, sampled_in
 from rollouts.cli.doctor.token_checks import first_difference
-from rollouts.engines.vllm.http.connection import response_error
+from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item, encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, read_answer
 from rollouts.engines.vllm.wire.tensors import tensor_dtype

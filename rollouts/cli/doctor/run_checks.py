@@ -34,7 +34,8 @@ from rollouts.cli.doctor.target import Patient, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError
 
 # Somebody waits for the answer: a server that is not there is reported after seconds.

@@ -12,7 +12,8 @@ from renderers import RendererError
 from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
 from rollouts.cli.doctor.target import SAMPLED, Patient, fresh_image
 from rollouts.engines.vllm.capabilities import release_of
-from rollouts.engines.vllm.http.connection import HttpLimits, response_error
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.http.response import response_error
 from rollouts.errors import EngineError
 
 #: The versions whose wire is known: read in their sources, or talked to.

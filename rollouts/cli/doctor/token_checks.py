@@ -8,7 +8,7 @@ from typing import Any
 from renderers.errors import TemplateError
 from rollouts.cli.doctor.finding import Finding, failed, ok
 from rollouts.cli.doctor.target import Patient
-from rollouts.engines.vllm.http.connection import response_error
+from rollouts.engines.vllm.http.response import response_error
 
 # What tokenizers and templates disagree about first: spaces, line breaks, digits, scripts, reasoning, turn ends.
 _CONVERSATION = [

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, cast, get_args
 
 from PIL import Image
 
-from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item
 from rollouts.engines.vllm.wire.render_response import read_answer, single_token
 from rollouts.engines.vllm.wire.tensors import PixelDtype, tensor_shape

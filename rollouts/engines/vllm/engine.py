@@ -21,7 +21,9 @@ from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapab
 from rollouts.engines.vllm.checks.validation import check_request
 from rollouts.engines.vllm.control.control import ServerControl
 from rollouts.engines.vllm.error_context import error_context
-from rollouts.engines.vllm.http.connection import Body, HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.exchange import Body
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form
 from rollouts.engines.vllm.media.shipped import DEFAULT_SHIPPED_BYTES, Shipment, ShippedMedia

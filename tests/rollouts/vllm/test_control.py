@@ -11,7 +11,8 @@ from fake_server import ABORT, answer, hold
 
 from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.control.control import ServerControl
-from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.control.control import ServerControl
-from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.errors import ServerError, UnsafeControlError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)

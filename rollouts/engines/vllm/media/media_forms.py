@@ -13,7 +13,7 @@ from renderers.media.raw_video import is_raw_video
 from renderers.media.sniffing import sniff
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.http.connection import Body
+from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.media.feature_items import all_feature_items
 from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.media_modes import MediaMode, check_mode, features_objections, resolved_mode

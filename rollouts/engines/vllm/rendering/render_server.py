@@ -17,7 +17,9 @@ import numpy as np
 from renderers import MediaSource
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import array_to_raw
-from rollouts.engines.vllm.http.connection import Body, HttpResponse, ServerConnection, response_error
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.exchange import Body
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.media.image_file import ImageFile, image_file
 from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.engines.vllm.wire.kwargs_decoding import encoded_entries

@@ -27,7 +27,8 @@ from renderers.messages import (
 )
 from renderers.rendered import TokenSpan
 from rollouts.engines.vllm.error_context import name_server_in_errors
-from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.rendering.prompt_chunks import Chunk, ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.render_server import RenderServer, ServerIdentity, image_part
 from rollouts.engines.vllm.rendering.server_images import ServedImage, ServerImages

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rollouts.engines.protocol import GenerateRequest
-from rollouts.engines.vllm.http.connection import Body
+from rollouts.engines.vllm.http.exchange import Body
 from rollouts.errors import InvalidRequestError
 
 #: So many tokens to a chunk that a streamed answer has two: the first token, which tells that the prompt and its media
