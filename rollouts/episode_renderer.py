@@ -10,9 +10,6 @@ from renderers import Message, RenderedTokens, Renderer, RendererError, Renderer
 from rollouts.errors import RendererFailedError, RolloutsError
 from rollouts.user_code.calls import failures_as
 
-#: Episodes wait anyway, as tasks; a queue before that of the threads would only wake each of them once more.
-_MAX_PENDING = 65_536
-
 
 @contextmanager
 def renderer_pool(renderer: Renderer | RendererPool) -> Iterator[RendererPool]:
@@ -23,7 +20,7 @@ def renderer_pool(renderer: Renderer | RendererPool) -> Iterator[RendererPool]:
     if _is_pool(renderer):
         yield renderer  # type: ignore[misc]  # has the methods that are used, if not the class
         return
-    pool = RendererPool(renderer, max_pending=_MAX_PENDING)
+    pool = RendererPool(renderer)
     try:
         yield pool
     finally:
