@@ -17,7 +17,7 @@ from renderers import load_renderer
 from rollouts.engines.vllm.capabilities import probe
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.wire.features import features_segments
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.errors import ServerError, UnsafeControlError, WeightUpdateError
 
 _made = itertools.count()
@@ -80,7 +80,7 @@ async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
 
 async def show(connection, rendered, *, data):
     """Status and log-probabilities of a request for an image, with its data or by name."""
-    features = features_segments(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: data)
+    features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: data)
     body = body_of(rendered.token_ids, 4, None, features)
     reply = await connection.request("POST", GENERATE, name="test", body=body)
     return reply.status, logprobs(reply.json()["choices"][0]) if reply.status == 200 else None

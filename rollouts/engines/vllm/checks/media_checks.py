@@ -12,8 +12,8 @@ from renderers import MediaItem, MultiModalData, PlaceholderRange
 from renderers.placement import PlacedItem, item_placement_error
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.media.feature_items import feature_items
-from rollouts.engines.vllm.media.media_modes import feature_token, item_name
+from rollouts.engines.vllm.media.dense_items import dense_items
+from rollouts.engines.vllm.media.mode_selection import feature_token, item_name
 from rollouts.engines.vllm.wire.tensors import (
     ITEM_BYTES,
     ServerNumbers,
@@ -58,10 +58,10 @@ def check_placement(
 def check_features(request: GenerateRequest, placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> None:
     """Raise `InvalidRequestError` unless the items hold the tensors that this server wants.
 
-    `media_modes.check_mode` must have passed.
+    `mode_selection.check_mode` must have passed.
     """
     for item, where in placed:
-        for sent, _ in feature_items(item, where, capabilities):
+        for sent, _ in dense_items(item, where, capabilities):
             _check_tensors(request, sent, capabilities)
 
 

@@ -23,14 +23,14 @@ from renderers.media.video_decoding import decode_video
 from renderers.vision.normalise import ScaledPixels, normalise
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.checks.validation import check_request
-from rollouts.engines.vllm.media.feature_items import feature_items
-from rollouts.engines.vllm.media.media_forms import ContentPartsForm, FeaturesForm, media_form
-from rollouts.engines.vllm.media.media_modes import content_objections, features_objections, resolved_mode
+from rollouts.engines.vllm.checks.request_checks import check_request
+from rollouts.engines.vllm.media.dense_items import dense_items
+from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
+from rollouts.engines.vllm.media.mode_selection import content_objections, features_objections, select_mode
 from rollouts.engines.vllm.media.video_file import frames_file
-from rollouts.engines.vllm.wire.features import features_segments
-from rollouts.engines.vllm.wire.kwargs_decoding import decode_item
-from rollouts.engines.vllm.wire.response import Expansion
+from rollouts.engines.vllm.wire.feature_decoding import decode_item
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from rollouts.engines.vllm.wire.generate_response import PromptExpansion
 from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
 
 MARKER, EMBED, VIDEO_MARKER, TEXT = 301, 302, 303, 7
@@ -167,7 +167,7 @@ def attempt(request, mode, server):
     """None where the mode takes the request, else the error."""
     try:
         check_request(request, server, vocab_size=None, media=mode)
-        media_form(request, mode, server)
+        media_payload(request, mode, server)
     except (CapabilityError, InvalidRequestError) as error:
         return error
     return None
@@ -220,20 +220,20 @@ def test_a_placeholder_with_text_around_its_features_is_found_by_them_and_not_by
     """Gemma 3: <start_of_image>, then the tokens that carry features, then <end_of_image>."""
     request = request_of(pixels="a row of a batch", name="merged edges")
     assert attempt(request, "features", SERVERS["counts rows"]) is None
-    form = media_form(request, "auto", SERVERS["counts rows"])
-    assert isinstance(form, FeaturesForm)
-    body = b"".join(form.member(form.names)).decode()
+    form = media_payload(request, "auto", SERVERS["counts rows"])
+    assert isinstance(form, FeaturesPayload)
+    body = b"".join(form.body_field(form.names)).decode()
     assert '"mm_placeholders":{"image":[{"offset":2,"length":4}]}' in body
 
 
 def test_an_image_that_is_one_row_gets_the_rows_and_the_count_that_the_server_cuts_by():
     request = request_of(pixels="a row of a batch", name="one run")
     ((item, where),) = request.multi_modal_data.items_with_ranges()
-    ((sent, place),) = feature_items(item, where, SERVERS["counts rows"])
+    ((sent, place),) = dense_items(item, where, SERVERS["counts rows"])
     assert (place.offset, place.length) == (2, 4)
     assert sent["pixel_values"].shape == (1, 3, 4, 4)
     assert sent["num_patches"].tolist() == 1
-    segments = features_segments(MultiModalData.from_items([(sent, place)]), pixel_dtype="float32")
+    segments = encode_features(MultiModalData.from_items([(sent, place)]), pixel_dtype="float32")
     encoded = re.search(rb'"kwargs_data":{"image":\["([^"]+)"\]', b"".join(segments))[1]
     assert {name: each.field.kind for name, each in decode_item(encoded).items()} == {
         "pixel_values": "flat",
@@ -271,14 +271,14 @@ def test_each_step_of_a_video_with_time_stamps_travels_as_an_image_with_its_own_
     request = request_of(modality="video", source=source, pixels=pixels, name="a run for each step", steps=count)
     for wanted in ("uint8", "float32"):
         server = dataclasses.replace(SERVER, pixel_dtype=wanted)
-        form = media_form(request, "auto", server)
-        assert isinstance(form, FeaturesForm)
+        form = media_payload(request, "auto", server)
+        assert isinstance(form, FeaturesPayload)
         ((item, where),) = request.multi_modal_data.items_with_ranges()
-        steps = feature_items(item, where, server)
+        steps = dense_items(item, where, server)
         assert [(place.offset, place.length) for _, place in steps] == [(2, 2), (5, 2), (8, 2)][:count]
         assert {sent.modality for sent, _ in steps} == {"image"}
         assert len(form.names) == count
-        segments = features_segments(MultiModalData.from_items(steps), pixel_dtype=wanted)
+        segments = encode_features(MultiModalData.from_items(steps), pixel_dtype=wanted)
         encoded = re.findall(rb'"([A-Za-z0-9+/=]{200,})"', b"".join(segments))
         rows = [decode_item(each)["pixel_values"].tensor for each in encoded]
         held = [row if isinstance(row, np.ndarray) else row.unpack() for row in rows]
@@ -291,8 +291,8 @@ def test_each_step_of_a_video_with_time_stamps_travels_as_an_image_with_its_own_
 def test_a_video_whose_one_run_is_not_one_step_is_not_described_by_that_run():
     request = request_of(modality="video", name="one run", steps=2)
     ((item, where),) = request.multi_modal_data.items_with_ranges()
-    assert feature_items(item, where, SERVER) == []
-    assert resolved_mode(request, "auto", SERVER) == "content_parts"
+    assert dense_items(item, where, SERVER) == []
+    assert select_mode(request, "auto", SERVER) == "content_parts"
 
 
 @pytest.mark.parametrize("modality", ["image", "video"])
@@ -338,12 +338,12 @@ def test_two_items_that_need_different_ways_are_refused_with_the_reason_of_each(
 
 def test_auto_prefers_features_and_takes_files_where_features_cannot():
     dense = request_of()
-    assert resolved_mode(dense, "auto", SERVER) == "features"
+    assert select_mode(dense, "auto", SERVER) == "features"
     floats = request_of(pixels="floats")
-    assert resolved_mode(floats, "auto", SERVER) == "content_parts"
-    assert isinstance(media_form(floats, "auto", SERVER), ContentPartsForm)
-    assert resolved_mode(floats, "auto", SERVERS["wants floats"]) == "features"
-    assert resolved_mode(request_of(pixels="floats of uint8"), "auto", SERVER) == "features"
+    assert select_mode(floats, "auto", SERVER) == "content_parts"
+    assert isinstance(media_payload(floats, "auto", SERVER), ContentPartsPayload)
+    assert select_mode(floats, "auto", SERVERS["wants floats"]) == "features"
+    assert select_mode(request_of(pixels="floats of uint8"), "auto", SERVER) == "features"
 
 
 # Frames as a file.
@@ -365,9 +365,9 @@ def test_frames_come_out_of_their_file_bit_for_bit_and_at_their_speed(count, hei
 
 def test_frames_in_content_parts_travel_as_that_file():
     request = request_of(modality="video", source="frames", pixels="floats", name="runs of other lengths")
-    form = media_form(request, "auto", SERVER)
-    assert isinstance(form, ContentPartsForm)
-    assert b"data:video/x-msvideo;base64," in b"".join(form.member(form.names))
+    form = media_payload(request, "auto", SERVER)
+    assert isinstance(form, ContentPartsPayload)
+    assert b"data:video/x-msvideo;base64," in b"".join(form.body_field(form.names))
 
 
 # What the server made of source files.
@@ -377,9 +377,9 @@ class Answered:
     """The part of an answer that a form looks at."""
 
     def __init__(self, prompt_ids, placeholders):
-        self._made = Expansion(list(prompt_ids), placeholders)
+        self._made = PromptExpansion(list(prompt_ids), placeholders)
 
-    def expansion(self):
+    def prompt_expansion(self):
         return self._made
 
 
@@ -390,7 +390,7 @@ def test_a_server_may_count_tokens_around_the_features_into_its_range(around):
     (where,) = request.multi_modal_data.mm_placeholders["image"]
     (start, end), (before, after) = where.runs[0], around
     made = Answered(request.prompt_ids, {"image": [(start - before, end - start + before + after)]})
-    ContentPartsForm(request).check(made)
+    ContentPartsPayload(request).check(made)
 
 
 @pytest.mark.parametrize(
@@ -410,10 +410,10 @@ def test_an_expansion_that_differs_is_refused_and_advises_features_only_where_th
         "one too many": {"image": [*ranges["image"], (end, 1)]},
         "none at all": {},
     }.get(fault, ranges)
-    form = media_form(request, "content_parts", SERVER)
+    form = media_payload(request, "content_parts", SERVER)
     with pytest.raises(MalformedResultError, match='media="features"'):
         form.check(Answered(ids, ranges))
-    floats = media_form(request_of(name="one run", pixels="floats"), "content_parts", SERVER)
+    floats = media_payload(request_of(name="one run", pixels="floats"), "content_parts", SERVER)
     with pytest.raises(MalformedResultError) as refusal:
         floats.check(Answered(ids, ranges))
     assert "features" not in str(refusal.value)

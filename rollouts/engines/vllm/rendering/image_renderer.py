@@ -15,10 +15,10 @@ from renderers.media.reference import source_of_part
 from renderers.media.store import MediaStore
 from renderers.media.urls import allowed_target
 from rollouts.engines.vllm.media.image_file import ImageFile, image_file
-from rollouts.engines.vllm.rendering.render_server import RenderServer, ServerIdentity, image_part
+from rollouts.engines.vllm.rendering.render_client import RenderClient, ServerIdentity, image_part
 from rollouts.engines.vllm.single_flight import SingleFlight
-from rollouts.engines.vllm.wire.kwargs_decoding import decode_item
-from rollouts.engines.vllm.wire.render_response import RenderAnswer, RenderedMedium, single_token
+from rollouts.engines.vllm.wire.feature_decoding import decode_item
+from rollouts.engines.vllm.wire.render_response import RenderedMedia, RenderResponse, single_token
 from rollouts.errors import CapabilityError, MalformedResultError, ServerUnreachableError
 
 # A server that becomes another one so often while one image is rendered is restarting in a circle.
@@ -29,7 +29,7 @@ class _ServerChangedError(Exception):
     """What was rendered belongs to a server that is gone."""
 
 
-class ServedImage(NamedTuple):
+class RenderedImage(NamedTuple):
     """An image as a server made it, and what that server was."""
 
     item: MediaItem
@@ -46,7 +46,7 @@ def image_name(source: MediaSource) -> str:
     return f"render-{source.digest}"
 
 
-class ServerImages:
+class ImageRenderer:
     """From references to items, by way of a server.
 
     `policy` decides what may be followed and how large an image may be. `store` keeps items and sources. `scale` is
@@ -54,7 +54,7 @@ class ServerImages:
     """
 
     def __init__(
-        self, server: RenderServer, *, policy: MediaPolicy, store: MediaStore, scale: PixelScale | None
+        self, server: RenderClient, *, policy: MediaPolicy, store: MediaStore, scale: PixelScale | None
     ) -> None:
         self._server = server
         self._policy = policy
@@ -62,7 +62,7 @@ class ServerImages:
         self._scale = scale
         self._rendering: SingleFlight[MediaItem] = SingleFlight()
 
-    async def served(self, reference: Any) -> ServedImage:
+    async def served(self, reference: Any) -> RenderedImage:
         """The image that a content part may hold. Raises `MediaError` and `EngineError`."""
         source = await asyncio.to_thread(self._source, reference)
         for _ in range(_MOST_CHANGES):
@@ -70,12 +70,12 @@ class ServerImages:
             mm_hash = f"{source.digest}-{server.fingerprint}"
             item = self._store.get(mm_hash)
             if item is not None:
-                return ServedImage(item, server)
+                return RenderedImage(item, server)
             try:
                 item = await self._rendering.run(mm_hash, _Rendering(self, source, mm_hash, server).item)
             except _ServerChangedError:
                 continue
-            return ServedImage(item, server)
+            return RenderedImage(item, server)
         raise ServerUnreachableError(
             _request_name(source), f"the server went away {_MOST_CHANGES} times while the image was rendered"
         )
@@ -84,7 +84,7 @@ class ServerImages:
         """What is sent to the server for a source."""
         return image_file(source, self._policy)
 
-    def files(self, served: Iterable[ServedImage]) -> dict[str, ImageFile]:
+    def files(self, served: Iterable[RenderedImage]) -> dict[str, ImageFile]:
         """What is sent for each distinct image, by the name that the server knows it under."""
         distinct = {image.name: image.item.source for image in served}
         return {name: self.file(source) for name, source in distinct.items()}
@@ -104,7 +104,7 @@ class ServerImages:
 class _Rendering:
     """One image on its way through the server."""
 
-    images: ServerImages
+    images: ImageRenderer
     source: MediaSource
     mm_hash: str
     server: ServerIdentity
@@ -134,7 +134,7 @@ class _Rendering:
             raise _ServerChangedError
         return self.images._store.put(item)
 
-    async def _alone(self, name: str, file: ImageFile) -> tuple[RenderAnswer, RenderedMedium]:
+    async def _alone(self, name: str, file: ImageFile) -> tuple[RenderResponse, RenderedMedia]:
         """Render a message that holds nothing but the image."""
         message = {"role": "user", "content": [image_part(name)]}
         answer = await self.images._server.render(

@@ -17,13 +17,13 @@ from renderers.media.sniffing import sniff
 from renderers.placement import PlacedItem
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.media.feature_items import feature_items
+from rollouts.engines.vllm.media.dense_items import dense_items
 from rollouts.engines.vllm.media.video_file import FEWEST_FRAMES
 from rollouts.engines.vllm.wire.tensors import FLOATS, PixelDtype, ServerNumbers, ServerTensor, raw_pixels, tensor_dtype
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError
 
 MediaMode = Literal["features", "content_parts", "auto"]
-ResolvedMode = Literal["features", "content_parts"]
+SelectedMode = Literal["features", "content_parts"]
 
 _UPGRADE = "upgrade vLLM to 0.29 or later, which takes content_parts"
 _RENDERER_OF_MODEL = "load the renderer from the directory of the model that is served"
@@ -45,7 +45,7 @@ def item_name(item: MediaItem) -> str:
     return f"{item.modality} {item.mm_hash[:12]}"
 
 
-def resolved_mode(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> ResolvedMode:
+def select_mode(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> SelectedMode:
     """The way that "auto" comes to: features where they serve every item of the request, else source files.
 
     The placement of the media must have been checked. Raises `CapabilityError` or `InvalidRequestError` with the
@@ -63,7 +63,7 @@ def resolved_mode(request: GenerateRequest, mode: MediaMode, capabilities: Serve
     raise _neither(request, against_features, against_files)
 
 
-def check_mode(request: GenerateRequest, mode: ResolvedMode, capabilities: ServerCapabilities) -> None:
+def check_mode(request: GenerateRequest, mode: SelectedMode, capabilities: ServerCapabilities) -> None:
     """Raise unless a way that was chosen takes every item. The error says whether the other way would."""
     placed = _placed(request)
     if mode == "features":
@@ -120,7 +120,7 @@ def _against_features(
             f"{capabilities.model} takes no media as features",
             "say what it takes in ExpectedCapabilities(pixel_dtype=)",
         )
-    wire = feature_items(item, where, capabilities)
+    wire = dense_items(item, where, capabilities)
     if not wire:
         return Objection(
             item,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from rollouts.engines.vllm.wire.response import Answer
+from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.errors import MalformedResultError, MissingLogProbsError, ServerError
 
 IDS, LOGPROBS = [7, 9, 2], [-0.5, -1.25, -3.0]
@@ -56,9 +56,9 @@ def whole(*choices: dict[str, Any], **changes: Any) -> bytes:
 
 
 def read(*texts: bytes, count: int = 1, prompt: int = 5) -> Any:
-    answer = Answer("r", count)
+    answer = Generation("r", count)
     for text in texts:
-        answer.feed(text)
+        answer.add_response(text)
     return answer.completions(prompt, "unlabelled")
 
 
@@ -86,8 +86,8 @@ def test_a_streamed_answer_is_the_whole_one_in_pieces():
 
 
 def test_feeding_returns_the_tokens_that_have_just_arrived():
-    answer = Answer("r", 2)
-    (delta,) = answer.feed(whole(choice(index=1, finish_reason=None)))
+    answer = Generation("r", 2)
+    (delta,) = answer.add_response(whole(choice(index=1, finish_reason=None)))
     assert (delta.index, delta.token_ids.tolist(), delta.logprobs.tolist()) == (1, IDS, LOGPROBS)
 
 
@@ -171,18 +171,18 @@ def test_routed_experts_that_hold_objects_are_never_unpickled():
 
 
 def test_an_error_in_the_middle_of_a_stream_is_a_server_error():
-    answer = Answer("r", 1)
+    answer = Generation("r", 1)
     with pytest.raises(ServerError, match="Internal server error") as caught:
-        answer.feed(
+        answer.add_response(
             b'{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
         )
     assert caught.value.status == 500
 
 
 def test_prompt_log_probabilities_have_no_value_for_the_first_token_and_the_prompts_own_for_the_others():
-    answer = Answer("r", 1)
+    answer = Generation("r", 1)
     entries = [None, {"6": {"logprob": -1.5}}, {"9": {"logprob": -0.1}, "8": {"logprob": -2.0}}]
-    answer.feed(whole(choice(), prompt_logprobs=entries))
+    answer.add_response(whole(choice(), prompt_logprobs=entries))
     values = answer.prompt_logprobs([5, 6, 8])
     assert np.isnan(values[0])
     assert values[1:].tolist() == [-1.5, -2.0]
@@ -192,8 +192,8 @@ def test_prompt_log_probabilities_have_no_value_for_the_first_token_and_the_prom
     "entries", [None, [None, {"6": {"logprob": -1}}], [None, {"6": {"logprob": -1}}, {"9": {"logprob": -1}}]]
 )
 def test_missing_prompt_log_probabilities_are_an_error(entries):
-    answer = Answer("r", 1)
-    answer.feed(whole(choice(), prompt_logprobs=entries))
+    answer = Generation("r", 1)
+    answer.add_response(whole(choice(), prompt_logprobs=entries))
     with pytest.raises(MissingLogProbsError):
         answer.prompt_logprobs([5, 6, 8])
 

@@ -12,7 +12,7 @@ from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checks.media_checks import check_features, check_placement
 from rollouts.engines.vllm.checks.sampling_checks import check_sampling
-from rollouts.engines.vllm.media.media_modes import MediaMode, check_mode, resolved_mode
+from rollouts.engines.vllm.media.mode_selection import MediaMode, check_mode, select_mode
 from rollouts.errors import InvalidRequestError, OverlongPromptError
 
 _LONGEST_ID = 256
@@ -27,8 +27,7 @@ def check_request(
 ) -> None:
     """Raise unless the server will answer the request, and answer what was meant.
 
-    `media` is how its media travel (`media_modes`). `vocab_size` None: ids past the vocabulary are left for the server
-    to refuse, which it does.
+    `media` is how its media are sent (`mode_selection`). `vocab_size` None: the server refuses ids past its vocabulary.
 
     Raises `OverlongPromptError`, `InvalidRequestError`, and `CapabilityError` where another server could answer.
     """
@@ -44,7 +43,7 @@ def check_request(
     _check_strays(request, ids, placed, capabilities.placeholder_ids)
     if not placed:
         return
-    mode = resolved_mode(request, media, capabilities)
+    mode = select_mode(request, media, capabilities)
     check_mode(request, mode, capabilities)
     if mode == "features":
         check_features(request, placed, capabilities)

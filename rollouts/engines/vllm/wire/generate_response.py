@@ -43,14 +43,14 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Expansion:
+class PromptExpansion:
     """What the server made of logical ids: the prompt as it was run, and (offset, length) by modality."""
 
     prompt_ids: list[int]
     placeholders: Mapping[str, list[tuple[int, int]]]
 
 
-class Answer:
+class Generation:
     """The samples of one request, fed with one whole response or with the chunks of a streamed one."""
 
     def __init__(self, name: str, count: int) -> None:
@@ -60,7 +60,7 @@ class Answer:
         self._prompt_ids: Any = None
         self._placeholders: Any = None
 
-    def feed(self, text: bytes) -> list[TokenDelta]:
+    def add_response(self, text: bytes) -> list[TokenDelta]:
         """Take in a response or a chunk, and return the tokens in it.
 
         Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for what breaks a streamed answer off.
@@ -80,12 +80,12 @@ class Answer:
             raise self._malformed(f"the answer has not the shape of vLLM's ({error!r}): {text[:200]!r}") from error
 
     @property
-    def begun(self) -> bool:
+    def has_tokens(self) -> bool:
         """Whether a token has come."""
         return any(choice.token_ids for choice in self._choices)
 
     @classmethod
-    def of_nothing(cls, name: str, count: int) -> Self:
+    def aborted(cls, name: str, count: int) -> Self:
         """What a request comes to that ends before the server has heard of it."""
         answer = cls(name, count)
         for choice in answer._choices:
@@ -99,7 +99,7 @@ class Answer:
             for index, choice in enumerate(self._choices)
         ]
 
-    def tells_prompt(self, prompt_tokens: int) -> bool:
+    def has_prompt_logprobs(self, prompt_tokens: int) -> bool:
         """Whether log-probabilities of the whole prompt came; a cut may fall before they are known."""
         return isinstance(self._prompt_logprobs, list) and len(self._prompt_logprobs) == prompt_tokens
 
@@ -125,7 +125,7 @@ class Answer:
             values[place] = value
         return values
 
-    def expansion(self) -> Expansion:
+    def prompt_expansion(self) -> PromptExpansion:
         """What `return_token_ids` asked for. Raises `MalformedResultError` where it did not come."""
         if self._prompt_ids is None:
             raise self._malformed("the answer lacks `prompt_token_ids`, without which its expansion cannot be checked")
@@ -134,7 +134,7 @@ class Answer:
                 str(modality): [(int(place["offset"]), int(place["length"])) for place in places]
                 for modality, places in (self._placeholders or {}).items()
             }
-            return Expansion([int(token) for token in self._prompt_ids], ranges)
+            return PromptExpansion([int(token) for token in self._prompt_ids], ranges)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._malformed(f"`mm_placeholders` cannot be read ({error!r})") from error
 

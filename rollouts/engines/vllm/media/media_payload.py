@@ -15,21 +15,21 @@ from renderers.placement import PlacedItem
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.http.connection import Body
-from rollouts.engines.vllm.media.feature_items import all_feature_items
+from rollouts.engines.vllm.media.dense_items import request_dense_items
 from rollouts.engines.vllm.media.image_file import image_file
-from rollouts.engines.vllm.media.media_modes import MediaMode, check_mode, features_objections, resolved_mode
+from rollouts.engines.vllm.media.mode_selection import MediaMode, check_mode, features_objections, select_mode
 from rollouts.engines.vllm.media.video_file import MEDIA_TYPE, frames_file
-from rollouts.engines.vllm.wire.features import features_segments
-from rollouts.engines.vllm.wire.response import Answer
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.engines.vllm.wire.tensors import PixelDtype
 from rollouts.errors import InvalidRequestError, MalformedResultError
 
-__all__ = ["MediaForm", "MediaMode", "media_form", "resolved_mode"]
+__all__ = ["MediaMode", "MediaPayload", "media_payload", "select_mode"]
 
 _FEATURES_INSTEAD = ', or use media="features"'
 
 
-class MediaForm(Protocol):
+class MediaPayload(Protocol):
     """How one request's media travel. `names` are those by which the server's cache knows them, with their bytes."""
 
     @property
@@ -43,32 +43,33 @@ class MediaForm(Protocol):
         """Whether the server is asked for the prompt as it ran it, for `check`."""
         ...
 
-    def member(self, carried: Collection[str]) -> Body:
-        """The member of the request body that describes the media, with the data of those that are carried."""
+    def body_field(self, included: Collection[str]) -> Body:
+        """The body_field of the request body that describes the media, with the data of those that are included."""
         ...
 
     def is_cache_miss(self, status: int, body: str) -> bool:
         """Whether an error may mean that the server lacks what was shown by name alone."""
         ...
 
-    def check(self, answer: Answer) -> None:
+    def check(self, answer: Generation) -> None:
         """Raise where the server made something else of the media than the prompt says."""
         ...
 
 
-def media_form(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> MediaForm:
+def media_payload(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> MediaPayload:
     """The form for a request that `check_request` passed. Raises `CapabilityError` or `InvalidRequestError`."""
     media = request.multi_modal_data
     if media is None or media.is_empty():
         return NoMedia(request)
-    resolved = resolved_mode(request, mode, capabilities)
+    resolved = select_mode(request, mode, capabilities)
     check_mode(request, resolved, capabilities)
     if resolved == "content_parts":
-        return ContentPartsForm(
+        return ContentPartsPayload(
             request, or_features=not features_objections(request, media.items_with_ranges(), capabilities)
         )
     assert capabilities.pixel_dtype is not None  # else an objection would have been raised
-    return FeaturesForm(request, all_feature_items(media.items_with_ranges(), capabilities), capabilities.pixel_dtype)
+    items = request_dense_items(media.items_with_ranges(), capabilities)
+    return FeaturesPayload(request, items, capabilities.pixel_dtype)
 
 
 class NoMedia:
@@ -80,17 +81,17 @@ class NoMedia:
     def __init__(self, request: GenerateRequest) -> None:
         self.prompt_ids = request.prompt_ids
 
-    def member(self, carried: Collection[str]) -> Body:
+    def body_field(self, included: Collection[str]) -> Body:
         return []
 
     def is_cache_miss(self, status: int, body: str) -> bool:
         return False
 
-    def check(self, answer: Answer) -> None:
+    def check(self, answer: Generation) -> None:
         pass
 
 
-class FeaturesForm:
+class FeaturesPayload:
     """Expanded ids and processed tensors: the server adds nothing to them."""
 
     returns_prompt = False
@@ -101,19 +102,19 @@ class FeaturesForm:
         self._media = MultiModalData.from_items(placed)
         self._pixel_dtype = pixel_dtype
 
-    def member(self, carried: Collection[str]) -> Body:
-        segments = features_segments(self._media, pixel_dtype=self._pixel_dtype, send=carried.__contains__)
+    def body_field(self, included: Collection[str]) -> Body:
+        segments = encode_features(self._media, pixel_dtype=self._pixel_dtype, send=included.__contains__)
         return [b'"features":', *segments]
 
     def is_cache_miss(self, status: int, body: str) -> bool:
         # The reason is in the server's log alone; the client gets the answer to every unforeseen error.
         return status == 500 and "EngineCore" not in body
 
-    def check(self, answer: Answer) -> None:
+    def check(self, answer: Generation) -> None:
         pass
 
 
-class ContentPartsForm:
+class ContentPartsPayload:
     """Logical ids and source files, which the server decodes, processes and expands itself.
 
     Items are named by the digest of their source, apart from the names of features: the same image may come out
@@ -141,14 +142,14 @@ class ContentPartsForm:
             raise InvalidRequestError(request.request_id, str(error)) from error
         self.names = {_name(item): item.source.nbytes for item in self._items}
 
-    def member(self, carried: Collection[str]) -> Body:
+    def body_field(self, included: Collection[str]) -> Body:
         segments: list[bytes | memoryview] = [b'"content_parts":[']
         urls: dict[str, Body] = {}  # of an item that is shown twice, each place needs the data
         for item in self._items:
             name = _name(item)
             part = {"type": f"{item.modality}_url", "uuid": name, "url": None}
             separator = b"," if len(segments) > 1 else b""
-            if name in carried:
+            if name in included:
                 if name not in urls:
                     urls[name] = self._data_url(item)
                 del part["url"]
@@ -161,8 +162,8 @@ class ContentPartsForm:
     def is_cache_miss(self, status: int, body: str) -> bool:
         return status == 400 and "Cache miss" in body
 
-    def check(self, answer: Answer) -> None:
-        made = answer.expansion()
+    def check(self, answer: Generation) -> None:
+        made = answer.prompt_expansion()
         media = self._request.multi_modal_data or MultiModalData()
         ours = {
             modality: [(where.offset, where.length) for where in ranges]
@@ -186,7 +187,7 @@ class ContentPartsForm:
         if modality == "video":
             if is_raw_video(source.data):
                 return frames_file(source), MEDIA_TYPE
-            # `media_modes` has refused what is no known file.
+            # `mode_selection` has refused what is no known file.
             return source.data, sniff(source.data) or "video/mp4"
         # They passed a policy when they entered; the limits of the default one need not be theirs.
         return image_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40))

@@ -50,7 +50,7 @@ _BLOCK_BYTES = 192 * 2**10
 _RAW_TENSOR = 3  # vLLM's extension type
 
 
-def features_segments(
+def encode_features(
     data: MultiModalData, *, pixel_dtype: PixelDtype, send: Callable[[str], bool] = lambda mm_hash: True
 ) -> Body:
     """The JSON object `features`, in segments to be sent one after another.

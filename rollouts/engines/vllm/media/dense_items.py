@@ -31,7 +31,7 @@ _VIDEO_FIELDS = frozenset({"pixel_values_videos", "video_grid_thw"})
 _IMAGE_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
 
 
-def feature_items(item: MediaItem, where: PlaceholderRange, capabilities: ServerCapabilities) -> list[PlacedItem]:
+def dense_items(item: MediaItem, where: PlaceholderRange, capabilities: ServerCapabilities) -> list[PlacedItem]:
     """The items that stand for one item on the wire, each with a dense range; empty where the wire has no form for it.
 
     The checks of `media_checks.check_placement` must have passed.
@@ -105,6 +105,6 @@ def _steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: ServerCap
     return placed
 
 
-def all_feature_items(placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> list[PlacedItem]:
+def request_dense_items(placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> list[PlacedItem]:
     """The items of a whole request on the wire, in prompt order."""
-    return list(itertools.chain.from_iterable(feature_items(item, where, capabilities) for item, where in placed))
+    return list(itertools.chain.from_iterable(dense_items(item, where, capabilities) for item, where in placed))

@@ -17,7 +17,7 @@ from renderers.media.pixel_scale import PixelScale
 from renderers.vision.patches import StillPatches
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.checks.validation import check_request
+from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.wire.tensors import ServerTensor
 from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
 

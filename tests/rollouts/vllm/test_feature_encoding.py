@@ -20,9 +20,9 @@ from renderers.media.pixel_scale import PixelScale
 from renderers.vision.normalise import normalise
 from renderers.vision.patches import StillPatches
 from rollouts.bfloat16 import Bfloat16Array
-from rollouts.engines.vllm.wire import features
-from rollouts.engines.vllm.wire.features import encode_item, encoded_nbytes, features_segments
-from rollouts.engines.vllm.wire.kwargs_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.wire import feature_encoding
+from rollouts.engines.vllm.wire.feature_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.wire.feature_encoding import encode_features, encode_item, encoded_nbytes
 from rollouts.engines.vllm.wire.tensors import ServerNumbers, ServerTensor
 from rollouts.errors import MalformedResultError
 
@@ -153,7 +153,7 @@ def test_the_same_bytes_come_out_however_the_tensors_are_cut(block, dtype, rows,
     item = image(rows, columns, scale=scale)
     expected = base64.b64encode(base64.b64decode(encode(item, dtype)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(features, "_BLOCK_BYTES", max(8, block))
+        patch.setattr(feature_encoding, "_BLOCK_BYTES", max(8, block))
         assert encode(item, dtype) == expected
 
 
@@ -184,7 +184,7 @@ def test_the_head_of_raw_bytes_is_the_shortest_that_msgpack_has(length):
 def test_features_are_one_json_object_with_null_for_what_the_server_has():
     first, second = image(name='quo"te'), image(seed=1, name="second")
     data = MultiModalData.from_items([(first, PlaceholderRange(3, 6)), (second, PlaceholderRange(11, 6))])
-    segments = features_segments(data, pixel_dtype="uint8", send=lambda name: name == "second")
+    segments = encode_features(data, pixel_dtype="uint8", send=lambda name: name == "second")
     written = json.loads(b"".join(segments))
     assert written["mm_hashes"] == {"image": ['quo"te', "second"]}
     assert written["mm_placeholders"] == {"image": [{"offset": 3, "length": 6}, {"offset": 11, "length": 6}]}
@@ -206,7 +206,7 @@ def test_features_of_two_modalities_and_an_image_shown_twice():
     data = MultiModalData.from_items(
         [(shown, PlaceholderRange(0, 6)), (clip, PlaceholderRange(6, 2)), (shown, PlaceholderRange(9, 6))]
     )
-    written = json.loads(b"".join(features_segments(data, pixel_dtype="uint8")))
+    written = json.loads(b"".join(encode_features(data, pixel_dtype="uint8")))
     assert [len(entries) for entries in written["kwargs_data"].values()] == [2, 1]
     assert written["kwargs_data"]["image"][0] == written["kwargs_data"]["image"][1]
     assert read(written["kwargs_data"]["image"][0])["pixel_values"]["field"][1]["slices"] == [
@@ -235,7 +235,7 @@ def test_encoding_holds_little_more_than_the_base64_itself(dtype):
     nbytes = 4096 * 1536 * {"uint8": 1, "float32": 4}.get(dtype, 2)
     tracemalloc.start()
     try:
-        segments = features_segments(data, pixel_dtype=dtype)
+        segments = encode_features(data, pixel_dtype=dtype)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
