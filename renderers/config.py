@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from renderers.bridging.bridge import HistoryPolicy, ThinkingRetention
+from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
 from renderers.errors import ConfigError
 from renderers.messages import ROLES
 from renderers.parsing.format import Format

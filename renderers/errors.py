@@ -79,13 +79,14 @@ class InvalidFileError(LoadError):
         super().__init__(f"{path}: {reason}")
 
 
-class MissingExtraError(LoadError):
-    """The model's own processor needs packages that are not installed. `extra` names what installs them."""
+class MissingExtraError(LoadError, ImportError):
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
 
-    def __init__(self, what: str, extra: str, missing: str) -> None:
+    def __init__(self, feature: str, extra: str, missing: str) -> None:
+        self.feature = feature
         self.extra = extra
         self.missing = missing
-        super().__init__(f"{what} needs {missing}, which is not installed; pip install 'mmrollouts[{extra}]'")
+        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
 
 
 class MissingTokenError(LoadError):
@@ -213,8 +214,8 @@ class PlaceholderCountError(RendererError):
             "that it does (usually user), or use a template that handles them."
         )
 
-    def counted_from(self, first_message: int) -> Self:
-        """The same error where message `first_message` of what was printed is the caller's message 0."""
+    def relative_to(self, first_message: int) -> Self:
+        """The same error with message `first_message` of the printed conversation as message 0."""
         return type(self)(self.message_index - first_message, self.parts, self.actual, self.modality)
 
 

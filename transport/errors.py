@@ -12,6 +12,16 @@ class TransportError(Exception):
     """Root of every error that `transport` raises on purpose."""
 
 
+class MissingExtraError(TransportError, ImportError):
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
+
+    def __init__(self, feature: str, extra: str, missing: str) -> None:
+        self.feature = feature
+        self.extra = extra
+        self.missing = missing
+        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
+
+
 class RegistrationError(TransportError):
     """A class cannot be registered under the given wire name."""
 
@@ -19,24 +29,6 @@ class RegistrationError(TransportError):
         self.name = name
         self.reason = reason
         super().__init__(f"wire type {name!r}: {reason}. {cure}")
-
-
-class MissingExtraError(TransportError, ImportError):
-    """A library of an optional extra is not installed. `extra` is the name of the extra."""
-
-    def __init__(self, feature: str, library: str, extra: str) -> None:
-        self.library = library
-        self.extra = extra
-        super().__init__(f"{feature} needs {library}, which is not installed. Run: pip install 'mmrollouts[{extra}]'")
-
-
-class NotEncodableError(TransportError):
-    """A value has no wire format. Internal: the encoder adds the path and raises `EncodeError` from it."""
-
-    def __init__(self, reason: str, cure: str) -> None:
-        super().__init__(reason, cure)
-        self.reason = reason
-        self.cure = cure
 
 
 class EncodeError(TransportError):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from renderers.parsing.errors import InvalidJsonError
+
 # Templates and JSON writers recurse; a policy can sample brackets until they run out of stack.
 MAX_DEPTH = 64
 
 _DECODER = json.JSONDecoder()
-
-
-class InvalidJsonError(ValueError):
-    """The text is not JSON that can be shown again."""
 
 
 def read_json(text: str) -> Any:

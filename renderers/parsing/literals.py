@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from renderers.parsing.errors import LiteralError
 from renderers.parsing.json_text import MAX_DEPTH
 from renderers.parsing.markers import MarkerEncoding
 
@@ -19,10 +20,6 @@ _ESCAPE = re.compile(
 _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 
 WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-
-
-class LiteralError(ValueError):
-    """The text is not a value of the language."""
 
 
 @dataclass(frozen=True, slots=True)

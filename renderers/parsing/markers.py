@@ -39,7 +39,7 @@ class MarkerEncoding:
             assert token is not None
             mark = self._mark_of_token.setdefault(token, chr(_FIRST + len(self._mark_of_token)))
             self.mark_of_id[match.token_id] = mark
-            start, end = match.spelled
+            start, end = match.text_range
             pieces += [marker[position:start], mark]
             position = end
         return "".join([*pieces, marker[position:]])

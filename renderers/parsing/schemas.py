@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from renderers.parsing.json_text import InvalidJsonError, read_json
+from renderers.parsing.errors import InvalidJsonError
+from renderers.parsing.json_text import read_json
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),

@@ -114,7 +114,7 @@ class OwnProcessor:
         pieces: list[ExpansionPiece] = []
         position = 0
         while (found := self._controls.find(replacement, position, len(replacement))) is not None:
-            start, end = found.spelled
+            start, end = found.text_range
             if start > position:
                 pieces.append(ExpansionPiece(replacement[position:start]))
             token = replacement[start:end]

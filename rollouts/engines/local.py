@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from renderers.placement import PlacedItem, item_placement_error
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import (
     Completion,
@@ -31,13 +32,13 @@ from rollouts.errors import (
     MissingExtraError,
     OverlongPromptError,
 )
-from rollouts.models.placement import PlacedItem, misplaced, place_rows
+from rollouts.models.placed_rows import place_rows
 
 try:
     import torch
     from transformers import AutoModelForImageTextToText, DynamicCache
 except ImportError as error:
-    raise MissingExtraError("LocalEngine", "torch") from error
+    raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
 from rollouts.engines.sampling import RowSampler
 from rollouts.engines.weights import matched_weights
@@ -273,8 +274,8 @@ class LocalEngine:
                 f"token ids run from {ids.min()} to {ids.max()}, the vocabulary from 0 to {self._vocab_size - 1}",
             )
         media = _media_of(request)
-        if (words := misplaced(media, len(ids))) is not None:
-            raise InvalidRequestError(request.request_id, words)
+        if (error := item_placement_error(media, len(ids))) is not None:
+            raise InvalidRequestError(request.request_id, error)
         for item, where in media:
             placeholder = getattr(self._model.config, f"{item.modality}_token_id")
             for start, end in where.runs:

@@ -13,16 +13,8 @@ from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.completion_checks import logprob_problem
 from rollouts.engines.protocol import Completion, WeightSpan, ending_problem
-from rollouts.errors import InvalidTurnError, PixelMismatchError, RolloutsError
+from rollouts.errors import InvalidTurnError, MissingProcessorError, PixelMismatchError
 from transport import wire_type
-
-
-class MissingProcessorError(RolloutsError):
-    """Pixels are to be made of a source and nothing here makes them of its modality."""
-
-    def __init__(self, modality: str) -> None:
-        self.modality = modality
-        super().__init__(f"there is no processor for {modality}s. Pass processors=renderer.processors.")
 
 
 @wire_type("rollouts.MediaReference")

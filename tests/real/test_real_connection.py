@@ -16,7 +16,7 @@ from PIL import Image
 from vllm_server import VLLMServer
 
 from rollouts.engines.vllm.control.metrics import ServerMetrics
-from rollouts.engines.vllm.http.connection import Reply, ServerConnection
+from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "rollouts" / "vllm"))
 
@@ -77,7 +77,7 @@ EXCHANGES: dict[str, tuple[str, str, Any]] = {
 }
 
 
-async def exchange(connection: ServerConnection, method: str, path: str, content: Any) -> Reply:
+async def exchange(connection: ServerConnection, method: str, path: str, content: Any) -> HttpResponse:
     body = None if content is None else [json.dumps(content).encode()]
     return await connection.request(method, path, name="exchange", body=body)
 

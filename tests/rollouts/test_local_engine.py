@@ -432,8 +432,8 @@ def test_malformed_requests_are_refused_before_the_model_sees_them(engine, rende
         "vocabulary": ([1, 2, 999], None),
         "from -1": ([1, -1], None),
         "not all the image placeholder": (rendered.token_ids, moved(1)),
-        "cannot sit at": (rendered.token_ids, moved(1000)),
-        "behind one that ends": (
+        "outside of": (rendered.token_ids, moved(1000)),
+        "before the end of the previous": (
             rendered.token_ids,
             MultiModalData.from_items([(item, where), (item, where)]),
         ),

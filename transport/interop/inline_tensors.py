@@ -30,10 +30,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from renderers.media.source import MediaSource
-from transport.errors import EncodeError, MalformedError, NotEncodableError
+from transport.errors import EncodeError, MalformedError
 from transport.wire import registry
 from transport.wire.arrays import (
-    UnsupportedArrayError,
     array_bytes,
     build_array,
     build_raw_tensor,
@@ -44,6 +43,7 @@ from transport.wire.arrays import (
     is_tensor_dtype,
     tensor_parts,
 )
+from transport.wire.errors import NotEncodableError, UnsupportedArrayError
 from transport.wire.limits import DecodeLimits
 from transport.wire.unpacking import as_bytes, build_dict, build_media
 from transport.wire.wire_format import KEY_TYPES

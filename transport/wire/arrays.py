@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from transport.errors import MalformedError, NotEncodableError, UnknownTypeError
+from transport.errors import MalformedError, UnknownTypeError
+from transport.wire.errors import UnsupportedArrayError
 from transport.wire.quoting import quoted
 
 if TYPE_CHECKING:
@@ -45,10 +46,6 @@ _TENSOR_ITEM_BYTES = {
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
     "complex128": 16,
 }
-
-
-class UnsupportedArrayError(NotEncodableError):
-    """An array or tensor that has no wire format."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,8 +15,9 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any, Final
 
-from transport.errors import MalformedError, NotEncodableError
+from transport.errors import MalformedError
 from transport.wire import wire_format
+from transport.wire.errors import NotEncodableError
 from transport.wire.quoting import quoted
 
 _POSIX: Final = "posix"

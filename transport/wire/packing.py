@@ -17,11 +17,12 @@ import msgpack
 import numpy as np
 
 from renderers.media.source import MediaSource
-from transport.errors import EncodeError, NotEncodableError
+from transport.errors import EncodeError
 from transport.wire import registry, wire_format
 from transport.wire.arrays import is_array, is_tensor, pack_scalar
 from transport.wire.blob_table import BlobTable, OmitMedia
 from transport.wire.builtin_values import PACKERS
+from transport.wire.errors import NotEncodableError
 from transport.wire.limits import MAX_DEPTH
 from transport.wire.object_paths import find_path
 

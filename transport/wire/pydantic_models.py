@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from transport.errors import MalformedError, NotEncodableError, RegistrationError
+from transport.errors import MalformedError, RegistrationError
+from transport.wire.errors import NotEncodableError
 from transport.wire.wire_format import MODEL_REST
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from typing import Any, Final, TypeVar
 from transport.errors import (
     MalformedError,
     MissingFieldError,
-    NotEncodableError,
     RegistrationError,
     UnknownTypeError,
     VersionError,
 )
+from transport.wire.errors import NotEncodableError
 from transport.wire.known_types import DECLARED_IN, import_declaration
 from transport.wire.pydantic_models import ModelShape, describe_model, is_model
 from transport.wire.quoting import quoted

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from renderers.parsing.literals import Language, LiteralError, LiteralReader
+from renderers.parsing.errors import LiteralError
+from renderers.parsing.literals import Language, LiteralReader
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt, Block, judged
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.json_text import InvalidJsonError, end_of_json, read_json
+from renderers.parsing.errors import InvalidJsonError
+from renderers.parsing.json_text import end_of_json, read_json
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt, Block, judged
 

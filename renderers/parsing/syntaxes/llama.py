@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from renderers.parsing.json_text import InvalidJsonError, read_json
+from renderers.parsing.errors import InvalidJsonError
+from renderers.parsing.json_text import read_json
 from renderers.parsing.literals import PYTHON, LiteralReader
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.json_calls import json_parts, judged_object

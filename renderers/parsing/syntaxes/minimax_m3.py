@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError
+from renderers.parsing.errors import InvalidJsonError
+from renderers.parsing.json_text import MAX_DEPTH
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import Schema
 from renderers.parsing.syntaxes.syntax import Attempt, Block, Item, debris, items, judged

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, deeper_than, read_json
+from renderers.parsing.errors import InvalidJsonError
+from renderers.parsing.json_text import MAX_DEPTH, deeper_than, read_json
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import ToolSchemas

@@ -11,20 +11,11 @@ from typing import BinaryIO, Self
 from renderers import MediaSource
 from renderers.media.source_directory import source_files, stray_files
 from renderers.regular_files import open_finite, read_finite
-from rollouts.cli.trajectory_file.episodes import Damage, OpenFile, TrajectoryFileError, open_reader
+from rollouts.cli.errors import InventoryError, TrajectoryFileError
+from rollouts.cli.trajectory_file.episodes import Damage, OpenFile, open_reader
 from rollouts.cli.trajectory_file.invariants import well_formed_references
-from rollouts.errors import RolloutsError
 from rollouts.trajectory.pixel_forms import AbsentSource
 from transport import RecordReader, TransportError
-
-
-class InventoryError(RolloutsError):
-    """A path holds neither a media store nor trajectories. `path` names it."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(f"{path}: {reason}")
 
 
 @dataclass(slots=True)

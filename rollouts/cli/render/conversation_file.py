@@ -9,19 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from renderers.regular_files import open_finite, read_finite
-from rollouts.errors import RolloutsError
+from rollouts.cli.errors import ConversationFileError
 
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
-
-
-class ConversationFileError(RolloutsError):
-    """A file does not hold what was asked of it. `path` names it, `line` (from 1) the place if there is one."""
-
-    def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
-        self.path = path
-        self.reason = reason
-        self.line = line
-        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")
 
 
 class Conversation(NamedTuple):

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.media_files import MediaFiles
-from rollouts.cli.traj.plain import NoJsonFormError, plain, short_float
+from rollouts.cli.traj.plain import plain, short_float
 from rollouts.cli.trajectory_file.episodes import Episode
 from rollouts.trajectory.token_node import MediaReference, TokenNode
 from rollouts.trajectory.tree import Turn

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.jsonl import media_entries
 from rollouts.cli.traj.media_files import MediaFiles
-from rollouts.cli.traj.plain import NoJsonFormError, plain
+from rollouts.cli.traj.plain import plain
 from rollouts.cli.trajectory_file.episodes import Episode
 from rollouts.errors import MissingExtraError
 from transport.wire.arrays import array_bytes
@@ -40,7 +41,7 @@ def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, tr
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingExtraError("export to Parquet", "parquet") from error
+        raise MissingExtraError("export to Parquet", "parquet", "pyarrow") from error
     schema = _schema(pyarrow)
     written = 0
     rows: list[dict[str, Any]] = []

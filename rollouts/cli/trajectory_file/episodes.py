@@ -7,21 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollouts.cli.errors import TrajectoryFileError
 from rollouts.cli.trajectory_file.bounds import quoted
 from rollouts.cli.trajectory_file.invariants import faults
-from rollouts.errors import RolloutsError
 from rollouts.trajectory.pixel_forms import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordReader, TransportError
-
-
-class TrajectoryFileError(RolloutsError):
-    """A path holds no trajectories that can be read, or cannot be written. `path` names it."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(f"{path}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

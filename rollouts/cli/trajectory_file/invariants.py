@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from renderers import MediaSource, PlaceholderRange
+from renderers.placement import placement_error
 from rollouts.cli.trajectory_file.bounds import excess, quoted
 from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.trajectory.provenance import Provenance
@@ -127,19 +128,14 @@ def _media_faults(media: Sequence[MediaReference], count: int) -> Iterator[str]:
     if not isinstance(media, _LIST) or not all(_is_reference(reference) for reference in media):
         yield "media are not references"
         return
-    taken = 0
-    for number, reference in enumerate(sorted(media, key=lambda reference: reference.placeholder.offset)):
+    in_order = sorted(media, key=lambda reference: reference.placeholder.offset)
+    for number, reference in enumerate(in_order):
         where = reference.placeholder
         name = f"{quoted(reference.modality)} {number} at {quoted(where.offset)}+{quoted(where.length)}"
         if reference.mm_hash.partition("-")[0] != reference.source.digest:
             yield f"{name} is named {quoted(reference.mm_hash)} and its source {quoted(reference.source.digest)}"
-        if where.offset < 0 or where.length < 0 or where.end > count:
-            yield f"{name} is not inside its {count} tokens"
-        elif where.offset < taken:
-            yield f"{name} overlaps the one before it"
-        elif any(not 0 <= start <= end <= where.length for start, end in where.embed_runs or ()):
-            yield f"{name} has feature tokens outside its range"
-        taken = max(taken, where.end)
+    if (error := placement_error((reference.placeholder for reference in in_order), count)) is not None:
+        yield f"{quoted(in_order[error.position].modality)} {error.index} {error.reason}"
 
 
 def well_formed_references(trajectory: Trajectory) -> list[MediaReference] | None:

@@ -28,7 +28,7 @@ from renderers.errors import (
 )
 from renderers.media.pixel_scale import PixelScale
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.engines.vllm.http.connection import Reply
+from rollouts.engines.vllm.http.connection import HttpResponse
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
@@ -130,7 +130,7 @@ class RenderingServer:
         return asked
 
     def _reply(self, answer, status=200):
-        return Reply(status, {}, json.dumps(answer).encode())
+        return HttpResponse(status, {}, json.dumps(answer).encode())
 
     def _render(self, sent):
         ids, names, ranges, data = [], [], [], []
@@ -179,7 +179,7 @@ class RenderingServer:
 
 def refusal(message, status):
     error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
-    return Reply(status, {}, json.dumps({"error": error}).encode())
+    return HttpResponse(status, {}, json.dumps({"error": error}).encode())
 
 
 def _names(sent):
@@ -618,7 +618,7 @@ async def test_a_model_that_only_reads_text_renders_text_and_refuses_images():
 
 
 async def test_an_unknown_model_is_an_error_that_names_those_served(server):
-    with pytest.raises(CapabilityError, match="other is wanted and the server serves tiny"):
+    with pytest.raises(CapabilityError, match="serves tiny, not other"):
         await ServerRenderer(server, model="other").render(user(text("a")))
 
 
@@ -652,7 +652,7 @@ def features(names, *ranges, **more):
 )
 async def test_an_answer_of_another_shape_is_an_error(server, renderer, answer):
     await renderer.render(user(text("a")))
-    server._render = lambda sent: Reply(200, {}, answer)
+    server._render = lambda sent: HttpResponse(200, {}, answer)
     with pytest.raises(MalformedResultError):
         await renderer.render(user(text("b")))
 

@@ -1,0 +1,265 @@
+"""Media as `/inference/v1/generate` takes them: byte for byte what vLLM's own `/render` writes, without vllm.
+
+    features = {"mm_hashes": {"image": [...]}, "mm_placeholders": {"image": [{"offset": 4, "length": 70}]},
+                "kwargs_data": {"image": ["gq5pbWFn...", null]}}
+
+An entry of kwargs_data is the base64 of a msgpack map: name -> {"data": [dtype, shape, Ext(3, raw bytes)], "field":
+[kind, how to batch it]}. Source: vLLM 0.20 to 0.33, `mm_serde.encode_mm_kwargs_item`. vLLM writes the names of an item
+in the order of a Python set of strings, which differs from one server process to the next; here they are sorted.
+
+Tensors are written piece by piece: of an image that is held packed or as uint8, neither its floats nor all of its
+patches ever exist at once, only their base64.
+"""
+
+from __future__ import annotations
+
+import binascii
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+
+from renderers import MediaItem, MultiModalData
+from renderers.bfloat16 import float32_to_bfloat16
+from renderers.media.item import TensorField
+from renderers.vision.normalise import normalise
+from renderers.vision.patches import StillPatches
+from rollouts.bfloat16 import Bfloat16Array
+from rollouts.engines.vllm.http.connection import Body
+from rollouts.engines.vllm.wire.tensors import (
+    FLOATS,
+    ITEM_BYTES,
+    KEPT_ON_CPU,
+    PixelDtype,
+    RawPixels,
+    ServerNumbers,
+    ServerTensor,
+    Tensor,
+    count_of,
+    raw_pixels,
+    tensor_dtype,
+    tensor_shape,
+)
+
+#: Of a tensor, written at a time: they stay in the processor's cache from the patches to the base64.
+_BLOCK_BYTES = 192 * 2**10
+
+_RAW_TENSOR = 3  # vLLM's extension type
+
+
+def encode_features(
+    data: MultiModalData, *, pixel_dtype: PixelDtype, send: Callable[[str], bool] = lambda mm_hash: True
+) -> Body:
+    """The JSON object `features`, in segments to be sent one after another.
+
+    `pixel_dtype` is what the server wants (`ServerCapabilities.pixel_dtype`). Of items whose hash `send` refuses only
+    hash and place are written: the server has them. The media must have passed `validation.check_request`.
+    """
+    places = {
+        modality: [{"offset": where.offset, "length": where.length} for where in ranges]
+        for modality, ranges in data.mm_placeholders.items()
+    }
+    head = json.dumps({"mm_hashes": data.mm_hashes, "mm_placeholders": places}, separators=(",", ":"))
+    segments: list[bytes | memoryview] = []
+    text = f'{head[:-1]},"kwargs_data":{{'
+    for number, (modality, items) in enumerate(data.mm_items.items()):
+        text += f"{',' if number else ''}{json.dumps(modality)}:["
+        written: dict[int, Body] = {}  # an item that is shown twice is encoded once
+        for place, item in enumerate(items):
+            text += "," if place else ""
+            if not send(item.mm_hash):
+                text += "null"
+                continue
+            if id(item) not in written:
+                written[id(item)] = encode_item(item, pixel_dtype=pixel_dtype, siblings=items)
+            segments += [f'{text}"'.encode(), *written[id(item)]]
+            text = '"'
+        text += "]"
+    return [*segments, f"{text}}}}}".encode()]
+
+
+def encode_item(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> Body:
+    """One entry of kwargs_data, base64 in segments. `siblings` are all items of its modality in the prompt, in order.
+
+    uint8 pixels of an item with a scale become what the server wants; so do the floating tensors of other families,
+    which vLLM casts to the model's type; what a server sent goes back as it came.
+    """
+    # One piece of memory, for which numpy asks for large pages: a fifth faster than many small ones.
+    text = np.empty(encoded_nbytes(item, pixel_dtype=pixel_dtype, siblings=siblings), dtype=np.uint8).data
+    end = 0
+    for part in _base64(_pieces(item, pixel_dtype, siblings)):
+        start, end = end, end + len(part)
+        text[start:end] = part
+    return [text.toreadonly()]
+
+
+def encoded_nbytes(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> int:
+    """How many bytes `encode_item` gives; nothing is encoded."""
+    pieces = _pieces(item, pixel_dtype, siblings)
+    count = sum(piece.nbytes if isinstance(piece, _Payload) else len(piece) for piece in pieces)
+    return (count + 2) // 3 * 4
+
+
+def wire_dtype(item: MediaItem, name: str, pixel_dtype: PixelDtype) -> str:
+    """torch's name of the type that a tensor of an item is sent in."""
+    tensor = item.tensors[name]
+    held = tensor_dtype(tensor)
+    if raw_pixels(item, name) is not None:
+        return pixel_dtype
+    if isinstance(tensor, ServerTensor) or pixel_dtype == "uint8" or held not in FLOATS:
+        return held
+    return pixel_dtype
+
+
+# From an item to msgpack.
+
+
+class _Payload(NamedTuple):
+    """The raw bytes of a tensor, made when they are needed."""
+
+    nbytes: int
+    blocks: Callable[[], Iterator[np.ndarray]]
+
+
+def _pieces(item: MediaItem, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> Iterator[bytes | _Payload]:
+    """The msgpack of an item."""
+    packer = msgpack.Packer()
+    yield packer.pack_map_header(len(item.tensors))
+    for name in sorted(item.tensors):
+        tensor = item.tensors[name]
+        yield packer.pack(name) + packer.pack_map_header(2) + packer.pack("data")
+        if isinstance(tensor, ServerNumbers):
+            yield tensor.packed
+        else:
+            dtype, shape = wire_dtype(item, name, pixel_dtype), tensor_shape(tensor)
+            nbytes = count_of(shape) * ITEM_BYTES[dtype]
+            head = packer.pack_array_header(3) + packer.pack(dtype) + packer.pack(list(shape))
+            yield head + _ext_header(nbytes)
+            yield _Payload(nbytes, lambda name=name, dtype=dtype: _blocks(item, name, dtype))  # type: ignore[misc]
+        yield packer.pack("field") + packer.pack(_field(name, tensor, item.fields[name], siblings))
+
+
+def _ext_header(nbytes: int) -> bytes:
+    """The shortest, as msgspec chooses."""
+    if nbytes in (1, 2, 4, 8, 16):
+        return bytes((0xD3 + nbytes.bit_length(), _RAW_TENSOR))  # 1 -> 0xD4, 16 -> 0xD8
+    for kind, width in ((0xC7, 1), (0xC8, 2), (0xC9, 4)):
+        if nbytes < 1 << 8 * width:
+            return bytes((kind,)) + nbytes.to_bytes(width, "big") + bytes((_RAW_TENSOR,))
+    raise ValueError(f"a tensor of {nbytes} bytes does not fit into msgpack, whose limit is 4 GiB")
+
+
+def _field(name: str, tensor: Tensor, field: TensorField, siblings: Sequence[MediaItem]) -> list[object]:
+    """How the server makes a batch of it, with the keys of vLLM's field classes in their order."""
+    if isinstance(tensor, ServerTensor | ServerNumbers):
+        keep_on_cpu = tensor.keep_on_cpu
+    else:
+        keep_on_cpu = field.kind == "batched" and name in KEPT_ON_CPU
+    match field.kind:
+        case "batched":
+            return ["batched", {"keep_on_cpu": keep_on_cpu}]
+        case "shared":
+            return ["shared", {"keep_on_cpu": keep_on_cpu, "batch_size": len(siblings)}]
+        case "flat":
+            dim = tensor.dim if isinstance(tensor, ServerTensor) else 0
+            return ["flat", {"keep_on_cpu": keep_on_cpu, "slices": _slices(name, dim, siblings), "dim": dim}]
+
+
+def _slices(name: str, dim: int, siblings: Sequence[MediaItem]) -> list[list[list[int | None]]]:
+    """For every item of the prompt, where its rows lie in the tensor of all."""
+    rows = [tensor_shape(other.tensors[name])[dim] for other in siblings if name in other.tensors]
+    everything: list[list[int | None]] = [[None, None, None]] * dim
+    return [
+        [*everything, [end - count, end, None]] for count, end in zip(rows, itertools.accumulate(rows), strict=True)
+    ]
+
+
+# From a tensor to its raw bytes.
+
+
+def _blocks(item: MediaItem, name: str, dtype: str) -> Iterator[np.ndarray]:
+    """uint8 (nbytes of the block,), little-endian, in row-major order."""
+    tensor = item.tensors[name]
+    raw = raw_pixels(item, name)
+    if raw is not None:
+        yield from _pixel_blocks(raw, dtype)
+        return
+    match tensor:
+        case ServerTensor():
+            whole, held = tensor.raw, "uint8"
+        case Bfloat16Array() if dtype == "bfloat16":
+            whole, held = tensor.bits.reshape(-1).view(np.uint8), "uint8"
+        case _:
+            whole, held = item[name].reshape(-1), dtype
+    step = _BLOCK_BYTES // ITEM_BYTES[held]
+    for start in range(0, len(whole), step):
+        part = whole[start : start + step]
+        yield part if held == "uint8" else _raw(part, dtype)
+
+
+def _pixel_blocks(raw: RawPixels, dtype: str) -> Iterator[np.ndarray]:
+    tensor, scale = raw
+    row_bytes = count_of(tensor_shape(tensor)[1:]) * ITEM_BYTES[dtype]
+    step = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    if isinstance(tensor, StillPatches):
+        parts = (tensor.packed[start : start + step] for start in range(0, len(tensor.packed), step))
+        if dtype == "uint8":
+            yield from _unpacked(parts, tensor.temporal)
+            return
+        patches: Iterator[np.ndarray | StillPatches] = (StillPatches(part, tensor.temporal) for part in parts)
+    else:
+        patches = (tensor[start : start + step] for start in range(0, len(tensor), step))
+    for part in patches:
+        if dtype == "bfloat16":
+            yield normalise(part, scale, dtype="bfloat16").reshape(-1).view(np.uint8)
+        else:
+            floats_or_pixels = part if isinstance(part, np.ndarray) and dtype == "uint8" else normalise(part, scale)
+            yield _raw(floats_or_pixels, dtype)
+
+
+def _unpacked(parts: Iterable[np.ndarray], temporal: int) -> Iterator[np.ndarray]:
+    """Packed patches with all their time slots, each block in the memory of the one before."""
+    block: np.ndarray | None = None
+    for part in parts:
+        count, channels, size = part.shape
+        if block is None:
+            block = np.empty((count, channels, temporal, size), dtype=np.uint8)
+        block[:count] = part[:, :, None]
+        yield block[:count].reshape(-1)
+
+
+def _raw(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The bytes of an array in a type, which numpy has or which is bfloat16."""
+    if dtype == "bfloat16":
+        return float32_to_bfloat16(array).astype("<u2", copy=False).reshape(-1).view(np.uint8)
+    wanted = np.dtype(dtype).newbyteorder("<")
+    return np.ascontiguousarray(array, dtype=wanted).reshape(-1).view(np.uint8)
+
+
+# From bytes to base64.
+
+
+def _base64(pieces: Iterator[bytes | _Payload]) -> Iterator[bytes]:
+    """One base64 text, in segments, however the bytes come in pieces."""
+    rest = b""
+    # The same memory for every block: new memory is slower than all of the copying.
+    buffer = bytearray(_BLOCK_BYTES)
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            rest += piece
+            continue
+        for block in piece.blocks():
+            # What is left of the block before is less than 3 bytes, which go in front; so does what is no tensor.
+            end = len(rest) + len(block)
+            if end > len(buffer):
+                buffer = bytearray(end)
+            buffer[: len(rest)] = rest
+            view = memoryview(buffer)
+            view[len(rest) : end] = block.data
+            whole = end // 3 * 3
+            rest = bytes(view[whole:end])
+            yield binascii.b2a_base64(view[:whole], newline=False)
+    yield binascii.b2a_base64(rest, newline=False)
