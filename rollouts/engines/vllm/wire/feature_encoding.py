@@ -38,7 +38,7 @@ from rollouts.engines.vllm.wire.tensors import (
     ServerNumbers,
     ServerTensor,
     Tensor,
-    count_of,
+    element_count,
     raw_pixels,
     tensor_dtype,
     tensor_shape,
@@ -135,7 +135,7 @@ def _pieces(item: MediaItem, pixel_dtype: PixelDtype, siblings: Sequence[MediaIt
             yield tensor.packed
         else:
             dtype, shape = wire_dtype(item, name, pixel_dtype), tensor_shape(tensor)
-            nbytes = count_of(shape) * ITEM_BYTES[dtype]
+            nbytes = element_count(shape) * ITEM_BYTES[dtype]
             head = packer.pack_array_header(3) + packer.pack(dtype) + packer.pack(list(shape))
             yield head + _ext_header(nbytes)
             yield _Payload(nbytes, lambda name=name, dtype=dtype: _blocks(item, name, dtype))  # type: ignore[misc]
@@ -202,7 +202,7 @@ def _blocks(item: MediaItem, name: str, dtype: str) -> Iterator[np.ndarray]:
 
 def _pixel_blocks(raw: RawPixels, dtype: str) -> Iterator[np.ndarray]:
     tensor, scale = raw
-    row_bytes = count_of(tensor_shape(tensor)[1:]) * ITEM_BYTES[dtype]
+    row_bytes = element_count(tensor_shape(tensor)[1:]) * ITEM_BYTES[dtype]
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
     if isinstance(tensor, StillPatches):
         parts = (tensor.packed[start : start + step] for start in range(0, len(tensor.packed), step))

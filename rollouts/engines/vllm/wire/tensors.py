@@ -157,5 +157,5 @@ def raw_pixels(item: MediaItem, name: str) -> RawPixels | None:
     return RawPixels(tensor if isinstance(tensor, StillPatches) else item[name], item.scale)
 
 
-def count_of(shape: tuple[int, ...]) -> int:
+def element_count(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
