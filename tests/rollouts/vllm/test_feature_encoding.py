@@ -184,7 +184,7 @@ def test_the_head_of_raw_bytes_is_the_shortest_that_msgpack_has(length):
 def test_features_are_one_json_object_with_null_for_what_the_server_has():
     first, second = image(name='quo"te'), image(seed=1, name="second")
     data = MultiModalData.from_items([(first, PlaceholderRange(3, 6)), (second, PlaceholderRange(11, 6))])
-    segments = encode_features(data, pixel_dtype="uint8", send=lambda name: name == "second")
+    segments = encode_features(data, pixel_dtype="uint8", include=lambda name: name == "second")
     written = json.loads(b"".join(segments))
     assert written["mm_hashes"] == {"image": ['quo"te', "second"]}
     assert written["mm_placeholders"] == {"image": [{"offset": 3, "length": 6}, {"offset": 11, "length": 6}]}

@@ -8,6 +8,7 @@ are views of the one decoded buffer.
 from __future__ import annotations
 
 import binascii
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -22,7 +23,6 @@ from rollouts.engines.vllm.wire.tensors import (
     ServerNumbers,
     ServerTensor,
     Tensor,
-    element_count,
 )
 from rollouts.errors import MalformedResultError
 
@@ -125,7 +125,7 @@ def _tensor(reader: _Reader, key: str) -> ServerTensor:
     shape = tuple(
         reader.value("int", "a dimension") for _ in range(reader.count("array", _MAX_DIMENSIONS, "dimensions"))
     )
-    if any(size < 0 for size in shape) or element_count(tuple(max(1, size) for size in shape)) > _MAX_ELEMENTS:
+    if any(size < 0 for size in shape) or math.prod(max(1, size) for size in shape) > _MAX_ELEMENTS:
         reader.refuse(f"{key!r} has the shape {shape}")
     if (kind := reader.next_type()) != "ext":
         reader.refuse(f"{key!r} has {kind} instead of its bytes")
@@ -135,7 +135,7 @@ def _tensor(reader: _Reader, key: str) -> ServerTensor:
     raw = reader.data[content : reader.position]
     if (code := reader.data[content - 1]) != _RAW_TENSOR:
         reader.refuse(f"{key!r} is of extension type {code}, not {_RAW_TENSOR} (raw bytes)")
-    if len(raw) != element_count(shape) * ITEM_BYTES[dtype]:
+    if len(raw) != math.prod(shape) * ITEM_BYTES[dtype]:
         reader.refuse(f"{key!r} of {dtype} {shape} has {len(raw)} bytes")
     return ServerTensor(dtype, shape, np.asarray(raw))
 
