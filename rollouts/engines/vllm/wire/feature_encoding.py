@@ -253,7 +253,7 @@ def _base64(pieces: Iterator[bytes | _Payload]) -> Iterator[bytes]:
             rest += piece
             continue
         for block in piece.blocks():
-            # First the bytes that are not encoded yet: fewer than 3 of the previous block, and the bytes between tensors.
+            # First the bytes not encoded yet: fewer than 3 of the previous block, and the bytes between tensors.
             end = len(rest) + len(block)
             if end > len(buffer):
                 buffer = bytearray(end)

@@ -36,8 +36,8 @@ ITEM_BYTES: Mapping[str, int] = {
 }
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
-#: Tensors that vLLM's models read on the host, such as the sizes that decide how features are split. They stay there, so
-#: that they are not copied to the device and back; all other tensors are needed on the device.
+#: Tensors that vLLM's models read on the host, such as the sizes that decide how features are split. They stay there,
+#: so that they are not copied to the device and back; all other tensors are needed on the device.
 KEPT_ON_CPU = frozenset(
     {
         "image_grid_thw",
