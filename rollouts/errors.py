@@ -1,10 +1,11 @@
-"""Every exception of `rollouts`, under one root."""
+"""The exceptions of `rollouts` under one root, `RolloutsError`.
+
+Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episodes.errors`, `rollouts.cli.errors`.
+"""
 
 from __future__ import annotations
 
 from typing import Self
-
-from rollouts.error_texts import described, shortened
 
 
 class RolloutsError(Exception):
@@ -206,40 +207,6 @@ class UnsafeControlError(EngineError):
 
 class WeightUpdateError(RolloutsError):
     """New weights could not be taken. Nothing was changed, unless the text says what state was left."""
-
-
-# Environments and episodes.
-
-
-class EnvironmentProtocolError(RolloutsError):
-    """An environment returned something that its protocol does not allow."""
-
-
-class EnvironmentFailedError(RolloutsError):
-    """An environment raised something of its own, which is chained.
-
-    `method` says where: "reset", "step", "tools", or "make_environment", which has no `environment` yet.
-    """
-
-    def __init__(self, environment: str, method: str, error: BaseException) -> None:
-        self.method = method
-        super().__init__(f"{f'{environment}.{method}' if environment else method} raised {described(error)}")
-
-
-class RendererFailedError(RolloutsError):
-    """A renderer raised something that is no `RendererError`, which is chained. `method` says in which call."""
-
-    def __init__(self, renderer: str, method: str, error: BaseException) -> None:
-        self.method = method
-        super().__init__(f"{renderer}.{method} raised {described(error)}")
-
-
-class EpisodeArgumentError(RolloutsError, ValueError):
-    """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` is not what it has to be. `name` names it."""
-
-    def __init__(self, name: str, value: object, rule: str) -> None:
-        self.name = name
-        super().__init__(f"{name} is {shortened(value)}; {rule}")
 
 
 # Training.

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from rollouts.cli.command_group import INTERRUPTED
-from rollouts.episode_errors import EpisodeError
+from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import CapabilityError, ServerUnreachableError
 
 if TYPE_CHECKING:

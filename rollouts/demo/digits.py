@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from renderers import Message
-from rollouts.environment import StepResult
+from rollouts.episodes.environment import StepResult
 from rollouts.errors import MissingExtraError
 
 QUESTION = "Which digit?"

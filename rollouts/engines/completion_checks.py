@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from rollouts.error_texts import shortened
+from rollouts.error_texts import short_repr
 
 #: Token ids are stored as int32.
 MOST_TOKEN_ID: Final = 2**31 - 1
@@ -49,7 +49,7 @@ def prompt_problem(token_ids: object) -> str | None:
         array("q", token_ids)  # refuses what is no integer, and is faster than a loop
     except (TypeError, OverflowError):
         place, token = next((p, token) for p, token in enumerate(token_ids) if not _is_int64(token))
-        return f"token {place} of the prompt is {shortened(token)}, not an int of 64 bits"
+        return f"token {place} of the prompt is {short_repr(token)}, not an int of 64 bits"
     return None
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from renderers import MultiModalData
 from rollouts.engines.completion_checks import logprob_problem, prompt_problem, token_problem
-from rollouts.error_texts import shortened
+from rollouts.error_texts import short_repr
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
-from rollouts.user_code.numbers import finite_number, whole_number
+from rollouts.numbers import finite_number, whole_number
 from transport import wire_type
 
 
@@ -81,7 +81,7 @@ class SamplingParams:
         """Keep a value of Python's own types in place of numpy's; None says that the field holds no such value."""
         if value is None:
             given = getattr(self, name)
-            raise InvalidRequestError("sampling", f"{name} is {shortened(given)} ({type(given).__name__}), not {kind}")
+            raise InvalidRequestError("sampling", f"{name} is {short_repr(given)} ({type(given).__name__}), not {kind}")
         object.__setattr__(self, name, value)
 
 
@@ -140,7 +140,7 @@ class GenerateRequest:
 
     def _refuse(self, name: str, value: object, kind: str) -> None:
         called = self.request_id if isinstance(self.request_id, str) else "request"
-        raise InvalidRequestError(called, f"{name} is {shortened(value)} ({type(value).__name__}), not {kind}")
+        raise InvalidRequestError(called, f"{name} is {short_repr(value)} ({type(value).__name__}), not {kind}")
 
 
 @wire_type("rollouts.WeightSpan")

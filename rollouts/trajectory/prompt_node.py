@@ -10,8 +10,8 @@ import numpy as np
 from renderers import Message, RenderedTokens
 from renderers.placement import item_placement_error
 from rollouts.errors import InvalidTurnError
+from rollouts.trajectory.plain_copy import copied_mapping, plain_copy
 from rollouts.trajectory.token_node import MediaReference, TokenNode, frozen, within
-from rollouts.user_code.plain_copy import copied_mapping, plain_copy
 
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:

@@ -20,7 +20,7 @@ from renderers import Message, MultiModalData, RenderedTokens
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.error_texts import is_unicode, shortened
+from rollouts.error_texts import is_unicode, short_repr
 from rollouts.errors import (
     BrokenPathError,
     InvalidTurnError,
@@ -28,12 +28,12 @@ from rollouts.errors import (
     TrajectoryError,
     TrajectoryFinishedError,
 )
+from rollouts.numbers import finite_number
+from rollouts.trajectory.plain_copy import copied_mapping
 from rollouts.trajectory.prompt_node import media_of, prompt_node
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.reported_extras import reported_extras
 from rollouts.trajectory.token_node import MediaReference, TokenNode, completion_node, same_media, token_array
-from rollouts.user_code.numbers import finite_number
-from rollouts.user_code.plain_copy import copied_mapping
 from transport import EncodeError, wire_type
 from transport.wire.codec import check_encodable, is_plain
 
@@ -161,7 +161,7 @@ class Trajectory:
         last = len(turns) - 1
         number = finite_number(reward)
         if number is None:
-            raise InvalidTurnError(f"turn {last} was paid {shortened(reward)}; a reward is a finite number")
+            raise InvalidTurnError(f"turn {last} was paid {short_repr(reward)}; a reward is a finite number")
         what = f"the info of turn {last}"
         kept = _copied(info, what)
         _check_stored(kept, what)

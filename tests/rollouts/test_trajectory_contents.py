@@ -19,7 +19,7 @@ from rollouts import (
     run_episode,
 )
 from rollouts.engines.local import LocalEngine
-from rollouts.episode_errors import EpisodeError
+from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import (
     BrokenPathError,
     InvalidTurnError,

@@ -12,19 +12,23 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from renderers import MediaSource
-from renderers.media.policy import MediaPolicy
-from renderers.media.raw import array_to_raw
 from rollouts.engines.vllm.http.connection import Body, HttpResponse, ServerConnection, response_error
-from rollouts.engines.vllm.media.image_file import ImageFile, image_file
+from rollouts.engines.vllm.media.image_file import ImageFile
+from rollouts.engines.vllm.server_probe import (
+    PROBE_NAME,
+    RENDER_PATH,
+    json_object,
+    probe_request,
+    render_message,
+    render_probe_image,
+    served_model,
+    server_version,
+)
 from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.engines.vllm.wire.feature_decoding import encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderResponse, parse_render_response, single_token
 from rollouts.errors import CapabilityError, MalformedResultError
 
-_RENDER = "/v1/chat/completions/render"
 # One token spelled like this, printed by the template around a message, is a control token and no word.
 _CONTROL = re.compile(r"<[^\s<>]{1,60}>|\[/?[A-Z_]{2,60}\]")
 
@@ -95,70 +99,53 @@ class RenderClient:
         if not tensors:
             body["mm_payload"] = "none"
         segments = await asyncio.to_thread(_segments, body, files)
-        reply = await self._request("POST", _RENDER, name=name, body=segments)
+        reply = await self._connection.request("POST", RENDER_PATH, name=name, body=segments)
         if reply.status != 200:
-            raise _refusal(name, reply)
+            raise _render_error(name, reply)
         return await asyncio.to_thread(parse_render_response, reply.body, name)
 
-    async def _request(self, method: str, path: str, *, name: str, body: Body | None = None) -> HttpResponse:
-        return await self._connection.request(method, path, name=name, body=body)
-
-    # What the server is.
-
     async def _probe(self) -> ServerIdentity:
-        name = "what the render server is"
-        models, version = await asyncio.gather(
-            self._request("GET", "/v1/models", name=name), self._request("GET", "/version", name=name)
-        )
-        if models.status != 200:
-            raise response_error(name, models, "asking which model is served")
-        model, root = self._served(models, name)
-        said = version.json().get("version") if version.status == 200 else None
-        file = image_file(MediaSource.of(array_to_raw(_probe_image())), MediaPolicy())
-        part = f"render-probe-{uuid.uuid4().hex}"
-        body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": [image_part(part)]}]}
-        reply = await self._request("POST", _RENDER, name=name, body=_segments(body, {part: file}))
-        takes_images = reply.status == 200
-        if reply.status == 400:  # a model that only reads text, or a server told to take no images
-            body["messages"] = [{"role": "user", "content": "a"}]
-            reply = await self._request("POST", _RENDER, name=name, body=_segments(body, {}))
-        if reply.status != 200:
-            raise _refusal(name, reply)
-        answer = parse_render_response(reply.body, name)
-        if takes_images and len(answer.media) != 1:
-            raise MalformedResultError(name, f"/render found {len(answer.media)} media in a message that holds one")
-        made = {"model": model, "root": root, "version": said, "probe": _tensors_digest(answer, name)}
-        marker_id = single_token(answer.token_ids, answer.media[0]) if takes_images else None
-        spelled = await self._spelled(model, answer.token_ids)
+        connection = self._connection
+        model, version = await asyncio.gather(served_model(connection, self._model), server_version(connection))
+        response = await render_probe_image(connection, model.name)
+        takes_images = response.status == 200
+        if response.status == 400:  # a text-only model, or a server that was started with images disabled
+            response = await render_message(connection, model.name, "a")
+        if response.status != 200:
+            raise _render_error(PROBE_NAME, response)
+        rendered = parse_render_response(response.body, PROBE_NAME)
+        if takes_images and len(rendered.media) != 1:
+            raise MalformedResultError(
+                PROBE_NAME, f"/render found {len(rendered.media)} media in a message with one image"
+            )
+        decisive = {
+            "model": model.name,
+            "root": model.root,
+            "version": version,
+            "probe": _tensors_digest(rendered, PROBE_NAME),
+        }
+        marker_id = single_token(rendered.token_ids, rendered.media[0]) if takes_images else None
+        texts = await self._token_texts(model.name, rendered.token_ids)
         return ServerIdentity(
-            model=model,
-            version=str(said or "unknown"),
-            fingerprint=hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16],
+            model=model.name,
+            version=version or "unknown",
+            fingerprint=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
             marker_id=marker_id,
-            marker=None if marker_id is None else spelled.get(marker_id, ""),
-            control_texts=tuple(text for text in spelled.values() if _CONTROL.fullmatch(text)),
+            marker=None if marker_id is None else texts.get(marker_id, ""),
+            control_texts=tuple(text for text in texts.values() if _CONTROL.fullmatch(text)),
         )
 
-    def _served(self, reply: HttpResponse, name: str) -> tuple[str, Any]:
-        """Name and origin of the model to render for."""
-        answer = reply.json()
-        listed = answer.get("data") if isinstance(answer, dict) else None
-        served = [one for one in listed or () if isinstance(one, dict) and isinstance(one.get("id"), str)]
-        for one in served:
-            if self._model in (None, one["id"]):
-                return one["id"], one.get("root")
-        names = ", ".join(one["id"] for one in served) or "none"
-        raise CapabilityError(name, f"model {self._model or 'any'} is wanted and the server serves {names}")
-
-    async def _spelled(self, model: str, token_ids: Sequence[int]) -> dict[int, str]:
-        """The text of each token, as far as the server tells."""
+    async def _token_texts(self, model: str, token_ids: Sequence[int]) -> dict[int, str]:
+        """The text of each token that the server detokenizes."""
         distinct = sorted(set(token_ids))
-        bodies = [[json.dumps({"model": model, "tokens": [one]}).encode()] for one in distinct]
-        replies = await asyncio.gather(
-            *(self._request("POST", "/detokenize", name="spelling a token", body=body) for body in bodies)
+        responses = await asyncio.gather(
+            *(
+                probe_request(self._connection, "POST", "/detokenize", {"model": model, "tokens": [token]})
+                for token in distinct
+            )
         )
-        texts = [reply.json().get("prompt") if reply.status == 200 else None for reply in replies]
-        return {one: text for one, text in zip(distinct, texts, strict=True) if isinstance(text, str)}
+        texts = [json_object(response).get("prompt") if response.status == 200 else None for response in responses]
+        return {token: text for token, text in zip(distinct, texts, strict=True) if isinstance(text, str)}
 
 
 def image_part(name: str) -> dict[str, Any]:
@@ -203,7 +190,7 @@ def _tensors_digest(answer: RenderResponse, name: str) -> str | None:
     return digest.hexdigest()
 
 
-def _refusal(name: str, reply: HttpResponse) -> Exception:
+def _render_error(name: str, reply: HttpResponse) -> Exception:
     error = response_error(name, reply, "rendering")
     unknown_route = reply.status in (404, 405) and b"NotFoundError" not in reply.body
     if reply.status in (403, 501) or unknown_route:
@@ -213,10 +200,3 @@ def _refusal(name: str, reply: HttpResponse) -> Exception:
             "for it alone with `vllm launch render MODEL`",
         )
     return error
-
-
-def _probe_image() -> np.ndarray:
-    """Noise of odd sides, uint8 (53, 37, 3): resizing, rescaling and cutting into patches all show in it."""
-    row, column, channel = np.ogrid[:53, :37, :3]
-    noise: np.ndarray = (row * 73 + column * 151 + channel * 29 + row * column * 7) % 256
-    return noise.astype(np.uint8)

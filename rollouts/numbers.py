@@ -1,4 +1,4 @@
-"""Numbers as people pass them: Python's, numpy's and torch's."""
+"""Conversion of Python, numpy and torch numbers to `int` and `float`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transport.wire.arrays import is_tensor
 
 
 def finite_number(value: Any) -> float | None:
-    """A real number, numpy's among them, or an array or tensor without axes, as a float; None for anything else."""
+    """A finite real number, or an array or tensor without axes that holds one, as a float; None for anything else."""
     if isinstance(value, np.ndarray) or is_tensor(value):
         if tuple(value.shape) != ():
             return None
@@ -28,7 +28,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def whole_number(value: Any) -> int | None:
-    """An integer, numpy's among them, as an int; None for anything else, among it True, False and 1.0."""
+    """A Python or numpy integer as an int; None for anything else, including True, False and 1.0."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return None
     return operator.index(value)

@@ -1,4 +1,4 @@
-"""The multi-turn loop."""
+"""One episode: an environment and an engine alternate, turn by turn."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
-from rollouts.engine_call import expecting_request, known_vocab_size, sampled_completion
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
-from rollouts.environment import Environment, made_environment, reset_environment, step_environment, tools_of
-from rollouts.episode_errors import EpisodeError
-from rollouts.episode_renderer import EpisodeRenderer, renderer_pool
-from rollouts.error_texts import described, is_unicode, text_of
-from rollouts.errors import EpisodeArgumentError, RolloutsError
+from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
+from rollouts.episodes.environment import Environment
+from rollouts.episodes.environment_calls import (
+    environment_tools,
+    make_environment,
+    reset_environment,
+    step_environment,
+)
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError
+from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
+from rollouts.error_texts import describe_exception, exception_text, is_unicode
+from rollouts.errors import RolloutsError
+from rollouts.numbers import whole_number
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
-from rollouts.user_code.numbers import whole_number
 
 log = logging.getLogger("rollouts")
 
-_OURS = (RolloutsError, RendererError)
+_OWN_ERRORS = (RolloutsError, RendererError)
 
-#: Called with a trajectory when its episode has ended, however it ended.
+#: Called with the trajectory of every episode that ends.
 OnEnd = Callable[[Trajectory], object]
 
 
@@ -42,29 +48,29 @@ async def run_episode(
     episode_id: str | None = None,
     on_end: OnEnd | None = None,
 ) -> Trajectory:
-    """Play one episode of an environment against an engine.
+    """Run one episode of an environment with an engine.
 
-    The first prompt is rendered; every later one extends prompt + completion through the renderer's bridge, images
-    carried forward. Where the bridge is refused, the conversation is rendered anew and the trajectory forks. The
-    renderer works on threads: on those of a `RendererPool`, or of a pool that is made for this episode.
+    The first prompt is rendered; every later prompt extends prompt + completion through the renderer's bridge, which
+    keeps the earlier images. Where the bridge refuses, the conversation is rendered again and the trajectory forks.
+    The renderer runs on the threads of the `RendererPool`, or of a pool that is made for this episode.
 
     `seed` goes to the environment; `sampling.seed`, if given, seeds turn t with (seed, t). `sampling.n` is 1. An
     episode that is not done after `max_turns` ends `truncated`.
 
     Raises `EpisodeError` with the completed turns, whatever engine, renderer or environment return or raise; and
-    `EpisodeArgumentError` for a seed, id or `on_end` that is not one. `on_end` is called once, with the finished
-    trajectory, however the episode ends. A cancelled episode (`task.cancel()`, `asyncio.wait_for`) raises
-    `CancelledError`, as every coroutine does; only `on_end` gets its turns.
+    `EpisodeArgumentError` for an invalid seed, id or `on_end`. `on_end` is called once, with the finished trajectory,
+    also when the episode fails or is cancelled. A cancelled episode (`task.cancel()`, `asyncio.wait_for`) raises
+    `CancelledError`, as every coroutine does; only `on_end` receives its turns.
     """
     trajectory = new_trajectory(seed=seed, group_id=group_id, episode_id=episode_id)
     check_on_end(on_end)
     with renderer_pool(renderer) as pool:
-        setting = EpisodeSetting(engine, pool, sampling, max_turns)
-        return await play_episode(lambda: environment, trajectory, setting, on_end)
+        settings = EpisodeSettings(engine, pool, sampling, max_turns)
+        return await record_episode(lambda: environment, trajectory, settings, on_end)
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeSetting:
+class EpisodeSettings:
     """What the episodes of a run have in common."""
 
     engine: Engine
@@ -78,10 +84,10 @@ class EpisodeSetting:
             raise EpisodeArgumentError("sampling", self.sampling, "pass a SamplingParams")
         if self.sampling.n != 1:
             raise EpisodeArgumentError(
-                "sampling.n", self.sampling.n, "an episode goes on from one completion; pass n=1 and play it n times"
+                "sampling.n", self.sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
             )
         if (whole_number(self.max_turns) or 0) < 1:
-            raise EpisodeArgumentError("max_turns", self.max_turns, "pass an integer from 1")
+            raise EpisodeArgumentError("max_turns", self.max_turns, "pass an integer of at least 1")
 
 
 def new_trajectory(*, seed: int, group_id: str, episode_id: str | None) -> Trajectory:
@@ -91,7 +97,7 @@ def new_trajectory(*, seed: int, group_id: str, episode_id: str | None) -> Traje
         raise EpisodeArgumentError("seed", seed, "pass an integer")
     for name, value in (("group_id", group_id), ("episode_id", "" if episode_id is None else episode_id)):
         if not isinstance(value, str) or not is_unicode(value):
-            raise EpisodeArgumentError(name, value, "pass text that UTF-8 can hold")
+            raise EpisodeArgumentError(name, value, "pass text that UTF-8 can encode")
     return Trajectory(episode_id or uuid.uuid4().hex, seed=number, group_id=group_id)
 
 
@@ -101,20 +107,21 @@ def check_on_end(on_end: OnEnd | None) -> None:
         raise EpisodeArgumentError("on_end", on_end, "pass a function that is not async, or None")
 
 
-async def play_episode(
-    make_environment: Callable[[], Environment], trajectory: Trajectory, setting: EpisodeSetting, on_end: OnEnd | None
+async def record_episode(
+    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, on_end: OnEnd | None
 ) -> Trajectory:
-    """Play one episode into an empty trajectory, finish it, and hand it to `on_end`. Raises `EpisodeError`."""
+    """Run one episode into an empty trajectory, finish it, and pass it to `on_end`. Raises `EpisodeError`."""
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
-        await _play(trajectory, make_environment, setting)
-    except Exception as error:  # noqa: BLE001  whichever part it came from, it must not take the turns with it
-        trajectory.error = described(error)
-        failure = EpisodeError(text_of(error) if isinstance(error, _OURS) else described(error), trajectory)
+        await _run(factory, trajectory, settings)
+    except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
+        trajectory.error = describe_exception(error)
+        reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
+        failure = EpisodeError(reason, trajectory)
         failure.__cause__ = error
-    except BaseException as error:  # noqa: BLE001  raised again below, when `on_end` has the turns
-        trajectory.error = described(error)
+    except BaseException as error:  # noqa: BLE001  raised again below, after `on_end` has received the turns
+        trajectory.error = describe_exception(error)
         failure = error
     trajectory.seconds = time.monotonic() - started
     trajectory.finish()
@@ -130,21 +137,21 @@ async def play_episode(
     return trajectory
 
 
-async def _play(trajectory: Trajectory, make_environment: Callable[[], Environment], setting: EpisodeSetting) -> None:
-    setting.check()
-    engine, sampling, max_turns = setting.engine, setting.sampling, setting.max_turns
-    renderer = EpisodeRenderer(setting.renderer)
-    trajectory.provenance = Provenance.of(setting.renderer, engine)
-    vocab_size = known_vocab_size(engine, setting.renderer)
+async def _run(factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings) -> None:
+    settings.check()
+    engine, sampling, max_turns = settings.engine, settings.sampling, settings.max_turns
+    renderer = RendererCalls(settings.renderer)
+    trajectory.provenance = Provenance.of(settings.renderer, engine)
+    vocab_size = known_vocab_size(engine, settings.renderer)
     if not sampling.stop_token_ids:
         sampling = replace(sampling, stop_token_ids=renderer.stop_token_ids())
-    environment = made_environment(make_environment)
-    messages = await reset_environment(environment, trajectory.seed)
-    tools = tools_of(environment)
+    environment = make_environment(factory)
+    conversation: Sequence[Message] = await reset_environment(environment, trajectory.seed)
+    tools = environment_tools(environment)
     with expecting_request(engine):
-        prompt = await renderer.render(messages, tools)
-    shown: Sequence[Message] = messages  # those that the message indices of `prompt` count
-    sampled = _sampled_runs(prompt)
+        prompt = await renderer.render(conversation, tools)
+    prompt_messages = conversation  # the messages that the message indices of `prompt` refer to
+    sampled = _sampled_ranges(prompt)
 
     for turn in range(max_turns):
         request = GenerateRequest(
@@ -156,13 +163,13 @@ async def _play(trajectory: Trajectory, make_environment: Callable[[], Environme
             placeholder_token_ids=prompt.placeholder_token_ids,
             sampled=sampled,
         )
-        asked = time.monotonic()
-        completion = await sampled_completion(engine, request, vocab_size)
-        seconds = time.monotonic() - asked
+        sent_at = time.monotonic()
+        completion = await generate_completion(engine, request, vocab_size)
+        seconds = time.monotonic() - sent_at
         completion_ids = completion.token_ids.tolist()
         with expecting_request(engine):
             assistant = await renderer.parse(completion_ids, tools, prompt)
-        trajectory.add_turn(prompt, completion, assistant, messages=shown, seconds=seconds)
+        trajectory.add_turn(prompt, completion, assistant, messages=prompt_messages, seconds=seconds)
 
         step = await step_environment(environment, assistant)
         trajectory.record_reward(step.reward, step.info)
@@ -170,25 +177,24 @@ async def _play(trajectory: Trajectory, make_environment: Callable[[], Environme
             trajectory.done = True
             return
         if turn + 1 < max_turns:
-            conversation = [*messages, assistant, *step.messages]
             with expecting_request(engine):
-                bridged = await renderer.bridge(prompt, completion_ids, step.messages, tools, messages)
+                bridged = await renderer.bridge(prompt, completion_ids, step.messages, tools, conversation)
+                conversation = [*conversation, assistant, *step.messages]
                 if bridged is None:
-                    prompt, shown = await renderer.render(conversation, tools), conversation
-                    sampled = _sampled_runs(prompt)
+                    prompt, prompt_messages = await renderer.render(conversation, tools), conversation
+                    sampled = _sampled_ranges(prompt)
                 else:
                     sampled = [*sampled, (len(prompt), len(prompt) + len(completion_ids))]
-                    prompt, shown = bridged, step.messages
-            messages = conversation
+                    prompt, prompt_messages = bridged, step.messages
     trajectory.truncated = True
 
 
-def _sampled_runs(prompt: RenderedTokens) -> list[tuple[int, int]]:
-    """Where a prompt, rendered whole, prints turns of the assistant as the model would have sampled them."""
+def _sampled_ranges(prompt: RenderedTokens) -> list[tuple[int, int]]:
+    """The token ranges of a rendered prompt that the model would have sampled: its assistant turns."""
     return [(span.start, span.end) for span in prompt.spans if span.sampled]
 
 
 def derived_seed(seed: int, *path: str | int) -> int:
-    """A seed below 2**63 for what `path` names, unrelated to those of other paths and of neighbouring seeds."""
+    """A seed below 2**63 for `path`, unrelated to the seeds of other paths and of neighbouring values of `seed`."""
     name = "/".join(map(str, (seed, *path)))
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
