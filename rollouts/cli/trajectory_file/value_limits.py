@@ -1,4 +1,4 @@
-"""What a decoded value costs whoever walks it, and how it is quoted.
+"""What a decoded value costs whoever walks it, and how it is short_repr.
 
 A file of a few hundred bytes can hold a tuple of which both members are one tuple, of which both members are one tuple,
 and so on: decoded at once, because what is shared is built once, but never shown or exported to the end.
@@ -23,7 +23,7 @@ _QUOTED: Final = 40
 _LEAF: Final = (1, 0)
 
 
-def excess(value: Any) -> str | None:
+def limit_violation(value: Any) -> str | None:
     """Why `value` cannot be walked in bounded time and recursion, or None: too deep, too many parts, an endless int.
 
     A part counts as often as it is found, and is looked at once.
@@ -56,7 +56,7 @@ def excess(value: Any) -> str | None:
     return None
 
 
-def quoted(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value in an error; of anything but text and numbers only its type, for its words might not end."""
     plain = isinstance(value, (str, bytes, float, np.number)) or value is None
     if plain or (isinstance(value, int) and value.bit_length() <= MAX_BITS):
