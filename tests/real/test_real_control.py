@@ -229,7 +229,10 @@ async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, contr
 
 
 @pytest.mark.parametrize(
-    ("vllm_server", "clear_cache"), [("float32", None), ("text", None), ("text", True)], indirect=["vllm_server"]
+    ("vllm_server", "clear_cache"),
+    [("float32", None), ("text", None), ("text", True)],
+    indirect=["vllm_server"],
+    scope="session",  # else the server is of this test alone
 )
 async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_drew_them(
     connection, control, restored, clear_cache
