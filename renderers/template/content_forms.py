@@ -190,7 +190,7 @@ def _in_form(message: Mapping[str, Any], form: ContentForm) -> dict[str, Any]:
     return {**message, "content": _SEPARATOR.join(texts)}
 
 
-def has_words(message: Mapping[str, Any]) -> bool:
+def has_text(message: Mapping[str, Any]) -> bool:
     """Whether the content of a checked message says anything in text."""
     given = message.get("content") or ""
     return any(text.strip() for text in ([given] if isinstance(given, str) else [p.get("text", "") for p in given]))

@@ -43,7 +43,7 @@ class ControlMatch(NamedTuple):
     start: int
     end: int
     token_id: int
-    spelled: tuple[int, int]
+    text_range: tuple[int, int]
 
 
 def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, Any]]) -> list[AddedToken]:

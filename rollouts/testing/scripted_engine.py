@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, WeightSpan
-from rollouts.errors import EngineClosedError, EngineError
+from rollouts.errors import EngineClosedError
+from rollouts.testing.errors import ScriptError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,6 @@ class ScriptedAnswer:
 #: What a script may hold for one completion.
 Answer: TypeAlias = "str | Sequence[int] | np.ndarray | ScriptedAnswer | Completion | BaseException | GenerateResult"
 AnswerFunction: TypeAlias = "Callable[[GenerateRequest], Answer | Awaitable[Answer]]"
-
-
-class ScriptError(EngineError):
-    """A script has no answer for a request, or one that cannot be given."""
 
 
 class ScriptedEngine:

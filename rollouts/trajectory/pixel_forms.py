@@ -27,7 +27,7 @@ from renderers.vision.normalise import normalised
 from renderers.vision.patches import StillPatches
 from renderers.vision.processor import MediaProcessor
 from rollouts.bfloat16 import Bfloat16Array
-from rollouts.errors import PixelMismatchError, RolloutsError
+from rollouts.errors import PixelFormError, PixelMismatchError
 from rollouts.trajectory.token_node import MediaReference, TokenNode, processor_for
 from rollouts.trajectory.tree import Trajectory, Turn
 from transport import decode, encode, wire_type
@@ -39,14 +39,6 @@ uint8 and float32 are the sampler's pixels bit for bit, bfloat16 are the floats 
 """
 
 Processors = Mapping[Modality, MediaProcessor]
-
-
-class PixelFormError(RolloutsError):
-    """Media cannot be packed or used in the form asked for."""
-
-    def __init__(self, reason: str, cure: str) -> None:
-        self.reason = reason
-        super().__init__(f"{reason}. {cure}")
 
 
 @wire_type("rollouts.AbsentSource")

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from renderers import load_renderer
 from rollouts.engines.vllm.capabilities import probe
-from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.wire.features import features_segments
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.errors import ServerError, UnsafeControlError, WeightUpdateError
 
 _made = itertools.count()
@@ -80,7 +80,7 @@ async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
 
 async def show(connection, rendered, *, data):
     """Status and log-probabilities of a request for an image, with its data or by name."""
-    features = features_segments(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: data)
+    features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: data)
     body = body_of(rendered.token_ids, 4, None, features)
     reply = await connection.request("POST", GENERATE, name="test", body=body)
     return reply.status, logprobs(reply.json()["choices"][0]) if reply.status == 200 else None
@@ -170,7 +170,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_what_a_call_leaves_in_the_caches(connection, control, vllm_server, image, name):
-    """The table of `control`'s docstring."""
+    """The table of `caches`'s docstring."""
     call, keeps_pixels, keeps_prompts = CALLS[name]
     control.model_dir = vllm_server.model_dir
     prompt = np.random.default_rng(next(_made)).integers(0, 250, 300).tolist()  # two blocks of 128, and more
@@ -181,9 +181,9 @@ async def test_what_a_call_leaves_in_the_caches(connection, control, vllm_server
     await generated(connection, prompt)
     await call(control)
 
-    hits = (await control.metrics()).prefix_cache.hits
+    hits = (await control.metrics()).total("vllm:prefix_cache_hits_total")
     await generated(connection, prompt)
-    assert ((await control.metrics()).prefix_cache.hits > hits) == keeps_prompts
+    assert ((await control.metrics()).total("vllm:prefix_cache_hits_total") > hits) == keeps_prompts
     status, after = await show(connection, image, data=False)
     assert status == (200 if keeps_pixels else 500)
     if not keeps_pixels:
@@ -229,7 +229,10 @@ async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, contr
 
 
 @pytest.mark.parametrize(
-    ("vllm_server", "clear_cache"), [("float32", None), ("text", None), ("text", True)], indirect=["vllm_server"]
+    ("vllm_server", "clear_cache"),
+    [("float32", None), ("text", None), ("text", True)],
+    indirect=["vllm_server"],
+    scope="session",  # else the server is of this test alone
 )
 async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_drew_them(
     connection, control, restored, clear_cache
@@ -277,7 +280,7 @@ async def test_a_sleeping_server_is_woken_and_not_resumed(connection, control):
 
 async def test_another_process_sees_that_the_weights_were_dropped(connection, control, vllm_server):
     await control.sleep(2)
-    stranger = ServerControl(connection, control._capabilities)
+    stranger = ServerControl(connection, control._routes.capabilities)
     try:
         with pytest.raises(UnsafeControlError, match="weights were dropped"):
             await stranger.wake_up()
@@ -381,7 +384,7 @@ async def test_the_planted_fault_a_checkpoint_that_lacks_a_tensor_is_loaded_by_v
 
 async def test_after_a_directory_that_cannot_be_read_the_weights_of_before_are_put_back(connection, control):
     before = await generated(connection)
-    with pytest.raises(WeightUpdateError, match="put back; the server runs with them"):
+    with pytest.raises(WeightUpdateError, match="loaded again; the server runs with them"):
         await control.update_weights_from_directory("/no/such/directory", "never", check=False)
     assert await generated(connection) == before
     assert await control.weight_version() == "default"
@@ -454,9 +457,9 @@ async def test_a_running_request_is_counted(connection, control):
         while not (during := await control.metrics()).running:
             await asyncio.sleep(0.1)
     assert during.running == 1
-    assert 0 < during.kv_cache_usage < 1
+    assert 0 < during.total("vllm:kv_cache_usage_perc") < 1
     await running
     after = await control.metrics()
-    assert after.generated_tokens - before.generated_tokens == 2000
-    assert after.prompt_tokens - before.prompt_tokens == 3
+    for name, tokens in (("vllm:generation_tokens_total", 2000), ("vllm:prompt_tokens_total", 3)):
+        assert after.total(name) - before.total(name) == tokens
     assert after.sleep_level == 0

@@ -16,6 +16,7 @@ from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.errors import OverlongPromptError, ServerUnreachableError, WeightUpdateError
 
 LONG = 1500  # tokens: ten seconds or so
+GENERATED = "vllm:generation_tokens_total"
 _made = iter(range(10**6))
 
 
@@ -240,7 +241,7 @@ async def in_flight(vllm_server, call, requests=1):
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_cancelling_a_call_frees_its_place_on_the_server(engine, renderer, vllm_server, n):
-    before = (await metrics(vllm_server)).generated_tokens
+    before = (await metrics(vllm_server)).total(GENERATED)
     call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, image()), n=n)))
     await in_flight(vllm_server, call, n)
     call.cancel()
@@ -249,7 +250,7 @@ async def test_cancelling_a_call_frees_its_place_on_the_server(engine, renderer,
     async with asyncio.timeout(60):
         while (await metrics(vllm_server)).running:
             await asyncio.sleep(0.02)
-    assert (await metrics(vllm_server)).generated_tokens - before < n * LONG  # it did not go on to the end
+    assert (await metrics(vllm_server)).total(GENERATED) - before < n * LONG  # it did not go on to the end
 
 
 async def test_an_aborted_request_returns_what_it_has(engine, renderer, vllm_server):

@@ -15,8 +15,8 @@ from PIL import Image
 
 from renderers import MediaItem, MediaSource, load_renderer
 from renderers.media.item import TensorField
-from rollouts.engines.vllm.wire.features import encode_item, features_segments
-from rollouts.engines.vllm.wire.kwargs_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.wire.feature_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.wire.feature_encoding import encode_features, encode_item
 from rollouts.errors import MalformedResultError
 
 PIXEL_DTYPE = {
@@ -75,7 +75,7 @@ def assert_same_bytes(ours, theirs):
 def assert_same_features(server, shown):
     theirs, ours = rendered_by(server, shown), rendered_by_us(server, shown)
     assert ours.token_ids == theirs["token_ids"]
-    segments = features_segments(ours.multi_modal_data, pixel_dtype=PIXEL_DTYPE[server.mode])
+    segments = encode_features(ours.multi_modal_data, pixel_dtype=PIXEL_DTYPE[server.mode])
     made = json.loads(b"".join(segments))
     assert made["mm_placeholders"] == theirs["features"]["mm_placeholders"]
     assert len(made["kwargs_data"]["image"]) == len(shown)

@@ -20,10 +20,11 @@ from renderers import RenderedTokens, load_renderer
 from rollouts import Completion, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.control.metrics import ServerMetrics
-from rollouts.engines.vllm.wire.features import features_segments
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.errors import ServerError, ServerUnreachableError, UnsafeControlError
 
 LONG = 1200  # tokens: seconds
+HITS = "vllm:prefix_cache_hits_total"
 MODES = ("abort", "wait", "keep")
 _made = iter(range(10**6))
 
@@ -76,10 +77,10 @@ async def covered(engine: VLLMEngine, server: VLLMServer) -> RenderedTokens:
 
 async def in_flight(server: VLLMServer, call: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
     """A call that is being generated, and whose prompt was found in the prefix cache."""
-    hits = (await metrics(server)).prefix_cache.hits
+    hits = (await metrics(server)).total(HITS)
     task = asyncio.ensure_future(call())
     async with asyncio.timeout(30):
-        while (await metrics(server)).prefix_cache.hits == hits:
+        while (await metrics(server)).total(HITS) == hits:
             assert not task.done(), task
             await asyncio.sleep(0.05)
     await asyncio.sleep(0.3)
@@ -184,7 +185,7 @@ async def test_weights_reloaded_while_an_image_is_frozen_do_not_kill_the_server(
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_image_that_another_client_has_in_flight_does_not_kill_the_server_either(engine, vllm_server, mode):
     rendered = await covered(engine, vllm_server)
-    features = b"".join(features_segments(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: True))
+    features = b"".join(encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: True))
     ids = ",".join(map(str, rendered.token_ids)).encode()
     sampling = b'{"temperature":0,"logprobs":0,"ignore_eos":true,"max_tokens":%d}' % LONG
     body = b'{"token_ids":[%b],"sampling_params":%b,"features":%b}' % (ids, sampling, features)

@@ -19,8 +19,8 @@ from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
-from rollouts.engines.vllm.wire.features import PixelDtype, features_segments
-from rollouts.engines.vllm.wire.kwargs_decoding import encoded_entries
+from rollouts.engines.vllm.wire.feature_decoding import encoded_entries
+from rollouts.engines.vllm.wire.feature_encoding import PixelDtype, encode_features
 from rollouts.errors import CapabilityError
 
 EVERYWHERE = pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_items_pass_through_our_encoder_byte_for_byte_as_the_server_made_t
     async with ServerRenderer.connect(vllm_server.base_url) as renderer:
         rendered = await renderer.render(shown)
     pixel_dtype = PIXELS[vllm_server.mode]
-    made = json.loads(b"".join(features_segments(rendered.multi_modal_data, pixel_dtype=pixel_dtype)))
+    made = json.loads(b"".join(encode_features(rendered.multi_modal_data, pixel_dtype=pixel_dtype)))
     assert [encoded_entries(one) for one in made["kwargs_data"]["image"]] == [encoded_entries(one) for one in theirs]
     assert pixel_dtype.encode() in encoded_entries(theirs[0])["pixel_values"][:40]
 

@@ -16,7 +16,7 @@ from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import PixelMismatchError, SampleError, UnsupportedModelError
-from rollouts.models.placement import mrope_positions
+from rollouts.models.placed_rows import mrope_positions
 from rollouts.training import (
     TensorList,
     TrainingBatch,
@@ -92,7 +92,7 @@ def test_an_image_that_does_not_fit_its_range_is_refused(renderer):
     rendered = renderer.render(conversation("x", [picture(1)]))
     ((item, where),) = rendered.multi_modal_data.items_with_ranges()
     for bad in (PlaceholderRange(where.offset, where.length - 1), PlaceholderRange(len(rendered) - 1, where.length)):
-        with pytest.raises(SampleError, match="cannot sit at"):
+        with pytest.raises(SampleError, match=r"feature tokens at|outside of"):
             row(rendered.token_ids, np.zeros(len(rendered), bool), media=((item, bad),))
 
 

@@ -58,7 +58,7 @@ def require_zmq() -> None:
     try:
         import zmq  # noqa: F401
     except ModuleNotFoundError as error:
-        raise MissingExtraError("a link", "pyzmq", "zmq") from error
+        raise MissingExtraError("a link", "zmq", "pyzmq") from error
 
 
 class Link:

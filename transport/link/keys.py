@@ -47,7 +47,7 @@ def generate_keypair() -> tuple[str, str]:
     try:
         import zmq
     except ModuleNotFoundError as error:
-        raise MissingExtraError("a link", "pyzmq", "zmq") from error
+        raise MissingExtraError("a link", "zmq", "pyzmq") from error
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 

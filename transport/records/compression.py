@@ -109,4 +109,4 @@ def _find_library() -> tuple[Any, Any]:
     try:
         return None, importlib.import_module("zstandard")
     except ImportError:
-        raise MissingExtraError("zstd compression", "zstandard", "zstd") from None
+        raise MissingExtraError("zstd compression", "zstd", "zstandard") from None

@@ -17,7 +17,7 @@ import numpy as np
 
 from renderers import MediaSource
 from renderers.bfloat16 import bfloat16_to_float32
-from rollouts.errors import RolloutsError
+from rollouts.cli.errors import NoJsonFormError
 from transport.wire.arrays import is_tensor, tensor_parts
 
 # Their `str` says all of them, and reads back.
@@ -49,16 +49,6 @@ _NUMPY_NAMES: Final = frozenset(
         "complex128",
     ]
 )
-
-
-class NoJsonFormError(RolloutsError):
-    """A value has no form in JSON. `type_name` is its class."""
-
-    def __init__(self, value: object) -> None:
-        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
-        super().__init__(
-            f"a value of type {self.type_name} has no form in JSON; record plain data, an array or a tensor instead"
-        )
 
 
 def plain(value: Any) -> Any:

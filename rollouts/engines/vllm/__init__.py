@@ -8,7 +8,7 @@ from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRend
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.engines.vllm.resuming import ResumePolicy
-from rollouts.engines.vllm.wire.response import TokenDelta
+from rollouts.engines.vllm.wire.generate_response import TokenDelta
 
 __all__ = [
     "BlockingServerRenderer",

@@ -618,7 +618,7 @@ async def test_a_model_that_only_reads_text_renders_text_and_refuses_images():
 
 
 async def test_an_unknown_model_is_an_error_that_names_those_served(server):
-    with pytest.raises(CapabilityError, match="other is wanted and the server serves tiny"):
+    with pytest.raises(CapabilityError, match="serves tiny, not other"):
         await ServerRenderer(server, model="other").render(user(text("a")))
 
 

@@ -16,7 +16,7 @@ from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from rollouts.engines.vllm.rendering.prompt_chunks import Chunk
-from rollouts.engines.vllm.rendering.render_server import ServerIdentity
+from rollouts.engines.vllm.rendering.render_client import ServerIdentity
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.errors import EngineClosedError, InvalidRequestError
 
