@@ -33,7 +33,7 @@ async def control(server: Any) -> AsyncIterator[Any]:
 
     from rollouts.engines.vllm.control.server_control import ServerControl
     from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.limits import HttpLimits
+    from rollouts.engines.vllm.http.limits import HttpLimits
 
     connection = ServerConnection(
         server.base_url, limits=HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
