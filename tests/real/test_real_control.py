@@ -80,7 +80,7 @@ async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
 
 async def show(connection, rendered, *, data):
     """Status and log-probabilities of a request for an image, with its data or by name."""
-    features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: data)
+    features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: data)
     body = body_of(rendered.token_ids, 4, None, features)
     reply = await connection.request("POST", GENERATE, name="test", body=body)
     return reply.status, logprobs(reply.json()["choices"][0]) if reply.status == 200 else None
