@@ -77,12 +77,12 @@ def test_log_probabilities_and_finish_reasons_can_be_given(renderer):
     assert (second.logprobs.tolist(), len(second.token_ids)) == ([-2.0, -2.0], 2), "cut off: no stop token"
 
 
-def test_each_sample_takes_the_next_answer():
+def test_each_sample_takes_the_next_entry():
     completions = completions_of(ScriptedEngine([[1], [2], [3]]), n=3)
     assert [(c.index, c.token_ids.tolist()) for c in completions] == [(0, [1]), (1, [2]), (2, [3])]
 
 
-def test_a_function_answers_every_request_and_one_in_the_list_a_single_one():
+def test_a_function_as_the_script_is_called_for_every_request_and_one_in_the_list_once():
     async def later(request):
         return [len(request.prompt_ids), 9]
 
@@ -93,7 +93,7 @@ def test_a_function_answers_every_request_and_one_in_the_list_a_single_one():
 
 
 @pytest.mark.parametrize("failure", [ConnectionError("down"), TimeoutError, KeyError("x")])
-def test_an_exception_is_raised_and_the_next_answer_is_given_after_it(failure):
+def test_an_exception_is_raised_and_the_next_request_gets_the_next_entry(failure):
     engine = ScriptedEngine([failure, [1]])
     with pytest.raises(failure if isinstance(failure, type) else type(failure)):
         completions_of(engine)
@@ -101,20 +101,20 @@ def test_an_exception_is_raised_and_the_next_answer_is_given_after_it(failure):
     assert len(engine.requests) == 2
 
 
-def test_a_result_is_returned_whatever_is_wrong_with_it():
+def test_a_result_is_returned_unchanged_even_if_it_is_invalid():
     wrong = GenerateResult("r", [Completion(0, None, None, "weird")])
     engine = ScriptedEngine([wrong])
     assert asyncio.run(engine.generate(GenerateRequest([1], SamplingParams()))) is wrong
 
 
-def test_a_script_that_is_too_short_says_for_which_request():
+def test_the_error_of_a_script_that_is_too_short_names_the_request():
     engine = ScriptedEngine([[1]])
     completions_of(engine)
-    with pytest.raises(ScriptError, match="no answer left for request 2"):
+    with pytest.raises(ScriptError, match="no entry left for request 2"):
         completions_of(engine)
 
 
-def test_text_without_a_renderer_says_what_is_missing():
+def test_the_error_of_text_without_a_renderer_names_the_cure():
     with pytest.raises(ScriptError, match="pass renderer="):
         completions_of(ScriptedEngine(["five"]))
 
