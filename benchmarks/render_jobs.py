@@ -65,7 +65,7 @@ class Words:
         self._random = random.Random(seed)
 
     def text(self, count: int) -> str:
-        """The next `count` words: every second one is made of random syllables, every 40th is a number that ends a line."""
+        """The next `count` words; every second one is made of random syllables, every 40th is a number."""
         return " ".join(self._word(index) for index in range(count))
 
     def _word(self, index: int) -> str:
