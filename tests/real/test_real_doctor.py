@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 import typer
-from rollouts.cli.doctor.image_checks import image_pixels, images_of_server
 from typer.testing import CliRunner, Result
 from vllm_server import VLLMServer
 
 from renderers import load_renderer
 from rollouts.cli.doctor.commands import doctor
 from rollouts.cli.doctor.finding import Outcome, ok
+from rollouts.cli.doctor.image_checks import image_pixels, images_of_server
 from rollouts.cli.doctor.reference_check import mismatch
 from rollouts.cli.doctor.target import Patient, fresh_image
 from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
