@@ -24,7 +24,7 @@ from render import Report
 from renderers import MultiModalData, load_renderer
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.wire.features import features_segments
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
 
 TURNS = 20
 SIDE = 512
@@ -83,7 +83,7 @@ async def _episode(model_dir: Path) -> tuple[int, int, int]:
 
 
 def _features_bytes(media: MultiModalData, dtype: str) -> int:
-    return sum(memoryview(segment).nbytes for segment in features_segments(media, pixel_dtype=dtype))
+    return sum(memoryview(segment).nbytes for segment in encode_features(media, pixel_dtype=dtype))
 
 
 def main() -> None:

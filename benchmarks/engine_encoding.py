@@ -20,7 +20,7 @@ import numpy as np
 from render import Report, milliseconds
 
 from renderers import MultiModalData, load_renderer
-from rollouts.engines.vllm.wire.features import features_segments
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.engines.vllm.wire.tensors import ITEM_BYTES, PixelDtype
 
 SIDE = 1024
@@ -90,7 +90,7 @@ def _our_cost(media: MultiModalData, dtype: PixelDtype, nbytes: int) -> tuple[fl
     """Seconds, and the most memory at a time in copies of the tensor."""
 
     def encode() -> object:
-        return features_segments(media, pixel_dtype=dtype)
+        return encode_features(media, pixel_dtype=dtype)
 
     return _seconds(encode), _most_bytes(encode) / nbytes
 

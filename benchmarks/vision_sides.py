@@ -30,7 +30,7 @@ def serve_ours(model_dir: str) -> None:
     def held(job: Mapping[str, Any]) -> int:
         media = renderer.render(_messages(job), add_generation_prompt=True).multi_modal_data
         assert media is not None
-        return max(item.nbytes + item.source.nbytes for item, _ in media.placed())
+        return max(item.nbytes + item.source.nbytes for item, _ in media.items_with_ranges())
 
     serve(render, held, clock=time.perf_counter)
 

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from renderers import errors
-from renderers.bridging.bridge import BridgeRefusal, BridgeStats, ThinkingRetention
+from renderers.bridging.refusals import BridgeRefusal, BridgeStats, ThinkingRetention
 from renderers.config import RendererConfig
 from renderers.errors import RendererError
 from renderers.loading import create_renderer, load_renderer

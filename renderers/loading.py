@@ -11,17 +11,17 @@ from types import NoneType
 from typing import Any
 
 from renderers.config import RendererConfig
-from renderers.errors import ConfigError, InvalidFileError, LoadError, MissingFileError, ModelNotFoundError, shown
+from renderers.errors import ConfigError, InvalidFileError, LoadError, MissingFileError, ModelNotFoundError, short_repr
+from renderers.file_reading import read_json, read_text
 from renderers.formats import by_name
-from renderers.formats.probing import detect_format
+from renderers.formats.detection import detect_format
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
-from renderers.model_files import read_json, read_text
 from renderers.parsing.format import Format
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
 from renderers.template.content_forms import ConvertingTemplate
 from renderers.template_renderer import TemplateRenderer
-from renderers.tokens.added import MOST_IDS, is_token
+from renderers.tokens.added_tokens import TOKEN_ID_LIMIT, is_token_entry
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor_loading import load_media
@@ -253,11 +253,11 @@ def _added_tokens_decoder(settings: Mapping[str, Any]) -> dict[int, Mapping[str,
     added: dict[int, Mapping[str, Any]] = {}
     for token_id, token in decoder.items():
         # Ten digits are enough for every id, and few enough for `int`.
-        is_id = token_id.isdecimal() and len(token_id) <= 10 and int(token_id) < MOST_IDS
-        if not is_id or not is_token(token):
+        is_id = token_id.isdecimal() and len(token_id) <= 10 and int(token_id) < TOKEN_ID_LIMIT
+        if not is_id or not is_token_entry(token):
             raise InvalidFileError(
                 "tokenizer_config.json",
-                f"added_tokens_decoder is no map of ids to tokens at {shown(token_id)}: {shown(token)}",
+                f"added_tokens_decoder is no map of ids to tokens at {short_repr(token_id)}: {short_repr(token)}",
             )
         added[int(token_id)] = token
     return added
@@ -291,7 +291,7 @@ def _named_template(entry: Any) -> tuple[str, str]:
         return str(entry["name"]), str(entry["template"])
     except (TypeError, KeyError) as error:
         raise InvalidFileError(
-            "tokenizer_config.json", f'chat_template lists {{"name": ..., "template": ...}}, not {shown(entry)}'
+            "tokenizer_config.json", f'chat_template lists {{"name": ..., "template": ...}}, not {short_repr(entry)}'
         ) from error
 
 

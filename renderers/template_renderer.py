@@ -1,4 +1,4 @@
-"""The renderer: a chat template, a tokenizer, a format and, for models that see, a media processor."""
+"""The renderer of one model: a chat template, a tokenizer, a format and the media processors, if there are any."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from types import NoneType
 from typing import Any
 
 from renderers.attribution import TokenLayout, attribute
-from renderers.bounded_cache import BoundedCache
-from renderers.bridging.bridge import Bridge, BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
-from renderers.bridging.continuation import ProbeMessages, TurnSummary
+from renderers.bridging.bridge import Bridge
+from renderers.bridging.continuation import TurnSummary
+from renderers.bridging.probe_messages import ProbeMessages
+from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
-from renderers.errors import MessageError, TokenizerError, shown
+from renderers.byte_lru import ByteLRU
+from renderers.cache_key import cache_key
+from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem, Modality
 from renderers.messages import check_messages, check_tools, message_tool_names, without_media
 from renderers.parsing.format import Format
 from renderers.parsing.parser import ResponseParser, parse_response
-from renderers.parsing.prompts import ends_in_reasoning
+from renderers.parsing.prompt_reasoning import ends_in_reasoning
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Tools
 from renderers.rendered import TOKEN_TYPE_IDS, MultiModalData, RenderedTokens
@@ -29,7 +32,6 @@ from renderers.template.content_forms import ContentForms
 from renderers.template.probe_conversation import smallest_conversation
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.value_key import value_key
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor import MediaProcessor
 
@@ -39,8 +41,8 @@ _log = logging.getLogger("renderers")
 class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
-    `media` takes in images and videos; without processors, the model only reads text. Messages are shown to
-    `template` as they are: `load_renderer` and `create_renderer` give it one that converts their content.
+    `media` loads images and videos; without processors, the model only reads text. Messages go to `template` as they
+    are: `load_renderer` and `create_renderer` pass a template that converts their content.
     """
 
     def __init__(
@@ -66,20 +68,18 @@ class TemplateRenderer:
         embed_tokens = {processor.embed_token for processor in self._media.processors.values()}
         self.thinking_retention = thinking_retention
         self.bridge_stats = BridgeStats()
-        # A template that prints the time may print another text for the same messages.
-        self._layouts: BoundedCache[bytes, TokenLayout] = BoundedCache(
-            0 if "strftime_now" in template.source else cache_bytes
-        )
-        self._turns: BoundedCache[bytes, TurnSummary] = BoundedCache(2**20)
-        small = smallest_conversation(template)
+        # A template that prints the time may print different texts for the same messages, so nothing is cached.
+        self._layouts: ByteLRU[bytes, TokenLayout] = ByteLRU(0 if "strftime_now" in template.source else cache_bytes)
+        self._turn_summaries: ByteLRU[bytes, TurnSummary] = ByteLRU(2**20)
+        smallest = smallest_conversation(template)
         forms = ContentForms(template)
-        stand_ins = ProbeMessages(small, forms, format.arguments)
+        probes = ProbeMessages(smallest, forms, format.arguments)
         policies = {**DEFAULT_BODY_POLICIES, **(body_policies or {})}
-        self._printer = TurnPrinter(template, tokenizer, format, small, forms, policies)
+        self._printer = TurnPrinter(template, tokenizer, format, smallest, forms, policies)
         self._bridge = Bridge(
             self._printer,
             format,
-            stand_ins,
+            probes,
             retention=thinking_retention,
             history=history,
             stats=self.bridge_stats,
@@ -94,29 +94,30 @@ class TemplateRenderer:
     ) -> RenderedTokens:
         """Render a whole conversation.
 
-        Raises `MessageError` for a conversation that is not one, `MediaError` for an image that cannot be accepted,
-        `TemplateError` with the template's words if the template refuses.
+        Raises `MessageError` for a malformed conversation, `MediaError` for an image or video that cannot be
+        accepted, `TemplateError` with the template's own message if the template refuses.
         """
         checked = check_messages(messages)
         check_tools(tools)
-        media = self._media.take(checked)
+        media = self._media.load(checked)
         slots = [entry.slot() for entry in media]
-        shown = without_media(checked)
+        text_messages = without_media(checked)
 
-        def lay_out() -> TokenLayout:
-            printed = self.template.print(shown, tools=tools, add_generation_prompt=add_generation_prompt)
-            self._printer.warn_of_unread_content(shown)
+        def build_layout() -> TokenLayout:
+            printed = self.template.print(text_messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            self._printer.warn_of_unread_content(text_messages)
             return attribute(
                 printed,
-                self._printer.controls(printed, shown),
+                self._printer.controls(printed, text_messages),
                 self.tokenizer,
-                [message["role"] for message in shown],
+                [message["role"] for message in text_messages],
                 slots,
                 shape=self._printer.shape,
                 markers=self._markers,
             )
 
-        layout = self._cached((shown, tools, add_generation_prompt, [slot.layout_key for slot in slots]), lay_out)
+        layout_keys = [slot.layout_key for slot in slots]
+        layout = self._cached_layout((text_messages, tools, add_generation_prompt, layout_keys), build_layout)
         return layout.with_media([entry.item for entry in media], message_tool_names(checked), self._markers)
 
     def render_ids(
@@ -134,32 +135,32 @@ class TemplateRenderer:
     def parse_response(
         self, token_ids: Sequence[int], *, tools: Tools | None = None, prompt_ids: Sequence[int] | None = None
     ) -> ParsedResponse:
-        """Read a completion back. `prompt_ids` decides whether the prompt had opened reasoning."""
+        """Parse a completion into a message. `prompt_ids` tell whether the prompt ends inside reasoning."""
         check_tools(tools)
         token_ids = _plain_ids(token_ids)
         parsed = parse_response(
             token_ids, self.format, self.tokenizer, reasoning_open=self._reasoning_open(prompt_ids), tools=tools
         )
         key = self._turn_key(token_ids, tools, prompt_ids)
-        self._turns.put(key, TurnSummary.of(parsed), 2 * len(key) + 500)
+        self._turn_summaries.put(key, TurnSummary.of(parsed), 2 * len(key) + 500)
         return parsed
 
-    def _turn(self, token_ids: Sequence[int], tools: Tools | None, prompt_ids: Sequence[int]) -> TurnSummary:
-        """What a bridge must know of a completion, which its caller has nearly always just had parsed."""
-        known = self._turns.get(self._turn_key(token_ids, tools, prompt_ids))
-        return known or TurnSummary.of(self.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids))
+    def _turn_summary(self, token_ids: Sequence[int], tools: Tools | None, prompt_ids: Sequence[int]) -> TurnSummary:
+        """What a bridge must know of a completion; cached, because callers parse a completion before they bridge it."""
+        cached = self._turn_summaries.get(self._turn_key(token_ids, tools, prompt_ids))
+        return cached or TurnSummary.of(self.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids))
 
     def _turn_key(self, token_ids: Sequence[int], tools: Tools | None, prompt_ids: Sequence[int] | None) -> bytes:
         names = None if tools is None else [str(tool.get("function", tool).get("name")) for tool in tools]
         return marshal.dumps((list(token_ids), names, self._reasoning_open(prompt_ids)), 2)
 
     def response_parser(self, *, tools: Tools | None = None, prompt_ids: Sequence[int] | None = None) -> ResponseParser:
-        """A parser to feed sampled ids to as they come; arguments as for `parse_response`."""
+        """A streaming parser, fed with sampled ids as they arrive; arguments as for `parse_response`."""
         check_tools(tools)
         return ResponseParser(self.format, self.tokenizer, reasoning_open=self._reasoning_open(prompt_ids), tools=tools)
 
     def _reasoning_open(self, prompt_ids: Sequence[int] | None) -> bool:
-        """Whether the prompt opened reasoning; without one, what the template does."""
+        """Whether the prompt opened reasoning; without a prompt, whether the template's generation prompt does."""
         if prompt_ids is None:
             return self.format.reasoning is not None and self.format.reasoning.opened_by_prompt
         return ends_in_reasoning(prompt_ids, self.format, self.tokenizer)
@@ -203,14 +204,14 @@ class TemplateRenderer:
         previous_messages: Messages | None = None,
         previous_multi_modal_data: MultiModalData | None = None,
     ) -> RenderedTokens | BridgeRefusal:
-        """As `bridge_to_next_turn`, with the reason in place of None."""
+        """As `bridge_to_next_turn`, but a refusal returns its reason in place of None."""
         check_tools(tools)
         if not isinstance(previous_multi_modal_data, (MultiModalData, NoneType)):
             raise MessageError(
                 "previous_multi_modal_data is the multi_modal_data of the RenderedTokens of the prompt, not "
-                f"{shown(previous_multi_modal_data)}"
+                f"{short_repr(previous_multi_modal_data)}"
             )
-        outcome = self._extended(
+        outcome = self._extend(
             _plain_ids(previous_prompt_ids),
             _plain_ids(previous_completion_ids),
             check_messages(new_messages),
@@ -221,38 +222,38 @@ class TemplateRenderer:
         self.bridge_stats.count(outcome)
         return outcome
 
-    def _extended(
+    def _extend(
         self,
         prompt_ids: Sequence[int],
         completion_ids: Sequence[int],
-        new: list[dict[str, Any]],
+        new_messages: list[dict[str, Any]],
         tools: Tools | None,
-        previous: Messages | None,
-        media: MultiModalData | None,
+        previous_messages: Messages | None,
+        prompt_media: MultiModalData | None,
     ) -> RenderedTokens | BridgeRefusal:
-        if not new:
-            return BridgeRefusal.NOTHING_NEW
-        if any(message["role"] == "assistant" for message in new):
+        if not new_messages:
+            return BridgeRefusal.NO_NEW_MESSAGES
+        if any(message["role"] == "assistant" for message in new_messages):
             return BridgeRefusal.ASSISTANT_IN_EXTENSION
-        refusal = self._bridge.check_carried_media(prompt_ids, media)
+        refusal = self._bridge.check_prompt_media(prompt_ids, prompt_media)
         if refusal is not None:
             return refusal
         return self._bridge.extend(
             prompt_ids,
             completion_ids,
-            self._turn(completion_ids, tools, prompt_ids),
-            new,
-            self._media.take(new),
+            self._turn_summary(completion_ids, tools, prompt_ids),
+            new_messages,
+            self._media.load(new_messages),
             tools=tools,
-            previous=previous,
-            media=media,
+            previous_messages=previous_messages,
+            prompt_media=prompt_media,
         )
 
     # Media.
 
     @property
     def processors(self) -> Mapping[Modality, MediaProcessor]:
-        """What turns sources into items, by modality; empty for a model that only reads text."""
+        """The processors of media, by modality; empty for a model that only reads text."""
         return self._media.processors
 
     @property
@@ -261,7 +262,7 @@ class TemplateRenderer:
         return {token_id: TOKEN_TYPE_IDS[modality] for token_id, modality in self._markers.items()}
 
     def prefetch(self, messages: Messages) -> Future[list[MediaItem]]:
-        """Start to load and process the media of messages on threads; a later `render` or bridge finds them done.
+        """Start to load and process the media of messages on threads; a later `render` or bridge uses the results.
 
         Returns at once. The future's result is the items, in order; `await asyncio.wrap_future(...)` waits for it.
         """
@@ -269,23 +270,23 @@ class TemplateRenderer:
 
     # Layouts.
 
-    def _cached(self, inputs: tuple[Any, ...], lay_out: Callable[[], TokenLayout]) -> TokenLayout:
-        """The layout of equal inputs (text, and how many tokens each item takes) if it is held, or a new one."""
-        key = value_key(inputs)
-        if key is None:  # holds something other than plain data; the template may still print it
-            return lay_out()
+    def _cached_layout(self, inputs: tuple[Any, ...], build_layout: Callable[[], TokenLayout]) -> TokenLayout:
+        """The cached layout of equal inputs (text, and how many tokens each item takes), or a new one."""
+        key = cache_key(inputs)
+        if key is None:  # the messages hold something other than plain data; the template may still print it
+            return build_layout()
         layout = self._layouts.get(key)
         if layout is None:
-            layout = lay_out()
+            layout = build_layout()
             self._layouts.put(key, layout, len(key) + layout.nbytes)
         return layout
 
 
 def _plain_ids(token_ids: Sequence[int]) -> list[int]:
-    """The ids as a list of ints, which numpy's and torch's arrays are not; a list of ints is taken as it is."""
+    """The ids of any sequence, such as an array of numpy or torch, as a list of ints; a list is returned as it is."""
     if type(token_ids) is list and (not token_ids or type(token_ids[0]) is int):
         return token_ids
     try:
         return [operator.index(token_id) for token_id in token_ids]
     except TypeError as error:
-        raise TokenizerError(f"token ids are a sequence of whole numbers, not {shown(token_ids)}") from error
+        raise TokenizerError(f"token ids are a sequence of whole numbers, not {short_repr(token_ids)}") from error

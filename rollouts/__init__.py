@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollouts.errors import ForeignRenderersError, RolloutsError
+from rollouts.errors import ForeignRenderersError, InvalidStepError, RolloutsError
 
 # Read, not imported: the other distribution's package may fail on a dependency of its own before anyone can ask it.
 _spec = find_spec("renderers")
@@ -25,13 +25,13 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
     SamplingParams,
     WeightSpan,
 )
-from rollouts.environment import Environment, StepResult, ThreadedEnvironment  # noqa: E402
-from rollouts.episode import run_episode  # noqa: E402
-from rollouts.episode_errors import EpisodeError, EpisodesError  # noqa: E402
-from rollouts.runner import EpisodeSpec, run_episodes  # noqa: E402
+from rollouts.episodes.environment import Environment, StepResult, ThreadedEnvironment  # noqa: E402
+from rollouts.episodes.episode import run_episode  # noqa: E402
+from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
+from rollouts.episodes.runner import EpisodeSpec, run_episodes  # noqa: E402
 from rollouts.trajectory.pixel_forms import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
-from rollouts.trajectory.step_lists import InvalidStepError, step_processors, trajectory_from_steps  # noqa: E402
+from rollouts.trajectory.step_lists import step_processors, trajectory_from_steps  # noqa: E402
 from rollouts.trajectory.token_node import MediaReference, TokenNode  # noqa: E402
 from rollouts.trajectory.tree import Branch, Trajectory, Turn  # noqa: E402
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from renderers.bfloat16 import bfloat16_to_float32
 from transport import wire_type
 
 
@@ -21,6 +22,6 @@ class Bfloat16Array:
         return self.bits.nbytes
 
     def unpack(self) -> np.ndarray:
-        floats = (self.bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        floats = bfloat16_to_float32(self.bits)
         floats.setflags(write=False)
         return floats

@@ -1,10 +1,10 @@
-"""Texts of values and exceptions for errors: short, storable, and there whatever the objects of a user do."""
+"""Short, storable texts of values and exceptions, for error messages."""
 
 from __future__ import annotations
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold the text; half of a surrogate pair it cannot."""
+    """Whether UTF-8 can encode the text. It cannot encode half of a surrogate pair."""
     if text.isascii():
         return True
     try:
@@ -19,22 +19,22 @@ def as_unicode(text: str) -> str:
     return text if is_unicode(text) else text.encode(errors="backslashreplace").decode()
 
 
-def shortened(value: object, most: int = 80) -> str:
-    """The `repr` of anything in at most `most` characters, its type where it has none."""
+def short_repr(value: object, limit: int = 80) -> str:
+    """The `repr` of a value in at most `limit` characters; the name of its type if `repr` raises."""
     try:
         text = as_unicode(repr(value))
     except Exception:  # noqa: BLE001  an object of a user may raise anything from its __repr__
         return f"a {type(value).__name__}"
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def described(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """The type and the text of an exception."""
-    return f"{type(error).__name__}: {text_of(error)}"
+    return f"{type(error).__name__}: {exception_text(error)}"
 
 
-def text_of(error: BaseException) -> str:
-    """The text of an exception; where its `__str__` raises, that it has none."""
+def exception_text(error: BaseException) -> str:
+    """The text of an exception; a note about the failure if its `__str__` raises."""
     try:
         return as_unicode(str(error))
     except Exception as problem:  # noqa: BLE001  an exception of a user may raise anything from its __str__

@@ -1,10 +1,11 @@
-"""Every exception of `rollouts`, under one root."""
+"""The exceptions of `rollouts` under one root, `RolloutsError`.
+
+Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episodes.errors`, `rollouts.cli.errors`.
+"""
 
 from __future__ import annotations
 
 from typing import Self
-
-from rollouts.error_texts import described, shortened
 
 
 class RolloutsError(Exception):
@@ -24,12 +25,13 @@ class ForeignRenderersError(RolloutsError, ImportError):
 
 
 class MissingExtraError(RolloutsError, ImportError):
-    """A feature needs an optional dependency."""
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
 
-    def __init__(self, feature: str, extra: str) -> None:
+    def __init__(self, feature: str, extra: str, missing: str) -> None:
         self.feature = feature
         self.extra = extra
-        super().__init__(f'{feature} needs the extra `{extra}`: pip install "mmrollouts[{extra}]"')
+        self.missing = missing
+        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
 
 
 # Trajectories.
@@ -50,6 +52,58 @@ class TrajectoryFinishedError(TrajectoryError):
 
 class InvalidTurnError(TrajectoryError):
     """A prompt, its messages and its completion do not belong together."""
+
+
+class BrokenPathError(TrajectoryError):
+    """There is no way from a node to a root: the node is not there, or its `parent` does not come before it."""
+
+    def __init__(self, episode_id: str, node: int, parent: object, count: int) -> None:
+        self.episode_id = episode_id
+        self.node = node
+        what = "is not there" if parent is None else f"follows {parent!r:.40}, which does not come before it"
+        super().__init__(
+            f"episode {episode_id}: node {node} of {count} {what}. Pass one of leaves(); if the episode came from "
+            "elsewhere, `rollouts traj verify` says what else is wrong with its file"
+        )
+
+
+class MissingColumnError(TrajectoryError):
+    """A node on the way to a leaf has no extra of that name, or none with rows like those of the root."""
+
+    def __init__(self, episode_id: str, node: int, name: str, root_rows: str) -> None:
+        self.episode_id = episode_id
+        self.node = node
+        like = f" with rows of {root_rows}, which the root has" if root_rows else ""
+        super().__init__(
+            f"episode {episode_id}: node {node} has no extra {name!r}{like}. Have the engine report it in every turn, "
+            "or take those of single nodes from nodes[i].extras"
+        )
+
+
+class InvalidStepError(TrajectoryError):
+    """A step cannot become a turn. `step` is its place in the list, `field` where in it the trouble is."""
+
+    def __init__(self, step: int, field: str, reason: str) -> None:
+        self.step = step
+        self.field = field
+        self.reason = reason
+        super().__init__(f"steps[{step}]{'.' * bool(field)}{field}: {reason}")
+
+
+class MissingProcessorError(RolloutsError):
+    """Pixels are to be made of a source and nothing here makes them of its modality."""
+
+    def __init__(self, modality: str) -> None:
+        self.modality = modality
+        super().__init__(f"there is no processor for {modality}s. Pass processors=renderer.processors.")
+
+
+class PixelFormError(RolloutsError):
+    """Media cannot be packed or used in the form asked for."""
+
+    def __init__(self, reason: str, cure: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}. {cure}")
 
 
 # Engines.
@@ -153,40 +207,6 @@ class UnsafeControlError(EngineError):
 
 class WeightUpdateError(RolloutsError):
     """New weights could not be taken. Nothing was changed, unless the text says what state was left."""
-
-
-# Environments and episodes.
-
-
-class EnvironmentProtocolError(RolloutsError):
-    """An environment returned something that its protocol does not allow."""
-
-
-class EnvironmentFailedError(RolloutsError):
-    """An environment raised something of its own, which is chained.
-
-    `method` says where: "reset", "step", "tools", or "make_environment", which has no `environment` yet.
-    """
-
-    def __init__(self, environment: str, method: str, error: BaseException) -> None:
-        self.method = method
-        super().__init__(f"{f'{environment}.{method}' if environment else method} raised {described(error)}")
-
-
-class RendererFailedError(RolloutsError):
-    """A renderer raised something that is no `RendererError`, which is chained. `method` says in which call."""
-
-    def __init__(self, renderer: str, method: str, error: BaseException) -> None:
-        self.method = method
-        super().__init__(f"{renderer}.{method} raised {described(error)}")
-
-
-class EpisodeArgumentError(RolloutsError, ValueError):
-    """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` is not what it has to be. `name` names it."""
-
-    def __init__(self, name: str, value: object, rule: str) -> None:
-        self.name = name
-        super().__init__(f"{name} is {shortened(value)}; {rule}")
 
 
 # Training.

@@ -7,8 +7,7 @@ with RecordWriter("episodes.mmr") as out:
     out.append(trajectory)
 """
 
-import transport.wire.media_values  # noqa: F401  (registers the media values of `renderers`)
-from transport.compact import CompactDecoder, CompactEncoder, MessageOrderError
+from transport.compact import CompactDecoder, CompactEncoder
 from transport.errors import (
     ChecksumError,
     DecodeError,
@@ -20,9 +19,12 @@ from transport.errors import (
     LockingUnavailableError,
     MalformedError,
     MemoryLimitError,
+    MessageOrderError,
+    MissingExtraError,
     MissingFieldError,
     MissingMediaError,
     RegistrationError,
+    StepMediaError,
     TransportError,
     TruncatedError,
     UnknownTypeError,
@@ -36,10 +38,9 @@ from transport.interop.inline_tensors import (
     walk_decode_tensors,
     walk_encode_tensors,
 )
-from transport.interop.step_media import StepMediaError, drop_intermediate_multi_modal_data, restore_multi_modal_data
-from transport.records.compression import MissingCompressionError
+from transport.interop.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
 from transport.records.reader import RecordReader, read_records
-from transport.records.repair import Dropped, RepairReport, merge, repair
+from transport.records.rewriting import DroppedRecord, RepairReport, merge_record_files, repair_record_file
 from transport.records.writer import RecordWriter
 from transport.wire.arrays import RawTensor
 from transport.wire.codec import decode, decode_frames, encode, encode_frames
@@ -52,7 +53,7 @@ __all__ = [
     "CompactEncoder",
     "DecodeError",
     "DecodeLimits",
-    "Dropped",
+    "DroppedRecord",
     "EncodeError",
     "FileChangedError",
     "FileDeletedError",
@@ -62,7 +63,7 @@ __all__ = [
     "MalformedError",
     "MemoryLimitError",
     "MessageOrderError",
-    "MissingCompressionError",
+    "MissingExtraError",
     "MissingFieldError",
     "MissingMediaError",
     "RawTensor",
@@ -84,9 +85,9 @@ __all__ = [
     "encode",
     "encode_frames",
     "encode_tensor_payload",
-    "merge",
+    "merge_record_files",
     "read_records",
-    "repair",
+    "repair_record_file",
     "restore_multi_modal_data",
     "walk_decode_tensors",
     "walk_encode_tensors",

@@ -22,20 +22,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from renderers.media.source import MediaSource
-from transport.errors import DecodeError, MalformedError, TruncatedError
-from transport.interop.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
+from transport.errors import MalformedError, MessageOrderError, TruncatedError
 from transport.wire import codec, container
 from transport.wire.limits import DecodeLimits
 from transport.wire.unpacking import as_bytes, build_media, check_version
 from transport.wire.wire_format import Buffer
-
-__all__ = [
-    "CompactDecoder",
-    "CompactEncoder",
-    "MessageOrderError",
-    "drop_intermediate_multi_modal_data",
-    "restore_multi_modal_data",
-]
 
 _MAGIC: Final = b"MMRC"
 _PRELUDE: Final = struct.Struct("<4sHxxQQII")
@@ -44,22 +35,6 @@ _DIGEST_BYTES: Final = 32
 _DEFAULT_BYTES: Final = 1 << 30
 _LEAST_BYTES: Final = 512  # what a source counts as: to hold one of a single byte takes about 750
 _DEFAULT_LIMITS = DecodeLimits()
-
-
-class MessageOrderError(DecodeError):
-    """A message is not the one that follows the last. `expected` and `actual` are message numbers.
-
-    They are equal where the message follows one of another connection: that one's first message is missing.
-    """
-
-    def __init__(self, expected: int, actual: int) -> None:
-        self.expected = expected
-        self.actual = actual
-        whose = "another" if expected == actual else "the"
-        super().__init__(
-            f"message {actual} of {whose} connection came and message {expected} was to come: sources may be missing. "
-            "Deliver every message once and in order, or call restart() on the encoder."
-        )
 
 
 class CompactEncoder:
@@ -91,7 +66,7 @@ class CompactEncoder:
             used[source.digest] = source
             return True
 
-        frames = codec.encode_frames(obj, held=leave_out)
+        frames = codec.encode_frames(obj, omit_media=leave_out)
         held = self._held.copy()
         brought = [source for digest, source in used.items() if digest not in held]
         for digest, source in used.items():

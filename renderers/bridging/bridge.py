@@ -1,105 +1,50 @@
-"""Extending what was sampled to the next turn's prompt, without touching a sampled token.
+"""Extending sampled tokens to the next turn's prompt, without changing any of them.
 
-The extension is read off a traced print of (a history, the assistant's turn, new messages): everything that the
-template prints behind the token that ends the assistant's turn. Only those characters are tokenised; the prefix is
-taken verbatim. What may stand for the history, and what the template does to it, is asked of the template once for each
-shape of conversation (`renderers.bridging.continuation`).
+The extension comes from a traced print of (a history, the assistant's turn, new messages): everything that the template
+prints behind the token that ends the assistant's turn. Only those characters are tokenised; the sampled prefix is taken
+verbatim. What may be printed in place of the real history, and how the template changes the history, is found once for
+each shape of conversation (`renderers.bridging.continuation`).
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import threading
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from renderers.attribution import attribute
-from renderers.bridging.continuation import (
-    Continuation,
-    Continuations,
-    ProbeMessages,
-    TurnSummary,
-    shape_of,
-    unused_ids,
-)
+from renderers.bridging.continuation import Continuation, Continuations, TurnSummary, shape_of
+from renderers.bridging.probe_messages import ProbeMessages, unused_call_ids
+from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.media.item import ExpansionPiece, Modality
 from renderers.messages import check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
+from renderers.placement import item_placement_error
 from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
-from renderers.turn import TurnEnd
-from renderers.vision.media_markers import ShownItem
+from renderers.turn_boundaries import TurnEnd
+from renderers.vision.media_markers import LocatedItem
 
 _log = logging.getLogger("renderers")
 
-ThinkingRetention = Literal["template", "tool_cycle", "all"]
-"""When a bridge may keep reasoning that a full render would drop: never, until a user speaks, always."""
-
-HistoryPolicy = Literal["template", "as_sampled"]
-"""Which history a bridge goes on from: only one that a full render would print too, or the one that was sampled."""
-
-# What stands for an item that says nothing else: its marker.
+# The expansion of an item that has none of its own: its marker.
 _MARKER = (ExpansionPiece("", embed=True),)
 
 
-class BridgeRefusal(StrEnum):
-    """Why a bridge could not be proven equal to what the template means."""
-
-    NOTHING_NEW = "there are no new messages"
-    ASSISTANT_IN_EXTENSION = "the new messages hold an assistant turn, which was never sampled here"
-    OPEN_REASONING = "a stop token was sampled inside open reasoning"
-    DROPS_REASONING = "the template drops earlier reasoning here, and thinking_retention does not allow to keep it"
-    REWRITES_HISTORY = "the template prints earlier messages differently once these follow"
-    NEEDS_HISTORY = "what the template prints depends on earlier messages; pass previous_messages"
-    TEMPLATE_REFUSES = "the template refuses to print such a conversation"
-    MISSING_MEDIA = "the prompt holds image tokens but no media came with it"
-    MISPLACED_MEDIA = "a media range does not cover placeholder tokens of the prompt"
-    NO_TURN_END = "the template closes this assistant turn with no token at which the model stops"
-
-
-@dataclass(slots=True)
-class BridgeStats:
-    """How often bridging succeeded, and how often it was refused for which reason.
-
-    `kept` counts, among the bridges that succeeded, those that went on from a history that a full render would have
-    printed differently: `REWRITES_HISTORY` where `history="as_sampled"` allowed it, `DROPS_REASONING` where
-    `thinking_retention` did. A bridge may count under both.
-    """
-
-    bridged: int = 0
-    refused: Counter[BridgeRefusal] = field(default_factory=Counter)
-    kept: Counter[BridgeRefusal] = field(default_factory=Counter)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    def count(self, outcome: RenderedTokens | BridgeRefusal) -> None:
-        with self._lock:
-            if isinstance(outcome, BridgeRefusal):
-                self.refused[outcome] += 1
-            else:
-                self.bridged += 1
-
-    def count_kept(self, reasons: Collection[BridgeRefusal]) -> None:
-        with self._lock:
-            self.kept.update(reasons)
-
-
 class Bridge:
-    """Prints what follows a sampled turn. Safe to share between threads."""
+    """Extends a sampled turn to the next prompt. Safe to share between threads."""
 
     def __init__(
         self,
         printer: TurnPrinter,
         format: Format,
-        stand_ins: ProbeMessages,
+        probes: ProbeMessages,
         *,
         retention: ThinkingRetention,
         history: HistoryPolicy,
@@ -109,11 +54,11 @@ class Bridge:
     ) -> None:
         """`markers` are the tokens that the template prints for media, `embed_ids` those that stand for features.
 
-        `stats` learns of each bridge that the two policies allowed.
+        `stats` counts each bridge that `retention` or `history` allowed.
         """
         self._printer = printer
-        self._stand_ins = stand_ins
-        self._continuations = Continuations(printer, stand_ins, format, modalities=tuple(markers.values()))
+        self._probes = probes
+        self._continuations = Continuations(printer, probes, format, modalities=tuple(markers.values()))
         self._retention = retention
         self._history_policy = history
         self._stats = stats
@@ -125,107 +70,108 @@ class Bridge:
         prompt_ids: Sequence[int],
         completion_ids: Sequence[int],
         turn: TurnSummary,
-        new: Messages,
-        items: Sequence[ShownItem],
+        new_messages: Messages,
+        new_media: Sequence[LocatedItem],
         *,
         tools: Tools | None,
-        previous: Messages | None,
-        media: MultiModalData | None,
+        previous_messages: Messages | None,
+        prompt_media: MultiModalData | None,
     ) -> RenderedTokens | BridgeRefusal:
-        """Prompt + completion + what the template prints behind the turn for the checked messages `new`.
+        """Prompt + completion + what the template prints behind the turn for the checked messages `new_messages`.
 
-        `items` are the images of `new`, `media` those of the prompt; `previous` is the history, with or without the
-        turn, if it is known.
+        `new_media` are the media of `new_messages`, `prompt_media` those of the prompt; `previous_messages` is the
+        history, with or without the turn, if it is known.
         """
         if not turn.reasoning_complete and turn.stopped:
             return BridgeRefusal.OPEN_REASONING
-        continuation = self._continuations.of(shape_of(new, turn, tools))
-        obstacles = self._obstacles(continuation, prompt_ids, completion_ids, previous)
-        if obstacles and previous is not None and self._may_go_on(continuation, prompt_ids, completion_ids, previous):
-            real, _ = self._history(Continuation(), turn, new, previous, media)
-            continuation = self._continuations.behind(real[:-1], real[-1], new, tools)
-            obstacles = self._obstacles(continuation, prompt_ids, completion_ids, previous)
-        refusal = self._refusal(obstacles, continuation, new, previous)
+        continuation = self._continuations.of_shape(shape_of(new_messages, turn, tools))
+        obstacles = self._obstacles(continuation, prompt_ids, completion_ids, previous_messages)
+        if (
+            obstacles
+            and previous_messages is not None
+            and self._depends_on_history(continuation, prompt_ids, completion_ids, previous_messages)
+        ):
+            real, _ = self._history(Continuation(), turn, new_messages, previous_messages, prompt_media)
+            continuation = self._continuations.of_conversation(real[:-1], real[-1], new_messages, tools)
+            obstacles = self._obstacles(continuation, prompt_ids, completion_ids, previous_messages)
+        refusal = self._refusal(obstacles, continuation, new_messages, previous_messages)
         if refusal is not None:
             return refusal
 
-        history, names_known = self._history(continuation, turn, new, previous, media)
-        shown = without_media([*history, *new])
+        history, names_are_real = self._history(continuation, turn, new_messages, previous_messages, prompt_media)
+        messages = without_media([*history, *new_messages])
         try:
             continued = self._printer.print_continued(
-                shown, len(history) - 1, tools if continuation.needs_tools else None
+                messages, len(history) - 1, tools if continuation.needs_tools else None
             )
         except TemplateError as error:
             _log.info("bridge: %s", error)
             return BridgeRefusal.TEMPLATE_REFUSES
         if continued is None:
             return BridgeRefusal.NO_TURN_END
-        self._printer.warn_of_unread_content(new)
+        self._printer.warn_of_unread_content(new_messages)
         end = continued.end
-        cut = end.control.end if completion_ids and completion_ids[-1] == end.control.token_id else continued.cut
-        if not names_known and _copies_from_history(continued.printed, cut, len(history)):
+        end_is_sampled = bool(completion_ids) and completion_ids[-1] == end.control.token_id
+        start = end.control.end if end_is_sampled else continued.extension_start
+        if not names_are_real and _copies_from_history(continued.printed, start, len(history)):
             return BridgeRefusal.NEEDS_HISTORY
-        # The calls of a made-up turn have made-up names.
-        names = message_tool_names([*history, *new] if names_known else new)[-len(new) :]
+        named = [*history, *new_messages] if names_are_real else new_messages
+        tool_names = message_tool_names(named)[-len(new_messages) :]
         try:
             layout = attribute(
                 continued.printed,
                 continued.controls,
                 self._printer.tokenizer,
-                [message["role"] for message in shown],
-                [shown_item.slot(first_message=len(history)) for shown_item in items],
+                [message["role"] for message in messages],
+                [item.slot(first_message=len(history)) for item in new_media],
                 shape=None,
                 markers=self._markers,
-                begin=cut,
+                begin=start,
             )
-        except PlaceholderCountError as error:  # of the caller's messages, not of those printed before them
-            raise error.counted_from(len(history)) from None
+        except PlaceholderCountError as error:  # name the message by its index in `new_messages`
+            raise error.relative_to(len(history)) from None
         extension = layout.with_media(
-            [shown_item.item for shown_item in items],
-            [*itertools.repeat(None, len(history)), *names],
+            [item.item for item in new_media],
+            [*itertools.repeat(None, len(history)), *tool_names],
             self._markers,
         )
-        self._stats.count_kept(obstacles)
-        return join_extension(prompt_ids, completion_ids, self._close(turn, end), extension, len(history), media)
+        self._stats.count_overridden(obstacles)
+        closing_ids = self._closing_ids(turn, end)
+        return join_extension(prompt_ids, completion_ids, closing_ids, extension, len(history), prompt_media)
 
-    def check_carried_media(self, prompt_ids: Sequence[int], media: MultiModalData | None) -> BridgeRefusal | None:
-        """The prompt's placeholders need their media, and every range must cover placeholders of its item only.
+    def check_prompt_media(self, prompt_ids: Sequence[int], media: MultiModalData | None) -> BridgeRefusal | None:
+        """Check that the prompt's placeholders have their media, and that every range covers placeholders of its item.
 
-        None says that no media came along; a `MultiModalData` says which there are, and any other placeholder token
-        was sampled: that it lists all of them is taken on trust.
+        With None for `media`, no placeholder token may be in the prompt. A `MultiModalData` is trusted to list all
+        media: any other placeholder token counts as sampled text.
         """
         if media is None:
             missing = any(token_id in prompt_ids for token_id in self._embed_ids)
             return BridgeRefusal.MISSING_MEDIA if missing else None
         ids = np.asarray(prompt_ids)
-        end = 0
-        for item, where in media.placed():
+        placed = media.items_with_ranges()
+        if item_placement_error(placed, len(ids)) is not None:
+            return BridgeRefusal.MISPLACED_MEDIA
+        for item, placeholder in placed:
             allowed = [self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed]
-            covered = [ids[start:stop] for start, stop in where.runs]
-            if (
-                where.offset < end
-                or where.num_embeds != item.num_tokens
-                or where.end > len(ids)
-                or not all(np.isin(run, allowed).all() for run in covered)
-            ):
+            if not all(np.isin(ids[start:stop], allowed).all() for start, stop in placeholder.runs):
                 return BridgeRefusal.MISPLACED_MEDIA
-            end = where.end
         return None
 
     def _embed_id(self, piece: ExpansionPiece, modality: Modality) -> int:
-        """The id of a placeholder that holds features; without a text of its own, the marker of the modality."""
+        """The id of a placeholder that holds features; for a piece without text, the marker of the modality."""
         if piece.text:
             return self._printer.tokenizer.require_control_id(piece.text, f"a placeholder of a {modality}")
-        return next((token_id for token_id, shown in self._markers.items() if shown == modality), -1)
+        return next((token_id for token_id, marked in self._markers.items() if marked == modality), -1)
 
     def _obstacles(
         self,
         continuation: Continuation,
         prompt_ids: Sequence[int],
         completion_ids: Sequence[int],
-        previous: Messages | None,
+        previous_messages: Messages | None,
     ) -> list[BridgeRefusal]:
-        """Why a full render would not go on from here, or why that is not known."""
+        """Why a full render would not continue these tokens, or why that is not known."""
         if not continuation.accepted:
             return [BridgeRefusal.TEMPLATE_REFUSES]
         if not continuation.ends_turn:
@@ -235,62 +181,66 @@ class Bridge:
             obstacles.append(BridgeRefusal.REWRITES_HISTORY)
         if self._drops_reasoning(continuation, prompt_ids, completion_ids):
             obstacles.append(BridgeRefusal.DROPS_REASONING)
-        if continuation.needs_history and previous is None and not continuation.counts_media:
+        if continuation.needs_history and previous_messages is None and not continuation.counts_media:
             obstacles.append(BridgeRefusal.NEEDS_HISTORY)
         return obstacles
 
-    def _may_go_on(
-        self, continuation: Continuation, prompt_ids: Sequence[int], completion_ids: Sequence[int], previous: Messages
+    def _depends_on_history(
+        self,
+        continuation: Continuation,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        previous_messages: Messages,
     ) -> bool:
-        """Whether there may be no obstacle behind one history, although there is one behind some."""
+        """Whether some history of this shape has no obstacle, so that the real one has to be printed and compared."""
         if not continuation.accepted:
             return True
         at_best = continuation.at_best
-        return at_best is not None and not self._obstacles(at_best, prompt_ids, completion_ids, previous)
+        return at_best is not None and not self._obstacles(at_best, prompt_ids, completion_ids, previous_messages)
 
     def _refusal(
         self,
         obstacles: Sequence[BridgeRefusal],
         continuation: Continuation,
-        new: Messages,
-        previous: Messages | None,
+        new_messages: Messages,
+        previous_messages: Messages | None,
     ) -> BridgeRefusal | None:
-        """The first obstacle in spite of which the configuration does not go on."""
-        allowed = self._allowed(new)
-        refusal = next((obstacle for obstacle in obstacles if obstacle not in allowed), None)
+        """The first obstacle that the configuration does not override."""
+        overridden = [BridgeRefusal.REWRITES_HISTORY] if self._history_policy == "as_sampled" else []
+        has_user = any(message["role"] == "user" for message in new_messages)
+        if self._retention == "all" or (self._retention == "tool_cycle" and not has_user):
+            overridden.append(BridgeRefusal.DROPS_REASONING)
+        refusal = next((obstacle for obstacle in obstacles if obstacle not in overridden), None)
         at_best = continuation.at_best
-        if refusal is BridgeRefusal.REWRITES_HISTORY and previous is None and at_best and at_best.keeps_history:
+        if (
+            refusal is BridgeRefusal.REWRITES_HISTORY
+            and previous_messages is None
+            and at_best is not None
+            and at_best.keeps_history
+        ):
             return BridgeRefusal.NEEDS_HISTORY
         return refusal
-
-    def _allowed(self, new: Messages) -> list[BridgeRefusal]:
-        """The obstacles in spite of which the configuration goes on."""
-        allowed = [BridgeRefusal.REWRITES_HISTORY] if self._history_policy == "as_sampled" else []
-        user_speaks = any(message["role"] == "user" for message in new)
-        if self._retention == "all" or (self._retention == "tool_cycle" and not user_speaks):
-            allowed.append(BridgeRefusal.DROPS_REASONING)
-        return allowed
 
     def _drops_reasoning(
         self, continuation: Continuation, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> bool:
-        """Whether the template would not print again some reasoning that was sampled or that the prompt holds."""
+        """Whether a full render would leave out some reasoning that was sampled or that the prompt holds."""
         if self._printer.reasoning_ids is None:
             return False
-        suspects: list[Sequence[int]] = []
+        at_risk: list[Sequence[int]] = []
         if not (continuation.keeps_reasoning and continuation.keeps_empty_reasoning):
             opened = len(self._printer.generation_prompt_ids)
-            suspects.append([*(prompt_ids[-opened:] if opened else ()), *completion_ids])
+            at_risk.append([*(prompt_ids[-opened:] if opened else ()), *completion_ids])
         if not continuation.keeps_prompt:
-            suspects.append(prompt_ids)
+            at_risk.append(prompt_ids)
         return any(
             not (continuation.keeps_empty_reasoning if is_empty else continuation.keeps_reasoning)
-            for suspect in suspects
-            for is_empty in self._reasoning(list(suspect))
+            for token_ids in at_risk
+            for is_empty in self._reasoning_blocks(list(token_ids))
         )
 
-    def _reasoning(self, token_ids: list[int]) -> Iterator[bool]:
-        """For each stretch of reasoning in the ids, whether it is what the template prints where there is none."""
+    def _reasoning_blocks(self, token_ids: list[int]) -> Iterator[bool]:
+        """For each block of reasoning in the ids, whether it is what the template prints for a turn without any."""
         assert self._printer.reasoning_ids is not None
         start, end = self._printer.reasoning_ids
         position = 0
@@ -304,40 +254,38 @@ class Bridge:
         self,
         continuation: Continuation,
         turn: TurnSummary,
-        new: Messages,
-        previous: Messages | None,
-        media: MultiModalData | None,
+        new_messages: Messages,
+        previous_messages: Messages | None,
+        prompt_media: MultiModalData | None,
     ) -> tuple[list[Mapping[str, Any]], bool]:
         """What to print before the new messages, and whether the names of the called tools in it are real."""
-        last = _last_turn(previous)
-        if previous is not None and continuation.needs_history:
-            history: list[Mapping[str, Any]] = list(check_messages(previous))
+        last = _last_turn(previous_messages)
+        if previous_messages is not None and continuation.needs_history:
+            history: list[Mapping[str, Any]] = list(check_messages(previous_messages))
         else:
-            counted = media.placed() if media is not None and continuation.counts_media else []
-            opening = self._stand_ins.opening([item.modality for item, _ in counted])
+            counted = prompt_media.items_with_ranges() if prompt_media and continuation.counts_media else []
+            opening = self._probes.opening([item.modality for item, _ in counted])
             history = [*opening, *([] if last is None else [last])]
         if last is not None:
             return history, True
-        calls = _calls_of_turn(turn, new)
-        stand_in = self._stand_ins.turn(
-            [self._stand_ins.call(call_id, name or "unknown") for call_id, name in calls.items()], spoke=turn.spoke
-        )
-        return [*history, stand_in], None not in calls.values()
+        names = _call_names(turn, new_messages)
+        calls = [self._probes.call(call_id, name or "unknown") for call_id, name in names.items()]
+        return [*history, self._probes.turn(calls, has_text=turn.has_text)], None not in names.values()
 
-    def _close(self, turn: TurnSummary, end: TurnEnd) -> list[int]:
-        """What closes a turn that was cut off: its reasoning, then itself."""
+    def _closing_ids(self, turn: TurnSummary, end: TurnEnd) -> list[int]:
+        """The ids that close a turn that was cut off: first its reasoning, then the turn itself."""
         if turn.stopped:
             return []
-        close: list[int] = []
+        ids: list[int] = []
         if not turn.reasoning_complete and self._printer.reasoning_ids is not None:
-            close += self._printer.reasoning_ids[1]
-        if end.inside and close[-1:] != [end.control.token_id]:
-            close.append(end.control.token_id)
-        return close
+            ids += self._printer.reasoning_ids[1]
+        if end.inside and ids[-1:] != [end.control.token_id]:
+            ids.append(end.control.token_id)
+        return ids
 
 
 def _find(token_ids: list[int], wanted: list[int], start: int) -> int:
-    """The first position from `start` on where the ids `wanted` stand, or -1."""
+    """The first position from `start` on where the ids `wanted` begin, or -1."""
     try:
         while True:
             start = token_ids.index(wanted[0], start)
@@ -349,7 +297,7 @@ def _find(token_ids: list[int], wanted: list[int], start: int) -> int:
 
 
 def _last_turn(previous: Messages | None) -> Mapping[str, Any] | None:
-    """The turn that the new messages follow, checked, if the history given ends with it."""
+    """The assistant turn that the new messages follow, checked; None if the history does not end with it."""
     if previous is None:
         return None
     if not isinstance(previous, (list, tuple)):
@@ -358,27 +306,27 @@ def _last_turn(previous: Messages | None) -> Mapping[str, Any] | None:
     return last[0] if last and last[0]["role"] == "assistant" else None
 
 
-def _calls_of_turn(turn: TurnSummary, new: Messages) -> dict[str, str | None]:
-    """Id -> name of the tool calls of a sampled turn that `new` follows, in its order; None where a name is not known.
+def _call_names(turn: TurnSummary, new_messages: Messages) -> dict[str, str | None]:
+    """Id -> name of the tool calls of a sampled turn that `new_messages` follow, in order; None for an unknown name.
 
-    An answer names its call by id, never by position: only where one call has one answer, the id need not agree.
+    A tool message names its call by id, never by position: only where one call has one result, the ids may differ.
     """
-    calls: dict[str, str | None] = dict(turn.calls)
-    answers = [message for message in new if message["role"] == "tool"]
-    ids = {message["tool_call_id"] for message in answers if "tool_call_id" in message}
-    if answers and not (ids and calls.keys() >= ids):
-        only = next(iter(calls.values())) if len(calls) == len(answers) == 1 else None
-        made_up = unused_ids(ids)
-        calls = {answer.get("tool_call_id") or next(made_up): answer.get("name", only) for answer in answers}
-    if turn.called_tools and not calls:
-        calls = {next(unused_ids(())): None}
-    return calls
+    names: dict[str, str | None] = dict(turn.calls)
+    results = [message for message in new_messages if message["role"] == "tool"]
+    ids = {message["tool_call_id"] for message in results if "tool_call_id" in message}
+    if results and not (ids and names.keys() >= ids):
+        only = next(iter(names.values())) if len(names) == len(results) == 1 else None
+        unused = unused_call_ids(ids)
+        names = {result.get("tool_call_id") or next(unused): result.get("name", only) for result in results}
+    if turn.called_tools and not names:
+        names = {next(unused_call_ids()): None}
+    return names
 
 
-def _copies_from_history(printed: Printed, cut: int, first_new_message: int) -> bool:
-    """Whether anything behind `cut` was copied from a message before the new ones."""
+def _copies_from_history(printed: Printed, start: int, first_new_message: int) -> bool:
+    """Whether any text from character `start` on was copied from a message before the new ones."""
     return any(
-        segment.end > cut and segment.origin is not None and 0 <= segment.origin.message_index < first_new_message
+        segment.end > start and segment.origin is not None and 0 <= segment.origin.message_index < first_new_message
         for segment in printed.segments
     )
 
@@ -386,30 +334,30 @@ def _copies_from_history(printed: Printed, cut: int, first_new_message: int) -> 
 def join_extension(
     prompt_ids: Sequence[int],
     completion_ids: Sequence[int],
-    close_ids: Sequence[int],
+    closing_ids: Sequence[int],
     extension: RenderedTokens,
     first_new_message: int,
-    media: MultiModalData | None,
+    prompt_media: MultiModalData | None,
 ) -> RenderedTokens:
-    """Prompt + completion verbatim, the missing close if any, then the extension.
+    """Join prompt + completion verbatim, the ids that close the turn, and the extension.
 
     Message indices of the result count the *new* messages from 0; prompt and completion belong to none (-1).
     """
-    completion_at, close_at = len(prompt_ids), len(prompt_ids) + len(completion_ids)
-    shift = close_at + len(close_ids)
-    spans = [TokenSpan(0, completion_at, -1, False, False), TokenSpan(completion_at, close_at, -1, True, True)]
-    if close_ids:
-        spans.append(TokenSpan(close_at, shift, -1, False, False))
+    prompt_end, completion_end = len(prompt_ids), len(prompt_ids) + len(completion_ids)
+    shift = completion_end + len(closing_ids)
+    spans = [TokenSpan(0, prompt_end, -1, False, False), TokenSpan(prompt_end, completion_end, -1, True, True)]
+    if closing_ids:
+        spans.append(TokenSpan(completion_end, shift, -1, False, False))
     for start, end, owner, sampled, content in extension.spans:
         spans.append(TokenSpan(start + shift, end + shift, max(-1, owner - first_new_message), sampled, content))
-    carried = None
+    media = None
     if extension.multi_modal_data is not None:
-        carried = (media or MultiModalData()).followed_by(extension.multi_modal_data, shift)
+        media = (prompt_media or MultiModalData()).followed_by(extension.multi_modal_data, shift)
     return RenderedTokens(
-        token_ids=[*prompt_ids, *completion_ids, *close_ids, *extension.token_ids],
+        token_ids=[*prompt_ids, *completion_ids, *closing_ids, *extension.token_ids],
         spans=tuple(span for span in spans if span.end > span.start),
         message_roles=extension.message_roles[first_new_message:],
         message_tool_names=extension.message_tool_names[first_new_message:],
-        multi_modal_data=carried,
+        multi_modal_data=media,
         placeholder_token_ids=extension.placeholder_token_ids,
     )

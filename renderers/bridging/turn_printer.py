@@ -1,4 +1,4 @@
-"""Printing conversations with a model's template, and finding the turns in what was printed."""
+"""Printing conversations with a model's template, and finding assistant turns in the printed text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from renderers.parsing.format import Format
 from renderers.template.chat_template import Printed, Template
-from renderers.template.content_forms import ContentForms, has_words
-from renderers.template.probe_conversation import ProbeConversation, form_of
+from renderers.template.content_forms import ContentForms, has_text
+from renderers.template.probe_conversation import ProbeConversation, content_form_of
 from renderers.tokens.encoding import BodyPolicy, PrintedControl, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.turn import TurnEnd, TurnShape, regions, turn_end
+from renderers.turn_boundaries import TurnEnd, TurnShape, regions, turn_end
 
 _log = logging.getLogger("renderers")
 
@@ -20,76 +20,75 @@ _Messages = Sequence[Mapping[str, Any]]
 
 
 class Continued(NamedTuple):
-    """A print of (history, turn, new messages); `end` is the token that ends the turn."""
+    """A print of (history, turn, new messages, generation prompt); `end` is the token that ends the turn."""
 
     printed: Printed
     controls: list[PrintedControl]
     end: TurnEnd
 
     @property
-    def cut(self) -> int:
-        """The character where the extension begins when the model has not sampled the end itself."""
+    def extension_start(self) -> int:
+        """The character where the extension begins if the model has not sampled the token that ends the turn."""
         return self.end.control.end if self.end.inside else self.end.control.start
 
     @property
-    def before(self) -> str:
-        """The text up to the end of the turn."""
+    def kept_text(self) -> str:
+        """The text up to the token that ends the turn."""
         return self.printed.text[: self.end.control.start]
 
     @property
-    def behind(self) -> str:
-        """The text of the extension."""
-        return self.printed.text[self.cut :]
+    def extension(self) -> str:
+        """The text from `extension_start` on."""
+        return self.printed.text[self.extension_start :]
 
 
 class TurnPrinter:
-    """A template, the tokenizer that reads what it prints, and the shape of an assistant's turn between the two."""
+    """Prints conversations with a template and finds assistant turns in the printed text by their tokens."""
 
     def __init__(
         self,
         template: Template,
         tokenizer: TemplateTokenizer,
         format: Format,
-        small: ProbeConversation,
+        smallest: ProbeConversation,
         forms: ContentForms,
         body_policies: Mapping[str, BodyPolicy],
     ) -> None:
-        """`small` is any question and answer that the template prints, `forms` the forms of content that it reads."""
+        """`smallest` is a question and answer that the template prints, `forms` the forms of content that it reads."""
         self.template = template
         self.tokenizer = tokenizer
         self.stop_ids = [tokenizer.require_control_id(token, "the format") for token in format.stop_tokens]
         self.reasoning_ids = (
             None
             if format.reasoning is None
-            else (tokenizer.spell(format.reasoning.start), tokenizer.spell(format.reasoning.end))
+            else (tokenizer.encode_scaffold(format.reasoning.start), tokenizer.encode_scaffold(format.reasoning.end))
         )
         self._body_policies = body_policies
         self._forms = forms
-        self.shape = self._turn_shape(small, format)
-        self.generation_prompt_ids = tokenizer.spell(self.shape.generation_prompt)
-        self.empty_reasoning_ids = self._empty_reasoning(small, format)
+        self.shape = self._turn_shape(smallest, format)
+        self.generation_prompt_ids = tokenizer.encode_scaffold(self.shape.generation_prompt)
+        self.empty_reasoning_ids = self._empty_reasoning(smallest, format)
 
     def controls(self, printed: Printed, messages: _Messages) -> list[PrintedControl]:
-        """The control tokens of a print of these messages."""
+        """The control tokens in a print of these messages."""
         roles = [message["role"] for message in messages]
         return find_controls(printed, self.tokenizer, roles, self._body_policies)
 
     def warn_of_unread_content(self, messages: _Messages) -> None:
-        """Log content in a form that the template does not read: it prints nothing of it, or prints it as data.
+        """Log content in a form that the template does not read: the template drops it, or prints it as data.
 
-        transformers prints the same and says nothing.
+        transformers prints the same and logs nothing.
         """
         for index, message in enumerate(messages):
-            if self._forms.converted(message) is not message and has_words(message):
-                form = form_of(message)
-                read = "a list of parts" if form == "text" else "a string"
+            if self._forms.converted(message) is not message and has_text(message):
+                form = content_form_of(message)
                 _log.warning(
                     "message %d: the chat template of %s reads content of a %s as %s and is given %s: text is lost or "
                     'printed as data. Convert it, or load the renderer with RendererConfig(content_form="auto")',
                     index,
                     self.tokenizer.model,
                     message["role"],
-                    read,
+                    "a list of parts" if form == "text" else "a string",
                     form,
                 )
 
@@ -102,39 +101,44 @@ class TurnPrinter:
         return None if end is None else Continued(printed, controls, end)
 
     def print_history(self, messages: _Messages, tools: _Messages | None) -> str:
-        """The text of a conversation that ends here."""
+        """The text of a conversation that ends with these messages."""
         return self.template.print(messages, tools=tools).text
 
     def print_prompt(self, messages: _Messages, tools: _Messages | None) -> str:
-        """The text of a conversation that goes on, without the generation prompt."""
+        """The text before an assistant's turn, without the generation prompt."""
         text = self.template.print(messages, tools=tools, add_generation_prompt=True).text
         return text.removesuffix(self.shape.generation_prompt)
 
-    def _turn_shape(self, small: ProbeConversation, format: Format) -> TurnShape:
-        without = self.template.print(small.opening, tools=small.tools).text
-        prompt = self.template.print(small.opening, tools=small.tools, add_generation_prompt=True).text
-        spelled: list[tuple[int, int]] = []
-        while (found := self.tokenizer.find_control(prompt, spelled[-1][1] if spelled else 0, len(prompt))) is not None:
-            spelled.append(found.spelled)
-        # What a template prints at the end of a conversation (eos) may begin like the generation prompt.
+    def _turn_shape(self, smallest: ProbeConversation, format: Format) -> TurnShape:
+        without = self.template.print(smallest.opening, tools=smallest.tools).text
+        prompt = self.template.print(smallest.opening, tools=smallest.tools, add_generation_prompt=True).text
+        controls: list[tuple[int, int]] = []
+        while (
+            match := self.tokenizer.find_control(prompt, controls[-1][1] if controls else 0, len(prompt))
+        ) is not None:
+            controls.append(match.text_range)
+        # A token that a template prints at the end of a conversation (eos) may begin like the generation prompt.
         begin = next((i for i, (a, b) in enumerate(zip(without, prompt, strict=False)) if a != b), len(without))
-        begin = next((start for start, end in spelled if start < begin < end), begin)
+        begin = next((start for start, end in controls if start < begin < end), begin)
         return TurnShape(
             prompt[begin:],
-            tuple((start - begin, end - begin) for start, end in spelled if start >= begin),
+            tuple((start - begin, end - begin) for start, end in controls if start >= begin),
             frozenset(self.stop_ids),
             self._ids(format.history_ends),
             self._ids(format.sampled_markers) | frozenset(self.stop_ids),
         )
 
-    def _empty_reasoning(self, small: ProbeConversation, format: Format) -> list[int] | None:
-        """What the template prints between the markers of reasoning for a turn without any; None if no markers."""
+    def _empty_reasoning(self, smallest: ProbeConversation, format: Format) -> list[int] | None:
+        """The ids that the template prints between the reasoning markers of a turn without reasoning.
+
+        None if it prints no markers there.
+        """
         if format.reasoning is None:
             return None
-        printed = self.template.print([*small.opening, small.answer], tools=small.tools).text
-        _, opening, behind = printed.partition(format.reasoning.start)
-        inside, closing, _ = behind.partition(format.reasoning.end)
-        return self.tokenizer.spell(inside) if opening and closing else None
+        text = self.template.print([*smallest.opening, smallest.answer], tools=smallest.tools).text
+        _, opening, rest = text.partition(format.reasoning.start)
+        inside, closing, _ = rest.partition(format.reasoning.end)
+        return self.tokenizer.encode_scaffold(inside) if opening and closing else None
 
     def _ids(self, tokens: Iterable[str]) -> frozenset[int]:
         ids = (self.tokenizer.control_id(token) for token in tokens)

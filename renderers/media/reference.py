@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 from PIL import Image
 
-from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, MediaTypeError, shown
+from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, MediaTypeError, short_repr
 from renderers.media.decoding import decode_image
 from renderers.media.paths import path_of_url, read_path
 from renderers.media.policy import MediaPolicy
@@ -279,7 +279,7 @@ def _frame_rate(fps: Any) -> float | None:
     if fps is None:
         return None
     if isinstance(fps, bool) or not isinstance(fps, (int, float, np.number)) or not 1e-6 <= fps <= 1e6:
-        raise MediaDecodeError(f"fps is a positive number of frames per second, not {shown(fps)}")
+        raise MediaDecodeError(f"fps is a positive number of frames per second, not {short_repr(fps)}")
     return float(fps)
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from renderers.parsing.errors import InvalidJsonError
+
 # Templates and JSON writers recurse; a policy can sample brackets until they run out of stack.
 MAX_DEPTH = 64
 
 _DECODER = json.JSONDecoder()
 
 
-class InvalidJsonError(ValueError):
-    """The text is not JSON that can be shown again."""
-
-
-def read_json(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """The value of a JSON text with white space around it. Raises `InvalidJsonError`."""
     try:
         value = json.loads(text)
@@ -35,7 +33,7 @@ def end_of_json(text: str, start: int) -> int | None:
         return None
 
 
-def deeper_than(value: Any, levels: int) -> bool:
+def is_deeper_than(value: Any, levels: int) -> bool:
     """Whether containers are nested more than `levels` deep; level by level, so that no depth exhausts the stack."""
     layer = [value]
     for _ in range(levels):

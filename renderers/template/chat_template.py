@@ -8,12 +8,14 @@ from typing import Any, NamedTuple, Protocol
 
 import jinja2
 
-from renderers.bounded_cache import BoundedCache
-from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError
-from renderers.template.environment import RUN, TracedMessage, TracingEnvironment
+from renderers.byte_lru import ByteLRU
+from renderers.cache_key import cache_key
+from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError, WorkLimitError
+from renderers.template.environment import TracingEnvironment
+from renderers.template.syntax_rewriting import RUN
 from renderers.template.traced import LoopMark, Origin, TracedStr, plain
-from renderers.template.work import GivenDict, GivenList, Run, WorkLimitError
-from renderers.value_key import value_key
+from renderers.template.traced_inputs import TracedMessage, traced_message, traced_tools
+from renderers.template.work_limit import InputDict, InputList, TemplateRun
 
 # Characters of what a template says, in an error.
 _LONGEST_REFUSAL = 2000
@@ -69,9 +71,9 @@ class ChatTemplate:
         self.model = model
         self._variables = dict(variables or {})
         self._names_tools = "tools" in source
-        self._tools: BoundedCache[bytes, list[Any]] = BoundedCache(2**20)
+        self._tools: ByteLRU[bytes, list[Any]] = ByteLRU(2**20)
         try:
-            with Run():  # Jinja computes constants as it compiles
+            with TemplateRun():  # Jinja computes constants as it compiles
                 self._template = TracingEnvironment(now).compile_chat_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateSyntaxError(error.message or "syntax error", model=model, line=error.lineno) from error
@@ -95,7 +97,7 @@ class ChatTemplate:
 
         Raises `TemplateError` with the template's own words, `TemplateLimitError` if it would not come to an end.
         """
-        run = Run(len(messages), (messages, tools))
+        run = TemplateRun(len(messages), (messages, tools))
         try:
             with run:
                 text = self._template.render(
@@ -126,7 +128,7 @@ class ChatTemplate:
 
     def _traced_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The tools as the template sees them. They stay the same over a whole run and are larger than many turns."""
-        key = value_key(list(tools))
+        key = cache_key(list(tools))
         if key is None:
             return traced_tools(tools)  # holds something other than plain data
         traced = self._tools.get(key)
@@ -134,11 +136,6 @@ class ChatTemplate:
             traced = traced_tools(tools)
             self._tools.put(key, traced, 20 * len(key))
         return traced
-
-
-def traced_tools(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Tools whose every text knows its place: `tools[0].function.name`."""
-    return [traced_value(tool, -1, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
 class TemplateWithTools:
@@ -192,60 +189,10 @@ def _cure(error: Exception, messages: Sequence[Mapping[str, Any]], *, lacks_tool
 
 def _in_plain_words(message: str) -> str:
     """Jinja and Python name the type that they were given; a template's author knows of strings, dicts and lists."""
-    for ours, known in ((TracedStr, "str"), (TracedMessage, "dict"), (GivenDict, "dict"), (GivenList, "list")):
+    for ours, known in ((TracedStr, "str"), (TracedMessage, "dict"), (InputDict, "dict"), (InputList, "list")):
         message = message.replace(f"{ours.__module__}.{ours.__qualname__} object", f"{known} object")
         message = message.replace(f"'{ours.__name__}'", f"'{known}'").replace(f'"{ours.__name__}"', f'"{known}"')
     return message
-
-
-def traced_message(message: Mapping[str, Any], index: int) -> TracedMessage:
-    """A checked message as the template sees it: every text in it knows its message and field."""
-    fields: dict[str, Any] = {}
-    for key, value in message.items():
-        if key == "role":
-            fields[key] = value  # one of five known words: templates build control tokens from it
-        elif key == "content" and isinstance(value, list):
-            fields[key] = [_traced_part(part, index, f"content[{i}]") for i, part in enumerate(value)]
-        elif key == "tool_calls":
-            fields[key] = [_with_known_keys(call, index, f"{key}[{i}]") for i, call in enumerate(value)]
-        else:
-            fields[key] = traced_value(value, index, key)
-    return TracedMessage(fields, index)
-
-
-_CALL_KEYS = frozenset(("id", "type", "function", "name", "arguments"))
-
-
-def _with_known_keys(call: Mapping[str, Any], index: int, path: str) -> dict[Any, Any]:
-    """A tool call, or its function: the names of its fields are words of ours, what they hold is content."""
-    return {
-        key if key in _CALL_KEYS else traced_value(key, index, f"{path}.{key}#key"): _with_known_keys(
-            value, index, f"{path}.{key}"
-        )
-        if key == "function"
-        else traced_value(value, index, f"{path}.{key}")
-        for key, value in call.items()
-    }
-
-
-def _traced_part(part: Mapping[str, Any], index: int, path: str) -> dict[str, Any]:
-    # The type is one of a few known words, which templates compare and sometimes print as scaffold.
-    return {key: value if key == "type" else traced_value(value, index, f"{path}.{key}") for key, value in part.items()}
-
-
-def traced_value(value: Any, index: int, path: str) -> Any:
-    if isinstance(value, str):
-        return TracedStr.of(value, Origin(index, path))
-    if isinstance(value, Mapping):
-        return GivenDict(
-            {
-                traced_value(key, index, f"{path}.{key}#key"): traced_value(item, index, f"{path}.{key}")
-                for key, item in value.items()
-            }
-        )
-    if isinstance(value, (list, tuple)):
-        return GivenList([traced_value(item, index, f"{path}[{i}]") for i, item in enumerate(value)])
-    return value
 
 
 def segments_of(text: str) -> list[Segment]:

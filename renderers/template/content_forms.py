@@ -22,7 +22,7 @@ from renderers.template.probe_conversation import (
     PROBE_TOOL,
     ContentForm,
     content,
-    form_of,
+    content_form_of,
     probe_content,
     probe_message,
     reads,
@@ -73,7 +73,7 @@ class ContentForms:
         given = message.get("content")
         if given is None or _shows_media(given):
             return message
-        form = form_of(message)
+        form = content_form_of(message)
         is_read = self._of(message["role"]).somewhere
         return message if not is_read or form in is_read else _in_form(message, _OTHER[form])
 
@@ -87,7 +87,9 @@ class ContentForms:
         of them converted that were not read. `prompt`: whether the generation prompt is printed.
         """
         shown = [self.converted(message) for message in messages]
-        asked = {index: form_of(message) for index, message in enumerate(shown) if self._depends_on_place(message)}
+        asked = {
+            index: content_form_of(message) for index, message in enumerate(shown) if self._depends_on_place(message)
+        }
         if asked:
             asked = {i: _OTHER[asked[i]] for i in asked.keys() - self._read_there(shown, asked, tools, prompt)}
         if asked:
@@ -100,7 +102,7 @@ class ContentForms:
         given = message.get("content")
         if given is None or _shows_media(given):
             return False
-        forms, form = self._of(message["role"]), form_of(message)
+        forms, form = self._of(message["role"]), content_form_of(message)
         return form in forms.somewhere and form not in forms.everywhere and _OTHER[form] in forms.somewhere
 
     def _read_there(
@@ -188,7 +190,7 @@ def _in_form(message: Mapping[str, Any], form: ContentForm) -> dict[str, Any]:
     return {**message, "content": _SEPARATOR.join(texts)}
 
 
-def has_words(message: Mapping[str, Any]) -> bool:
+def has_text(message: Mapping[str, Any]) -> bool:
     """Whether the content of a checked message says anything in text."""
     given = message.get("content") or ""
     return any(text.strip() for text in ([given] if isinstance(given, str) else [p.get("text", "") for p in given]))
@@ -201,7 +203,7 @@ _Case = tuple[list[Mapping[str, Any]], int, Sequence[Mapping[str, Any]] | None]
 def _calling(answer: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
     """A turn that calls the probe tool, its content in the form of `answer`."""
     call = {"id": _CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    return {"role": "assistant", "content": content("", form_of(answer)), "tool_calls": [call]}
+    return {"role": "assistant", "content": content("", content_form_of(answer)), "tool_calls": [call]}
 
 
 class ConvertingTemplate:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from renderers.template.traced import Span, TracedStr, plain, tainted_like, traced_join
-from renderers.template.work import ITEM, GivenDict, GivenList, spend, spend_on_text_of
+from renderers.template.work_limit import ITEM, InputDict, InputList, spend, spend_on_text_of
 
 # `json` nests no deeper, and indents a line by its depth.
 _DEEPEST = 1000
@@ -49,7 +49,7 @@ def _dumped(
     value: Any, ensure_ascii: bool, indent: int | None, separators: tuple[str, str] | None, sort_keys: bool
 ) -> str:
     """`json.dumps`, what it makes counted as the work of the template."""
-    if type(value) not in (GivenDict, GivenList):
+    if type(value) not in (InputDict, InputList):
         spend_on_text_of(value)
     separated = sum(map(len, separators or ())) > _LONGEST_SEPARATORS
     if indent is None and not separated:

@@ -121,12 +121,12 @@ def _plain(conversation: ProbeConversation) -> ProbeConversation:
     """The same without the field that is only there to be looked for."""
 
     def plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**message, "content": content(_WORDS, form_of(message))}
+        return {**message, "content": content(_WORDS, content_form_of(message))}
 
     before, question, answer, tools = conversation
     return ProbeConversation(tuple(map(plain, before)), plain(question), plain(answer), tools)
 
 
-def form_of(message: Mapping[str, Any]) -> ContentForm:
+def content_form_of(message: Mapping[str, Any]) -> ContentForm:
     """The form that the content of a message has."""
     return "text" if isinstance(message.get("content"), str) else "parts"

@@ -4,7 +4,7 @@
 `Printed` comes out, and everything behind it (encoding, attribution, bridging) cannot tell the two apart.
 
 A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options>) -> str`. It joins its pieces with
-`traced_join` (an f-string would drop the spans), says with `starts_message` which message it prints for from there on,
+`traced_join` (an f-string would drop the spans), says with `message_mark` which message it prints for from there on,
 and raises `PromptRefusedError` for what its format cannot express.
 """
 
@@ -14,30 +14,20 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from renderers.errors import RendererError, TemplateError, TemplateLimitError
-from renderers.template.chat_template import NESTED_TOO_DEEPLY, Printed, segments_of, traced_message, traced_tools
+from renderers.errors import PromptRefusedError, TemplateError, TemplateLimitError
+from renderers.template.chat_template import NESTED_TOO_DEEPLY, Printed, segments_of
 from renderers.template.traced import LoopMark, Span, TracedStr, plain
+from renderers.template.traced_inputs import traced_message, traced_tools
 
 _LOOP = 0  # a prompt function has one loop, the one over the messages
 
 
-class PromptRefusedError(RendererError):
-    """What a prompt function raises; `PythonTemplate` turns it into a `TemplateError` that names the model."""
-
-    def __init__(self, reason: str, *, cure: str, message_index: int | None = None) -> None:
-        self.reason = reason
-        self.cure = cure
-        self.message_index = message_index
-        place = "" if message_index is None else f"message {message_index}: "
-        super().__init__(f"{place}{reason}. {cure}")
-
-
-def starts_message(index: int) -> TracedStr:
+def message_mark(index: int) -> TracedStr:
     """An empty mark: what is printed from here on, up to the next mark, belongs to message `index`."""
     return TracedStr("", (Span(0, 0, LoopMark(_LOOP, index)),))
 
 
-def ends_messages() -> TracedStr:
+def messages_end_mark() -> TracedStr:
     """An empty mark: what is printed from here on belongs to no message."""
     return TracedStr("", (Span(0, 0, LoopMark(_LOOP, None)),))
 

@@ -16,7 +16,7 @@ import string
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, cast
 
-from renderers.template.work import ITEM, STEP, spend, spend_on_text_of
+from renderers.template.work_limit import ITEM, STEP, spend, spend_on_text_of
 
 
 class Origin(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from renderers.errors import ControlTokenInContentError
 from renderers.template.chat_template import Printed, Segment
 from renderers.template.traced import Origin
-from renderers.tokens.added import ControlMatch
+from renderers.tokens.added_tokens import ControlMatch
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 BodyPolicy = Literal["text", "parse", "error"]
@@ -67,10 +67,10 @@ def find_controls(
         end = segments[index].end
         inert = _is_inert(segments[index], roles, policies)  # no control token can begin here, whatever it spells
         match = None if inert else tokenizer.find_control(text, position, len(text), before=end)
-        if match is None or match.spelled[0] >= end:
+        if match is None or match.text_range[0] >= end:
             position = end
             continue
-        first, last = match.spelled
+        first, last = match.text_range
         from_template = segments[index].origin is None and segments[index].end >= last
         if from_template or _counts(match, printed, index, roles, policies):
             found.append(PrintedControl(match.start, match.end, match.token_id, index, from_template))
@@ -140,7 +140,7 @@ def _counts(
     match: ControlMatch, printed: Printed, index: int, roles: Sequence[str], policies: Mapping[str, BodyPolicy]
 ) -> bool:
     """Whether every piece of content that helped to spell the match, from segment `index` on, may do so."""
-    first, last = match.spelled
+    first, last = match.text_range
     counts = True
     while index < len(printed.segments) and printed.segments[index].start < last:
         segment: Segment = printed.segments[index]

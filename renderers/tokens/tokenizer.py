@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from renderers.bounded_cache import BoundedCache
+from renderers.byte_lru import ByteLRU
 from renderers.errors import InvalidFileError, MissingTokenError, TokenizerError
-from renderers.model_files import read_json
-from renderers.tokens.added import AddedToken, ControlMatch, ControlPattern, added_tokens
-from renderers.tokens.ascii_words import AsciiWords
+from renderers.file_reading import read_json
+from renderers.tokens.added_tokens import AddedToken, ControlMatch, ControlPattern, added_tokens
+from renderers.tokens.ascii_encoder import AsciiEncoder
 
 
 class EncodedRun(NamedTuple):
@@ -60,11 +60,11 @@ class TemplateTokenizer:
         inner = _without_first_prefix(body_definition)
         self._inner = self._body if inner is None else _tokenizer(inner)
         # About as many bytes as the runs may take: a word, its ids, their list and a dict entry are some 300.
-        self._ascii_words = AsciiWords.of(body_definition, self._body, most_words=cache_bytes // 300)
+        self._ascii_encoder = AsciiEncoder.of(body_definition, self._body, most_words=cache_bytes // 300)
         # The token for unknown characters comes out of text by right.
         self._forgeable = frozenset(self._token_of.keys() - {unknown_id})
         self.vocab_size = max([self._body.get_vocab_size(with_added_tokens=True) - 1, *self._added_token_of]) + 1
-        self._runs: BoundedCache[tuple[bool, str], EncodedRun] = BoundedCache(cache_bytes)
+        self._runs: ByteLRU[tuple[bool, str], EncodedRun] = ByteLRU(cache_bytes)
 
     @classmethod
     def from_file(
@@ -105,7 +105,7 @@ class TemplateTokenizer:
         """
         return self._control.find(text, start, end, before=before)
 
-    def spell(self, scaffold: str) -> list[int]:
+    def encode_scaffold(self, scaffold: str) -> list[int]:
         """The ids of text that a template might print: control tokens by table, the rest as ordinary text."""
         ids: list[int] = []
         position = 0
@@ -139,8 +139,8 @@ class TemplateTokenizer:
 
     def _encode(self, text: str, cuts: Sequence[int], body: Tokenizer) -> EncodedRun:
         found = None
-        if self._ascii_words is not None and text.isascii():
-            found = self._ascii_words.encode(text, cuts)
+        if self._ascii_encoder is not None and text.isascii():
+            found = self._ascii_encoder.encode(text, cuts)
         if found is None:
             encoding = self._encoding(text, body)
             found = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}

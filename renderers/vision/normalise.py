@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from renderers.bfloat16 import float32_to_bfloat16
 from renderers.media.pixel_scale import PixelScale
 from renderers.vision.patches import StillPatches
 
@@ -30,7 +31,7 @@ def normalise(patches: np.ndarray | StillPatches, scale: PixelScale, *, dtype: F
     """
     table = _table(scale)
     if dtype == "bfloat16":
-        table = _to_bfloat16(table)
+        table = float32_to_bfloat16(table)
     if isinstance(patches, StillPatches):
         packed, slots = patches.packed, patches.temporal
     else:
@@ -86,9 +87,3 @@ def _table(scale: PixelScale) -> np.ndarray:
         inverse = np.float32(1.0 / scale.factor)
         return np.asarray((values.astype(np.float32) - mean * inverse) / (std * inverse))
     return np.asarray(((values * scale.factor).astype(np.float32) - mean) / std)
-
-
-def _to_bfloat16(floats: np.ndarray) -> np.ndarray:
-    """The upper halves of the float32 bit patterns, rounded to nearest, ties to even."""
-    bits = floats.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from renderers.errors import InvalidFileError, LoadError, shown
+from renderers.errors import InvalidFileError, LoadError, short_repr
+from renderers.file_reading import read_json
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
-from renderers.model_files import read_json
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor import ImageBackend, MediaProcessor
@@ -51,11 +51,11 @@ def load_media(
     policy = policy or MediaPolicy()
     store = MediaStore() if store is None else store
 
-    from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, reads_images
-    from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, reads_videos
+    from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, is_qwen_vl_image_config
+    from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, is_qwen_vl_video_config
 
-    if (image and not reads_images(image)) or (video and not reads_videos(video)):
-        from renderers.vision.hf import load_hf_processors
+    if (image and not is_qwen_vl_image_config(image)) or (video and not is_qwen_vl_video_config(video)):
+        from renderers.vision.hf_processor import load_hf_processors
 
         try:
             return MediaLoader(load_hf_processors(directory, policy=policy, store=store), model=model)
@@ -81,7 +81,7 @@ def _part(directory: Path, joint: Mapping[str, Any], name: str) -> dict[str, Any
     part = joint.get(name) or {}
     if not isinstance(part, dict):
         raise InvalidFileError(
-            str(directory / _JOINT_FILE), f"{name} is an object with the numbers of a processor, not {shown(part)}"
+            str(directory / _JOINT_FILE), f"{name} is an object with the numbers of a processor, not {short_repr(part)}"
         )
     return part
 

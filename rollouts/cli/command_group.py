@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 from typer.core import TyperGroup
 
 from renderers import RendererError
-from rollouts.cli.terminal import complain, show_everything
 from rollouts.errors import RolloutsError
+from rollouts.terminal.text import escape_unencodable_output, print_error
 from transport import TransportError
 
 FAILED: Final = 2
@@ -36,7 +36,7 @@ class CommandGroup(TyperGroup):
             _say("standard output is closed; send it to a file, or to /dev/null")
             sys.exit(FAILED)
         _name_output()
-        show_everything()
+        escape_unencodable_output()
         code: int | str | None
         try:
             super().main(*args, **options)
@@ -114,4 +114,4 @@ def _drop_output() -> None:
 
 def _say(words: str) -> None:
     with contextlib.suppress(OSError):  # nobody can be told that stderr cannot be written to
-        complain(words)
+        print_error(words)

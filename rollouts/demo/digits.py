@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from renderers import Message
-from rollouts.environment import StepResult
+from rollouts.episodes.environment import StepResult
 from rollouts.errors import MissingExtraError
 
 QUESTION = "Which digit?"
@@ -47,7 +47,7 @@ def load_digit_sets(held_out: float = 0.2) -> tuple[DigitSet, DigitSet]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingExtraError("DigitsEnvironment", "demo") from error
+        raise MissingExtraError("DigitsEnvironment", "demo", "scikit-learn") from error
     data = load_digits()
     ink = data.images / data.images.max()
     everything = DigitSet((255 - np.round(ink * 255)).astype(np.uint8), data.target.astype(np.int64))

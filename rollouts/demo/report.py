@@ -4,52 +4,57 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.table import Table
+from rich.console import Console
 
 from rollouts.demo.recipe import TARGETS
 from rollouts.demo.run import Results
+from rollouts.terminal.table import Column, print_table
 
 
-def results_table(results: Results) -> Table:
-    """One row a figure: what was measured, and what it must reach."""
-    table = Table(title=f"rollouts demo, seed {results.seed}", title_justify="left")
-    for column in ("", "before RL", "after RL", "must reach"):
-        table.add_column(column)
+def print_results(results: Results, console: Console) -> None:
+    """Print a table with a row for each figure: its value before and after RL, and its target."""
     lift = results.after.accuracy - results.before.accuracy
-    table.add_row(
-        "held-out first-try accuracy",
-        f"{results.before.accuracy:.3f}",
-        f"{results.after.accuracy:.3f} ({lift:+.3f})",
-        f">= {results.recipe.target_accuracy} and +{TARGETS.lift}",
-    )
-    table.add_row("held-out mean reward", f"{results.before.reward:.3f}", f"{results.after.reward:.3f}", "")
-    table.add_row(
-        "control: images blanked", "", f"{results.blank.accuracy:.3f}", f"{TARGETS.blank_low} to {TARGETS.blank_high}"
-    )
-    table.add_section()
-    table.add_row("max mismatch (nats)", "", f"{results.max_mismatch:.2e}", f"< {TARGETS.max_mismatch:.0e}, every step")
-    table.add_row("mean mismatch (nats)", "", f"{results.mean_mismatch:.2e}", "")
-    if stale := results.stale_mismatches:
-        table.add_row("max mismatch just before each update", "", f"{min(stale):.2e} to {max(stale):.2e}", "")
-    table.add_section()
-    table.add_row("episodes / turns", "", f"{results.episodes:,} / {results.turns:,}", "")
-    table.add_row("tokens / of them sampled", "", f"{results.tokens:,} / {results.sampled_tokens:,}", "")
-    table.add_row("images shown / distinct", "", f"{results.images:,} / {results.distinct_images:,}", "")
-    table.add_row("bridged turns / refused", "", f"{results.bridged:,} / {results.bridge_refused:,}", "")
+    stale = results.stale_mismatches
     ratio = results.naive_bytes / max(1, results.wire_bytes)
-    table.add_row(
-        "bytes over the wire / naive form",
-        "",
-        f"{_megabytes(results.wire_bytes)} / {_megabytes(results.naive_bytes)} ({ratio:.0f}x)",
-        "",
-    )
-    table.add_row("trajectory file", "", _megabytes(results.file_bytes), "")
-    table.add_section()
-    table.add_row("time", "", f"{results.seconds:.0f} s", "")
-    table.add_row(
-        "peak memory, both processes", "", f"{results.peak_memory_gb:.2f} GB", f"< {TARGETS.max_memory_gb} GB"
-    )
-    return table
+    empty = ["", "", "", ""]
+    rows = [
+        [
+            "held-out first-try accuracy",
+            f"{results.before.accuracy:.3f}",
+            f"{results.after.accuracy:.3f} ({lift:+.3f})",
+            f">= {results.recipe.target_accuracy} and +{TARGETS.lift}",
+        ],
+        ["held-out mean reward", f"{results.before.reward:.3f}", f"{results.after.reward:.3f}", ""],
+        [
+            "control: images blanked",
+            "",
+            f"{results.blank.accuracy:.3f}",
+            f"{TARGETS.blank_low} to {TARGETS.blank_high}",
+        ],
+        empty,
+        ["max mismatch (nats)", "", f"{results.max_mismatch:.2e}", f"< {TARGETS.max_mismatch:.0e}, every step"],
+        ["mean mismatch (nats)", "", f"{results.mean_mismatch:.2e}", ""],
+        *([["max mismatch just before each update", "", f"{min(stale):.2e} to {max(stale):.2e}", ""]] if stale else []),
+        empty,
+        ["episodes / turns", "", f"{results.episodes:,} / {results.turns:,}", ""],
+        ["tokens / of them sampled", "", f"{results.tokens:,} / {results.sampled_tokens:,}", ""],
+        ["images shown / distinct", "", f"{results.images:,} / {results.distinct_images:,}", ""],
+        ["bridged turns / refused", "", f"{results.bridged:,} / {results.bridge_refused:,}", ""],
+        [
+            "bytes over the wire / naive form",
+            "",
+            f"{_megabytes(results.wire_bytes)} / {_megabytes(results.naive_bytes)} ({ratio:.0f}x)",
+            "",
+        ],
+        ["trajectory file", "", _megabytes(results.file_bytes), ""],
+        empty,
+        ["time", "", f"{results.seconds:.0f} s", ""],
+        ["peak memory, both processes", "", f"{results.peak_memory_gb:.2f} GB", f"< {TARGETS.max_memory_gb} GB"],
+    ]
+    headings = ("before RL", "after RL", "must reach")
+    columns = [Column("figure", min_width=16), *(Column(heading, min_width=9) for heading in headings)]
+    console.print(f"rollouts demo, seed {results.seed}")
+    print_table(columns, rows, console)
 
 
 def plot_curves(results: Results, path: Path) -> None:

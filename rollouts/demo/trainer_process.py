@@ -18,16 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from rollouts.demo.errors import TrainerDiedError
 from rollouts.demo.recipe import Recipe
-from rollouts.errors import RolloutsError
 from transport import decode, encode, wire_type
 
 if TYPE_CHECKING:
     from rollouts.demo.messages import Learn, Learned, WarmStart
-
-
-class TrainerDiedError(RolloutsError):
-    """The training process ended or failed; its traceback is in the message."""
 
 
 @wire_type("rollouts.demo.Failed")

@@ -15,7 +15,7 @@ import torch
 from renderers import MediaItem
 from renderers.vision.normalise import normalised
 from rollouts.errors import SampleError, UnsupportedModelError
-from rollouts.models.placement import PlacedRows
+from rollouts.models.placed_rows import PlacedRows
 
 #: Modality -> the name under which the model takes its patches.
 PIXELS: Mapping[str, str] = {"image": "pixel_values", "video": "pixel_values_videos"}

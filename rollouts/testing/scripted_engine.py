@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, WeightSpan
-from rollouts.errors import EngineClosedError, EngineError
+from rollouts.errors import EngineClosedError
+from rollouts.testing.errors import ScriptError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,6 @@ class ScriptedAnswer:
 #: What a script may hold for one completion.
 Answer: TypeAlias = "str | Sequence[int] | np.ndarray | ScriptedAnswer | Completion | BaseException | GenerateResult"
 AnswerFunction: TypeAlias = "Callable[[GenerateRequest], Answer | Awaitable[Answer]]"
-
-
-class ScriptError(EngineError):
-    """A script has no answer for a request, or one that cannot be given."""
 
 
 class ScriptedEngine:
@@ -129,7 +126,7 @@ class ScriptedEngine:
             return [int(token) for token in given.said]
         if self._renderer is None:
             raise ScriptError(request.request_id, f"{given.said!r:.40} needs a tokenizer; pass renderer=, or token ids")
-        ids: list[int] = self._renderer.tokenizer.spell(given.said)
+        ids: list[int] = self._renderer.tokenizer.encode_scaffold(given.said)
         stops = self._stop_ids()
         cut_off = given.finish_reason not in (None, FinishReason.STOP)
         return ids if cut_off or (ids and ids[-1] in stops) else [*ids, stops[0]]

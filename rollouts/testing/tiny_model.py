@@ -92,7 +92,7 @@ def tiny_qwen3_vl(directory: str | Path, seed: int = 0, *, weights: bool = True)
     does not read, and needs nothing. Raises `MissingExtraError` before anything is written.
     """
     if weights and not (find_spec("torch") and find_spec("transformers")):
-        raise MissingExtraError("tiny_qwen3_vl with weights", "torch")
+        raise MissingExtraError("tiny_qwen3_vl with weights", "torch", "torch")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     token_ids = _write_tokenizer(directory)

@@ -5,7 +5,7 @@ from rollouts.errors import MissingExtraError
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError("rollouts.training", "torch") from error
+    raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
 from rollouts.training.batch import TrainingBatch, micro_batches
 from rollouts.training.logprobs import token_logprobs

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rollouts.models.placement import place_rows
+from rollouts.models.placed_rows import place_rows
 from rollouts.models.qwen3_vl import hidden_states, require_qwen3_vl, vision_features
 from rollouts.training.batch import OWN_FORWARD, TrainingBatch
 from rollouts.training.samples import TrainingSample

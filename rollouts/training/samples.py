@@ -9,10 +9,10 @@ import numpy as np
 
 from renderers import MediaItem, PlaceholderRange, RenderedTokens
 from renderers.media.item import Modality
+from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import SampleError
-from rollouts.models.placement import misplaced
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -46,8 +46,8 @@ class TrainingSample:
             raise SampleError(self.name, "a trained token has no finite log-probability")
         if not np.all(np.isfinite(self.advantages[self.loss_mask])):
             raise SampleError(self.name, "a trained token has no finite advantage")
-        if (words := misplaced(self.media, count)) is not None:
-            raise SampleError(self.name, words)
+        if (error := item_placement_error(self.media, count)) is not None:
+            raise SampleError(self.name, error)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -60,7 +60,7 @@ def sample_from_rendered(
     loss_mask = np.array(rendered.sampled_mask, dtype=bool)
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
-    media = rendered.multi_modal_data.placed() if rendered.multi_modal_data is not None else []
+    media = rendered.multi_modal_data.items_with_ranges() if rendered.multi_modal_data is not None else []
     for _, where in media:  # an image in an assistant's turn is not predicted
         loss_mask[where.offset : where.end] = False
     return TrainingSample(

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from renderers import MediaItem, MediaSource
+from renderers.bfloat16 import float32_to_bfloat16
 from renderers.errors import MediaError
 from renderers.media.item import ExpansionPiece, Modality, PackedArray, TensorField
 from renderers.media.pixel_scale import PixelScale
@@ -26,7 +27,7 @@ from renderers.vision.normalise import normalised
 from renderers.vision.patches import StillPatches
 from renderers.vision.processor import MediaProcessor
 from rollouts.bfloat16 import Bfloat16Array
-from rollouts.errors import PixelMismatchError, RolloutsError
+from rollouts.errors import PixelFormError, PixelMismatchError
 from rollouts.trajectory.token_node import MediaReference, TokenNode, processor_for
 from rollouts.trajectory.tree import Trajectory, Turn
 from transport import decode, encode, wire_type
@@ -38,14 +39,6 @@ uint8 and float32 are the sampler's pixels bit for bit, bfloat16 are the floats 
 """
 
 Processors = Mapping[Modality, MediaProcessor]
-
-
-class PixelFormError(RolloutsError):
-    """Media cannot be packed or used in the form asked for."""
-
-    def __init__(self, reason: str, cure: str) -> None:
-        self.reason = reason
-        super().__init__(f"{reason}. {cure}")
 
 
 @wire_type("rollouts.AbsentSource")
@@ -260,12 +253,4 @@ def _packed(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | StillPa
             return normalised(item, name)
         return Bfloat16Array(normalised(item, name, dtype="bfloat16"))
     array = item[name]
-    return Bfloat16Array(_rounded(array)) if form == "bfloat16" and array.dtype == np.float32 else array
-
-
-def _rounded(floats: np.ndarray) -> np.ndarray:
-    """float32 -> the bits of the nearest bfloat16, ties to even; NaN stays NaN."""
-    bits = np.ascontiguousarray(floats).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    rounded[np.isnan(floats)] = 0x7FC0
-    return rounded
+    return Bfloat16Array(float32_to_bfloat16(array)) if form == "bfloat16" and array.dtype == np.float32 else array

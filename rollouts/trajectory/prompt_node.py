@@ -8,22 +8,17 @@ from typing import Any, cast
 import numpy as np
 
 from renderers import Message, RenderedTokens
+from renderers.placement import item_placement_error
 from rollouts.errors import InvalidTurnError
+from rollouts.trajectory.plain_copy import copied_mapping, plain_copy
 from rollouts.trajectory.token_node import MediaReference, TokenNode, frozen, within
-from rollouts.user_code.plain_copy import copied_mapping, plain_copy
 
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:
     """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or over each other."""
-    placed = prompt.multi_modal_data.placed() if prompt.multi_modal_data is not None else []
-    taken = 0
-    for item, where in placed:
-        if where.length < 1 or where.offset < taken or where.end > len(prompt):
-            raise InvalidTurnError(
-                f"{item.modality} {item.mm_hash} at {where.offset}+{where.length} has no tokens of its own among the "
-                f"prompt's {len(prompt)}; pass the prompt as it was rendered, with its media"
-            )
-        taken = where.end
+    placed = prompt.multi_modal_data.items_with_ranges() if prompt.multi_modal_data is not None else []
+    if (error := item_placement_error(placed, len(prompt))) is not None:
+        raise InvalidTurnError(f"{error}; pass the prompt as it was rendered, with its media")
     return [MediaReference(item.modality, item.mm_hash, item.source, where) for item, where in placed]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rollouts.engines.protocol import Completion
-from rollouts.error_texts import shortened
+from rollouts.error_texts import short_repr
 from rollouts.errors import InvalidTurnError
 
 ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
@@ -37,7 +37,7 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
     end = prompt_tokens + len(completion.token_ids)
     if (experts := completion.routed_experts) is not None:
         if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
-            raise InvalidTurnError(f"routed experts are {shortened(experts)}, not an array of integers")
+            raise InvalidTurnError(f"routed experts are {short_repr(experts)}, not an array of integers")
         if experts.ndim != 3 or len(experts) != end - 1:
             raise InvalidTurnError(
                 f"routed experts of shape {experts.shape} for {end} tokens of prompt and completion; there is one row "
@@ -47,7 +47,7 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
         sampled[ROUTED_EXPERTS] = _predicting(experts, prompt_tokens, end)
     if (masks := completion.sampling_masks) is not None:
         if not isinstance(masks, list | tuple) or not all(map(_is_row_of_ids, masks)):
-            raise InvalidTurnError(f"sampling masks are {shortened(masks)}, not one array of token ids a token")
+            raise InvalidTurnError(f"sampling masks are {short_repr(masks)}, not one array of token ids a token")
         if len(masks) != len(completion.token_ids):
             raise InvalidTurnError(f"{len(masks)} sampling masks for {len(completion.token_ids)} sampled tokens")
         sampled[SAMPLING_MASK] = _padded(masks)

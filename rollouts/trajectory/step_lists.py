@@ -13,7 +13,7 @@ from renderers import MediaItem, MediaSource, Message, MultiModalData, Placehold
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.errors import InvalidTurnError, TrajectoryError
+from rollouts.errors import InvalidStepError, InvalidTurnError, TrajectoryError
 from rollouts.trajectory.pixel_forms import PackedItem, Processors
 from rollouts.trajectory.token_node import processor_for, token_array
 from rollouts.trajectory.tree import Trajectory
@@ -27,16 +27,6 @@ _FINISH_REASONS = {
 }
 # The log of a probability is at most 0; an engine that computes in half precision rounds that much above.
 _LOGPROB_ROUNDING = 1e-2
-
-
-class InvalidStepError(TrajectoryError):
-    """A step cannot become a turn. `step` is its place in the list, `field` where in it the trouble is."""
-
-    def __init__(self, step: int, field: str, reason: str) -> None:
-        self.step = step
-        self.field = field
-        self.reason = reason
-        super().__init__(f"steps[{step}]{'.' * bool(field)}{field}: {reason}")
 
 
 def trajectory_from_steps(

@@ -11,18 +11,10 @@ import numpy.typing as npt
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.completion_checks import logprob_problem
-from rollouts.engines.protocol import Completion, WeightSpan, ending_problem
-from rollouts.errors import InvalidTurnError, PixelMismatchError, RolloutsError
+from rollouts.engines.completion_checks import logprobs_error
+from rollouts.engines.protocol import Completion, WeightSpan, ending_error
+from rollouts.errors import InvalidTurnError, MissingProcessorError, PixelMismatchError
 from transport import wire_type
-
-
-class MissingProcessorError(RolloutsError):
-    """Pixels are to be made of a source and nothing here makes them of its modality."""
-
-    def __init__(self, modality: str) -> None:
-        self.modality = modality
-        super().__init__(f"there is no processor for {modality}s. Pass processors=renderer.processors.")
 
 
 @wire_type("rollouts.MediaReference")
@@ -86,7 +78,7 @@ def completion_node(parent: int, completion: Completion, extras: Mapping[str, np
     """The node of what was sampled. Raises `InvalidTurnError`."""
     ids = token_array(completion.token_ids, "completion")
     logprobs = np.asarray(completion.logprobs)
-    words = logprob_problem(logprobs, len(ids)) or ending_problem(completion)
+    words = logprobs_error(logprobs, len(ids)) or ending_error(completion)
     if words is not None:
         raise InvalidTurnError(f"completion: {words}; have the engine return one valid log-probability for each token")
     return TokenNode(

@@ -20,42 +20,22 @@ from renderers import Message, MultiModalData, RenderedTokens
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.error_texts import is_unicode, shortened
-from rollouts.errors import InvalidTurnError, TrajectoryError, TrajectoryFinishedError
+from rollouts.error_texts import is_unicode, short_repr
+from rollouts.errors import (
+    BrokenPathError,
+    InvalidTurnError,
+    MissingColumnError,
+    TrajectoryError,
+    TrajectoryFinishedError,
+)
+from rollouts.numbers import finite_number
+from rollouts.trajectory.plain_copy import copied_mapping
 from rollouts.trajectory.prompt_node import media_of, prompt_node
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.reported_extras import reported_extras
 from rollouts.trajectory.token_node import MediaReference, TokenNode, completion_node, same_media, token_array
-from rollouts.user_code.numbers import finite_number
-from rollouts.user_code.plain_copy import copied_mapping
 from transport import EncodeError, wire_type
 from transport.wire.codec import check_encodable, is_plain
-
-
-class BrokenPathError(TrajectoryError):
-    """There is no way from a node to a root: the node is not there, or its `parent` does not come before it."""
-
-    def __init__(self, episode_id: str, node: int, parent: object, count: int) -> None:
-        self.episode_id = episode_id
-        self.node = node
-        what = "is not there" if parent is None else f"follows {parent!r:.40}, which does not come before it"
-        super().__init__(
-            f"episode {episode_id}: node {node} of {count} {what}. Pass one of leaves(); if the episode came from "
-            "elsewhere, `rollouts traj verify` says what else is wrong with its file"
-        )
-
-
-class MissingExtraError(TrajectoryError):
-    """A node on the way to a leaf has no extra of that name, or none with rows like those of the root."""
-
-    def __init__(self, episode_id: str, node: int, name: str, root: np.ndarray | None) -> None:
-        self.episode_id = episode_id
-        self.node = node
-        like = "" if root is None else f" with rows of {root.dtype} {root.shape[1:]}, which the root has"
-        super().__init__(
-            f"episode {episode_id}: node {node} has no extra {name!r}{like}. Have the engine report it in every turn, "
-            "or take those of single nodes from nodes[i].extras"
-        )
 
 
 @wire_type("rollouts.Turn")
@@ -181,7 +161,7 @@ class Trajectory:
         last = len(turns) - 1
         number = finite_number(reward)
         if number is None:
-            raise InvalidTurnError(f"turn {last} was paid {shortened(reward)}; a reward is a finite number")
+            raise InvalidTurnError(f"turn {last} was paid {short_repr(reward)}; a reward is a finite number")
         what = f"the info of turn {last}"
         kept = _copied(info, what)
         _check_stored(kept, what)
@@ -237,13 +217,14 @@ class Trajectory:
     def extra(self, leaf: int, name: str) -> np.ndarray:
         """One extra, root to `leaf`, concatenated: one row a token.
 
-        Raises `MissingExtraError` where a node lacks it, or has rows of another shape or dtype than the root.
+        Raises `MissingColumnError` where a node lacks it, or has rows of another shape or dtype than the root.
         """
         rows: list[np.ndarray] = []
         for index in self.path(leaf):
             found = self.nodes[index].extras.get(name)
             if found is None or (rows and (found.shape[1:], found.dtype) != (rows[0].shape[1:], rows[0].dtype)):
-                raise MissingExtraError(self.episode_id, index, name, rows[0] if rows else None)
+                root_rows = f"{rows[0].dtype} {rows[0].shape[1:]}" if rows else ""
+                raise MissingColumnError(self.episode_id, index, name, root_rows)
             rows.append(found)
         return np.concatenate(rows)
 

@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 from vllm_server import VLLMServer
 
 from renderers import load_renderer
-from rollouts.cli.doctor.commands import doctor
+from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.finding import Outcome, ok
-from rollouts.cli.doctor.image_checks import image_pixels, images_of_server
-from rollouts.cli.doctor.reference_check import mismatch
-from rollouts.cli.doctor.target import Patient, fresh_image
+from rollouts.cli.doctor.image_generation_checks import image_pixels
+from rollouts.cli.doctor.image_rendering_checks import image_rendering
+from rollouts.cli.doctor.mismatch_check import mismatch
+from rollouts.cli.doctor.target import Target, fresh_image
 from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
 from rollouts.engines.vllm.http.connection import ServerConnection
 
@@ -30,7 +30,7 @@ EVERY_GENERATING = pytest.mark.parametrize(
 )
 
 
-def examined(server: VLLMServer, *options: str, directory: Path | None = None, **more) -> Result:
+def run_doctor(server: VLLMServer, *options: str, directory: Path | None = None, **more) -> Result:
     app = typer.Typer()
     app.command()(doctor)
     return CliRunner().invoke(
@@ -44,7 +44,7 @@ def findings(result: Result) -> dict[str, dict]:
 
 @EVERY_GENERATING
 def test_a_sound_server_passes_every_check_and_is_left_as_it_was(vllm_server):
-    result = examined(vllm_server, "--control")
+    result = run_doctor(vllm_server, "--control")
     found = findings(result)
     assert {check: one["seen"] for check, one in found.items() if one["outcome"] != "ok"} == {}
     assert result.exit_code == 0
@@ -58,32 +58,32 @@ def test_a_sound_server_passes_every_check_and_is_left_as_it_was(vllm_server):
 
 async def test_no_cache_is_cleared_by_it(vllm_server):
     renderer = load_renderer(vllm_server.model_dir)
-    async with _patient(vllm_server) as patient:
+    async with _target(vllm_server) as target:
         shown = renderer.render(
             [{"role": "user", "content": [{"type": "image", "image": fresh_image()}]}], add_generation_prompt=True
         )
-        await patient.sample(shown)
-        result = await asyncio.to_thread(examined, vllm_server, "--control")
+        await target.sample(shown)
+        result = await asyncio.to_thread(run_doctor, vllm_server, "--control")
         assert result.exit_code == 0
-        request = patient.request(shown)
-        assert (await patient.post_by_name(request, patient.image_form(request))).status == 200
+        request = target.request(shown)
+        assert (await target.post_by_name(request, target.image_form(request))).status == 200
 
 
 async def test_pixels_normalised_twice_are_found_although_the_server_answers_200(vllm_server):
     """The trap: floats to a server that normalises on its device."""
-    async with _patient(vllm_server) as patient:
-        wrong = replace(patient.capabilities, pixel_dtype="float32")
+    async with _target(vllm_server) as target:
+        wrong = replace(target.capabilities, pixel_dtype="float32")
 
         class DeceivedEngine(VLLMEngine):
             async def capabilities(self) -> ServerCapabilities:
                 return wrong
 
         engine = DeceivedEngine(vllm_server.base_url)
-        trapped = replace(patient, engine=engine, capabilities=wrong)
+        trapped = replace(target, engine=engine, capabilities=wrong)
         try:
             assert (await image_pixels(trapped)).outcome is Outcome.FAILED
-            trapped.known["text tokens"] = trapped.known["image request"] = ok("", "")
-            features = {one.check: one for one in await images_of_server(trapped)}
+            trapped.findings["text tokens"] = trapped.findings["image request"] = ok("", "")
+            features = {one.check: one for one in await image_rendering(trapped)}
             assert "float32 with us and uint8 with the server" in features["image features"].seen
             scored = {one.check: one for one in await mismatch(trapped, max_gigabytes=1)}
             assert scored["mismatch, text"].outcome is Outcome.OK
@@ -104,7 +104,7 @@ def test_a_directory_with_other_weights_template_or_processor_is_found(vllm_serv
     settings = json.loads((other / "preprocessor_config.json").read_text())
     settings["size"]["shortest_edge"] = 512 * 512
     (other / "preprocessor_config.json").write_text(json.dumps(settings))
-    result = examined(vllm_server, directory=other)
+    result = run_doctor(vllm_server, directory=other)
     found = findings(result)
     assert result.exit_code == 1
     assert {check for check, one in found.items() if one["outcome"] == "failed"} == {
@@ -127,7 +127,7 @@ def test_a_wrong_image_mean_is_found_wherever_the_server_normalises(vllm_server,
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
     (other / "preprocessor_config.json").write_text(json.dumps(settings | clip))
-    found = findings(examined(vllm_server, directory=other))
+    found = findings(run_doctor(vllm_server, directory=other))
     assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["image normalisation"]
     assert "image_mean [0.5, 0.5, 0.5]" in found["image normalisation"]["seen"]
     assert "preprocessor_config.json" in found["image normalisation"]["cure"]
@@ -135,7 +135,7 @@ def test_a_wrong_image_mean_is_found_wherever_the_server_normalises(vllm_server,
 
 @pytest.mark.parametrize("vllm_server", ["internvl3", "idefics3"], indirect=True)
 def test_models_that_are_served_as_files_pass_every_check(vllm_server):
-    result = examined(vllm_server, "--control")
+    result = run_doctor(vllm_server, "--control")
     found = findings(result)
     assert {check: one for check, one in found.items() if one["outcome"] == "failed"} == {}
     assert [check for check, one in found.items() if one["outcome"] != "ok"] == ["image features"]
@@ -145,7 +145,7 @@ def test_models_that_are_served_as_files_pass_every_check(vllm_server):
 
 @pytest.mark.parametrize("vllm_server", ["short"], indirect=True)
 def test_a_limit_that_no_image_fits_into_is_named_and_nothing_is_blamed_on_it(vllm_server):
-    found = findings(examined(vllm_server))
+    found = findings(run_doctor(vllm_server))
     assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["served model"]
     assert "--max-model-len 4096" in found["served model"]["cure"]
     assert found["image request"]["outcome"] == "skipped"
@@ -155,7 +155,7 @@ def test_a_limit_that_no_image_fits_into_is_named_and_nothing_is_blamed_on_it(vl
 
 @pytest.mark.parametrize("vllm_server", ["raw-logits"], indirect=True)
 def test_logits_in_place_of_log_probabilities_are_found_and_a_limit_of_one_image_is_told(vllm_server):
-    found = findings(examined(vllm_server))
+    found = findings(run_doctor(vllm_server))
     failed = {check: one["cure"] for check, one in found.items() if one["outcome"] == "failed"}
     assert failed.keys() <= {"text request", "log-probabilities"}
     assert all("--logprobs-mode raw_logprobs" in cure for cure in failed.values())
@@ -166,7 +166,7 @@ def test_logits_in_place_of_log_probabilities_are_found_and_a_limit_of_one_image
 
 @pytest.mark.parametrize("vllm_server", ["without-images"], indirect=True)
 def test_processed_log_probabilities_are_found_and_that_images_are_refused_is_told(vllm_server):
-    found = findings(examined(vllm_server))
+    found = findings(run_doctor(vllm_server))
     assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["log-probabilities"]
     assert "--logprobs-mode raw_logprobs" in found["log-probabilities"]["cure"]
     assert found["pixel dtype"]["outcome"] == "absent"
@@ -176,7 +176,7 @@ def test_processed_log_probabilities_are_found_and_that_images_are_refused_is_to
 @pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
 def test_a_closed_server_is_told_what_to_open_and_its_key_is_never_shown(vllm_server):
     key = vllm_server.api_key
-    result = examined(vllm_server, "--api-key-env", "THE_KEY", env={"THE_KEY": key})
+    result = run_doctor(vllm_server, "--api-key-env", "THE_KEY", env={"THE_KEY": key})
     found = findings(result)
     assert result.exit_code == 1
     assert found["token endpoint"]["outcome"] == "failed"
@@ -186,11 +186,11 @@ def test_a_closed_server_is_told_what_to_open_and_its_key_is_never_shown(vllm_se
     assert {check for check, one in found.items() if one["outcome"] == "failed"} == {"token endpoint"}
     assert not any("takes no images" in one["seen"] for one in found.values())
     assert key not in result.output
-    wrong = examined(vllm_server, "--api-key-env", "THE_KEY", env={"THE_KEY": "wrong-key-5"})
+    wrong = run_doctor(vllm_server, "--api-key-env", "THE_KEY", env={"THE_KEY": "wrong-key-5"})
     assert wrong.exit_code == 2
     assert "wrong-key-5" not in wrong.output
     assert "THE_KEY" in wrong.output
-    assert "--api-key-env" in examined(vllm_server).output
+    assert "--api-key-env" in run_doctor(vllm_server).output
 
 
 def test_nobody_there_is_2_and_takes_no_minutes(vllm_server, tmp_path):
@@ -202,12 +202,12 @@ def test_nobody_there_is_2_and_takes_no_minutes(vllm_server, tmp_path):
 
 
 @asynccontextmanager
-async def _patient(server: VLLMServer) -> AsyncIterator[Patient]:
+async def _target(server: VLLMServer) -> AsyncIterator[Target]:
     engine = VLLMEngine(server.base_url)
     server_side = VLLMEngine(server.base_url, media="content_parts")
     connection = ServerConnection(server.base_url)
     try:
-        yield Patient(
+        yield Target(
             engine=engine,
             server_side=server_side,
             control=engine.control,
@@ -226,4 +226,4 @@ async def _patient(server: VLLMServer) -> AsyncIterator[Patient]:
 
 def test_the_server_still_answers_others(vllm_server):
     body = {"model": vllm_server.model_name, "prompt": "a", "max_tokens": 2}
-    assert httpx.post(f"{vllm_server.base_url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert vllm_server.http.post("/v1/completions", json=body).status_code == 200

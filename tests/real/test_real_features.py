@@ -8,15 +8,14 @@ import json
 import os
 import subprocess
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
 from renderers import MediaItem, MediaSource, load_renderer
 from renderers.media.item import TensorField
-from rollouts.engines.vllm.wire.features import encode_item, features_segments
-from rollouts.engines.vllm.wire.kwargs_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.wire.feature_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.wire.feature_encoding import encode_features, encode_item
 from rollouts.errors import MalformedResultError
 
 PIXEL_DTYPE = {
@@ -50,7 +49,7 @@ def rendered_by(server, shown):
     """The ids and features that the server itself makes of a message with images."""
     parts = [{"type": "image_url", "image_url": {"url": data_url(pixels)}} for pixels in shown]
     body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]}
-    answer = httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60)
+    answer = server.http.post("/v1/chat/completions/render", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -75,7 +74,7 @@ def assert_same_bytes(ours, theirs):
 def assert_same_features(server, shown):
     theirs, ours = rendered_by(server, shown), rendered_by_us(server, shown)
     assert ours.token_ids == theirs["token_ids"]
-    segments = features_segments(ours.multi_modal_data, pixel_dtype=PIXEL_DTYPE[server.mode])
+    segments = encode_features(ours.multi_modal_data, pixel_dtype=PIXEL_DTYPE[server.mode])
     made = json.loads(b"".join(segments))
     assert made["mm_placeholders"] == theirs["features"]["mm_placeholders"]
     assert len(made["kwargs_data"]["image"]) == len(shown)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from dataclasses import replace
 
-import httpx
 import numpy as np
 import pytest
 
@@ -28,19 +28,19 @@ def shown(vllm_server):
 
 
 def with_range(request, *, offset=0, length=0):
-    ((item, where),) = request.multi_modal_data.placed()
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
     moved = replace(where, offset=where.offset + offset, length=where.length + length)
     return replace(request, multi_modal_data=MultiModalData.from_items([(item, moved)]))
 
 
 def with_item(request, edit):
-    ((item, where),) = request.multi_modal_data.placed()
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
     changed: MediaItem = replace(item, tensors=edit(dict(item)), mm_hash=f"{item.mm_hash}-{next(_made)}")
     return replace(request, multi_modal_data=MultiModalData.from_items([(changed, where)]))
 
 
 def with_extra_pad(request):
-    ((_, where),) = request.multi_modal_data.placed()
+    ((_, where),) = request.multi_modal_data.items_with_ranges()
     ids = list(request.prompt_ids)
     ids.insert(where.end, ids[where.offset])
     return with_range(replace(request, prompt_ids=ids), length=1)
@@ -69,10 +69,10 @@ SILENTLY_WRONG = {
 
 @pytest.mark.parametrize("name", [*KILLING, *SILENTLY_WRONG])
 async def test_what_kills_or_misleads_a_server_is_refused_and_it_is_alive_afterwards(vllm_server, shown, name):
-    async with VLLMEngine(vllm_server.base_url, media="features") as engine, httpx.AsyncClient() as other:
+    async with VLLMEngine(vllm_server.base_url, media="features") as engine:
         wrong = (KILLING | SILENTLY_WRONG)[name](shown)
         with pytest.raises((InvalidRequestError, CapabilityError)):
             await engine.generate(wrong)
-        assert (await other.get(f"{vllm_server.base_url}/health")).status_code == 200
+        assert await asyncio.to_thread(vllm_server.is_healthy)
         result = await engine.generate(shown)  # the sound one is answered
         assert len(result.completions[0].token_ids) > 0

@@ -7,7 +7,6 @@ import base64
 import io
 import json
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,10 +15,11 @@ from vllm_server import VLLMServer
 from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
-from rollouts.engines.vllm.wire.features import PixelDtype, features_segments
-from rollouts.engines.vllm.wire.kwargs_decoding import encoded_entries
+from rollouts.engines.vllm.wire.feature_decoding import encoded_entries
+from rollouts.engines.vllm.wire.feature_encoding import PixelDtype, encode_features
 from rollouts.errors import CapabilityError
 
 EVERYWHERE = pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def image(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
 def asked(server: VLLMServer, messages: list[dict], **options) -> dict:
     """What the server itself answers, by another client."""
     body = {"model": server.model_name, "messages": messages, **options}
-    return httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60).raise_for_status().json()
+    return server.http.post("/v1/chat/completions/render", json=body).raise_for_status().json()
 
 
 def as_url(pixels: np.ndarray) -> str:
@@ -83,7 +83,11 @@ async def test_ids_and_ranges_are_those_of_our_own_renderer(vllm_server, ours, c
             assert rendered.token_ids == expected.token_ids
             assert rendered.logical_ids == expected.logical_ids
             assert rendered.placeholder_token_ids["image"] == expected.placeholder_token_ids["image"]
-            pairs = zip(rendered.multi_modal_data.placed(), expected.multi_modal_data.placed(), strict=True)
+            pairs = zip(
+                rendered.multi_modal_data.items_with_ranges(),
+                expected.multi_modal_data.items_with_ranges(),
+                strict=True,
+            )
             for (item, where), (own, own_where) in pairs:
                 assert where == own_where
                 assert item.source == own.source
@@ -99,7 +103,7 @@ async def test_items_pass_through_our_encoder_byte_for_byte_as_the_server_made_t
     async with ServerRenderer.connect(vllm_server.base_url) as renderer:
         rendered = await renderer.render(shown)
     pixel_dtype = PIXELS[vllm_server.mode]
-    made = json.loads(b"".join(features_segments(rendered.multi_modal_data, pixel_dtype=pixel_dtype)))
+    made = json.loads(b"".join(encode_features(rendered.multi_modal_data, pixel_dtype=pixel_dtype)))
     assert [encoded_entries(one) for one in made["kwargs_data"]["image"]] == [encoded_entries(one) for one in theirs]
     assert pixel_dtype.encode() in encoded_entries(theirs[0])["pixel_values"][:40]
 
@@ -112,7 +116,7 @@ async def test_chunks_around_images_make_the_prompt_that_the_template_makes(vllm
     position = 0
     contents = [message["content"] for message in conversation if isinstance(message["content"], list)]
     shown = [part["image"] for content in contents for part in content if part["type"] == "image"]
-    for (item, where), pixels in zip(expected.multi_modal_data.placed(), shown, strict=True):
+    for (item, where), pixels in zip(expected.multi_modal_data.items_with_ranges(), shown, strict=True):
         chunks += [TokenChunk(expected.token_ids[position : where.offset]), ImageChunk(pixels, item.num_tokens)]
         position = where.end
     chunks.append(TokenChunk(expected.token_ids[position:]))
@@ -160,7 +164,7 @@ async def test_many_conversations_at_once_and_from_threads(vllm_server, ours):
     ]
     expected = [ours.render(each).token_ids for each in conversations]
     renderer = ServerRenderer.connect(vllm_server.base_url)
-    with renderer.sync as blocking:
+    with BlockingServerRenderer(renderer) as blocking:
         inside = await asyncio.gather(*(renderer.render(each) for each in conversations))
         beside = await asyncio.gather(*(asyncio.to_thread(blocking.render, each) for each in conversations))
     assert [rendered.token_ids for rendered in inside] == expected

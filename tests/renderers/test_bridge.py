@@ -59,7 +59,9 @@ def sampled_turn(renderer: TemplateRenderer, history: list[Any], assistant: Any)
 def check_media(result: RenderedTokens, expected: RenderedTokens) -> None:
     assert result.multi_modal_data is not None
     assert expected.multi_modal_data is not None
-    for one, other in zip(result.multi_modal_data.placed(), expected.multi_modal_data.placed(), strict=True):
+    for one, other in zip(
+        result.multi_modal_data.items_with_ranges(), expected.multi_modal_data.items_with_ranges(), strict=True
+    ):
         assert one[0].mm_hash == other[0].mm_hash
         assert one[1] == other[1]
     assert result.multi_modal_data.mm_hashes == expected.multi_modal_data.mm_hashes
@@ -294,7 +296,7 @@ def completion(renderer: TemplateRenderer) -> list[int]:
 
 
 def test_no_new_messages_are_refused(renderer: TemplateRenderer, prompt: list[int], completion: list[int]) -> None:
-    assert refusal(renderer, prompt, completion, []) is BridgeRefusal.NOTHING_NEW
+    assert refusal(renderer, prompt, completion, []) is BridgeRefusal.NO_NEW_MESSAGES
 
 
 def test_an_assistant_among_the_new_messages_is_refused(
@@ -473,7 +475,7 @@ def test_image_tokens_without_their_media_are_refused(renderer: TemplateRenderer
 def test_media_whose_range_covers_other_tokens_is_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
     seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
     assert seen.multi_modal_data is not None
-    ((item, where),) = seen.multi_modal_data.placed()
+    ((item, where),) = seen.multi_modal_data.items_with_ranges()
     for wrong in (where.shifted(1), where.shifted(-1), where.shifted(10**6)):
         media = MultiModalData.from_items([(item, wrong)])
         reason = refusal(renderer, seen.token_ids, completion, REPLY, previous_multi_modal_data=media)

@@ -102,7 +102,7 @@ def test_a_template_that_rewrites_every_history_says_so(new: list[Any]) -> None:
     source = "{% for m in messages %}{{ '[NEW]' if loop.last else '[OLD]' }}{{ m.content }}[DONE]{% endfor %}"
     renderer = load_renderer(graft("rewriting", source), chat_template=source)
     prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
-    completion = renderer.tokenizer.spell("[NEW]b[DONE]")
+    completion = renderer.tokenizer.encode_scaffold("[NEW]b[DONE]")
     for previous in (None, [user("a")]):
         outcome = renderer.try_bridge(prompt, completion, new, previous_messages=previous)
         assert outcome is BridgeRefusal.REWRITES_HISTORY
@@ -114,7 +114,7 @@ CALLING = [user("Weather?"), says("", None, [call("run", {})]), answer("22 °C")
 def test_tools_that_move_to_the_last_question_are_a_fork_there_and_stay_while_tools_answer() -> None:
     renderer = loaded(MISTRAL_V3)
     prompt, _ = sampled(renderer, CALLING, 1, tools=TOOLS)
-    completion = renderer.tokenizer.spell("[TOOL_CALLS]run{}</s>")
+    completion = renderer.tokenizer.encode_scaffold("[TOOL_CALLS]run{}</s>")
     for previous in (None, *histories(CALLING, 1)):
         outcome = renderer.try_bridge(prompt, completion, CALLING[2:3], tools=TOOLS, previous_messages=previous)
         assert isinstance(outcome, RenderedTokens)
@@ -162,7 +162,7 @@ def test_a_bridge_is_the_full_render_and_is_refused_only_where_the_render_differ
 
 def test_as_sampled_goes_on_from_the_tokens_that_the_policy_saw_and_is_counted() -> None:
     renderer = loaded(PIXTRAL, "as_sampled")
-    kept = renderer.bridge_stats.kept[BridgeRefusal.REWRITES_HISTORY]
+    kept = renderer.bridge_stats.overridden[BridgeRefusal.REWRITES_HISTORY]
     prompt, completion = sampled(renderer, WITH_SYSTEM, 2)
     outcome = renderer.try_bridge(prompt, completion, WITH_SYSTEM[3:], previous_messages=WITH_SYSTEM[:2])
     assert isinstance(outcome, RenderedTokens)
@@ -172,7 +172,7 @@ def test_as_sampled_goes_on_from_the_tokens_that_the_policy_saw_and_is_counted()
     # What follows is what the template prints there; the full render would have taken the message away from the first.
     full = renderer.tokenizer.decode(renderer.render(WITH_SYSTEM, add_generation_prompt=True).token_ids)
     assert full == "<s>[INST]a[/INST]b</s>[INST]Be brief.\n\nc[/INST]"
-    assert renderer.bridge_stats.kept[BridgeRefusal.REWRITES_HISTORY] == kept + 1
+    assert renderer.bridge_stats.overridden[BridgeRefusal.REWRITES_HISTORY] == kept + 1
 
 
 def test_as_sampled_counts_nothing_where_the_history_stays() -> None:
@@ -182,7 +182,7 @@ def test_as_sampled_counts_nothing_where_the_history_stays() -> None:
     assert isinstance(outcome, RenderedTokens)
     assert outcome.token_ids == renderer.render(WITHOUT, add_generation_prompt=True).token_ids
     assert renderer.bridge_stats.bridged == 1
-    assert not renderer.bridge_stats.kept
+    assert not renderer.bridge_stats.overridden
 
 
 def test_as_sampled_goes_on_over_many_turns() -> None:
@@ -191,7 +191,7 @@ def test_as_sampled_goes_on_over_many_turns() -> None:
     ids = renderer.render(messages, add_generation_prompt=True).token_ids
     seen = renderer.tokenizer.decode(ids)
     for turn in range(4):
-        completion = renderer.tokenizer.spell(f"a{turn}</s>")
+        completion = renderer.tokenizer.encode_scaffold(f"a{turn}</s>")
         reply = renderer.parse_response(completion, prompt_ids=ids).to_message()
         new = [user(f"q{turn + 1}")]
         bridged = renderer.bridge_to_next_turn(ids, completion, new, previous_messages=messages)
@@ -222,7 +222,7 @@ def test_reasoning_is_kept_by_its_own_option_and_counted_by_its_own_reason() -> 
     def bridge(**options: Any) -> tuple[Any, Any]:
         renderer = load_renderer(graft("thinking", THINKING), config=RendererConfig(**options))
         prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
-        completion = renderer.tokenizer.spell("<think>\nwhy\n</think>\n\nb<|im_end|>")
+        completion = renderer.tokenizer.encode_scaffold("<think>\nwhy\n</think>\n\nb<|im_end|>")
         return renderer.try_bridge(
             prompt, completion, [user("c")], previous_messages=[user("a")]
         ), renderer.bridge_stats
@@ -231,7 +231,7 @@ def test_reasoning_is_kept_by_its_own_option_and_counted_by_its_own_reason() -> 
     assert refused is BridgeRefusal.DROPS_REASONING
     outcome, stats = bridge(thinking_retention="all")
     assert isinstance(outcome, RenderedTokens)
-    assert dict(stats.kept) == {BridgeRefusal.DROPS_REASONING: 1}
+    assert dict(stats.overridden) == {BridgeRefusal.DROPS_REASONING: 1}
 
 
 def test_a_policy_that_is_none_is_refused() -> None:

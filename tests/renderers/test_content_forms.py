@@ -383,7 +383,7 @@ def test_a_parsed_turn_goes_back_into_history_and_is_bridged(template: str) -> N
     messages = [system("S"), user("Hi")]
     prompt = renderer.render(messages, add_generation_prompt=True).token_ids
     stop = renderer.get_stop_token_ids()[0]
-    completion = [*renderer.tokenizer.spell(" Hello!"), stop]
+    completion = [*renderer.tokenizer.encode_scaffold(" Hello!"), stop]
     turn = renderer.parse_response(completion, prompt_ids=prompt).to_message()
     assert turn["content"].strip() == "Hello!"
     conversation = [*messages, turn, user("And?")]
@@ -453,7 +453,7 @@ def test_images_are_placed_as_by_the_models_own_processor_beside_strings(name: s
     assert rendered.token_ids == expected
     assert rendered.multi_modal_data is not None
     marks = rendered.message_indices
-    places = [where for _, where in rendered.multi_modal_data.placed()]
+    places = [where for _, where in rendered.multi_modal_data.items_with_ranges()]
     assert [marks[where.offset] for where in places] == [0, 4]
 
 

@@ -172,7 +172,7 @@ def test_harmony_keeps_the_return_token_that_was_sampled_and_writes_end_in_histo
     ids = renderer.tokenizer.require_control_id
     conversation = [corpus.user("a"), corpus.says("b"), corpus.user("c")]
     prompt = renderer.render(conversation[:1], add_generation_prompt=True).token_ids
-    completion = renderer.tokenizer.spell("<|channel|>final<|message|>b<|return|>")
+    completion = renderer.tokenizer.encode_scaffold("<|channel|>final<|message|>b<|return|>")
     outcome = renderer.try_bridge(prompt, completion, conversation[2:])
     full = renderer.render(conversation, add_generation_prompt=True).token_ids
     assert isinstance(outcome, RenderedTokens)
@@ -187,9 +187,9 @@ def test_harmony_keeps_the_return_token_that_was_sampled_and_writes_end_in_histo
 def test_user_and_tool_messages_are_appended_in_the_context_that_each_needs() -> None:
     renderer = loaded("trl/gemma4")
     prompt = renderer.render([corpus.user("a")], tools=corpus.TOOLS, add_generation_prompt=True).token_ids
-    call = renderer.tokenizer.spell("<|tool_call>call:run{}<tool_call|><|tool_response>")
+    call = renderer.tokenizer.encode_scaffold("<|tool_call>call:run{}<tool_call|><|tool_response>")
     answered = renderer.try_bridge(prompt, call, [corpus.answer("22")], tools=corpus.TOOLS)
-    words = renderer.tokenizer.spell("b<turn|>")
+    words = renderer.tokenizer.encode_scaffold("b<turn|>")
     asked = renderer.try_bridge(prompt, words, [corpus.user("c")], tools=corpus.TOOLS)
     assert isinstance(answered, RenderedTokens)
     assert isinstance(asked, RenderedTokens)

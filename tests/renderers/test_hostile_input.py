@@ -23,9 +23,9 @@ from renderers import (
     TemplateRenderer,
     load_renderer,
 )
+from renderers.cache_key import cache_key
 from renderers.errors import ConfigError, InvalidFileError, LoadError, MessageError, TemplateError, TemplateSyntaxError
 from renderers.template.chat_template import ChatTemplate
-from renderers.value_key import value_key
 
 # Bridges.
 
@@ -50,7 +50,7 @@ def test_a_made_up_id_never_takes_the_place_of_a_real_one() -> None:
 def test_two_answers_without_known_calls_keep_their_own_names() -> None:
     renderer = renderer_of("trl/gemma4_v4")
     prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
-    sampled = renderer.tokenizer.spell(
+    sampled = renderer.tokenizer.encode_scaffold(
         "<|tool_call>call:x{}<tool_call|><|tool_call>call:y{}<tool_call|><|tool_response>"
     )
     nameless = {"role": "tool", "name": "second", "content": "2"}
@@ -71,7 +71,11 @@ def test_blank_reasoning_that_the_template_drops_is_not_kept(template: str, blan
     last = renderer.render(messages[:2]).token_ids
     full = renderer.render(messages, add_generation_prompt=True).token_ids
     stops = renderer.get_stop_token_ids()
-    completion = last[len(prompt) :] if last[: len(prompt)] == prompt else renderer.tokenizer.spell(f"{blank}</think>b")
+    completion = (
+        last[len(prompt) :]
+        if last[: len(prompt)] == prompt
+        else renderer.tokenizer.encode_scaffold(f"{blank}</think>b")
+    )
     completion = [*completion[: next((i for i, t in enumerate(completion) if t in stops), len(completion))], stops[0]]
     bridged = renderer.try_bridge(prompt, completion, messages[2:])
     if isinstance(bridged, RenderedTokens):
@@ -91,13 +95,13 @@ def test_media_whose_ranges_cannot_be_theirs_are_refused(
     renderer: TemplateRenderer, seen: tuple[list[int], MultiModalData], fault: str
 ) -> None:
     prompt, media = seen
-    (first, at), (second, then) = media.placed()
+    (first, at), (second, then) = media.items_with_ranges()
     wrong = {
         "one range for two": [(first, at), (second, at)],
         "too short": [(first, at), (second, PlaceholderRange(then.offset, then.length - 1))],
         "before the start": [(first, PlaceholderRange(-5, 0)), (second, then)],
     }[fault]
-    completion = renderer.tokenizer.spell("A<|im_end|>")
+    completion = renderer.tokenizer.encode_scaffold("A<|im_end|>")
     refused = renderer.try_bridge(
         prompt, completion, [user("R")], previous_multi_modal_data=MultiModalData.from_items(wrong)
     )
@@ -108,7 +112,7 @@ def test_media_whose_ranges_cannot_be_theirs_are_refused(
 
 def test_ids_may_come_as_arrays_and_leave_as_plain_ints(renderer: TemplateRenderer) -> None:
     prompt = renderer.render([user("Q")], add_generation_prompt=True).token_ids
-    completion = renderer.tokenizer.spell("A<|im_end|>")
+    completion = renderer.tokenizer.encode_scaffold("A<|im_end|>")
     plain = renderer.bridge_to_next_turn(prompt, completion, [user("R")])
     for kind in (np.array, tuple, lambda ids: [np.int64(i) for i in ids]):
         bridged = renderer.bridge_to_next_turn(kind(prompt), kind(completion), [user("R")])
@@ -161,11 +165,11 @@ OTHERS = [np.int64(0), np.float64(0.0), np.True_, np.int8(1), np.array([1, 2]), 
 @pytest.mark.parametrize("value", [*PLAIN, *OTHERS], ids=repr)
 def test_values_that_are_no_plain_data_have_no_key(value: Any) -> None:
     is_plain = any(value is plain for plain in PLAIN)
-    assert (value_key({"k": [value]}) is not None) == is_plain
+    assert (cache_key({"k": [value]}) is not None) == is_plain
 
 
 def test_plain_values_of_different_types_have_different_keys() -> None:
-    keys = [value_key(value) for value in (0, 0.0, False, None, "0", "", [], {}, (), [0], (0,))]
+    keys = [cache_key(value) for value in (0, 0.0, False, None, "0", "", [], {}, (), [0], (0,))]
     assert len(set(keys)) == len(keys)
 
 
@@ -183,10 +187,10 @@ def test_one_conversation_is_never_answered_with_another_s_ids(tiny_model_dir: P
 
 def test_long_words_are_not_kept_for_ever() -> None:
     tokenizer = renderer_of("trl/qwen3").tokenizer
-    assert tokenizer._ascii_words is not None
+    assert tokenizer._ascii_encoder is not None
     for number in range(20):
         tokenizer.encode_run("ACGT" * 500 + "x" * number)
-    assert max(map(len, tokenizer._ascii_words._ids_of)) <= 64
+    assert max(map(len, tokenizer._ascii_encoder._ids_of)) <= 64
 
 
 # Templates.
@@ -247,7 +251,9 @@ def test_tools_that_are_none_are_refused_wherever_they_are_given(renderer: Templ
 def test_a_history_that_is_none_is_refused(renderer: TemplateRenderer, previous: Any) -> None:
     prompt = renderer.render([user("Q")], add_generation_prompt=True).token_ids
     with pytest.raises(MessageError):
-        renderer.try_bridge(prompt, renderer.tokenizer.spell("A<|im_end|>"), [user("R")], previous_messages=previous)
+        renderer.try_bridge(
+            prompt, renderer.tokenizer.encode_scaffold("A<|im_end|>"), [user("R")], previous_messages=previous
+        )
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def check_ranges(rendered: RenderedTokens, renderer: TemplateRenderer) -> None:
     assert rendered.multi_modal_data is not None
     kinds = np.zeros(len(rendered), dtype=int)
     end = 0
-    for item, where in rendered.multi_modal_data.placed():
+    for item, where in rendered.multi_modal_data.items_with_ranges():
         assert where.offset >= end
         end = where.end
         assert where.num_embeds == item.num_tokens
@@ -225,7 +225,7 @@ def test_logical_ids_have_one_marker_an_item_and_map_both_ways(turns: list[Any],
     assert len(positions) == len(logical) + 1
     assert positions[-1] == len(rendered)
     markers = set(renderer.mm_token_type_id_map)
-    starts = {where.offset for _, where in rendered.multi_modal_data.placed()}  # type: ignore[union-attr]
+    starts = {where.offset for _, where in rendered.multi_modal_data.items_with_ranges()}  # type: ignore[union-attr]
     for index, token in enumerate(logical):
         start, end = int(positions[index]), int(positions[index + 1])
         assert (rendered.logical_positions[start:end] == index).all()
@@ -239,7 +239,7 @@ def test_text_at_the_edge_of_an_expansion_merges_with_its_neighbours_and_stays_o
     renderer = renderer_of(BARE)
     rendered = renderer.render([{"role": "user", "content": [image("spaced"), text("\n\nWhat is it?")]}])
     assert rendered.multi_modal_data is not None
-    ((_, where),) = rendered.multi_modal_data.placed()
+    ((_, where),) = rendered.multi_modal_data.items_with_ranges()
     shown = whole_tokenizer(BARE).decode(rendered.token_ids[where.offset : where.end], skip_special_tokens=False)
     assert shown == spelled(FRAMED, "")
     behind = whole_tokenizer(BARE).decode([rendered.token_ids[where.end]])
@@ -252,7 +252,7 @@ def test_bounded_text_belongs_to_the_range() -> None:
     renderer = renderer_of(TEMPLATE)
     rendered = renderer.render([{"role": "user", "content": [video("stamped")]}])
     assert rendered.multi_modal_data is not None
-    ((_, where),) = rendered.multi_modal_data.placed()
+    ((_, where),) = rendered.multi_modal_data.items_with_ranges()
     assert where.whole
     tokens = rendered.token_ids[where.offset : where.end]
     assert whole_tokenizer(TEMPLATE).decode(tokens, skip_special_tokens=False) == spelled(VIDEOS[b"stamped"], "")
@@ -342,7 +342,7 @@ def test_images_and_videos_of_one_message_keep_their_places() -> None:
     content = [video("one"), image("framed"), image("dense"), video("stamped"), image("tiled")]
     rendered = renderer.render([{"role": "user", "content": content}])
     assert rendered.multi_modal_data is not None
-    sources = [bytes(item.source.data) for item, _ in rendered.multi_modal_data.placed()]
+    sources = [bytes(item.source.data) for item, _ in rendered.multi_modal_data.items_with_ranges()]
     assert sources == [b"one", b"framed", b"dense", b"stamped", b"tiled"]
 
 

@@ -64,7 +64,7 @@ def ask(renderer: TemplateRenderer, messages: list[dict[str, Any]] = QUESTION, *
 
 def placed(rendered: RenderedTokens) -> list[tuple[MediaItem, PlaceholderRange]]:
     assert rendered.multi_modal_data is not None
-    return rendered.multi_modal_data.placed()
+    return rendered.multi_modal_data.items_with_ranges()
 
 
 # Sampled tokens are never printed anew.
@@ -147,10 +147,10 @@ def test_new_messages_are_never_encoded_as_a_conversation_of_their_own(template:
     renderer, (beginning, stop, appended) = renderer_of(template), APPENDED[template]
     prompt, new = ask(renderer), [corpus.user("R")]
     words = "<|channel|>final<|message|>A" if template == "trl/gptoss" else "A"
-    sampled = [*renderer.tokenizer.spell(words), *ids_of(renderer, stop)]
+    sampled = [*renderer.tokenizer.encode_scaffold(words), *ids_of(renderer, stop)]
     following = bridged(renderer.try_bridge(prompt, sampled, new)).token_ids
     assert following[: len(prompt) + len(sampled)] == prompt + sampled
-    assert following[len(prompt) + len(sampled) :] == renderer.tokenizer.spell(appended)
+    assert following[len(prompt) + len(sampled) :] == renderer.tokenizer.encode_scaffold(appended)
     assert renderer.tokenizer.decode(ask(renderer, new)).startswith(beginning)
 
 
@@ -295,7 +295,7 @@ def test_a_finetune_of_an_unknown_name_shows_its_images_and_trims_beside_them_as
     printed = plain_tokenizer().apply_chat_template(
         messages, chat_template=seeing.template.source, add_generation_prompt=True, tokenize=False
     )
-    assert logical == seeing.tokenizer.spell(printed)
+    assert logical == seeing.tokenizer.encode_scaffold(printed)
 
 
 @pytest.mark.parametrize("parts", BESIDE_IMAGES)

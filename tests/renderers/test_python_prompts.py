@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from renderers.errors import RendererError, TemplateError
+from renderers.errors import PromptRefusedError, RendererError, TemplateError
 from renderers.formats.prompts import deepseek_v4, prompt_for
 from renderers.formats.prompts.kimi_k25 import (
     TypeScriptToolTemplate,
@@ -27,10 +27,9 @@ from renderers.formats.prompts.kimi_k25 import (
 from renderers.messages import check_messages
 from renderers.template.chat_template import ChatTemplate, Printed
 from renderers.template.python_template import (
-    PromptRefusedError,
     PythonTemplate,
-    ends_messages,
-    starts_message,
+    message_mark,
+    messages_end_mark,
 )
 from renderers.template.traced import Origin, traced_join
 from renderers.tokens.encoding import EncodedText, encode_printed, find_controls
@@ -515,8 +514,8 @@ def _shout(
         for index, message in enumerate(messages):
             if message["content"] == "quiet":
                 raise PromptRefusedError("too quiet", cure="Speak up.", message_index=index)
-            yield from (starts_message(index), "[", message["content"], mark, "]")
-        yield ends_messages()
+            yield from (message_mark(index), "[", message["content"], mark, "]")
+        yield messages_end_mark()
         if add_generation_prompt:
             yield "[" + ("tools" if tools else "")
 

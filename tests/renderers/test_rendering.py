@@ -337,7 +337,7 @@ def check_placeholders(renderer: TemplateRenderer, rendered: RenderedTokens) -> 
     assert rendered.multi_modal_data is not None
     pad = control_id(renderer, "<|image_pad|>")
     covered = 0
-    for item, where in rendered.multi_modal_data.placed():
+    for item, where in rendered.multi_modal_data.items_with_ranges():
         grid = item["image_grid_thw"]
         assert where.length == int(np.prod(grid)) // 4 == item.num_tokens
         assert rendered.token_ids[where.offset : where.end] == [pad] * where.length
@@ -353,7 +353,7 @@ def logical(rendered: RenderedTokens) -> list[int]:
     """Ids with one placeholder token per image."""
     ids = list(rendered.token_ids)
     assert rendered.multi_modal_data is not None
-    for _, where in reversed(rendered.multi_modal_data.placed()):
+    for _, where in reversed(rendered.multi_modal_data.items_with_ranges()):
         del ids[where.offset + 1 : where.end]
     return ids
 
@@ -388,7 +388,7 @@ def test_each_image_becomes_as_many_placeholders_as_its_merged_patches(
     rendered = renderer.render(messages, add_generation_prompt=True)
     check_placeholders(renderer, rendered)
     assert rendered.multi_modal_data is not None
-    assert [where.length for _, where in rendered.multi_modal_data.placed()] == lengths
+    assert [where.length for _, where in rendered.multi_modal_data.items_with_ranges()] == lengths
     shown = [
         {**message, "content": [{"type": part["type"], "text": part.get("text")} for part in message["content"]]}
         if isinstance(message["content"], list)
@@ -480,7 +480,7 @@ def test_an_assistant_cannot_be_given_more_placeholders_than_images(renderer: Te
         [{"role": "user", "content": [image_part()]}, {"role": "assistant", "content": "<|image_pad|>"}]
     )
     assert rendered.multi_modal_data is not None
-    assert [where.length for _, where in rendered.multi_modal_data.placed()] == [4]
+    assert [where.length for _, where in rendered.multi_modal_data.items_with_ranges()] == [4]
 
 
 def test_the_renderer_says_that_it_sees(renderer: TemplateRenderer) -> None:

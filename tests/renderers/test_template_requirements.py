@@ -92,7 +92,7 @@ def test_a_template_for_tools_only_is_bridged_and_parsed() -> None:
     outcome, full = bridged(renderer, CYCLE, 2, tools=TOOLS)
     assert isinstance(outcome, RenderedTokens)
     assert outcome.token_ids == full.token_ids
-    completion = renderer.tokenizer.spell(
+    completion = renderer.tokenizer.encode_scaffold(
         '<tool_call>\n{"name": "run", "arguments": {"code": "1"}}\n</tool_call><|im_end|>'
     )
     (made,) = renderer.parse_response(completion, tools=TOOLS).tool_calls
@@ -104,8 +104,8 @@ def test_a_template_for_tools_only_refuses_a_conversation_without_tools_and_says
     with pytest.raises(TemplateError, match="pass tools=") as refused:
         renderer.render(ASKED)
     assert "'NoneType' object is not iterable" in refused.value.template_message
-    ids = renderer.tokenizer.spell("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
-    assert renderer.try_bridge(ids, renderer.tokenizer.spell("b<|im_end|>"), [user("c")]) is (
+    ids = renderer.tokenizer.encode_scaffold("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
+    assert renderer.try_bridge(ids, renderer.tokenizer.encode_scaffold("b<|im_end|>"), [user("c")]) is (
         BridgeRefusal.TEMPLATE_REFUSES
     )
     assert renderer.render(ASKED, tools=[]).token_ids == hugging_face(HERMES, ASKED, tools=[])

@@ -15,9 +15,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from loaded import TODAY
 
 from renderers import load_renderer
-from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError
+from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError, WorkLimitError
 from renderers.messages import check_messages
-from renderers.template import work
+from renderers.template import work_limit
 from renderers.template.chat_template import ChatTemplate
 from renderers.template.traced import Origin, TracedStr
 
@@ -97,7 +97,7 @@ BOMBS = {**ENDLESS, **LARGE, **{f"doubled by {name}": GROWING_TEXT % steps for n
 @pytest.fixture
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth of the units: the same errors a hundred times as soon."""
-    monkeypatch.setattr(work, "_UNITS", work._UNITS // 100)
+    monkeypatch.setattr(work_limit, "_UNITS", work_limit._UNITS // 100)
 
 
 @pytest.mark.usefixtures("little_work")
@@ -130,7 +130,7 @@ def test_methods_whose_work_is_not_counted_are_not_for_templates(source: str) ->
 
 
 def test_what_is_not_counted_is_bounded_by_the_time_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_SECONDS_PER_UNIT", 1e-12)
+    monkeypatch.setattr(work_limit, "_SECONDS_PER_UNIT", 1e-12)
     with pytest.raises(TemplateLimitError, match="takes longer"):
         ChatTemplate("{% for a in range(90000) %}{% endfor %}", model="m").print([user("hello")])
 
@@ -138,12 +138,12 @@ def test_what_is_not_counted_is_bounded_by_the_time_that_it_takes(monkeypatch: p
 def test_the_time_that_a_long_conversation_may_take_grows_with_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine may need more than a minute for what spends few of its units."""
     clock = iter([0.0, *[100.0] * 10])
-    monkeypatch.setattr(work.time, "thread_time", lambda: next(clock))
-    long_run = work.Run(1, [{"role": "user", "content": "x" * 10**6}])
+    monkeypatch.setattr(work_limit.time, "thread_time", lambda: next(clock))
+    long_run = work_limit.TemplateRun(1, [{"role": "user", "content": "x" * 10**6}])
     long_run.spend(10**5)
     clock = iter([0.0, *[100.0] * 10])
-    with pytest.raises(work.WorkLimitError, match="takes longer"):
-        work.Run(1, [{"role": "user", "content": "x"}]).spend(10**5)
+    with pytest.raises(WorkLimitError, match="takes longer"):
+        work_limit.TemplateRun(1, [{"role": "user", "content": "x"}]).spend(10**5)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,12 @@ def spent() -> Any:
     """What share of its units a run of a template spends."""
 
     def share(template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> float:
-        made: list[work.Run] = []
-        original = work.Run.__exit__
+        made: list[work_limit.TemplateRun] = []
+        original = work_limit.TemplateRun.__exit__
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(work.Run, "__exit__", lambda run, *error: (made.append(run), original(run, *error))[1])
+            patch.setattr(
+                work_limit.TemplateRun, "__exit__", lambda run, *error: (made.append(run), original(run, *error))[1]
+            )
             chat = ChatTemplate(corpus.templates()[template], model="m", now=lambda: TODAY)
             del made[:]
             chat.print(check_messages(messages), tools=tools, add_generation_prompt=True)
@@ -277,11 +279,11 @@ def test_real_templates_spend_a_tenth_of_their_units_at_most(template: str, conv
 def test_templates_that_look_at_each_pair_of_messages_or_each_character_do_too(template: str, spent: Any) -> None:
     messages = [user("question " * 5), {"role": "assistant", "content": "answer " * 9}] * 150
     assert spent(template, messages) < 0.1
-    units = work._UNITS
+    units = work_limit._UNITS
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "_UNITS", 0)  # even of those that come with the conversation alone
+        patch.setattr(work_limit, "_UNITS", 0)  # even of those that come with the conversation alone
         assert spent(template, messages) < 0.5
-    assert units == work._UNITS
+    assert units == work_limit._UNITS
 
 
 def test_a_constant_bomb_is_found_when_the_template_is_printed_and_not_by_the_compiler() -> None:

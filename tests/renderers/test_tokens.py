@@ -202,7 +202,7 @@ def test_another_cut_of_a_run_that_was_encoded_before_is_answered_too() -> None:
 
 
 def test_scaffold_is_spelled_with_its_control_tokens() -> None:
-    spelled = REAL.spell("<|im_start|>user\nHi<|im_end|>")
+    spelled = REAL.encode_scaffold("<|im_start|>user\nHi<|im_end|>")
     assert spelled[0] == REAL.control_id("<|im_start|>")
     assert spelled[-1] == REAL.control_id("<|im_end|>")
     assert REAL.decode(spelled) == "<|im_start|>user\nHi<|im_end|>"
@@ -231,7 +231,7 @@ def test_the_short_cut_for_ascii_gives_the_ids_and_cuts_of_the_tokenizer_itself(
     name: str, text: str, data: st.DataObject
 ) -> None:
     tokenizer = loaded(name)
-    short_cut = tokenizer._ascii_words
+    short_cut = tokenizer._ascii_encoder
     if short_cut is None:
         assert name == "deepseek-vl-7b-base"  # letters like ü are added tokens there
         return
@@ -253,7 +253,7 @@ def loaded(name: str) -> TemplateTokenizer:
 
 def test_the_short_cut_is_taken_for_ascii_and_for_nothing_else() -> None:
     tokenizer = loaded("qwen-3")
-    short_cut = tokenizer._ascii_words
+    short_cut = tokenizer._ascii_encoder
     assert short_cut is not None
     tokenizer.encode_run("plainwordofthistest")
     assert "plainwordofthistest" in short_cut._ids_of
@@ -271,8 +271,8 @@ def test_the_short_cut_is_taken_for_ascii_and_for_nothing_else() -> None:
 )
 def test_a_tokenizer_whose_steps_mean_something_else_has_no_short_cut(spoil: dict[str, Any]) -> None:
     definition = json.loads(byte_level(AddedToken("<a>", special=True, normalized=False)).to_str())
-    assert TemplateTokenizer(definition, model="m")._ascii_words is not None
-    assert TemplateTokenizer({**definition, **spoil}, model="m")._ascii_words is None
+    assert TemplateTokenizer(definition, model="m")._ascii_encoder is not None
+    assert TemplateTokenizer({**definition, **spoil}, model="m")._ascii_encoder is None
 
 
 def test_a_pattern_that_python_reads_otherwise_is_caught_by_the_probe() -> None:
@@ -291,7 +291,7 @@ def test_a_step_that_drops_characters_is_left_to_the_tokenizer_where_their_place
     split = {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Removed", "invert": True}
     steps = {"type": "Sequence", "pretokenizers": [split, definition["pre_tokenizer"]]}
     tokenizer = TemplateTokenizer({**definition, "pre_tokenizer": steps}, model="m")
-    assert tokenizer._ascii_words is not None
+    assert tokenizer._ascii_encoder is not None
     run = tokenizer.encode_run("ab -- cd", [6])
     assert tokenizer.body.decode(run.ids) == "abcd"
     assert run.token_at[6] == 2
@@ -299,7 +299,7 @@ def test_a_step_that_drops_characters_is_left_to_the_tokenizer_where_their_place
 
 def test_the_words_that_are_kept_are_bounded() -> None:
     tokenizer = TemplateTokenizer(json.loads(byte_level().to_str()), model="m", cache_bytes=30_000)
-    short_cut = tokenizer._ascii_words
+    short_cut = tokenizer._ascii_encoder
     assert short_cut is not None
     for number in range(500):
         tokenizer.encode_run(f"word{number}")

@@ -202,6 +202,6 @@ def test_files_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
         ours = renderer_of("qwen3-vl").render([user({"type": "image", "image": buffer.getvalue()})])
         theirs = reference("qwen3-vl", [user(image(opened))])
         assert ours.multi_modal_data is not None
-        ((item, _),) = ours.multi_modal_data.placed()
+        ((item, _),) = ours.multi_modal_data.items_with_ranges()
         assert item.scale is not None
         np.testing.assert_array_equal(normalise(item["pixel_values"], item.scale), theirs["pixel_values"])

@@ -16,7 +16,7 @@ import pytest
 from test_traj_command import file_of, forked, png, short
 
 from renderers import MediaSource, MediaStore
-from rollouts.cli.render.token_view import visible
+from rollouts.terminal.text import printable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
 MOST_SECONDS = 90
@@ -144,10 +144,10 @@ def check(command: list[str], result: list[Any], path: str) -> None:
         path,
         path[:80] if len(path) > 255 else path,
         name,
-        visible(path),
+        printable(path),
     }
     # "DIRECTORY holds no NAME", each part cut to 80 characters, is what a missing template is called.
-    parts = visible(str(Path(name).parent)[:80]), visible(Path(name).name[:80])
+    parts = printable(str(Path(name).parent)[:80]), printable(Path(name).name[:80])
     # What can be read as a template and is none is called the chat template of the model.
     template = "--chat-template" in command and (all(part in said for part in parts) or "the chat template of" in said)
     named = any(one in said for one in shown) or template

@@ -13,12 +13,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from rollouts.demo.errors import TrainerDiedError
 from rollouts.demo.messages import Learn
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import QUICK
-from rollouts.demo.report import plot_curves, results_table
+from rollouts.demo.report import plot_curves, print_results
 from rollouts.demo.run import run_demo
-from rollouts.demo.trainer_process import TrainerDiedError, TrainerProcess
+from rollouts.demo.trainer_process import TrainerProcess
 from transport import RecordReader, read_records
 
 SHORT = replace(
@@ -85,7 +86,7 @@ def test_the_same_seed_gives_the_same_trajectories_token_for_token(first_run, tm
 def test_the_report_shows_what_was_measured(first_run, tmp_path):
     _, results = first_run
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(results_table(results))
+    print_results(results, console)
     text = console.export_text()
     assert f"{results.after.accuracy:.3f}" in text
     assert f"{results.max_mismatch:.2e}" in text

@@ -14,13 +14,13 @@ import typer
 from typer.testing import CliRunner
 
 from rollouts.cli.doctor import run_checks, server_checks
-from rollouts.cli.doctor.commands import doctor
+from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.finding import Outcome, absent, failed, ok, skipped
-from rollouts.cli.doctor.reference_check import mismatch
-from rollouts.cli.doctor.report import findings_table, summary
+from rollouts.cli.doctor.mismatch_check import mismatch
+from rollouts.cli.doctor.report import print_findings, summary
 from rollouts.cli.doctor.run_checks import Check
 from rollouts.cli.doctor.server_checks import keep_alive
-from rollouts.cli.doctor.target import Patient
+from rollouts.cli.doctor.target import Target
 from rollouts.engines.protocol import Completion, FinishReason, GenerateResult
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.errors import OverlongPromptError, ServerError, ServerUnreachableError
@@ -39,8 +39,8 @@ CAPABILITIES = ServerCapabilities(
 )
 
 
-def patient_of(renderer, directory, *, engine=None, base_url="http://server.test"):
-    return Patient(
+def target_of(renderer, directory, *, engine=None, base_url="http://server.test"):
+    return Target(
         engine=engine,
         server_side=engine,
         control=None,
@@ -49,7 +49,7 @@ def patient_of(renderer, directory, *, engine=None, base_url="http://server.test
         directory=directory,
         capabilities=CAPABILITIES,
         dtype="float32",
-        dtype_source="said by the server",
+        dtype_source="reported by the server",
     )
 
 
@@ -95,7 +95,7 @@ async def test_connections_that_are_closed_too_early_are_found(
     renderer, tiny_model_dir, http_server, outcome, monkeypatch
 ):
     monkeypatch.setattr(server_checks, "HttpLimits", lambda: type("Limits", (), {"keepalive_seconds": 0.3}))
-    found = await keep_alive(patient_of(renderer, tiny_model_dir, base_url=http_server))
+    found = await keep_alive(target_of(renderer, tiny_model_dir, base_url=http_server))
     assert found.outcome is outcome
 
 
@@ -124,14 +124,14 @@ async def test_a_model_that_only_reads_text_is_scored_by_its_own_forward(rendere
             return GenerateResult("x", [Completion(0, drawn, np.array(scores, np.float32), FinishReason.LENGTH)])
 
     engine = Engine()
-    patient = patient_of(renderer, tmp_path, engine=engine)
-    assert outcomes(await mismatch(patient, max_gigabytes=1)) == {"mismatch, text": Outcome.OK}
+    target = target_of(renderer, tmp_path, engine=engine)
+    assert outcomes(await mismatch(target, max_gigabytes=1)) == {"mismatch, text": Outcome.OK}
     engine.off_by = 1e-3
-    assert outcomes(await mismatch(patient, max_gigabytes=1)) == {"mismatch, text": Outcome.FAILED}
+    assert outcomes(await mismatch(target, max_gigabytes=1)) == {"mismatch, text": Outcome.FAILED}
 
 
 async def test_a_large_checkpoint_is_not_scored_and_the_option_is_named(renderer, tiny_model_dir):
-    (found,) = await mismatch(patient_of(renderer, tiny_model_dir), max_gigabytes=1e-6)
+    (found,) = await mismatch(target_of(renderer, tiny_model_dir), max_gigabytes=1e-6)
     assert found.outcome is Outcome.SKIPPED
     assert "--reference-gb" in found.cure
 
@@ -145,7 +145,7 @@ async def test_a_checkpoint_that_transformers_cannot_read_is_skipped_with_its_wo
 
     (tmp_path / "config.json").write_text('{"model_type": "of nobody"}')
     (tmp_path / "model.safetensors").write_bytes(b"x" * 64)
-    (found,) = await mismatch(patient_of(renderer, tmp_path, engine=Engine()), max_gigabytes=1)
+    (found,) = await mismatch(target_of(renderer, tmp_path, engine=Engine()), max_gigabytes=1)
     assert found.outcome is Outcome.SKIPPED
     assert "of nobody" in found.seen
 
@@ -153,53 +153,53 @@ async def test_a_checkpoint_that_transformers_cannot_read_is_skipped_with_its_wo
 # How checks depend on each other.
 
 
-async def _good(patient):
+async def _good(target):
     return ok("good", "fine")
 
 
-async def _bad(patient):
+async def _bad(target):
     return failed("bad", "broken", "mend it")
 
 
 @pytest.fixture
-def patient(renderer, tiny_model_dir):
-    return patient_of(renderer, tiny_model_dir)
+def target(renderer, tiny_model_dir):
+    return target_of(renderer, tiny_model_dir)
 
 
-async def test_a_check_is_skipped_with_the_first_cause_where_what_it_needs_failed(patient):
-    await run_checks.outcome_of(Check("bad", _bad), patient)
+async def test_a_check_is_skipped_with_the_first_cause_where_what_it_needs_failed(target):
+    await run_checks.outcome_of(Check("bad", _bad), target)
     for name, needs in (("second", ("bad",)), ("third", ("second",))):
-        (found,) = await run_checks.outcome_of(Check(name, _good, needs), patient)
+        (found,) = await run_checks.outcome_of(Check(name, _good, needs), target)
         assert found.outcome is Outcome.SKIPPED
         assert found.seen == "not checked, because of: bad failed"
 
 
 @pytest.mark.parametrize("known", [ok("x", ""), absent("x", "", ""), skipped("x", "")])
-async def test_only_a_failure_stops_a_check_that_runs_unless_something_failed(patient, known):
-    patient.known["x"] = known
-    (found,) = await run_checks.outcome_of(Check("good", _good, unless_failed=("x",)), patient)
+async def test_only_a_failure_stops_a_check_that_runs_unless_something_failed(target, known):
+    target.findings["x"] = known
+    (found,) = await run_checks.outcome_of(Check("good", _good, unless_failed=("x",)), target)
     assert found.outcome is Outcome.OK
-    patient.known["x"] = failed("x", "", "")
-    (found,) = await run_checks.outcome_of(Check("other", _good, unless_failed=("x",)), patient)
+    target.findings["x"] = failed("x", "", "")
+    (found,) = await run_checks.outcome_of(Check("other", _good, unless_failed=("x",)), target)
     assert found.outcome is Outcome.SKIPPED
 
 
-async def test_what_an_earlier_check_has_found_is_not_looked_at_again(patient):
-    patient.known["bad"] = ok("bad", "found on the way")
-    assert await run_checks.outcome_of(Check("bad", _bad), patient) == []
+async def test_what_an_earlier_check_has_found_is_not_looked_at_again(target):
+    target.findings["bad"] = ok("bad", "found on the way")
+    assert await run_checks.outcome_of(Check("bad", _bad), target) == []
 
 
-async def test_what_stops_a_check_is_a_failure_and_a_prompt_without_room_is_none(patient):
-    async def stopped(patient):
+async def test_what_stops_a_check_is_a_failure_and_a_prompt_without_room_is_none(target):
+    async def stopped(target):
         raise ServerError("x", "odd", status=400, body="no")
 
-    async def overlong(patient):
+    async def overlong(target):
         raise OverlongPromptError("x", 128, 96)
 
-    (found,) = await run_checks.outcome_of(Check("a", stopped), patient)
+    (found,) = await run_checks.outcome_of(Check("a", stopped), target)
     assert found.outcome is Outcome.FAILED
     assert "HTTP 400 no" in found.seen
-    (found,) = await run_checks.outcome_of(Check("b", overlong), patient)
+    (found,) = await run_checks.outcome_of(Check("b", overlong), target)
     assert found.outcome is Outcome.SKIPPED
     assert "128 tokens" in found.seen
 
@@ -217,7 +217,7 @@ def test_the_table_shows_the_cure_beside_every_failure_and_nothing_raw():
 
     file = io.StringIO()
     found = [failed("a", "bad [red]\x1b[31m", "mend it"), absent("b", "none", "start it"), skipped("c", "not")]
-    Console(file=file, width=120).print(findings_table(found))
+    print_findings(found, Console(file=file, width=120))
     shown = file.getvalue()
     assert "mend it" in shown
     assert "start it" in shown
@@ -241,10 +241,10 @@ def command():
     ],
 )
 def test_the_exit_status_says_whether_anything_failed(command, monkeypatch, tmp_path, findings, code):
-    async def examine(url, directory, options):
+    async def fake_run_checks(url, directory, options):
         return findings
 
-    monkeypatch.setattr(run_checks, "examine", examine)
+    monkeypatch.setattr(run_checks, "run_checks", fake_run_checks)
     result = command("http://x", "--model", str(tmp_path))
     assert result.exit_code == code
     assert "fine" in result.output
@@ -254,10 +254,10 @@ def test_the_exit_status_says_whether_anything_failed(command, monkeypatch, tmp_
 
 
 def test_what_could_not_run_exits_with_2_and_without_the_key(command, monkeypatch, tmp_path):
-    async def examine(url, directory, options):
+    async def fake_run_checks(url, directory, options):
         raise ServerUnreachableError("x", f"nobody there, not even with {options.api_key}")
 
-    monkeypatch.setattr(run_checks, "examine", examine)
+    monkeypatch.setattr(run_checks, "run_checks", fake_run_checks)
     result = command("http://x", "--model", str(tmp_path), "--api-key-env", "KEY", env={"KEY": "s3cret"})
     assert result.exit_code == 2
     assert "s3cret" not in result.output

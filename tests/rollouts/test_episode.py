@@ -16,9 +16,9 @@ from rollouts import (
     ThreadedEnvironment,
     run_episode,
 )
-from rollouts.episode_errors import EpisodeError
-from rollouts.errors import EnvironmentProtocolError, MissingLogProbsError
-from rollouts.runner import EpisodeSpec, run_episodes
+from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeError
+from rollouts.episodes.runner import EpisodeSpec, run_episodes
+from rollouts.errors import MissingLogProbsError
 
 IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
 OTHER_IMAGE = IMAGE[::-1].copy()
@@ -255,12 +255,12 @@ def test_a_reset_that_returns_no_messages_is_named(renderer, opening):
     assert isinstance(caught.value.__cause__, EnvironmentProtocolError)
 
 
-def test_an_environment_that_goes_on_without_saying_anything_is_refused(renderer):
+def test_a_step_without_messages_that_is_not_done_is_refused(renderer):
     class Mute(Guessing):
         def step(self, assistant):
             return StepResult()
 
-    with pytest.raises(EpisodeError, match="nothing to say"):
+    with pytest.raises(EpisodeError, match="returned no messages and is not done"):
         play(Mute(), ScriptedEngine(renderer, ["a"]), renderer)
 
 

@@ -7,7 +7,7 @@ import pytest
 from misbehaviour import Talkative
 
 from rollouts import SamplingParams, run_episode
-from rollouts.runner import EpisodeSpec, run_episodes
+from rollouts.episodes.runner import EpisodeSpec, run_episodes
 from rollouts.testing import ScriptedEngine
 
 #: Point -> how many turns are complete when the episode waits there.

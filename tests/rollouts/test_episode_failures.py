@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from misbehaviour import ASKED, GOOD, Talkative, named
 
 from rollouts import GenerateResult, SamplingParams, StepResult, ThreadedEnvironment, run_episode
-from rollouts.episode_errors import EpisodeError
-from rollouts.errors import EnvironmentFailedError, RolloutsError
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError
+from rollouts.errors import RolloutsError
 from rollouts.testing import ScriptedEngine
 from rollouts.trajectory.pixel_forms import pack_episodes
 from transport import decode, encode

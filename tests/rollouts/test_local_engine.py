@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-import rollouts.engines.local as local
+import rollouts.engines.local.engine as local
 from renderers import MultiModalData, PlaceholderRange
 from rollouts import Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.limits import EngineLimits
@@ -59,7 +59,7 @@ def reference_logprobs(model, rendered, completion_ids):
     ids = torch.tensor([[*rendered.token_ids, *completion_ids]])
     types = torch.zeros_like(ids)
     inputs = {}
-    placed = rendered.multi_modal_data.placed()
+    placed = rendered.multi_modal_data.items_with_ranges()
     if placed:
         for _, where in placed:
             types[0, where.offset : where.end] = 1
@@ -411,8 +411,8 @@ def test_a_batch_whose_callers_all_left_does_not_run(engine, renderer, monkeypat
         await asyncio.sleep(0)
         gone.cancel()
         (queue,) = engine._queues.values()
-        assert queue.server is not None
-        await asyncio.wait_for(queue.server, 60)
+        assert queue._task is not None
+        await asyncio.wait_for(queue._task, 60)
         return await asyncio.wait_for(engine.generate(request(prompt(renderer))), 60)
 
     assert asyncio.run(scenario()).completions
@@ -432,8 +432,8 @@ def test_malformed_requests_are_refused_before_the_model_sees_them(engine, rende
         "vocabulary": ([1, 2, 999], None),
         "from -1": ([1, -1], None),
         "not all the image placeholder": (rendered.token_ids, moved(1)),
-        "cannot sit at": (rendered.token_ids, moved(1000)),
-        "behind one that ends": (
+        "outside of": (rendered.token_ids, moved(1000)),
+        "before the end of the previous": (
             rendered.token_ids,
             MultiModalData.from_items([(item, where), (item, where)]),
         ),

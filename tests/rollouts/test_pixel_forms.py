@@ -18,12 +18,11 @@ from renderers.media.item import TensorField
 from renderers.vision.normalise import normalise, normalised
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
 from rollouts.engines.protocol import FinishReason
-from rollouts.errors import PixelMismatchError
+from rollouts.errors import MissingProcessorError, PixelFormError, PixelMismatchError
 from rollouts.models.qwen3_vl import float_pixels
 from rollouts.training import samples_from_trajectory
 from rollouts.training.packed_samples import pack_samples
-from rollouts.trajectory.pixel_forms import AbsentSource, PackedEpisodes, PixelForm, PixelFormError, pack_episodes
-from rollouts.trajectory.token_node import MissingProcessorError
+from rollouts.trajectory.pixel_forms import AbsentSource, PackedEpisodes, PixelForm, pack_episodes
 from transport import RecordReader, RecordWriter, decode, encode
 from transport.compact import CompactDecoder, CompactEncoder
 

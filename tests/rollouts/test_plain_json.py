@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from test_traj_command import file_of, short
 from typer.testing import CliRunner
 
+from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.main import app
-from rollouts.cli.traj.plain import NoJsonFormError, plain
+from rollouts.cli.traj.plain import plain
 from transport import RawTensor, decode, encode, wire_type
 
 

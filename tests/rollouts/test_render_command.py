@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from renderers import RenderedTokens, TemplateRenderer
 from rollouts.cli.main import app
 from rollouts.cli.render.token_cells import token_cells
-from rollouts.cli.render.token_view import By, View, token_lines, visible
+from rollouts.cli.render.token_view import By, View, token_lines
+from rollouts.terminal.text import printable
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "Zürich"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}}}]
@@ -289,7 +290,7 @@ def test_folded_lines_fit_and_lose_nothing(
 
 @given(st.text())
 def test_visible_text_is_printable_and_printable_text_is_unchanged(text: str) -> None:
-    shown = visible(text)
+    shown = printable(text)
     assert shown.replace("\n", "").isprintable()
     assert "".join(c for c in text if c.isprintable() or c == "\n") == text or shown != text
-    assert visible("".join(c for c in text if c.isprintable())) == "".join(c for c in text if c.isprintable())
+    assert printable("".join(c for c in text if c.isprintable())) == "".join(c for c in text if c.isprintable())

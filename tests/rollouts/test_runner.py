@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from misbehaviour import Talkative
 
-import rollouts.episode_renderer as episode_renderer
 from renderers import RendererPool
 from rollouts import SamplingParams
-from rollouts.episode_errors import EpisodeError, EpisodesError
-from rollouts.errors import EnvironmentFailedError, EpisodeArgumentError
-from rollouts.runner import EpisodeSpec, run_episodes
+from rollouts.episodes import renderer_calls
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodesError
+from rollouts.episodes.runner import EpisodeSpec, run_episodes
 from rollouts.testing import ScriptedEngine
 from rollouts.trajectory.pixel_forms import pack_episodes
 from transport import decode, encode
@@ -77,7 +76,7 @@ def test_raising_stops_the_others_and_holds_every_trajectory(renderer):
     assert error.trajectories[37].num_turns == 2
     assert all(t.done for t in error.trajectories[:20]), "long finished when it failed"
     unplayed = error.trajectories[60:]
-    assert all(t.error.startswith("never began") and not t.turns for t in unplayed)
+    assert all(t.error.startswith("did not begin") and not t.turns for t in unplayed)
 
 
 def test_raising_names_every_failure_of_one_moment(renderer):
@@ -220,7 +219,7 @@ def test_one_pool_is_made_for_a_run_and_closed(renderer, monkeypatch):
             self.closed = True
             super().close(**kwargs)
 
-    monkeypatch.setattr(episode_renderer, "RendererPool", Counting)
+    monkeypatch.setattr(renderer_calls, "RendererPool", Counting)
     play(renderer, count=20)
     assert [pool.closed for pool in made] == [True]
     with pytest.raises(OSError, match="x"):

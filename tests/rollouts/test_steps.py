@@ -58,7 +58,7 @@ def prompts(renderer: TemplateRenderer) -> tuple[RenderedTokens, RenderedTokens,
     question = {"role": "user", "content": [{"type": "image", "image": red}, {"type": "text", "text": "Which?"}]}
     following = {"role": "user", "content": [{"type": "image", "image": blue}, {"type": "text", "text": "And?"}]}
     prompt = renderer.render([question], add_generation_prompt=True)
-    completion = [*renderer.tokenizer.spell("Red."), renderer.get_stop_token_ids()[0]]
+    completion = [*renderer.tokenizer.encode_scaffold("Red."), renderer.get_stop_token_ids()[0]]
     bridged = renderer.bridge_to_next_turn(
         prompt.token_ids,
         completion,
@@ -125,7 +125,7 @@ def test_steps_with_images_become_a_trajectory_and_training_samples(
     assert sample.logprobs[expected].tolist() == [-0.25 * (index + 1) for index in range(len(completion))] * 2
     data = second.multi_modal_data
     assert data is not None
-    for (item, where), (seen, seen_where) in zip(sample.media, data.placed(), strict=True):
+    for (item, where), (seen, seen_where) in zip(sample.media, data.items_with_ranges(), strict=True):
         assert (where.offset, where.length, item.mm_hash) == (seen_where.offset, seen_where.length, seen.mm_hash)
         dtype = np.float32 if as_dicts else np.uint8
         np.testing.assert_array_equal(item["pixel_values"], seen["pixel_values"].astype(dtype), strict=True)

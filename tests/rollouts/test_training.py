@@ -16,7 +16,7 @@ from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import PixelMismatchError, SampleError, UnsupportedModelError
-from rollouts.models.placement import mrope_positions
+from rollouts.models.placed_rows import mrope_positions
 from rollouts.training import (
     TensorList,
     TrainingBatch,
@@ -90,9 +90,9 @@ def test_the_first_token_cannot_be_trained():
 
 def test_an_image_that_does_not_fit_its_range_is_refused(renderer):
     rendered = renderer.render(conversation("x", [picture(1)]))
-    ((item, where),) = rendered.multi_modal_data.placed()
+    ((item, where),) = rendered.multi_modal_data.items_with_ranges()
     for bad in (PlaceholderRange(where.offset, where.length - 1), PlaceholderRange(len(rendered) - 1, where.length)):
-        with pytest.raises(SampleError, match="cannot sit at"):
+        with pytest.raises(SampleError, match=r"feature tokens at|outside of"):
             row(rendered.token_ids, np.zeros(len(rendered), bool), media=((item, bad),))
 
 
@@ -256,7 +256,7 @@ def with_sampled_placeholder(renderer, pictures):
     said = [next(iter(renderer.mm_token_type_id_map)), 65, renderer.get_stop_token_ids()[0]]
     ids = [*rendered.token_ids, *said]
     mask = np.arange(len(ids)) >= len(rendered)
-    return row(ids, mask, media=tuple(rendered.multi_modal_data.placed())), len(rendered)
+    return row(ids, mask, media=tuple(rendered.multi_modal_data.items_with_ranges())), len(rendered)
 
 
 @pytest.mark.parametrize("pictures", [[], [picture(1)]])

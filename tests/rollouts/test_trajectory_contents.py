@@ -19,11 +19,16 @@ from rollouts import (
     run_episode,
 )
 from rollouts.engines.local import LocalEngine
-from rollouts.episode_errors import EpisodeError
-from rollouts.errors import InvalidTurnError, PixelMismatchError, TrajectoryError, TrajectoryFinishedError
+from rollouts.episodes.errors import EpisodeError
+from rollouts.errors import (
+    BrokenPathError,
+    InvalidTurnError,
+    MissingProcessorError,
+    PixelMismatchError,
+    TrajectoryError,
+    TrajectoryFinishedError,
+)
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.token_node import MissingProcessorError
-from rollouts.trajectory.tree import BrokenPathError
 from transport import decode, encode
 
 
@@ -116,7 +121,7 @@ async def test_pixels_are_made_again_with_absolute_ranges(engine, renderer):
         data = trajectory.multi_modal_data(leaf, renderer.processors)
         ids = trajectory.token_ids(leaf)
         markers = list(renderer.mm_token_type_id_map)
-        for item, where in data.placed():
+        for item, where in data.items_with_ranges():
             assert np.isin(ids[where.offset : where.end], markers).all()
             assert item.num_tokens == where.length
     other = {"image": _Other(renderer.processors["image"])}
@@ -349,14 +354,14 @@ def test_an_image_without_tokens_of_the_prompt_is_refused(where):
     source = MediaSource.of(b"a")
     item = MediaItem("image", "hash-a", source, {}, 2, None)
     data = MultiModalData.from_items([(item, PlaceholderRange(*where))])
-    with pytest.raises(InvalidTurnError, match="hash-a at"):
+    with pytest.raises(InvalidTurnError, match="image hash-a has a placeholder"):
         Trajectory("e").add_turn(RenderedTokens([1, 0, 0], multi_modal_data=data), completion(3), say("a"))
 
 
 def test_two_images_over_the_same_tokens_are_refused():
     items = [MediaItem("image", name, MediaSource.of(name.encode()), {}, 2, None) for name in "ab"]
     data = MultiModalData.from_items((item, PlaceholderRange(at, 2)) for at, item in enumerate(items))
-    with pytest.raises(InvalidTurnError, match="b at 1"):
+    with pytest.raises(InvalidTurnError, match="image b has a placeholder at 1:3"):
         Trajectory("e").add_turn(RenderedTokens([0, 0, 0], multi_modal_data=data), completion(3), say("a"))
 
 

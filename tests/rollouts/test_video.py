@@ -13,7 +13,7 @@ from renderers import PlaceholderRange
 from rollouts import GenerateRequest, SamplingParams, Trajectory
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import InvalidRequestError, SampleError
-from rollouts.models.placement import mrope_positions
+from rollouts.models.placed_rows import mrope_positions
 from rollouts.training import TrainingBatch, model_inputs, samples_from_trajectory, token_logprobs
 from transport import decode, encode
 
@@ -72,7 +72,7 @@ async def test_another_video_gives_other_log_probabilities(engine, renderer, mod
     """The comparison above can fail: frames matter."""
     trajectory = await sampled(engine, renderer, 0)
     (sample,) = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
-    other = renderer.render(conversation(5)).multi_modal_data.placed()
+    other = renderer.render(conversation(5)).multi_modal_data.items_with_ranges()
     batch = TrainingBatch.from_samples([sample], pad_id=0)
     pairs = zip(sample.media, other, strict=True)
     swapped = [(new if new.modality == "video" else old, where) for (old, where), (new, _) in pairs]

@@ -236,7 +236,7 @@ def test_a_registered_object_referred_to_twice_is_one_object_after_decoding() ->
 
 def test_media_the_receiver_holds_is_left_out_and_asked_for() -> None:
     held, sent = MediaSource.of(b"held"), MediaSource.of(b"sent")
-    buffer = encode([held, sent], held=lambda source: source.digest == held.digest)
+    buffer = encode([held, sent], omit_media=lambda source: source.digest == held.digest)
     assert b"held" not in buffer.split(held.digest.encode())[1]
     assert decode(buffer, find_media={held.digest: held}.get) == [held, sent]
     with pytest.raises(MissingMediaError) as caught:

@@ -24,17 +24,22 @@ from PIL import Image
 from renderers import MediaItem, MediaSource, Message, MultiModalData, PlaceholderRange
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from transport import DecodeError, EncodeError, decode, encode
-from transport.compact import (
+from transport import (
+    ChecksumError,
     CompactDecoder,
     CompactEncoder,
+    DecodeError,
+    EncodeError,
+    MalformedError,
     MessageOrderError,
+    StepMediaError,
+    TruncatedError,
+    decode,
     drop_intermediate_multi_modal_data,
+    encode,
     restore_multi_modal_data,
 )
-from transport.errors import ChecksumError, MalformedError, TruncatedError
 from transport.interop.same_value import same_value
-from transport.interop.step_media import StepMediaError
 
 # Step lists.
 

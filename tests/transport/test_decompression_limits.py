@@ -20,8 +20,8 @@ from transport import (
     MissingMediaError,
     RecordReader,
     RecordWriter,
-    merge,
-    repair,
+    merge_record_files,
+    repair_record_file,
 )
 from transport.records import compression
 
@@ -98,10 +98,10 @@ def test_repair_and_merge_take_one_medium_at_a_time_however_many_a_record_has(pa
     data = bytearray(path.read_bytes())
     data[data.index(b"damaged")] ^= 1
     path.write_bytes(data)
-    peak = peak_of(lambda: repair(path, limits=LIMITS))
+    peak = peak_of(lambda: repair_record_file(path, limits=LIMITS))
     assert peak < 4 * MEDIUM
     out = path.with_name("out.mmr")
-    assert peak_of(lambda: merge([path, path], out, limits=LIMITS)) < 4 * MEDIUM
+    assert peak_of(lambda: merge_record_files([path, path], out, limits=LIMITS)) < 4 * MEDIUM
     with RecordReader(out) as reader:
         assert reader[4] == SOURCES[::-1]
 
@@ -115,7 +115,7 @@ def test_media_that_many_records_show_are_decompressed_once_to_merge_them(
     monkeypatch.setattr(
         compression.Decompression, "decompress", lambda self, data: asked.append(data.nbytes) or real(self, data)
     )
-    assert merge([path], path.with_name("out.mmr")) == 20
+    assert merge_record_files([path], path.with_name("out.mmr")) == 20
     assert len(asked) == 21
 
 

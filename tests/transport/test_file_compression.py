@@ -85,11 +85,11 @@ def test_where_nothing_can_compress_the_error_names_the_extra_and_plain_records_
     write(path, RECORDS[0])
     code = (
         "import sys; sys.modules['zstandard'] = sys.modules['compression'] = None\n"
-        "from transport import *; from transport.records.compression import MissingCompressionError\n"
+        "from transport import *\n"
         "reader = RecordReader(sys.argv[1]); assert reader[0] == 'plain'\n"
         "for attempt in (lambda: reader[1], lambda: RecordWriter(sys.argv[1] + '2', compression='zstd')):\n"
         "    try: attempt()\n"
-        "    except MissingCompressionError as error: assert 'mmrollouts[zstd]' in str(error)\n"
+        "    except MissingExtraError as error: assert 'mmrollouts[zstd]' in str(error)\n"
         "    else: sys.exit(1)\n"
         "import os; assert not os.path.exists(sys.argv[1] + '2')\n"
     )

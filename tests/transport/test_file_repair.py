@@ -23,8 +23,8 @@ from transport import (
     read_records,
     wire_type,
 )
-from transport.records import repair as module
-from transport.records.repair import merge, repair
+from transport.records import rewriting as module
+from transport.records.rewriting import merge_record_files, repair_record_file
 from transport.wire import registry
 
 IMAGE = MediaSource.of(b"\x89PNG image " * 40)
@@ -54,14 +54,14 @@ def test_a_damaged_record_is_dropped_and_the_others_keep_their_order_and_their_i
     write(path, "damaged", [IMAGE, 2], [OTHER], "end")
     flip(path, start + 100)
     os.chmod(path, 0o640)
-    report = repair(path)
+    report = repair_record_file(path)
     assert (report.kept, [drop.index for drop in report.dropped], report.truncated_bytes) == (4, [1], 0)
     assert isinstance(report.dropped[0].reason, ChecksumError)
     assert list(read_records(path)) == [[IMAGE, 0], [IMAGE, 2], [OTHER], "end"]
     assert path.read_bytes().count(bytes(IMAGE.data)) == 1
     assert path.stat().st_mode & 0o777 == 0o640
     assert os.listdir(path.parent) == [path.name]
-    assert repair(path).dropped == ()
+    assert repair_record_file(path).dropped == ()
     write(path, [IMAGE, "more"])
     assert path.read_bytes().count(bytes(IMAGE.data)) == 1
 
@@ -69,7 +69,7 @@ def test_a_damaged_record_is_dropped_and_the_others_keep_their_order_and_their_i
 def test_records_whose_image_is_damaged_go_and_the_image_with_them(path: Path) -> None:
     write(path, 0, [IMAGE], [OTHER], [IMAGE, OTHER], 4)
     flip(path, path.read_bytes().index(bytes(IMAGE.data)) + 5)
-    assert [drop.index for drop in repair(path).dropped] == [1, 3]
+    assert [drop.index for drop in repair_record_file(path).dropped] == [1, 3]
     assert list(read_records(path)) == [0, [OTHER], 4]
     assert IMAGE.digest[:8].encode() not in path.read_bytes()
 
@@ -87,7 +87,7 @@ def test_wherever_one_byte_is_damaged_repair_leaves_a_sound_file_of_the_records_
                     readable.append(encode(reader[index]))
                 except ChecksumError:
                     continue
-        repair(path)
+        repair_record_file(path)
         with RecordReader(path) as reader:
             assert [encode(record) for record in reader] == readable
             assert reader.truncated_bytes == 0
@@ -96,7 +96,7 @@ def test_wherever_one_byte_is_damaged_repair_leaves_a_sound_file_of_the_records_
 def test_a_torn_tail_is_cut_off(path: Path) -> None:
     write(path, "first", "x" * 500)
     path.write_bytes(path.read_bytes()[:-100])
-    report = repair(path)
+    report = repair_record_file(path)
     assert (report.kept, report.dropped) == (1, ())
     assert report.truncated_bytes > 0
     assert list(read_records(path)) == ["first"]
@@ -105,7 +105,7 @@ def test_a_torn_tail_is_cut_off(path: Path) -> None:
 def test_a_sound_file_is_left_alone(path: Path) -> None:
     write(path, [IMAGE], 1)
     before = path.stat()
-    assert repair(path).kept == 2
+    assert repair_record_file(path).kept == 2
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
@@ -114,7 +114,7 @@ def test_records_that_only_this_reader_cannot_take_are_not_dropped(path: Path) -
     flip(path, path.read_bytes().index(b"damaged") - 100)
     sound = path.read_bytes()
     with pytest.raises(LimitError):
-        repair(path, limits=DecodeLimits(max_total_bytes=1000))
+        repair_record_file(path, limits=DecodeLimits(max_total_bytes=1000))
     assert path.read_bytes() == sound
 
 
@@ -132,9 +132,9 @@ def test_files_are_repaired_and_merged_without_the_types_that_are_in_them(
     write(path, Local(IMAGE), "damaged", Local(OTHER))
     flip(path, path.read_bytes().index(b"damaged"))
     registry._by_name.clear()
-    assert [drop.index for drop in repair(path).dropped] == [1]
+    assert [drop.index for drop in repair_record_file(path).dropped] == [1]
     out = path.with_name("merged.mmr")
-    assert merge([path, path], out) == 4
+    assert merge_record_files([path, path], out) == 4
     wire_type("tests.repair.Local")(Local)
     assert list(read_records(out)) == [Local(IMAGE), Local(OTHER)] * 2
 
@@ -158,7 +158,7 @@ def test_what_appends_during_repair_without_asking_for_the_lock_is_noticed_and_l
 
     monkeypatch.setattr(module._Copying, "take", append_meanwhile)
     with pytest.raises(FileChangedError):
-        repair(path)
+        repair_record_file(path)
     assert os.listdir(path.parent) == [path.name]
     with RecordReader(path) as reader:
         assert reader[3] == "late"
@@ -169,7 +169,7 @@ def test_merged_files_hold_all_records_in_order_and_each_image_once(path: Path) 
     write(one, [IMAGE], 1)
     write(two, [OTHER, IMAGE], [IMAGE])
     write(three)
-    assert merge([one, three, two, one], path) == 6
+    assert merge_record_files([one, three, two, one], path) == 6
     assert list(read_records(path)) == [[IMAGE], 1, [OTHER, IMAGE], [IMAGE], [IMAGE], 1]
     assert [path.read_bytes().count(bytes(source.data)) for source in (IMAGE, OTHER)] == [1, 1]
     write(path, "more")
@@ -182,11 +182,11 @@ def test_compressed_and_plain_files_merge_and_stay_as_they_are(path: Path) -> No
     write(plain, "x" * 5000)
     with RecordWriter(small, compression="zstd") as out:
         out.append("y" * 5000)
-    assert merge([plain, small], path) == 2
+    assert merge_record_files([plain, small], path) == 2
     assert list(read_records(path)) == ["x" * 5000, "y" * 5000]
     assert path.stat().st_size < 6000
     flip(path, path.read_bytes().index(b"xxxx"))
-    repair(path)
+    repair_record_file(path)
     assert list(read_records(path)) == ["y" * 5000]
 
 
@@ -196,19 +196,19 @@ def test_merging_writes_over_nothing_and_leaves_nothing_where_a_record_is_damage
     write(bad, "damaged", 2)
     flip(bad, bad.read_bytes().index(b"damaged"))
     with pytest.raises(ChecksumError):
-        merge([good, bad], path)
+        merge_record_files([good, bad], path)
     assert sorted(os.listdir(path.parent)) == ["bad.mmr", "good.mmr"]
     with pytest.raises(FileExistsError):
-        merge([good], good)
+        merge_record_files([good], good)
     assert list(read_records(good)) == [1]
 
 
 def test_other_files_are_refused_and_left_alone(path: Path) -> None:
     path.write_bytes(b"#!/bin/sh\n" * 20)
     with pytest.raises(MalformedError):
-        repair(path)
+        repair_record_file(path)
     with pytest.raises(MalformedError):
-        merge([path], path.with_name("out.mmr"))
+        merge_record_files([path], path.with_name("out.mmr"))
     assert path.read_bytes() == b"#!/bin/sh\n" * 20
     assert os.listdir(path.parent) == [path.name]
 
@@ -218,7 +218,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_repaired(path: Path) -> None:
     flip(path, path.read_bytes().index(b"damaged"))
     link = path.with_name("link.mmr")
     link.symlink_to(path.name)
-    assert [drop.index for drop in repair(link).dropped] == [0]
+    assert [drop.index for drop in repair_record_file(link).dropped] == [0]
     assert link.is_symlink()
     assert list(read_records(path)) == [2]
 
@@ -229,12 +229,12 @@ def test_a_file_merges_with_itself_under_another_name_and_never_onto_itself(path
     link, dangling, out = (path.with_name(name) for name in ("link.mmr", "dangling.mmr", "out.mmr"))
     link.symlink_to(path.name)
     dangling.symlink_to("nowhere")
-    assert merge([path, link, path], out) == 6
+    assert merge_record_files([path, link, path], out) == 6
     assert list(read_records(out)) == 3 * [[IMAGE], [OTHER, IMAGE]]
     assert out.read_bytes().count(bytes(IMAGE.data)) == 1
     for target in (path, link, dangling):
         with pytest.raises(FileExistsError):
-            merge([path], target)
+            merge_record_files([path], target)
     assert path.read_bytes() == before
     assert dangling.is_symlink()
     assert sorted(os.listdir(path.parent)) == ["dangling.mmr", "episodes.mmr", "link.mmr", "out.mmr"]
@@ -245,7 +245,7 @@ def test_of_a_file_with_nothing_whole_in_it_repair_makes_an_empty_one(path: Path
     write(path)
     noise = np.random.default_rng(seed).integers(0, 256, 5000, dtype=np.uint8).tobytes()
     path.write_bytes(path.read_bytes() + noise + b"\x89REC" * 100 * seed)
-    report = repair(path)
+    report = repair_record_file(path)
     assert (report.kept, report.dropped) == (0, ())
     assert report.truncated_bytes == 5000 + 400 * seed
     assert list(read_records(path)) == []

@@ -23,7 +23,7 @@ from transport import (
     read_records,
 )
 from transport.records.layout import FileBytes, Index, scan
-from transport.records.repair import repair
+from transport.records.rewriting import repair_record_file
 
 IMAGE = MediaSource.of(b"\x89PNG image " * 40)
 OTHER = MediaSource.of(b"another " * 30)
@@ -297,7 +297,7 @@ def test_a_program_that_writes_without_asking_for_the_lock_is_noticed_and_its_re
         first.append("mine")
         with path.open("ab") as file:
             file.write(both[path.stat().st_size :])
-        with pytest.raises(FileChangedError, match="something else wrote"):
+        with pytest.raises(FileChangedError, match="another writer changed"):
             first.append("lost")
         with pytest.raises(FileChangedError):
             first.close()
@@ -359,7 +359,7 @@ def test_no_flipped_bit_of_the_file_header_lets_a_writer_or_a_repair_cut_off_rec
             data = bytearray(sound)
             data[offset] ^= 1 << bit
             path.write_bytes(data)
-            for attempt in (lambda: write(path, "more"), lambda: repair(path)):
+            for attempt in (lambda: write(path, "more"), lambda: repair_record_file(path)):
                 try:
                     attempt()
                 except (MalformedError, VersionError):

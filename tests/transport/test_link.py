@@ -15,7 +15,7 @@ import pytest
 from link_processes import PATIENCE
 
 from renderers.media.source import MediaSource
-from transport import DecodeLimits
+from transport import DecodeLimits, MissingExtraError
 from transport.link import (
     ClientKeys,
     LinkAddressError,
@@ -26,7 +26,6 @@ from transport.link import (
     LinkServer,
     LinkTimeoutError,
     MessageTooLargeError,
-    MissingExtraError,
     PeerChange,
     PeerLostError,
     ServerKeys,

@@ -28,9 +28,9 @@ from transport import (
     TransportError,
     WriterBusyError,
     WriterClosedError,
-    merge,
+    merge_record_files,
     read_records,
-    repair,
+    repair_record_file,
 )
 from transport.records import file_lock
 from transport.records.file_lock import open_locked
@@ -89,7 +89,7 @@ def test_a_second_writer_in_the_same_process_is_refused_and_nothing_is_lost(path
     with pytest.raises(FileLockedError) as caught:
         RecordWriter(path)
     assert (caught.value.pid, caught.value.host, caught.value.path) == (os.getpid(), socket.gethostname(), str(path))
-    assert "which is this one" in str(caught.value)
+    assert "which is this process" in str(caught.value)
     first.append("precious")
     first.close()
     with RecordWriter(path) as second:
@@ -159,7 +159,7 @@ def test_a_killed_writer_is_not_named_as_the_one_that_has_the_file_open(path: Pa
     with file_lock.locked(path), pytest.raises(FileLockedError) as caught:
         RecordWriter(path)
     assert (caught.value.pid, caught.value.host) == (None, None)
-    assert str(caught.value).startswith("someone has")
+    assert str(caught.value).startswith("another process has")
 
 
 def test_the_name_of_the_writer_is_in_the_header_only_while_it_has_the_file_open(path: Path) -> None:
@@ -302,16 +302,16 @@ def test_repair_and_merge_of_a_file_that_a_writer_has_open_are_refused(path: Pat
     out = path.with_name("out.mmr")
     with running(HOLD, path) as holder:
         assert line_of(holder) == "open"
-        for attempt in (lambda: repair(path), lambda: merge([path], out)):
+        for attempt in (lambda: repair_record_file(path), lambda: merge_record_files([path], out)):
             with pytest.raises(FileLockedError, match=str(holder.pid)):
                 attempt()
     assert os.listdir(path.parent) == [path.name]
-    assert repair(path).kept == 1
-    assert merge([path, path], out) == 2
+    assert repair_record_file(path).kept == 1
+    assert merge_record_files([path, path], out) == 2
 
 
 def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transport.records import repair as repair_module
+    from transport.records import rewriting as repair_module
 
     write(path, "x" * 500, "kept")
     data = bytearray(path.read_bytes())
@@ -328,7 +328,7 @@ def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkey
         take(copying, reader, index)
 
     monkeypatch.setattr(repair_module._Copying, "take", try_to_write)
-    assert repair(path).kept == 1
+    assert repair_record_file(path).kept == 1
     assert refused
     write(path, "next")
     assert list(read_records(path)) == ["kept", "next"]
@@ -338,7 +338,7 @@ def test_merging_does_not_keep_a_writer_from_its_file_and_notices_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transport import FileChangedError
-    from transport.records import repair as repair_module
+    from transport.records import rewriting as repair_module
 
     write(path, 1)
     take = repair_module._Copying.take
@@ -349,7 +349,7 @@ def test_merging_does_not_keep_a_writer_from_its_file_and_notices_it(
 
     monkeypatch.setattr(repair_module._Copying, "take", append_meanwhile)
     with pytest.raises(FileChangedError):
-        merge([path], path.with_name("out.mmr"))
+        merge_record_files([path], path.with_name("out.mmr"))
     assert os.listdir(path.parent) == [path.name]
     assert list(read_records(path)) == [1, 2]
 
@@ -510,8 +510,8 @@ def test_pipes_and_devices_are_refused_at_once(path: Path, kind: str) -> None:
     for attempt in (
         lambda: RecordReader(target),
         lambda: RecordWriter(target),
-        lambda: repair(target),
-        lambda: merge([target], path.with_name("out.mmr")),
+        lambda: repair_record_file(target),
+        lambda: merge_record_files([target], path.with_name("out.mmr")),
         lambda: open_locked(str(target), "a+"),
     ):
         with pytest.raises(MalformedError, match="is a pipe or a device"):

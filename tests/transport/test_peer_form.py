@@ -302,9 +302,11 @@ def test_shortened_steps_of_objects_come_back_and_are_restored(way: str) -> None
 
 def same_media(one: MultiModalData, other: MultiModalData) -> bool:
     """Equal in every part; the bytes of a source may be a view."""
-    assert [item.source for item, _ in one.placed()] == [item.source for item, _ in other.placed()]
+    assert [item.source for item, _ in one.items_with_ranges()] == [
+        item.source for item, _ in other.items_with_ranges()
+    ]
     without = [
-        [(dataclasses.replace(item, source=MediaSource("", b"")), where) for item, where in data.placed()]
+        [(dataclasses.replace(item, source=MediaSource("", b"")), where) for item, where in data.items_with_ranges()]
         for data in (one, other)
     ]
     return type(one) is type(other) and one.mm_hashes == other.mm_hashes and same_value(*without)

@@ -180,7 +180,7 @@ def test_an_object_that_others_of_its_run_refer_to_is_one_object_and_media_is_st
         asked.append(media.digest)
         return False
 
-    back = decode_frames(encode_frames([first, second, Step("third", [first, second])], held=held))
+    back = decode_frames(encode_frames([first, second, Step("third", [first, second])], omit_media=held))
     assert back[1].links is back[0]
     assert back[2].links == [back[0], back[1]]
     assert asked == [source.digest]

@@ -33,7 +33,6 @@ from renderers.media.source import MediaSource
 from transport.errors import EncodeError, MalformedError
 from transport.wire import registry
 from transport.wire.arrays import (
-    UnsupportedArrayError,
     array_bytes,
     build_array,
     build_raw_tensor,
@@ -44,8 +43,8 @@ from transport.wire.arrays import (
     is_tensor_dtype,
     tensor_parts,
 )
+from transport.wire.errors import NotEncodableError, UnsupportedArrayError
 from transport.wire.limits import DecodeLimits
-from transport.wire.not_sendable import NotSendableError
 from transport.wire.unpacking import as_bytes, build_dict, build_media
 from transport.wire.wire_format import KEY_TYPES
 
@@ -220,7 +219,7 @@ class _Fields:
     def __init__(self, registered: registry.WireType, obj: Any) -> None:
         try:
             packed = registered.pack(obj)
-        except NotSendableError as error:
+        except NotEncodableError as error:
             raise EncodeError("value", error.reason, error.cure) from error
         self.name, self.version = registered.name, registered.version
         self.fields = packed if isinstance(packed, str) else dict(zip(registered.fields, packed, strict=True))

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from transport.wire.arrays import UnsupportedArrayError, array_bytes, is_tensor, tensor_parts
+from transport.wire.arrays import array_bytes, is_tensor, tensor_parts
+from transport.wire.errors import UnsupportedArrayError
 
 _PLAIN = (str, int, bytes, bool, type(None))
 _DEEP: Final = 100

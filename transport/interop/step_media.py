@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from transport.errors import TransportError
+from transport.errors import StepMediaError
 from transport.interop.same_value import same_value
 from transport.wire.registry import wire_type
 
@@ -46,15 +46,6 @@ _KEPT, _PARENT_TOKENS, _PARENT_RESPONSE, _OWN_TOKENS = range(4)
 
 _WHOLE = "Restore the whole list that drop_intermediate_multi_modal_data returned, in its order, and edit it then."
 _ABSENT: Final = "absent"  # in place of an entry of a column that the modality lacks
-
-
-class StepMediaError(TransportError):
-    """The media of a step contradict themselves, or are not as they were left. `step` is its place in the list."""
-
-    def __init__(self, step: int, reason: str, cure: str) -> None:
-        self.step = step
-        self.reason = reason
-        super().__init__(f"step {step}: {reason}. {cure}")
 
 
 @wire_type("transport.ShortenedMedia")

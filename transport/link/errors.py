@@ -11,15 +11,6 @@ class LinkError(TransportError):
     """Root of the errors of links."""
 
 
-class MissingExtraError(LinkError, ImportError):
-    """A library that links need is not installed."""
-
-    def __init__(self, library: str, extra: str) -> None:
-        self.library = library
-        self.extra = extra
-        super().__init__(f"links need {library}, which is not installed. Run: pip install 'mmrollouts[{extra}]'")
-
-
 class LinkAddressError(LinkError, ValueError):
     """An address that cannot be bound or connected to, or must not be."""
 

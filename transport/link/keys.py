@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from transport.link.errors import MissingExtraError
+from transport.errors import MissingExtraError
 
 _Z85 = frozenset(string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#")
 
@@ -47,7 +47,7 @@ def generate_keypair() -> tuple[str, str]:
     try:
         import zmq
     except ModuleNotFoundError as error:
-        raise MissingExtraError("pyzmq", "zmq") from error
+        raise MissingExtraError("a link", "zmq", "pyzmq") from error
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 

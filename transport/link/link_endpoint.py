@@ -16,13 +16,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from renderers.media.source import MediaSource
-from transport.errors import DecodeError
+from transport.errors import DecodeError, MissingExtraError
 from transport.link.application_types import Delivery, LinkStats, PeerEvent
 from transport.link.connection_events import Connections
 from transport.link.errors import (
     LinkClosedError,
     LinkError,
-    MissingExtraError,
     PeerLostError,
     UnacknowledgedError,
     UndecodableMessageError,
@@ -59,7 +58,7 @@ def require_zmq() -> None:
     try:
         import zmq  # noqa: F401
     except ModuleNotFoundError as error:
-        raise MissingExtraError("pyzmq", "zmq") from error
+        raise MissingExtraError("a link", "zmq", "pyzmq") from error
 
 
 class Link:
@@ -197,7 +196,7 @@ class Link:
             sources.append(source)
             return True
 
-        return Payload.of(encode_frames(obj, held=leave_out), sources)
+        return Payload.of(encode_frames(obj, omit_media=leave_out), sources)
 
     def _send_attempt(self, find_peer: Callable[[], Peer], payload: Payload) -> Callable[[], int | None]:
         since = self._state.active_seconds

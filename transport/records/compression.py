@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from transport.errors import MalformedError, MemoryLimitError, TransportError
+from transport.errors import MalformedError, MemoryLimitError, MissingExtraError
 from transport.wire.limits import DecodeLimits
 from transport.wire.wire_format import Buffer
 
@@ -18,16 +18,8 @@ _LEVEL: Final = 3  # zstd's own default
 _MOST_EXPANSION: Final = 1 << 15  # a block of zstd takes at least 4 bytes and gives at most 128 KiB
 
 
-class MissingCompressionError(TransportError):
-    """Records are or should be compressed, and nothing here can do it."""
-
-    def __init__(self, compression: str) -> None:
-        self.compression = compression
-        super().__init__(f"nothing here compresses with {compression}. Install mmrollouts[zstd].")
-
-
 def find_compressor(compression: str | None) -> Callable[[Buffer], bytes] | None:
-    """What compresses a payload; None for None. Raises `ValueError` and `MissingCompressionError`."""
+    """What compresses a payload; None for None. Raises `ValueError` and `MissingExtraError`."""
     if compression is None:
         return None
     if compression != "zstd":
@@ -51,7 +43,7 @@ class Decompression:
         """What `find_compressor` was given, read-only. Counts until nothing looks at it any more.
 
         The size that `data` announces is held against the limit before it is used. Raises `MalformedError` for anything
-        but one whole zstd frame of the announced size, `LimitError`, `MemoryLimitError`, `MissingCompressionError`.
+        but one whole zstd frame of the announced size, `LimitError`, `MemoryLimitError`, `MissingExtraError`.
         """
         standard, package = _find_library()
         refusal = package.ZstdError if package is not None else standard.ZstdError
@@ -117,4 +109,4 @@ def _find_library() -> tuple[Any, Any]:
     try:
         return None, importlib.import_module("zstandard")
     except ImportError:
-        raise MissingCompressionError("zstd") from None
+        raise MissingExtraError("zstd compression", "zstd", "zstandard") from None

@@ -24,7 +24,7 @@ from transport.records.layout import (
     scan,
 )
 from transport.wire import codec
-from transport.wire.fresh_bytes import joined
+from transport.wire.joining import join_buffers
 from transport.wire.wire_format import Buffer
 
 
@@ -42,7 +42,7 @@ class RecordWriter:
     the file then has version 2, which older readers refuse. Arrays of such a record are copies, not views on the file.
 
     Raises `FileLockedError`, which names the process that has the file open; `LockingUnavailableError` on a file system
-    without locks; `MalformedError` if `path` is another kind of file, and leaves it alone; `MissingCompressionError`.
+    without locks; `MalformedError` if `path` is another kind of file, and leaves it alone; `MissingExtraError`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, compression: Literal["zstd"] | None = None) -> None:
@@ -130,7 +130,7 @@ class RecordWriter:
                 fresh[source.digest] = source
             return True
 
-        payload = codec.encode(obj, held=keep_aside)
+        payload = codec.encode(obj, omit_media=keep_aside)
         parts: list[Buffer] = []
         for digest, source in fresh.items():
             parts += self._frame(source.data, index, digest)
@@ -160,7 +160,7 @@ class RecordWriter:
     def _write(self, parts: list[Buffer], count: int) -> None:
         self._settle_tail()
         # One write call: a process killed between two would more often leave half a record.
-        data = memoryview(joined(parts))
+        data = memoryview(join_buffers(parts))
         self._reach = self._tail[0] + data.nbytes
         self._torn = True
         written = 0

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from renderers.errors import PromptRefusedError
 from renderers.formats.prompts.dsml import (
     ASSISTANT,
     BOS,
@@ -40,7 +41,7 @@ from renderers.formats.prompts.dsml import (
     tool_schemas,
     with_tools,
 )
-from renderers.template.python_template import PromptRefusedError, ends_messages, starts_message
+from renderers.template.python_template import message_mark, messages_end_mark
 from renderers.template.traced import traced_join
 
 SOURCE = (
@@ -112,7 +113,7 @@ def deepseek_v32_prompt(
         role = message["role"]
         check_role(role, index)
         if index >= 0:
-            pieces.append(starts_message(index))
+            pieces.append(message_mark(index))
         if role != "tool":
             answers.check_complete()
         if role == "assistant":
@@ -129,9 +130,9 @@ def deepseek_v32_prompt(
         if following is None and not add_generation_prompt:
             continue
         if following is None:
-            pieces.append(ends_messages())
+            pieces.append(messages_end_mark())
         elif following[1]["role"] == "assistant" and role != "tool":
-            pieces.append(starts_message(following[0]))
+            pieces.append(message_mark(following[0]))
         # Results lead on without the assistant token; that belongs to their message, so that the assistant's own region
         # starts with the usual generation prompt or with its words.
         pieces += ["\n\n" if role == "tool" else ASSISTANT, THINK if thinking and place >= last_query else END_THINK]

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from renderers.errors import PromptRefusedError
 from renderers.formats.prompts.dsml import (
     ASSISTANT,
     BOS,
@@ -43,7 +44,7 @@ from renderers.formats.prompts.dsml import (
     tool_schemas,
     with_tools,
 )
-from renderers.template.python_template import PromptRefusedError, ends_messages, starts_message
+from renderers.template.python_template import message_mark, messages_end_mark
 from renderers.template.traced import traced_join
 
 SOURCE = (
@@ -177,7 +178,7 @@ def deepseek_v4_prompt(
         if following is None and not add_generation_prompt:
             continue
         if following is None or following.role == "assistant":
-            pieces.append(ends_messages() if following is None else starts_message(following.index))
+            pieces.append(messages_end_mark() if following is None else message_mark(following.index))
             opens = thinking and (not drop or position >= last_query)
             pieces.append(_transition(turn, thinking, opens))
     return traced_join("", pieces)
@@ -269,7 +270,7 @@ def _last_query(turns: Sequence[_Turn]) -> int:
 def _printed_turn(turn: _Turn, thinks: bool) -> list[str]:
     if turn.role == "user":
         return _printed_blocks(turn.blocks)
-    pieces: list[str] = [] if turn.index < 0 else [starts_message(turn.index)]
+    pieces: list[str] = [] if turn.index < 0 else [message_mark(turn.index)]
     if turn.role == "assistant":
         return pieces + _printed_assistant(turn, thinks)
     if turn.role == "developer":
@@ -291,7 +292,7 @@ def _printed_turn(turn: _Turn, thinks: bool) -> list[str]:
 def _printed_blocks(blocks: Sequence[_Block]) -> list[str]:
     pieces: list[str] = []
     for number, block in enumerate(blocks):
-        pieces += [starts_message(block.index), "\n\n" if number else USER]
+        pieces += [message_mark(block.index), "\n\n" if number else USER]
         pieces += [block.text] if block.call_id is None else ["<tool_result>", block.text, "</tool_result>"]
     return pieces
 

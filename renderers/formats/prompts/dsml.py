@@ -17,12 +17,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from renderers.errors import shown
+from renderers.errors import PromptRefusedError, short_repr
 from renderers.messages import ROLES
-from renderers.template.chat_template import traced_value
 from renderers.template.json_dump import traced_json
-from renderers.template.python_template import PromptRefusedError
 from renderers.template.traced import plain, traced_join
+from renderers.template.traced_inputs import traced_value
 
 BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"
@@ -39,7 +38,7 @@ CONTROL_TOKENS = (BOS, EOS, USER, ASSISTANT, THINK, END_THINK, DSML)
 def check_thinking_mode(mode: object) -> bool:
     """Whether `mode` is "thinking" (rather than "chat"); anything else is refused."""
     if mode not in ("chat", "thinking"):
-        raise PromptRefusedError(f"unknown thinking_mode {shown(mode)}", cure="It is 'chat' or 'thinking'.")
+        raise PromptRefusedError(f"unknown thinking_mode {short_repr(mode)}", cure="It is 'chat' or 'thinking'.")
     return mode == "thinking"
 
 
@@ -47,7 +46,7 @@ def check_role(role: object, index: int) -> None:
     """Refuse a role that the encoders have no words for."""
     if role not in ROLES:
         raise PromptRefusedError(
-            f"unknown role {shown(role)}", cure=f"A role is one of {', '.join(ROLES)}.", message_index=index
+            f"unknown role {short_repr(role)}", cure=f"A role is one of {', '.join(ROLES)}.", message_index=index
         )
 
 

@@ -26,11 +26,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from renderers.errors import TemplateLimitError
-from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Printed, traced_value
+from renderers.errors import PromptRefusedError, TemplateLimitError
+from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Printed
 from renderers.template.json_dump import traced_json
-from renderers.template.python_template import PromptRefusedError
 from renderers.template.traced import TracedStr, plain, traced_join, traced_text
+from renderers.template.traced_inputs import traced_value
 
 _VARIABLE = "tools_ts_str"
 _INDENT = "  "

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from rollouts.cli.doctor.finding import Finding, Outcome
-from rollouts.cli.terminal import one_line
+from rollouts.terminal.table import Column, Row, print_table
+from rollouts.terminal.text import printable_line
 
 _STYLES = {Outcome.OK: "green", Outcome.FAILED: "bold red", Outcome.ABSENT: "yellow", Outcome.SKIPPED: "dim"}
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """One row a finding, what to do about it below what was seen."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("seen")
-    for finding in findings:
-        seen = Text(one_line(finding.seen))
-        if finding.cure:
-            seen.append(f"\n-> {one_line(finding.cure)}", style="bold" if finding.outcome is Outcome.FAILED else "")
-        table.add_row(Text(finding.check), Text(finding.outcome.value, style=_STYLES[finding.outcome]), seen)
-    return table
+def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Print a row for each finding, with the cure below what was seen."""
+    columns = [Column("check"), Column("outcome"), Column("seen", min_width=32)]
+    print_table(columns, [_row(finding) for finding in findings], console)
+
+
+def _row(finding: Finding) -> Row:
+    seen = Text(printable_line(finding.seen))
+    if finding.cure:
+        seen.append(f"\n-> {printable_line(finding.cure)}", "bold" if finding.outcome is Outcome.FAILED else "")
+    return [finding.check, Text(finding.outcome.value, _STYLES[finding.outcome]), seen]
 
 
 def summary(findings: Sequence[Finding]) -> str:

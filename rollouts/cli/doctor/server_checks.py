@@ -1,4 +1,4 @@
-"""What the server is, how it was started, and how its connections behave."""
+"""Version, options, state and connections of the server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from renderers import RendererError
 from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
-from rollouts.cli.doctor.target import SAMPLED, Patient, fresh_image
+from rollouts.cli.doctor.target import SAMPLED_TOKENS, Target, fresh_image
 from rollouts.engines.vllm.capabilities import release_of
-from rollouts.engines.vllm.http.connection import HttpLimits, error_of
+from rollouts.engines.vllm.http.connection import HttpLimits, response_error
 from rollouts.errors import EngineError
 
-#: The versions whose wire is known: read in their sources, or talked to.
+#: The oldest and the newest version whose wire format is known, from their sources or from tests.
 KNOWN_VERSIONS = ((0, 20), (0, 33))
 
 _PINGS = 9
@@ -23,11 +23,11 @@ _PINGS = 9
 _KEEP_ALIVE_TRIES = 3
 
 
-async def reachable(patient: Patient) -> Finding:
+async def reachable(target: Target) -> Finding:
     seconds = []
     for _ in range(_PINGS):
         started = time.perf_counter()
-        status = await patient.health()
+        status = await target.health()
         seconds.append(time.perf_counter() - started)
         if status != 200:
             return failed(
@@ -36,25 +36,25 @@ async def reachable(patient: Patient) -> Finding:
                 "read its log, then start `vllm serve` again",
             )
     first, typical = seconds[0] * 1000, statistics.median(seconds[1:]) * 1000
-    return ok("reachable", f"first answer after {first:.1f} ms, later ones {typical:.1f} ms")
+    return ok("reachable", f"first response after {first:.1f} ms, later ones {typical:.1f} ms")
 
 
-async def keep_alive(patient: Patient) -> Finding:
-    """Whether an idle connection lives as long as we would use it again."""
+async def keep_alive(target: Target) -> Finding:
+    """Whether an idle connection stays open for as long as the engine uses it again."""
     idle = HttpLimits().keepalive_seconds
-    # A machine that stalls may sleep past the server's time; a server that closes early does so every time.
+    # A machine under load may sleep past the server's limit by chance; a server with a shorter limit closes every time.
     for _ in range(_KEEP_ALIVE_TRIES):
-        if await asyncio.to_thread(_survives, patient.connection.base_url, idle + 0.25):
+        if await asyncio.to_thread(_stays_open, target.connection.base_url, idle + 0.25):
             return ok("keep-alive", f"a connection idle for {idle:g} s is still open")
     return failed(
         "keep-alive",
-        f"the server, or a proxy before it, closes connections idle for {idle:g} s, after which we use them again",
+        f"the server, or a proxy before it, closes connections that are idle for {idle:g} s; the engine reuses them",
         "start the server with VLLM_HTTP_TIMEOUT_KEEP_ALIVE=5 (its default) or more, and raise the proxy's; or pass a "
         "smaller HttpLimits(keepalive_seconds=...)",
     )
 
 
-def _survives(base_url: str, seconds: float) -> bool:
+def _stays_open(base_url: str, seconds: float) -> bool:
     url = urlsplit(base_url)
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     connection = kind(url.hostname or "", url.port, timeout=10)
@@ -64,7 +64,7 @@ def _survives(base_url: str, seconds: float) -> bool:
             connection.getresponse().read()
             if connection.sock is None:  # "Connection: close"
                 return False
-            connection.auto_open = 0  # from now on a closed connection is an error and not opened again
+            connection.auto_open = 0  # a closed connection is an error from here on, and is not opened again
             time.sleep(pause)
     except (http.client.HTTPException, OSError):
         return False
@@ -73,70 +73,71 @@ def _survives(base_url: str, seconds: float) -> bool:
     return True
 
 
-async def version(patient: Patient) -> Finding:
-    said = patient.capabilities.version
-    release = release_of(said)
+async def version(target: Target) -> Finding:
+    reported = target.capabilities.version
+    release = release_of(reported)
     if release is None:
-        return absent("version", f"{said}: not a release", _VERSION_CURE)
+        return absent("version", f"{reported}: not a release", _VERSION_CURE)
     oldest, newest = KNOWN_VERSIONS
     if release[:2] < oldest:
-        return failed("version", f"vLLM {said}", f'pip install "vllm>={oldest[0]}.{oldest[1]}" where the server runs')
+        return failed(
+            "version", f"vLLM {reported}", f'pip install "vllm>={oldest[0]}.{oldest[1]}" where the server runs'
+        )
     if release[:2] > newest:
-        return failed("version", f"vLLM {said}, newer than any that is known here", _VERSION_CURE)
-    return ok("version", f"vLLM {said}")
+        return failed("version", f"vLLM {reported}, newer than the versions that mmrollouts knows", _VERSION_CURE)
+    return ok("version", f"vLLM {reported}")
 
 
-_VERSION_CURE = "if other checks fail too, its wire is another: pip install --upgrade mmrollouts"
+_VERSION_CURE = "if other checks fail too, its wire format has changed: pip install --upgrade mmrollouts"
 
 
-async def served_model(patient: Patient) -> Finding:
-    """Name and limit against the directory's config, and against what the checks themselves ask for."""
-    capabilities = patient.capabilities
-    text = patient.config.get("text_config", patient.config)
+async def served_model(target: Target) -> Finding:
+    """Compare the token limit with config.json, and with the longest request of the checks."""
+    capabilities = target.capabilities
+    text = target.config.get("text_config", target.config)
     positions = text.get("max_position_embeddings")
     seen = f"{capabilities.model}, {capabilities.max_model_len} tokens"
     if isinstance(positions, int) and capabilities.max_model_len > positions:
         return failed(
             "served model",
-            f"{seen}, but config.json knows {positions} positions; beyond them a model answers garbage",
+            f"{seen}, but config.json has {positions} positions; beyond them the completions of a model are garbage",
             f"start `vllm serve` with --max-model-len {positions}, or pass --model the directory that is served",
         )
-    needed = await asyncio.to_thread(_longest_request, patient)
+    needed = await asyncio.to_thread(_longest_request, target)
     if capabilities.max_model_len < needed:
-        room = max(needed, min(positions, _PLENTY) if isinstance(positions, int) else _PLENTY)
+        room = max(needed, min(positions, _CONVERSATION_TOKENS) if isinstance(positions, int) else _CONVERSATION_TOKENS)
         return failed(
             "served model",
-            f"{seen}: a short prompt with one small image and its answer take {needed}"
-            if "image" in patient.renderer.processors
-            else f"{seen}: a short prompt and its answer take {needed}",
+            f"{seen}: a short prompt with one small image and its completion take {needed}"
+            if target.has_images
+            else f"{seen}: a short prompt and its completion take {needed}",
             f"start `vllm serve` with --max-model-len {room}",
         )
     return ok("served model", f"{seen} of {positions} that config.json allows" if positions else seen)
 
 
-#: A limit that leaves room for a conversation.
-_PLENTY = 8192
+#: A token limit that has room for a conversation.
+_CONVERSATION_TOKENS = 8192
 
 
-def _longest_request(patient: Patient) -> int:
-    """The most tokens that a check's prompt and its completion have together."""
-    images = [fresh_image()] if "image" in patient.renderer.processors else []
-    prompt = patient.image_prompt(*images) if images else patient.text_prompt()
-    return len(prompt.token_ids) + SAMPLED
+def _longest_request(target: Target) -> int:
+    """The number of tokens of the longest prompt of a check and its completion."""
+    prompt = target.image_prompt(fresh_image()) if target.has_images else target.text_prompt()
+    return len(prompt.token_ids) + SAMPLED_TOKENS
 
 
-async def scale_out(patient: Patient) -> Finding:
-    if patient.capabilities.scale_out:
+async def scale_out(target: Target) -> Finding:
+    if target.capabilities.scale_out:
         return ok("token endpoint", "/inference/v1/generate answers")
     return failed(
         "token endpoint",
-        "/inference/v1/generate does not answer: neither rollouts nor most of the checks are possible",
+        "/inference/v1/generate does not answer: rollouts and most of the checks are impossible",
         "start `vllm serve` with --enable-scale-out",
     )
 
 
-async def control_routes(patient: Patient) -> Finding:
-    if patient.capabilities.control:
+async def control_routes(target: Target) -> Finding:
+    if target.capabilities.control:
         return ok("control routes", "pause, resume, sleep and weight reloading are on")
     return absent(
         "control routes",
@@ -145,40 +146,42 @@ async def control_routes(patient: Patient) -> Finding:
     )
 
 
-async def running(patient: Patient) -> Finding:
-    """A paused server answers everything but requests to generate, which wait."""
-    if not await patient.control.is_paused():
+async def running(target: Target) -> Finding:
+    """A paused server answers all requests except those to generate, which wait."""
+    if not await target.control.is_paused():
         return ok("running", "neither paused nor asleep")
-    url = patient.connection.base_url
-    if await patient.control.is_sleeping():
-        return failed("running", "the server sleeps: requests wait until it is woken up", f"curl -X POST {url}/wake_up")
+    url = target.connection.base_url
+    if await target.control.is_sleeping():
+        return failed(
+            "running", "the server is asleep: requests wait until it is woken up", f"curl -X POST {url}/wake_up"
+        )
     return failed("running", "the server is paused: requests wait until it is resumed", f"curl -X POST {url}/resume")
 
 
-async def pause_and_resume(patient: Patient) -> Finding:
-    """Freeze the server for a moment; nothing in flight is lost and no cache is cleared."""
-    if await patient.health() != 200:
-        return skipped("pause, resume", "the server died of a check before")
-    control = patient.control
+async def pause_and_resume(target: Target) -> Finding:
+    """Pause the server for a moment; requests in flight are kept and no cache is cleared."""
+    if await target.health() != 200:
+        return skipped("pause, resume", "an earlier check has ended the server's engine")
+    control = target.control
     try:
         await control.pause(mode="keep", clear_cache=False)
         paused = await control.is_paused()
     finally:
-        await _resume(patient)
+        await _resume(target)
     if not paused or await control.is_paused():
         return failed(
             "pause, resume",
-            "the server answered and did not do what it was asked",
-            "read its log; a weight update now would go wrong",
+            "the server accepted the request and did not pause or resume",
+            "read its log before you update weights in it",
         )
-    return ok("pause, resume", "paused, with what is in flight kept, and resumed")
+    return ok("pause, resume", "paused, with requests in flight kept, and resumed")
 
 
-async def _resume(patient: Patient) -> None:
-    """Whatever happens, do not leave it paused."""
+async def _resume(target: Target) -> None:
+    """Resume the server, with retries: it must not stay paused."""
     for attempt in range(5):
         try:
-            await patient.control.resume()
+            await target.control.resume()
             return
         except EngineError:
             if attempt == 4:
@@ -186,38 +189,38 @@ async def _resume(patient: Patient) -> None:
             await asyncio.sleep(1)
 
 
-async def pixel_dtype(patient: Patient) -> Finding:
-    """Which pixels the server wants, as read off its own processing, and how `media="auto"` sends images."""
-    if "image" not in patient.renderer.processors:
-        return skipped("pixel dtype", f"no images are processed here: {_why_no_images(patient)}")
-    wanted = patient.capabilities.pixel_dtype
-    if wanted is None:
-        return await _no_pixels(patient)
-    where = "on its device" if wanted == "uint8" else "in its processor, on the CPU"
+async def pixel_dtype(target: Target) -> Finding:
+    """The dtype of pixels that the server takes, and the mode in which `media="auto"` sends images."""
+    if not target.has_images:
+        return skipped("pixel dtype", f"no images are processed here: {_reason_without_images(target)}")
+    dtype = target.capabilities.pixel_dtype
+    if dtype is None:
+        return await _no_pixels(target)
+    where = "on its device" if dtype == "uint8" else "in its processor, on the CPU"
     return ok(
-        "pixel dtype", f'{wanted}: the server normalises {where}; media="auto" sends images as {patient.image_mode}'
+        "pixel dtype", f'{dtype}: the server normalises {where}; media="auto" sends images as {target.image_mode}'
     )
 
 
-def _why_no_images(patient: Patient) -> str:
+def _reason_without_images(target: Target) -> str:
     try:
-        patient.image_prompt(fresh_image())
+        target.image_prompt(fresh_image())
     except RendererError as error:
         return str(error)
     return "the renderer has no processor"
 
 
-async def _no_pixels(patient: Patient) -> Finding:
-    """The model of --model takes images, and the server shows no pixels of one."""
-    reply = await patient.render(patient.image_prompt(fresh_image()))
-    if reply.status == 400:
+async def _no_pixels(target: Target) -> Finding:
+    """The finding where the model of --model takes images and the server shows no pixels of one."""
+    response = await target.render(target.image_prompt(fresh_image()))
+    if response.status == 400:
         return absent(
             "pixel dtype",
-            f"the model of --model takes images, the server none: {error_of('', reply, '/render').body}",
+            f"the model of --model takes images, the server none: {response_error('', response, '/render').body}",
             "start `vllm serve` without --language-model-only, and with --limit-mm-per-prompt '{\"image\": 8}' or more",
         )
     return skipped(
         "pixel dtype",
-        f"the server does not show what it makes of an image: /render answers {reply.status}",
+        f"the server does not show its pixels of an image: /render answers {response.status}",
         "start `vllm serve` with --enable-scale-out and --mm-processor-cache-gb 0",
     )

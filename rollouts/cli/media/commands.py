@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from rollouts.cli.terminal import complain, refuse, say
+from rollouts.terminal.text import exit_with_error, print_error, print_line
 
 if TYPE_CHECKING:
     from rollouts.cli.media.inventory import Inventory
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 media_commands = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Target = Annotated[Path, typer.Argument(help="The directory of a media store, or a trajectory file (.mmr).")]
-
-# Wide enough that a pipe never gets a table with words cut off.
-_UNBOUNDED = 10_000
 
 
 @media_commands.callback()
@@ -35,18 +31,17 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead, with whole digests.")] = False,
 ) -> None:
     """List each distinct medium: digest, type, size, bytes, and for trajectories how often and where it is used."""
-    from rollouts.cli.media.listing import media_as_json, media_table
+    from rollouts.cli.media.listing import media_as_json, print_media
 
     with _inventory(target) as inventory:
         if as_json:
             sys.stdout.write(json.dumps(media_as_json(inventory)) + "\n")
         elif inventory.media:
-            console = _console()
-            console.print(media_table(inventory))
+            print_media(inventory)
         else:
-            say(f"{target} holds no media")
-    for damage in inventory.damage:
-        complain(f"not listed: {damage}")
+            print_line(f"{target} holds no media")
+    for problem in inventory.problems:
+        print_error(f"not listed: {problem}")
 
 
 @media_commands.command()
@@ -55,16 +50,16 @@ def verify(target: Target) -> None:
     from rollouts.cli.media.verification import verify_all
 
     with _inventory(target) as inventory:
-        failed = len(inventory.damage)
-        for damage in inventory.damage:
-            say(damage)
+        failed = len(inventory.problems)
+        for problem in inventory.problems:
+            print_line(problem)
         for finding in verify_all(inventory.media):
             failed += finding.fatal
-            say(f"{finding.digest}: {finding.reason}")
+            print_line(f"{finding.digest}: {finding.reason}")
     if failed:
-        say(f"{failed} failed, {len(inventory.media)} media checked")
+        print_line(f"{failed} failed, {len(inventory.media)} media checked")
         raise typer.Exit(1)
-    say(f"{len(inventory.media)} media match their digests and decode")
+    print_line(f"{len(inventory.media)} media match their digests and decode")
 
 
 @media_commands.command()
@@ -84,15 +79,16 @@ def export(
 
 def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path | None) -> bool:
     """Whether anything was not exported."""
-    from rollouts.cli.media.export import ExportError, export_medium
+    from rollouts.cli.errors import ExportError
+    from rollouts.cli.media.export import export_medium
 
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        refuse(f"{out} cannot be made: {error.strerror or error}")
-    failed = len(inventory.damage)
-    for damage in inventory.damage:
-        complain(f"not exported: {damage}")
+        exit_with_error(f"{out} cannot be made: {error.strerror or error}")
+    failed = len(inventory.problems)
+    for problem in inventory.problems:
+        print_error(f"not exported: {problem}")
     written = 0
     for medium in inventory.media:
         try:
@@ -100,8 +96,8 @@ def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path |
             written += 1
         except ExportError as error:
             failed += 1
-            complain(str(error))
-    say(f"{written} media in {out}")
+            print_error(str(error))
+    print_line(f"{written} media in {out}")
     if contact_sheet is not None:
         _draw(inventory, contact_sheet, str(target))
     return failed > 0
@@ -114,19 +110,14 @@ def _draw(inventory: Inventory, path: Path, title: str) -> None:
     contact_sheet(inventory, title).save(drawn, "PNG")
     try:
         if path.exists() and not path.is_file():
-            refuse(f"{path} cannot be written: it is there and is no file")
+            exit_with_error(f"{path} cannot be written: it is there and is no file")
         path.write_bytes(drawn.getvalue())
     except OSError as error:
-        refuse(f"{path} cannot be written: {error.strerror or error}")
-    say(f"contact sheet in {path}")
+        exit_with_error(f"{path} cannot be written: {error.strerror or error}")
+    print_line(f"contact sheet in {path}")
 
 
 def _inventory(target: Path) -> Inventory:
     from rollouts.cli.media.inventory import take_inventory
 
     return take_inventory(target)
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_UNBOUNDED)

@@ -10,23 +10,14 @@ from PIL import Image
 
 from renderers import MediaSource
 from renderers.errors import MediaDigestError, MediaError
+from renderers.file_reading import read_bytes
 from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_to_image
 from renderers.media.raw_video import is_raw_video, raw_video_frames
-from renderers.regular_files import read_finite
+from rollouts.cli.errors import ExportError
 from rollouts.cli.media.description import describe
 from rollouts.cli.media.inventory import Medium
-from rollouts.errors import RolloutsError
 
 _DIGITS = 16
-
-
-class ExportError(RolloutsError):
-    """A medium was not exported. `digest` names it."""
-
-    def __init__(self, digest: str, reason: str) -> None:
-        self.digest = digest
-        self.reason = reason
-        super().__init__(f"{digest}: {reason}")
 
 
 def export_medium(medium: Medium, directory: Path) -> Path:
@@ -92,7 +83,7 @@ def _write_new(path: Path, data: bytes | memoryview) -> bool:
 
 def _same(path: Path, data: bytes | memoryview) -> bool:
     """Equal bytes, or PNGs of equal pixels: another Pillow may have compressed them differently."""
-    held = read_finite(path)
+    held = read_bytes(path)
     if held == data:
         return True
     try:

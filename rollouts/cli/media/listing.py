@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from rollouts.cli.media.description import Description, describe
 from rollouts.cli.media.inventory import Inventory, Medium
-from rollouts.cli.render.token_view import visible
+from rollouts.terminal.table import Column, print_table
+from rollouts.terminal.text import printable_line
 
 _DIGITS = 16
 _EPISODES = 3
 
 
-def media_table(inventory: Inventory) -> Table:
-    """One line a medium; for trajectories also how often and in which episodes it was shown."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="", footer_style="", show_footer=True)
-    table.add_column("digest", f"{len(inventory.media):,} media")
-    table.add_column("type")
-    table.add_column("size", justify="right")
-    table.add_column("bytes", f"{inventory.nbytes:,}", justify="right")
+def print_media(inventory: Inventory) -> None:
+    """Print a table of media, for trajectories with the number of uses and the episodes that use each."""
+    columns = [
+        Column("digest", f"{len(inventory.media):,} media"),
+        Column("type", drop_order=2),
+        Column("size", align_right=True),
+        Column("bytes", f"{inventory.nbytes:,}", align_right=True),
+    ]
     if inventory.references is not None:
-        table.add_column("uses", f"{inventory.references:,}", justify="right")
-        table.add_column("episodes")
+        columns += [
+            Column("uses", f"{inventory.references:,}", align_right=True, drop_order=3),
+            Column("episodes", min_width=16, drop_order=1),
+        ]
+    rows = []
     for medium in inventory.media:
         described = _described(medium)
         row = [medium.digest[:_DIGITS], _type(described), described.size, f"{medium.nbytes:,}"]
         if inventory.references is not None:
             row += [f"{medium.uses:,}", _episodes(medium)]
-        # Names of episodes come from the file: nothing in them is markup.
-        table.add_row(*map(Text, row))
-    return table
+        rows.append(row)
+    print_table(columns, rows)
 
 
 def media_as_json(inventory: Inventory) -> list[dict[str, Any]]:
@@ -67,6 +68,6 @@ def _type(described: Description) -> str:
 
 
 def _episodes(medium: Medium) -> str:
-    names = [visible(name) for name in list(medium.episodes)[:_EPISODES]]
+    names = [printable_line(name) for name in list(medium.episodes)[:_EPISODES]]
     more = len(medium.episodes) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")

@@ -8,20 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from renderers.regular_files import open_finite, read_finite
-from rollouts.errors import RolloutsError
+from renderers.file_reading import open_readable, read_bytes
+from rollouts.cli.errors import ConversationFileError
 
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
-
-
-class ConversationFileError(RolloutsError):
-    """A file does not hold what was asked of it. `path` names it, `line` (from 1) the place if there is one."""
-
-    def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
-        self.path = path
-        self.reason = reason
-        self.line = line
-        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")
 
 
 class Conversation(NamedTuple):
@@ -67,7 +57,7 @@ def _tool_list(path: Path, tools: Any) -> list[Any] | None:
 
 def _read(path: Path) -> str:
     try:
-        return read_finite(path).decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise ConversationFileError(path, f"cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -78,7 +68,7 @@ def _read(path: Path) -> str:
 
 def _line(path: Path, number: int) -> str:
     try:
-        with io.TextIOWrapper(open_finite(path), encoding="utf-8-sig") as lines:
+        with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as lines:
             line = next(islice(lines, number - 1, None), None)
     except OSError as error:
         raise ConversationFileError(path, f"cannot be read: {error.strerror or error}") from error

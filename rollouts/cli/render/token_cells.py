@@ -32,8 +32,12 @@ class TokenCell:
 def token_cells(renderer: TemplateRenderer, rendered: RenderedTokens) -> Iterator[TokenCell]:
     """All tokens, in order. Joining the texts gives what decoding the tokens gives, an image's placeholders apart."""
     media = rendered.multi_modal_data
-    images = {} if media is None else {where.offset: number for number, (_, where) in enumerate(media.placed(), 1)}
-    lengths = {} if media is None else {where.offset: where.length for _, where in media.placed()}
+    images = (
+        {}
+        if media is None
+        else {where.offset: number for number, (_, where) in enumerate(media.items_with_ranges(), 1)}
+    )
+    lengths = {} if media is None else {where.offset: where.length for _, where in media.items_with_ranges()}
     for span in rendered.spans:
         before: Sequence[int] = ()
         start = span.start

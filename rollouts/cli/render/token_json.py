@@ -21,7 +21,7 @@ def tokens_as_json(rendered: RenderedTokens, cells: Iterable[TokenCell]) -> dict
         rendered.tokens_per_message(sampled_only=True),
         strict=True,
     )
-    media = [] if rendered.multi_modal_data is None else rendered.multi_modal_data.placed()
+    media = [] if rendered.multi_modal_data is None else rendered.multi_modal_data.items_with_ranges()
     return {
         "token_ids": rendered.token_ids,
         "message_indices": rendered.message_indices,

@@ -19,11 +19,13 @@ from enum import StrEnum
 from itertools import groupby
 
 from rich.cells import cell_len
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from renderers import RenderedTokens
 from rollouts.cli.render.token_cells import TokenCell
+from rollouts.terminal.table import Column, print_table
+from rollouts.terminal.text import printable
 
 SAMPLED, CONTENT, SCAFFOLD = "●", "○", "·"
 
@@ -63,11 +65,6 @@ class View:
     width: int | None
 
 
-def visible(text: str) -> str:
-    """The same text with every character that a terminal would obey, or not show, written out."""
-    return text if text.isprintable() else "".join(map(_visible_character, text))
-
-
 def token_lines(rendered: RenderedTokens, cells: Iterable[TokenCell], view: View) -> Iterator[Text]:
     """The lines that show all tokens, margin included."""
     labels = message_labels(rendered)
@@ -100,22 +97,24 @@ def legend(rendered: RenderedTokens, view: View) -> Text:
     return line
 
 
-def counts_table(rendered: RenderedTokens) -> Table:
-    """Tokens per message: all of them, body, sampled."""
+def print_counts(rendered: RenderedTokens, console: Console) -> None:
+    """Print a table of tokens per message: all tokens, message body, sampled."""
     labels = message_labels(rendered)
     counts = {owner: [0, 0, 0] for owner in (*range(len(rendered.message_roles)), -1)}
     for span in rendered.spans:
         length = span.end - span.start
         for column, counted in enumerate((True, span.content, span.sampled)):
             counts[span.message_index][column] += length * counted
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_footer=True, header_style="", footer_style="")
-    table.add_column("message", "total")
-    for column, heading in enumerate(("tokens", "content", "sampled")):
-        table.add_column(heading, f"{sum(row[column] for row in counts.values()):,}", justify="right")
-    for owner, row in counts.items():
-        if owner >= 0 or any(row):
-            table.add_row(Text(labels[owner]), *(f"{count:,}" for count in row))
-    return table
+    totals = [f"{sum(row[column] for row in counts.values()):,}" for column in range(3)]
+    headings = zip(("tokens", "content", "sampled"), totals, strict=True)
+    columns = [
+        Column("message", "total", min_width=10),
+        *(Column(heading, total, align_right=True) for heading, total in headings),
+    ]
+    rows = [
+        [labels[owner], *(f"{count:,}" for count in row)] for owner, row in counts.items() if owner >= 0 or any(row)
+    ]
+    print_table(columns, rows, console)
 
 
 def message_labels(rendered: RenderedTokens) -> dict[int, str]:
@@ -124,18 +123,9 @@ def message_labels(rendered: RenderedTokens) -> dict[int, str]:
     last = len(str(len(rendered.message_roles) - 1))
     names: Sequence[str | None] = rendered.message_tool_names or [None] * len(rendered.message_roles)
     for index, (role, name) in enumerate(zip(rendered.message_roles, names, strict=True)):
-        label = f"{index:>{last}} {role}" + (f" {visible(name)}" if name else "")
+        label = f"{index:>{last}} {role}" + (f" {printable(name)}" if name else "")
         labels[index] = label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
     return labels
-
-
-def _visible_character(character: str) -> str:
-    if character.isprintable() or character == "\n":
-        return character
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)  # the images that Unicode has for control characters
-    return "␡" if code == 0x7F else f"<U+{code:04X}>"
 
 
 def _mark(cell: TokenCell) -> str:
@@ -168,7 +158,7 @@ def _add_cell(lines: list[Text], cell: TokenCell, style: str, view: View) -> Non
     if lines[-1] and not view.colours and not view.ids:
         lines[-1].append(_BOUNDARY)
     text = f"[{cell.text}]" if cell.image is not None else cell.text
-    *broken, rest = visible(text).split("\n")
+    *broken, rest = printable(text).split("\n")
     for piece in broken:
         lines[-1].append(piece + _LINE_BREAK, style)
         lines.append(Text())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollouts.cli.terminal import complain, one_line, refuse, say, show_table
+from rollouts.terminal.text import exit_with_error, print_error, print_line, printable_line
 
 if TYPE_CHECKING:
     from rollouts.cli.trajectory_file.episodes import Episode, OpenFile
@@ -32,19 +32,19 @@ def ls(
     file: File, as_json: Annotated[bool, typer.Option("--json", help="Print data instead, a list of objects.")] = False
 ) -> None:
     """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and whether it ended."""
-    from rollouts.cli.traj.listing import describe_episode, episode_table
+    from rollouts.cli.traj.listing import describe_episode, print_episodes
 
-    troubles: list[str] = []
+    problems: list[str] = []
     with _opened(file) as opened:
-        described = [describe_episode(episode) for episode in _sound(opened, troubles)]
+        described = [describe_episode(episode) for episode in _sound(opened, problems)]
     if as_json:
         sys.stdout.write(json.dumps(described) + "\n")
     elif described:
-        show_table(episode_table(described))
+        print_episodes(described)
     else:
-        say(f"{file} holds no episodes")
-    for words in troubles:
-        complain(f"not listed: {words}")
+        print_line(f"{file} holds no episodes")
+    for words in problems:
+        print_error(f"not listed: {words}")
 
 
 @traj_commands.command()
@@ -60,20 +60,20 @@ def show(
     with _opened(file) as opened:
         found = _choose(opened, episode)
         if found is None:
-            refuse(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them")
-        if found.faults:
-            refuse(f"{found.name}: {found.faults[0]}")
+            exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them")
+        if found.violations:
+            exit_with_error(f"{found.name}: {found.violations[0]}")
         facts = describe_episode(found)
-        name, group = one_line(facts["episode"]), one_line(facts["group"]) or "-"
-        say(
+        name, group = printable_line(facts["episode"]), printable_line(facts["group"]) or "-"
+        print_line(
             f"episode {name} of group {group}, seed {found.trajectory.seed}: "
             f"{facts['turns']} turns, {facts['branches']} branches, {facts['tokens']:,} tokens, "
             f"{facts['sampled']:,} sampled, {facts['images']} images, reward {facts['reward']:.4g}, {ending(facts)}"
         )
         if found.trajectory.error:
-            say(f"error: {one_line(found.trajectory.error)}")
+            print_line(f"error: {printable_line(found.trajectory.error)}")
         for line in tree_lines(found.trajectory, ids=ids):
-            say(line)
+            print_line(line)
 
 
 @traj_commands.command()
@@ -89,18 +89,18 @@ def export(
     from rollouts.cli.traj.parquet import write_parquet
 
     if jsonl is None and parquet is None:
-        refuse("say where to: --jsonl OUT, --parquet OUT, or both")
+        exit_with_error("say where to: --jsonl OUT, --parquet OUT, or both")
     failed = False
     for out in filter(None, (jsonl, parquet)):
-        troubles: list[str] = []
+        problems: list[str] = []
         files = MediaFiles(out.parent / f"{out.stem}-media")
         with _opened(file) as opened, new_file(out) as path:
-            episodes = _sound(opened, troubles)
+            episodes = _sound(opened, problems)
             write = write_jsonl if out is jsonl else write_parquet
-            written = write(episodes, path, files, troubles)
-        say(f"{written} episodes in {out}, {len(files)} media")
-        for words in (*troubles, *files.failures):
-            complain(f"not exported: {words}")
+            written = write(episodes, path, files, problems)
+        print_line(f"{written} episodes in {out}, {len(files)} media")
+        for words in (*problems, *files.failures):
+            print_error(f"not exported: {words}")
             failed = True
     if failed:
         raise typer.Exit(1)
@@ -113,14 +113,14 @@ def verify(file: File) -> None:
 
     verification = Verification(file)
     for words in verification.findings():
-        say(words)
+        print_line(words)
     counts = f"{verification.records} records, {verification.episodes} episodes, {len(verification.media)} media"
     if verification.failures:
-        say(
+        print_line(
             f"{verification.failures} failed, {counts} checked; `rollouts traj repair` keeps the records that are whole"
         )
         raise typer.Exit(1)
-    say(f"{counts}: every checksum, digest and tree is right")
+    print_line(f"{counts}: every checksum, digest and tree is right")
 
 
 @traj_commands.command()
@@ -129,9 +129,9 @@ def merge(
     out: Annotated[Path, typer.Option(help="The new file.")],
 ) -> None:
     """Write the records of several files into one, each image once."""
-    from transport.records.repair import merge as merge_files
+    from transport.records.rewriting import merge_record_files
 
-    say(f"{merge_files(files, out)} records in {out}")
+    print_line(f"{merge_record_files(files, out)} records in {out}")
 
 
 @traj_commands.command()
@@ -139,16 +139,16 @@ def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")])
     """Write the records that are whole, in order, to a new file; name those that are not. FILE is left as it is."""
     from rollouts.cli.traj.new_file import new_file
     from transport.records.file_lock import locked
-    from transport.records.repair import repair as repair_file
+    from transport.records.rewriting import repair_record_file
 
     with _opened(file):  # what it is is said under its own name, and not under that of the copy
         pass
     with new_file(out) as path, locked(file):  # what a writer has not finished yet is no damage
         shutil.copyfile(file, path)
-        report = repair_file(path)
+        report = repair_record_file(path)
     for dropped in report.dropped:
-        say(f"record {dropped.index}: {dropped.reason}")
-    say(
+        print_line(f"record {dropped.index}: {dropped.reason}")
+    print_line(
         f"{report.kept} records in {out}; {len(report.dropped)} dropped, {report.truncated_bytes} unfinished bytes "
         "cut off"
     )
@@ -162,26 +162,26 @@ def _opened(path: Path) -> Iterator[OpenFile]:
         yield opened
 
 
-def _sound(opened: OpenFile, troubles: list[str]) -> Iterator[Episode]:
-    """The episodes that are sound; what is wrong with the others goes to `troubles`, a line each."""
-    from rollouts.cli.trajectory_file.episodes import Damage
+def _sound(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
+    """The episodes that are sound; what is wrong with the others goes to `problems`, a line each."""
+    from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
     for found in opened:
-        if isinstance(found, Damage):
-            troubles.append(found.words)
-        elif found.faults:
-            troubles.append(f"{found.name}: {found.faults[0]}")
+        if isinstance(found, UnreadableRecord):
+            problems.append(found.reason)
+        elif found.violations:
+            problems.append(f"{found.name}: {found.violations[0]}")
         else:
             yield found
 
 
 def _choose(opened: OpenFile, wanted: str) -> Episode | None:
     """By id, or else by number."""
-    from rollouts.cli.trajectory_file.episodes import Damage
+    from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
     by_number = None
     for found in opened:
-        if isinstance(found, Damage):
+        if isinstance(found, UnreadableRecord):
             continue
         if found.trajectory.episode_id == wanted:
             return found

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from rollouts.cli.terminal import one_line
 from rollouts.cli.trajectory_file.episodes import Episode
+from rollouts.terminal.table import Column, print_table
+from rollouts.terminal.text import printable_line
 
-_COUNTS = ("turns", "branches", "tokens", "sampled", "images")
+# The columns of counts, each with its place in the order in which a narrow table leaves columns out.
+_COUNTS = {"turns": 4, "branches": 1, "tokens": 6, "sampled": 5, "images": 3}
 
 
 def describe_episode(episode: Episode) -> dict[str, Any]:
@@ -42,19 +41,28 @@ def ending(described: dict[str, Any]) -> str:
     return "done" if described["done"] else "-"
 
 
-def episode_table(described: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", footer_style="", show_footer=True)
-    table.add_column("#", justify="right")
-    table.add_column("episode", f"{len(described):,} episodes")
-    table.add_column("group", f"{len({one['group'] for one in described}):,}")
-    for name in _COUNTS:
-        table.add_column(name, f"{sum(one[name] for one in described):,}", justify="right")
-    mean = sum(one["reward"] for one in described) / max(len(described), 1)
-    table.add_column("reward", f"{mean:.4g}", justify="right")
-    table.add_column("done", f"{sum(one['done'] for one in described):,}")
-    for one in described:
-        # Names come from the file: nothing in them is markup.
-        names = [one_line(one["episode"]), one_line(one["group"]) or "-"]
-        counts = [f"{one[name]:,}" for name in _COUNTS]
-        table.add_row(*map(Text, [str(one["number"]), *names, *counts, f"{one['reward']:.4g}", ending(one)]))
-    return table
+def print_episodes(described: Sequence[dict[str, Any]]) -> None:
+    """Print a table of episodes, with totals below it; of the reward the mean."""
+    totals = {name: f"{sum(one[name] for one in described):,}" for name in _COUNTS}
+    groups = len({one["group"] for one in described})
+    mean_reward = sum(one["reward"] for one in described) / max(len(described), 1)
+    columns = [
+        Column("#", align_right=True),
+        Column("episode", f"{len(described):,} episodes", min_width=16),
+        Column("group", f"{groups:,} groups", min_width=10, drop_order=2),
+        *(Column(name, totals[name], align_right=True, drop_order=order) for name, order in _COUNTS.items()),
+        Column("reward", f"{mean_reward:.4g}", align_right=True),
+        Column("done", f"{sum(one['done'] for one in described):,}"),
+    ]
+    rows = (
+        [
+            str(one["number"]),
+            printable_line(one["episode"]),
+            printable_line(one["group"]) or "-",
+            *(f"{one[name]:,}" for name in _COUNTS),
+            f"{one['reward']:.4g}",
+            ending(one),
+        ]
+        for one in described
+    )
+    print_table(columns, rows)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollouts.cli.media.export import ExportError, export_medium
+from rollouts.cli.errors import ExportError
+from rollouts.cli.media.export import export_medium
 from rollouts.cli.media.inventory import Medium
 from rollouts.trajectory.pixel_forms import AbsentSource
 from rollouts.trajectory.token_node import MediaReference

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollouts.cli.trajectory_file.episodes import TrajectoryFileError
+from rollouts.cli.errors import TrajectoryFileError
 
 
 @contextmanager

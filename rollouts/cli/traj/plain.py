@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from renderers import MediaSource
-from rollouts.errors import RolloutsError
+from renderers.bfloat16 import bfloat16_to_float32
+from rollouts.cli.errors import NoJsonFormError
 from transport.wire.arrays import is_tensor, tensor_parts
 
 # Their `str` says all of them, and reads back.
@@ -48,16 +49,6 @@ _NUMPY_NAMES: Final = frozenset(
         "complex128",
     ]
 )
-
-
-class NoJsonFormError(RolloutsError):
-    """A value has no form in JSON. `type_name` is its class."""
-
-    def __init__(self, value: object) -> None:
-        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
-        super().__init__(
-            f"a value of type {self.type_name} has no form in JSON; record plain data, an array or a tensor instead"
-        )
 
 
 def plain(value: Any) -> Any:
@@ -143,9 +134,8 @@ def _tensor(tensor: Any) -> dict[str, Any]:
     name, shape, data = tensor_parts(tensor)
     if name in _NUMPY_NAMES:
         return _array(name, data.view(np.dtype(name)).reshape(shape))
-    if name == "bfloat16":  # the upper half of a float32
-        widened = (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return _array(name, widened.reshape(shape))
+    if name == "bfloat16":
+        return _array(name, bfloat16_to_float32(data.view(np.uint16)).reshape(shape))
     return {"dtype": name, "shape": shape, "data": plain(data.tobytes())}
 
 

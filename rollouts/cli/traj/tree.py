@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from rollouts.cli.terminal import one_line
+from rollouts.terminal.text import printable_line
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory, Turn
 
@@ -64,7 +64,7 @@ def _node_words(node: TokenNode, turn: Turn | None) -> str:
     if turn is not None:
         parts.append(f"{turn.finish_reason.value}, reward {turn.reward:.4g}")
     parts += [text for message in said if (text := text_of(message))]
-    return one_line("   ".join(parts))
+    return printable_line("   ".join(parts))
 
 
 def text_of(message: Any) -> str:

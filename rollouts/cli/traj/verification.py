@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollouts.cli.trajectory_file.episodes import Damage, open_file
+from rollouts.cli.trajectory_file.episodes import UnreadableRecord, open_file
 from rollouts.trajectory.pixel_forms import AbsentSource
 
 
@@ -32,13 +32,13 @@ class Verification:
         with open_file(self.path) as file:
             self.records = file.records
             for found in file:
-                if isinstance(found, Damage):
-                    yield found.words
+                if isinstance(found, UnreadableRecord):
+                    yield found.reason
                     continue
                 self.episodes += 1
-                for fault in found.faults:
-                    yield f"{found.name}: {fault}"
-                if not found.faults:
+                for violation in found.violations:
+                    yield f"{found.name}: {violation}"
+                if not found.violations:
                     references = found.trajectory.all_media()
                     self.media |= {one.source.digest for one in references if not isinstance(one.source, AbsentSource)}
             if file.unfinished:

@@ -7,21 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollouts.cli.trajectory_file.bounds import quoted
-from rollouts.cli.trajectory_file.invariants import faults
-from rollouts.errors import RolloutsError
+from rollouts.cli.errors import TrajectoryFileError
+from rollouts.cli.trajectory_file.invariants import violations
+from rollouts.cli.trajectory_file.value_limits import short_repr
 from rollouts.trajectory.pixel_forms import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordReader, TransportError
-
-
-class TrajectoryFileError(RolloutsError):
-    """A path holds no trajectories that can be read, or cannot be written. `path` names it."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(f"{path}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +22,18 @@ class Episode:
     number: int
     record: int
     trajectory: Trajectory
-    faults: list[str]
+    violations: list[str]
 
     @property
     def name(self) -> str:
-        return f"record {self.record}, episode {quoted(self.trajectory.episode_id)}"
+        return f"record {self.record}, episode {short_repr(self.trajectory.episode_id)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class UnreadableRecord:
     """What cannot be read, in words that name the record."""
 
-    words: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +50,24 @@ class OpenFile:
     def unfinished(self) -> int:
         return self.reader.truncated_bytes
 
-    def __iter__(self) -> Iterator[Episode | Damage]:
+    def __iter__(self) -> Iterator[Episode | UnreadableRecord]:
         """Every episode in order; one record holds one, or a list of them."""
         number = 0
         for record in range(len(self.reader)):
             try:
                 held = self.reader[record]
             except TransportError as error:
-                yield Damage(f"record {record}: {error}")
+                yield UnreadableRecord(f"record {record}: {error}")
                 continue
             found = list(members(held))
             if not found:
-                yield Damage(f"record {record}: it holds a {type(held).__name__} and no episode")
+                yield UnreadableRecord(f"record {record}: it holds a {type(held).__name__} and no episode")
             for member in found:
                 if isinstance(member, Trajectory):
-                    yield Episode(number, record, member, list(faults(member)))
+                    yield Episode(number, record, member, list(violations(member)))
                     number += 1
                 else:
-                    yield Damage(f"record {record}: it holds a {type(member).__name__} among its episodes")
+                    yield UnreadableRecord(f"record {record}: it holds a {type(member).__name__} among its episodes")
 
 
 @contextmanager

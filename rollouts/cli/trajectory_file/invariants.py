@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from renderers import MediaSource, PlaceholderRange
-from rollouts.cli.trajectory_file.bounds import excess, quoted
+from renderers.placement import placement_error
+from rollouts.cli.trajectory_file.value_limits import limit_violation, short_repr
 from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.token_node import MediaReference, TokenNode
 from rollouts.trajectory.tree import Trajectory, Turn
 
 
-def faults(trajectory: Trajectory) -> Iterator[str]:
+def violations(trajectory: Trajectory) -> Iterator[str]:
     """What is wrong with an episode, part by part.
 
     Types are not taken for granted: decoding checks the names of fields and not what is in them.
@@ -30,17 +31,17 @@ def faults(trajectory: Trajectory) -> Iterator[str]:
     if wrong:
         yield f"{', '.join(wrong)}: no finite number"
     if isinstance(trajectory.seed, bool) or not -(2**63) <= trajectory.seed < 2**63:
-        yield f"its seed {quoted(trajectory.seed)} is no integer of 64 bits"
-    if (words := excess((trajectory.metrics, trajectory.provenance))) is not None:
+        yield f"its seed {short_repr(trajectory.seed)} is no integer of 64 bits"
+    if (words := limit_violation((trajectory.metrics, trajectory.provenance))) is not None:
         yield f"metrics or provenance hold {words}"
     for index, node in enumerate(trajectory.nodes):
         if not isinstance(node, TokenNode):
             yield f"node {index} is a {type(node).__name__}"
             continue
-        for words in _node_faults(index, node):
+        for words in _node_violations(index, node):
             yield f"node {index}: {words}"
     for number, turn in enumerate(trajectory.turns):
-        for words in _turn_faults(turn, trajectory.nodes):
+        for words in _turn_violations(turn, trajectory.nodes):
             yield f"turn {number}: {words}"
 
 
@@ -61,9 +62,9 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, _NUMBER) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
-def _node_faults(index: int, node: TokenNode) -> Iterator[str]:
+def _node_violations(index: int, node: TokenNode) -> Iterator[str]:
     if type(node.parent) is not int or not -1 <= node.parent < index:
-        yield f"its parent {quoted(node.parent)} is not before it"
+        yield f"its parent {short_repr(node.parent)} is not before it"
     arrays = {"token_ids": "iu", "sampled": "b", "logprobs": "f"}
     wrong = [name for name, kinds in arrays.items() if not _is_vector(getattr(node, name), kinds)]
     if wrong:
@@ -82,31 +83,31 @@ def _node_faults(index: int, node: TokenNode) -> Iterator[str]:
         yield f"content is not a mask of its {count} tokens"
     if not isinstance(node.messages, _LIST) or not all(isinstance(message, dict) for message in node.messages):
         yield "messages are not messages"
-    elif (words := excess(node.messages)) is not None:
+    elif (words := limit_violation(node.messages)) is not None:
         yield f"messages hold {words}"
-    yield from _extra_faults(node.extras, count)
-    yield from _span_faults(node.weight_spans, sampled)
-    yield from _media_faults(node.media, count)
+    yield from _extra_violations(node.extras, count)
+    yield from _span_violations(node.weight_spans, sampled)
+    yield from _media_violations(node.media, count)
 
 
 def _is_vector(array: Any, kinds: str) -> bool:
     return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kinds
 
 
-def _extra_faults(extras: object, count: int) -> Iterator[str]:
+def _extra_violations(extras: object, count: int) -> Iterator[str]:
     if not isinstance(extras, Mapping):
         yield "extras are not arrays by name"
         return
     for name, array in extras.items():
         if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
-            yield f"extra {quoted(name)} is not an array of {count} rows"
+            yield f"extra {short_repr(name)} is not an array of {count} rows"
         elif type(name) is not str:
-            yield f"extra {quoted(name)} has no text for a name"
-        elif (words := excess(array)) is not None:
-            yield f"extra {quoted(name)} holds {words}"
+            yield f"extra {short_repr(name)} has no text for a name"
+        elif (words := limit_violation(array)) is not None:
+            yield f"extra {short_repr(name)} holds {words}"
 
 
-def _span_faults(spans: Sequence[WeightSpan], sampled: int) -> Iterator[str]:
+def _span_violations(spans: Sequence[WeightSpan], sampled: int) -> Iterator[str]:
     if not isinstance(spans, _LIST) or not all(isinstance(span, WeightSpan) for span in spans):
         yield "weight_spans are not weight spans"
         return
@@ -114,32 +115,29 @@ def _span_faults(spans: Sequence[WeightSpan], sampled: int) -> Iterator[str]:
     for span in spans:
         if type(span.start) is not int or type(span.end) is not int or not end <= span.start <= span.end <= sampled:
             yield (
-                f"weight span {quoted(span.start)}:{quoted(span.end)} does not follow {end} within {sampled} sampled "
-                "tokens"
+                f"weight span {short_repr(span.start)}:{short_repr(span.end)} does not follow {end} within {sampled} "
+                "sampled tokens"
             )
             return
         if type(span.version) is not str:
-            yield f"weight span {span.start}:{span.end} has the version {quoted(span.version)}"
+            yield f"weight span {span.start}:{span.end} has the version {short_repr(span.version)}"
         end = span.end
 
 
-def _media_faults(media: Sequence[MediaReference], count: int) -> Iterator[str]:
+def _media_violations(media: Sequence[MediaReference], count: int) -> Iterator[str]:
     if not isinstance(media, _LIST) or not all(_is_reference(reference) for reference in media):
         yield "media are not references"
         return
-    taken = 0
-    for number, reference in enumerate(sorted(media, key=lambda reference: reference.placeholder.offset)):
+    in_order = sorted(media, key=lambda reference: reference.placeholder.offset)
+    for number, reference in enumerate(in_order):
         where = reference.placeholder
-        name = f"{quoted(reference.modality)} {number} at {quoted(where.offset)}+{quoted(where.length)}"
+        name = f"{short_repr(reference.modality)} {number} at {short_repr(where.offset)}+{short_repr(where.length)}"
         if reference.mm_hash.partition("-")[0] != reference.source.digest:
-            yield f"{name} is named {quoted(reference.mm_hash)} and its source {quoted(reference.source.digest)}"
-        if where.offset < 0 or where.length < 0 or where.end > count:
-            yield f"{name} is not inside its {count} tokens"
-        elif where.offset < taken:
-            yield f"{name} overlaps the one before it"
-        elif any(not 0 <= start <= end <= where.length for start, end in where.embed_runs or ()):
-            yield f"{name} has feature tokens outside its range"
-        taken = max(taken, where.end)
+            yield (
+                f"{name} is named {short_repr(reference.mm_hash)} and its source {short_repr(reference.source.digest)}"
+            )
+    if (error := placement_error((reference.placeholder for reference in in_order), count)) is not None:
+        yield f"{short_repr(in_order[error.position].modality)} {error.index} {error.reason}"
 
 
 def well_formed_references(trajectory: Trajectory) -> list[MediaReference] | None:
@@ -172,19 +170,19 @@ def _is_reference(reference: object) -> bool:
     )
 
 
-def _turn_faults(turn: Any, nodes: Sequence[TokenNode]) -> Iterator[str]:
+def _turn_violations(turn: Any, nodes: Sequence[TokenNode]) -> Iterator[str]:
     if not isinstance(turn, Turn):
         yield f"it is a {type(turn).__name__}"
         return
     if type(turn.node) is not int or not 0 <= turn.node < len(nodes):
-        yield f"its node {quoted(turn.node)} is not there"
+        yield f"its node {short_repr(turn.node)} is not there"
     if not isinstance(turn.finish_reason, FinishReason):
-        yield f"its finish reason is {quoted(turn.finish_reason)}"
+        yield f"its finish reason is {short_repr(turn.finish_reason)}"
     if not _is_finite(turn.reward):
-        yield f"its reward is {quoted(turn.reward)}"
+        yield f"its reward is {short_repr(turn.reward)}"
     if not isinstance(turn.message, dict) or not isinstance(turn.info, dict):
         yield "its message or info is not a dict"
-    elif (words := excess((turn.message, turn.info))) is not None:
+    elif (words := limit_violation((turn.message, turn.info))) is not None:
         yield f"its message or info holds {words}"
     if not _is_finite(turn.seconds):
-        yield f"its seconds are {quoted(turn.seconds)}"
+        yield f"its seconds are {short_repr(turn.seconds)}"

@@ -1,15 +1,17 @@
-"""vLLM as an engine: its wire, spoken without vllm."""
+"""The engine and the renderer over HTTP for vLLM servers; neither imports vllm."""
 
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
 from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.http.connection import HttpLimits
+from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.engines.vllm.resuming import ResumePolicy
-from rollouts.engines.vllm.wire.response import TokenDelta
+from rollouts.engines.vllm.wire.generate_response import TokenDelta
 
 __all__ = [
+    "BlockingServerRenderer",
     "ExpectedCapabilities",
     "HttpLimits",
     "ImageChunk",

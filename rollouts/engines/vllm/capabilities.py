@@ -7,40 +7,37 @@ shows which pixels it would send itself. Nothing here runs the model; a paused s
 
 from __future__ import annotations
 
-import io
-import json
 import logging
-import os
 import re
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast, get_args
 
-from PIL import Image
-
-from rollouts.engines.vllm.http.connection import Reply, ServerConnection, error_of
-from rollouts.engines.vllm.wire.kwargs_decoding import DecodedTensor, decode_item
-from rollouts.engines.vllm.wire.render_response import read_answer, single_token
+from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
+from rollouts.engines.vllm.server_probe import (
+    PROBE_NAME,
+    json_object,
+    probe_request,
+    render_probe_image,
+    served_model,
+    server_version,
+)
+from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item
+from rollouts.engines.vllm.wire.render_response import parse_render_response, single_token
 from rollouts.engines.vllm.wire.tensors import PixelDtype, tensor_shape
-from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError
+from rollouts.errors import CapabilityError, MalformedResultError
 
 __all__ = ["ExpectedCapabilities", "PixelDtype", "ServerCapabilities", "probe", "release_of"]
 
 log = logging.getLogger("rollouts.engines.vllm")
 
-_NAME = "probe"
 _GENERATE = "/inference/v1/generate"
-_RENDER = "/v1/chat/completions/render"
 
 #: Before this release no server normalised pixels on its device.
 _DEVICE_NORMALISES = (0, 29)
 
 #: Releases that are known to know `content_parts` and `output_mode`; the first may be older.
 _RAW_MEDIA, _MODES = (0, 29), (0, 32)
-
-#: Sides of the probe image, in pixels: more than the smallest that processors accept.
-_IMAGE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +92,10 @@ class ExpectedCapabilities:
 
     def __post_init__(self) -> None:
         if self.pixel_dtype is not None and self.pixel_dtype not in get_args(PixelDtype):
-            raise CapabilityError(_NAME, f"pixel_dtype is {self.pixel_dtype!r}, not one of {_dtypes()}")
+            raise CapabilityError(PROBE_NAME, f"pixel_dtype is {self.pixel_dtype!r}, not one of {_dtypes()}")
         for name in ("max_model_len", "merge_area", "patch_values"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise CapabilityError(_NAME, f"{name} is {value}; it is at least 1")
+                raise CapabilityError(PROBE_NAME, f"{name} is {value}; it is at least 1")
 
 
 async def probe(
@@ -110,10 +107,10 @@ async def probe(
     the server cannot be used as it was started or contradicts `expected`, and what `ServerConnection.request` raises.
     """
     expected = expected or ExpectedCapabilities()
-    version = await _version(connection)
-    served = await _served_model(connection, model or expected.model)
+    version = await server_version(connection)
+    served = await served_model(connection, model or expected.model)
     generate = await _generate_route(connection, expected.scale_out, version or expected.version)
-    control = (await _ask(connection, "GET", "/is_paused")).status == 200
+    control = (await probe_request(connection, "GET", "/is_paused")).status == 200
     images = await _images(connection, served.name, version or expected.version)
     found: dict[str, Any] = {
         "version": version,
@@ -148,13 +145,13 @@ def _settled(
             settled[each.name] = wanted if said is None else said
         if clash:
             raise CapabilityError(
-                _NAME,
+                PROBE_NAME,
                 f"{connection.base_url} says {each.name} {said!r}, ExpectedCapabilities says {wanted!r}. Leave "
                 f"{each.name} out, or start the server as expected",
             )
     if settled["max_model_len"] is None:
         raise CapabilityError(
-            _NAME, f"{connection.base_url} does not tell its max_model_len; give it in ExpectedCapabilities"
+            PROBE_NAME, f"{connection.base_url} does not tell its max_model_len; give it in ExpectedCapabilities"
         )
     for name, fallback in (("version", "unknown"), ("chat_logprobs", False), ("content_parts", False)):
         if settled[name] is None:
@@ -174,41 +171,6 @@ def release_of(version: str) -> tuple[int, ...] | None:
     return None if match is None else tuple(int(part) for part in match[1].split("."))
 
 
-# What is served.
-
-
-class _Served(NamedTuple):
-    name: str
-    max_model_len: int | None
-
-
-async def _version(connection: ServerConnection) -> str | None:
-    reply = await _ask(connection, "GET", "/version")
-    if reply.status != 200:
-        return None
-    said = _object(reply).get("version")
-    return said if isinstance(said, str) and said else None
-
-
-async def _served_model(connection: ServerConnection, wanted: str | None) -> _Served:
-    reply = await _ask(connection, "GET", "/v1/models")
-    if reply.status != 200:
-        raise CapabilityError(
-            _NAME, f"{error_of(_NAME, reply, 'asking which model is served').reason}. Is this a vLLM?"
-        )
-    listed = _object(reply).get("data")
-    cards = [card for card in listed or () if isinstance(card, dict) and isinstance(card.get("id"), str)]
-    if not cards:
-        raise CapabilityError(_NAME, f"{connection.base_url}/v1/models lists no model. Is this a vLLM?")
-    # The first is the model itself, others are further names of it or adapters that have it for a parent.
-    card = next((card for card in cards if wanted in (None, card["id"])), None)
-    if card is None:
-        names = ", ".join(str(card["id"]) for card in cards)
-        raise CapabilityError(_NAME, f"{connection.base_url} serves {names}, not {wanted}")
-    lengths = [each.get("max_model_len") for each in (card, *cards)]
-    return _Served(card["id"], next((length for length in lengths if isinstance(length, int)), None))
-
-
 # What may be asked of it.
 
 
@@ -225,30 +187,30 @@ async def _generate_route(
     """None where the route is off and that is expected."""
     # Lacks `sampling_params`, so no version of vLLM runs it.
     invalid = {"token_ids": [], "content_parts": 0, "output_mode": "?"}
-    reply = await _ask(connection, "POST", _GENERATE, invalid)
+    reply = await probe_request(connection, "POST", _GENERATE, invalid)
     if reply.status in (400, 422):
         if _refused_field(reply, "sampling_params"):
             return _GenerateRoute(_refused_field(reply, "content_parts"), _refused_field(reply, "output_mode"))
         release = release_of(version or "")  # something in between hides what was wrong with the request
         return _GenerateRoute(*(None if release is None else release[:2] >= since for since in (_RAW_MEDIA, _MODES)))
     if reply.status not in (403, 404, 405, 501):
-        raise error_of(_NAME, reply, f"{_GENERATE} was asked for something that it must refuse")
+        raise response_error(PROBE_NAME, reply, f"{_GENERATE} was asked for something that it must refuse")
     if expected is False:
         return None
     if reply.status == 403:
         raise CapabilityError(
-            _NAME,
+            PROBE_NAME,
             f"{connection.base_url} refuses {_GENERATE}: start `vllm serve` with --enable-scale-out "
-            f"({error_of(_NAME, reply, 'it answered').reason})",
+            f"({response_error(PROBE_NAME, reply, 'it answered').reason})",
         )
     raise CapabilityError(
-        _NAME,
+        PROBE_NAME,
         f"{connection.base_url} has no {_GENERATE} (HTTP {reply.status}): it is a server that only renders, or no vLLM "
         "of 0.20 or later, or something in between lets only other routes through",
     )
 
 
-def _refused_field(reply: Reply, name: str) -> bool:
+def _refused_field(reply: HttpResponse, name: str) -> bool:
     """Whether a validation error is about this field of the body; fields that a server does not know are ignored."""
     return re.search(rf"body(?:\.|['\"], ?['\"]){name}\b", reply.body.decode(errors="replace")) is not None
 
@@ -265,10 +227,7 @@ class _Images(NamedTuple):
 
 
 async def _images(connection: ServerConnection, model: str, version: str | None) -> _Images:
-    content = {"type": "image_url", "image_url": {"url": _new_image()}}
-    reply = await _ask(
-        connection, "POST", _RENDER, {"model": model, "messages": [{"role": "user", "content": [content]}]}
-    )
+    reply = await render_probe_image(connection, model)
     rendered = _rendered_image(reply) if reply.status == 200 else None
     if (found := rendered or await _configured_images(connection)) is not None:
         return found
@@ -279,19 +238,19 @@ async def _images(connection: ServerConnection, model: str, version: str | None)
         "%s takes no images, or does not tell which: %s. If it does, say so with ExpectedCapabilities(pixel_dtype=, "
         "placeholder_ids=)",
         connection.base_url,
-        error_of(_NAME, reply, "rendering an image").reason,
+        response_error(PROBE_NAME, reply, "rendering an image").reason,
     )
     return _Images()
 
 
-def _rendered_image(reply: Reply) -> _Images | None:
+def _rendered_image(reply: HttpResponse) -> _Images | None:
     """What the server made of the image; None where its answer does not hold it."""
-    answer = read_answer(reply.body, _NAME)
+    answer = parse_render_response(reply.body, PROBE_NAME)
     medium = answer.media[0] if answer.media else None
     if medium is None or medium.encoded is None:
         return None
     try:
-        tensors = decode_item(medium.encoded, name=_NAME)
+        tensors = decode_item(medium.encoded, name=PROBE_NAME)
     except MalformedResultError as error:  # such as lists of tensors; the server still takes source files
         log.warning("the tensors that the server makes of an image cannot be sent as features: %s", error.reason)
         return _Images()
@@ -304,8 +263,8 @@ def _rendered_image(reply: Reply) -> _Images | None:
         held = ", ".join(f"{name} ({each.dtype})" for name, each in tensors.items())
         log.warning("the server makes %s of an image, none of them %s; it gets source files", held, _dtypes())
         return _Images()
-    token = single_token(answer.token_ids, medium)
-    shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, medium.length)
+    token = single_token(answer.token_ids, medium.placeholder)
+    shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, medium.placeholder.length)
     return _Images(
         cast(PixelDtype, pixels.dtype),
         {} if token is None else {medium.modality: token},
@@ -325,8 +284,8 @@ def _merge_area(tensors: Mapping[str, DecodedTensor], pixels: DecodedTensor, tok
 
 async def _configured_images(connection: ServerConnection) -> _Images | None:
     """What development mode tells of the configuration; None where it tells nothing."""
-    reply = await _ask(connection, "GET", "/server_info", params={"config_format": "json"})
-    config = _object(reply).get("vllm_config") if reply.status == 200 else None
+    reply = await probe_request(connection, "GET", "/server_info", params={"config_format": "json"})
+    config = json_object(reply).get("vllm_config") if reply.status == 200 else None
     model = config.get("model_config") if isinstance(config, dict) else None
     if not isinstance(model, dict):
         return None
@@ -344,32 +303,6 @@ def _refuses_images(multimodal: Mapping[str, Any]) -> bool:
     limits = multimodal.get("limit_per_prompt")
     limit = limits.get("image") if isinstance(limits, dict) else None
     return (limit.get("count") if isinstance(limit, dict) else limit) == 0
-
-
-def _new_image() -> str:
-    """A data URL of noise that nobody has sent before: what a server has seen it may answer without tensors."""
-    file = io.BytesIO()
-    Image.frombytes("RGB", (_IMAGE, _IMAGE), os.urandom(3 * _IMAGE**2)).save(file, "PNG")
-    return f"data:image/png;base64,{b64encode(file.getbuffer()).decode()}"
-
-
-async def _ask(
-    connection: ServerConnection,
-    method: str,
-    path: str,
-    content: Mapping[str, Any] | None = None,
-    params: Mapping[str, str | int | bool] | None = None,
-) -> Reply:
-    body = None if content is None else [json.dumps(content).encode()]
-    reply = await connection.request(method, path, name=_NAME, body=body, params=params, slot=False)
-    if reply.status == 401:
-        raise ApiKeyError(_NAME, f"{connection.base_url} wants another API key for {path} than it was given (api_key=)")
-    return reply
-
-
-def _object(reply: Reply) -> Mapping[str, Any]:
-    content = reply.json()
-    return content if isinstance(content, dict) else {}
 
 
 def _dtypes() -> str:

@@ -18,17 +18,17 @@ from renderers import RendererError
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.engines.vllm.checks.validation import check_request
-from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.checks.request_checks import check_request
+from rollouts.engines.vllm.control.server_control import ServerControl
+from rollouts.engines.vllm.error_context import error_context
 from rollouts.engines.vllm.http.connection import Body, HttpLimits, ServerConnection
-from rollouts.engines.vllm.http.error_names import errors_named
-from rollouts.engines.vllm.http.replies import error_of
-from rollouts.engines.vllm.media.media_forms import MediaForm, MediaMode, media_form
-from rollouts.engines.vllm.media.shipped import DEFAULT_SHIPPED_BYTES, Shipment, ShippedMedia
+from rollouts.engines.vllm.http.response import response_error
+from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload
+from rollouts.engines.vllm.media.server_media_cache import DEFAULT_MEDIA_CACHE_BYTES, MediaReservation, ServerMediaCache
 from rollouts.engines.vllm.resuming import ResumePolicy, continuation, joined, out_of_room, restarts
-from rollouts.engines.vllm.single_flight import SharedCalls
+from rollouts.engines.vllm.single_flight import SingleFlight
+from rollouts.engines.vllm.wire.generate_response import Generation, TokenDelta
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
-from rollouts.engines.vllm.wire.response import Answer, TokenDelta
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,
@@ -93,10 +93,10 @@ class VLLMEngine:
         limits: HttpLimits | None = None,
         request_limits: EngineLimits | None = None,
         resume: ResumePolicy | None = None,
-        shipped_bytes: int = DEFAULT_SHIPPED_BYTES,
+        media_cache_bytes: int = DEFAULT_MEDIA_CACHE_BYTES,
         cache_salt: bool = True,
     ) -> None:
-        self._shipped = ShippedMedia(shipped_bytes)
+        self._media_cache = ServerMediaCache(media_cache_bytes)
         self._connection = ServerConnection(
             base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=self._may_have_restarted
         )
@@ -109,7 +109,7 @@ class VLLMEngine:
         self._salted = cache_salt
         self._lock = threading.Lock()
         self._capabilities: ServerCapabilities | None = None
-        self._looking: SharedCalls[None] = SharedCalls()
+        self._looking: SingleFlight[None] = SingleFlight()
         self._server_started: float | None = None  # as the server tells; None where it does not
         self._exchanges = 0
         self._last_heard = 0.0
@@ -117,13 +117,13 @@ class VLLMEngine:
         self._weight_version = "default"  # what vLLM calls the weights that it was started with
         # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples),
         # and who waits for the answer.
-        self._running: dict[str, dict[str, asyncio.Future[Answer]]] = {}
+        self._running: dict[str, dict[str, asyncio.Future[Generation]]] = {}
         self._abandoned: set[str] = set()
         self._closed = False
         self.control = ServerControl(
             self._connection,
             self.capabilities,
-            forget_media=self._shipped.forget,
+            forget_media=self._media_cache.clear,
             on_weight_version=self._set_weight_version,
         )
 
@@ -147,9 +147,9 @@ class VLLMEngine:
         Raises `CapabilityError` and what `ServerConnection.request` raises.
         """
         known = None if self._is_quiet() else self._capabilities
-        with errors_named(self.base_url, "probe"):
+        with error_context(self.base_url, "probe"):
             while known is None:
-                await self._looking.once("what the server is", self._look)
+                await self._looking.run("what the server is", self._look)
                 known = self._capabilities
         return known
 
@@ -218,7 +218,7 @@ class VLLMEngine:
     ) -> None:
         await self.close()
 
-    def _abandoned_exchanges(self, named: Iterable[str]) -> dict[str, asyncio.Future[Answer]]:
+    def _abandoned_exchanges(self, named: Iterable[str]) -> dict[str, asyncio.Future[Generation]]:
         with self._lock:
             return {
                 name: answering
@@ -230,7 +230,7 @@ class VLLMEngine:
     # One request.
 
     async def _generate(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
-        with errors_named(self.base_url, request.request_id):
+        with error_context(self.base_url, request.request_id):
             return await self._result(request, listen)
 
     async def _result(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
@@ -260,7 +260,7 @@ class VLLMEngine:
                 self._abandoned.discard(request.request_id)
         prompt_logprobs = None
         if request.prompt_logprobs and any(each.finish_reason is not FinishReason.ABORT for each in completions):
-            told = next((each for each in answers if each.tells_prompt(len(request.prompt_ids))), answer)
+            told = next((each for each in answers if each.has_prompt_logprobs(len(request.prompt_ids))), answer)
             prompt_logprobs = told.prompt_logprobs(request.prompt_ids)
         result = GenerateResult(request.request_id, completions, prompt_logprobs)
         check_result(request, result)
@@ -268,7 +268,7 @@ class VLLMEngine:
         return result
 
     async def _completed(
-        self, request: GenerateRequest, cut: Completion, listen: Listener | None, answers: list[Answer]
+        self, request: GenerateRequest, cut: Completion, listen: Listener | None, answers: list[Generation]
     ) -> Completion:
         """A completion, continued for as long as pauses cut it off. Adds what it hears to `answers`."""
         round_ = 0
@@ -310,7 +310,7 @@ class VLLMEngine:
                 f"{self.base_url} is paused for more than {waited:g} s; resume it, or raise ResumePolicy.wait_seconds",
             ) from error
 
-    async def _exchange(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Answer:
+    async def _exchange(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Generation:
         """Send one request until it is answered: again with data where the server has dropped media."""
         answering = asyncio.ensure_future(self._answered(request, owner, listen))
         with self._lock:
@@ -323,7 +323,7 @@ class VLLMEngine:
             task = asyncio.current_task()
             ended_here = isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
             if owner in self._abandoned and ended_here:
-                return Answer.of_nothing(request.request_id, request.sampling.n)
+                return Generation.aborted(request.request_id, request.sampling.n)
             raise
         finally:
             with self._lock:
@@ -331,102 +331,111 @@ class VLLMEngine:
                 self._exchanges -= 1
                 self._last_heard = time.monotonic()
 
-    async def _answered(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Answer:
+    async def _answered(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Generation:
         resends = 0
         while True:
             capabilities = await self.capabilities()
-            form = media_form(request, self._media, capabilities)
+            payload = media_payload(request, self._media, capabilities)
             # A server that drops media at once (a small or disabled cache, another client that clears it) would let a
             # request that waits for others to carry them miss them for ever.
-            shipment = await self._shipped.claim(form.names, carry_all=resends >= _RESENDS - 1)
-            answer = Answer(request.request_id, request.sampling.n)
+            reservation = await self._media_cache.reserve(payload.names, include_all=resends >= _RESENDS - 1)
+            answer = Generation(request.request_id, request.sampling.n)
             if owner in self._abandoned:
-                self._shipped.failed(shipment)
-                return Answer.of_nothing(request.request_id, request.sampling.n)
+                self._media_cache.release(reservation)
+                return Generation.aborted(request.request_id, request.sampling.n)
             try:
-                await self._send(request, form, shipment, capabilities, answer, listen)
+                await self._send(request, payload, reservation, capabilities, answer, listen)
             except ServerUnreachableError:
                 # Broken off after its first token, where the connection does not try again; a listener has that token.
-                if listen is not None or not answer.begun or resends == _RESENDS:
+                if listen is not None or not answer.has_tokens or resends == _RESENDS:
                     raise
                 resends += 1
             except ServerError as error:
-                if answer.begun:  # the server had the media, and was running
+                if answer.has_tokens:  # the server had the media, and was running
                     raise
                 if error.status == 503 and capabilities.control and await self.control.is_paused():
                     await self._until_resumed(owner)
                     continue
-                if resends == _RESENDS or not shipment.omitted or not form.is_cache_miss(error.status, error.body):
+                missing = reservation.omitted and payload.is_cache_miss(error.status, error.body)
+                if resends == _RESENDS or not missing:
                     raise
                 resends += 1
                 log.info("request %s: the server has dropped media; sent again", request.request_id)
-                self._shipped.missed(shipment)
+                self._media_cache.evict(reservation)
             else:
-                form.check(answer)
+                payload.check(answer)
                 # A connection that broke was tried again with the same body; the server behind it may be another.
                 moved = self._capabilities is not capabilities and await self.capabilities() != capabilities
-                if not moved or not form.names or listen is not None or resends == _RESENDS:
+                if not moved or not payload.names or listen is not None or resends == _RESENDS:
                     return answer
                 resends += 1
 
     async def _send(
         self,
         request: GenerateRequest,
-        form: MediaForm,
-        shipment: Shipment,
+        payload: MediaPayload,
+        reservation: MediaReservation,
         capabilities: ServerCapabilities,
-        answer: Answer,
+        answer: Generation,
         listen: Listener | None,
     ) -> None:
         # What others wait for is streamed: its first token tells that the server has it. A streamed answer has no
         # place for the log-probabilities of a prompt.
-        first: Chunks = "first" if shipment.carried and not request.prompt_logprobs else None
+        first: Chunks = "first" if reservation.included and not request.prompt_logprobs else None
         chunks: Chunks = first if listen is None else "each"
         try:
             # Encoding images takes milliseconds, which other requests of this loop need not wait for.
             try:
-                media = await asyncio.to_thread(form.member, shipment.carried) if shipment.carried else form.member(())
+                if reservation.included:
+                    media = await asyncio.to_thread(payload.body_field, reservation.included)
+                else:
+                    media = payload.body_field(())
             except RendererError as error:
                 raise InvalidRequestError(request.request_id, str(error)) from error
             body = request_body(
                 request,
-                form.prompt_ids,
+                payload.prompt_ids,
                 media,
                 model=capabilities.model,
                 cache_salt=self._salt(capabilities.model, request.session_id) if self._salted else None,
                 chunks=chunks,
-                return_prompt=form.returns_prompt,
+                return_prompt=payload.returns_prompt,
             )
             if chunks is None:
                 await self._receive(request, body, answer)
             else:
-                await self._receive_chunks(request, body, answer, lambda: self._shipped.arrived(shipment), listen)
-            if answer.begun:
-                self._shipped.arrived(shipment)
+                await self._receive_chunks(request, body, answer, lambda: self._media_cache.commit(reservation), listen)
+            if answer.has_tokens:
+                self._media_cache.commit(reservation)
         finally:
-            self._shipped.failed(shipment)  # of what has not arrived
+            self._media_cache.release(reservation)  # of what has not arrived
 
-    async def _receive(self, request: GenerateRequest, body: Body, answer: Answer) -> None:
+    async def _receive(self, request: GenerateRequest, body: Body, answer: Generation) -> None:
         reply = await self._connection.request(
             "POST", _GENERATE, name=request.request_id, body=body, headers=_headers(request)
         )
         if reply.status != 200:
-            raise error_of(request.request_id, reply, f"generating at {self.base_url}")
+            raise response_error(request.request_id, reply, f"generating at {self.base_url}")
         if len(reply.body) > _LARGE_ANSWER:
-            await asyncio.to_thread(answer.feed, reply.body)
+            await asyncio.to_thread(answer.add_response, reply.body)
         else:
-            answer.feed(reply.body)
+            answer.add_response(reply.body)
 
     async def _receive_chunks(
-        self, request: GenerateRequest, body: Body, answer: Answer, arrived: Callable[[], None], listen: Listener | None
+        self,
+        request: GenerateRequest,
+        body: Body,
+        answer: Generation,
+        commit_media: Callable[[], None],
+        listen: Listener | None,
     ) -> None:
         async with self._connection.stream(
             _GENERATE, name=request.request_id, body=body, headers=_headers(request)
         ) as events:
             async for data in events:
-                deltas = answer.feed(data)
-                if answer.begun:  # an answer cut off in the queue says nothing of its media
-                    arrived()
+                deltas = answer.add_response(data)
+                if answer.has_tokens:  # an answer cut off in the queue says nothing of its media
+                    commit_media()
                 if listen is not None:
                     for delta in deltas:
                         listen(delta)
@@ -457,14 +466,13 @@ class VLLMEngine:
     async def _start_of_server(self) -> float | None:
         """When its process began, in seconds since 1970; None where it does not tell."""
         try:
-            samples = (await self.control.metrics()).get("process_start_time_seconds", ())
+            return (await self.control.metrics()).process_start_time
         except (CapabilityError, ServerError):
             return None
-        return next((sample.value for sample in samples), None)
 
     def _may_have_restarted(self) -> None:
         """A connection broke, or the server is another process: empty caches, and perhaps other flags."""
-        self._shipped.forget()
+        self._media_cache.clear()
         self._capabilities = None
 
     def _salt(self, model: str, session_id: str | None) -> str:

@@ -20,7 +20,7 @@ class _Running(NamedTuple, Generic[T]):
     loop: asyncio.AbstractEventLoop
 
 
-class SharedCalls(Generic[T]):
+class SingleFlight(Generic[T]):
     """One running call a key: whoever asks meanwhile, on any event loop, gets the same answer or the same error.
 
     A caller that is cancelled leaves the call to the others. Nothing is remembered once a call has ended.
@@ -30,7 +30,7 @@ class SharedCalls(Generic[T]):
         self._lock = threading.Lock()
         self._running: dict[Hashable, _Running[T]] = {}
 
-    async def once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def run(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The answer of the running call of this key, else of `make()`."""
         while True:
             try:

@@ -1,5 +1,8 @@
 import gc
-from collections.abc import Iterator
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,3 +14,33 @@ def nothing_leaks() -> Iterator[None]:
     yield
     gc.collect()
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def reloadable_model_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that a server can reload: its tied output layer is written too. Read only."""
+    from rollouts.engines.vllm import write_tied_head
+
+    directory = shutil.copytree(tiny_model_dir, tmp_path_factory.mktemp("reloadable") / "model")
+    write_tied_head(directory)
+    return directory
+
+
+@pytest.fixture
+async def control(server: Any) -> AsyncIterator[Any]:
+    """A `ServerControl` of the fixture `server`, which records its callbacks among the server's events."""
+    from controlled_server import capabilities_of
+
+    from rollouts.engines.vllm.control.server_control import ServerControl
+    from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+
+    connection = ServerConnection(
+        server.base_url, limits=HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
+    )
+    yield ServerControl(
+        connection,
+        capabilities_of(server),
+        forget_media=lambda: server.events.append("forget"),
+        on_weight_version=lambda version: server.events.append(f"version {version}"),
+    )
+    await connection.close()

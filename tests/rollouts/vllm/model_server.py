@@ -21,8 +21,8 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import RendererConfig, load_renderer
 from renderers.vision.normalise import normalise
-from rollouts.engines.vllm.wire.features import features_segments
-from rollouts.engines.vllm.wire.kwargs_decoding import decode_item
+from rollouts.engines.vllm.wire.feature_decoding import decode_item
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
 
 # More than a check samples: a request of this length runs until it is aborted.
 LONG = 256
@@ -129,12 +129,12 @@ class ModelVLLM(FakeVLLM):
     async def _render(self, seen: Seen) -> Response:
         rendered = self._rendered(seen.json)
         media = rendered.multi_modal_data
-        count = 0 if media is None else len(media.placed())
+        count = 0 if media is None else len(media.items_with_ranges())
         if count > self.most_images:
             message = f"At most {self.most_images} image(s) may be provided in one prompt."
             return error_response(400, message, "BadRequestError")
         ids = rendered.token_ids + self._suffix()
-        segments = features_segments(media, pixel_dtype=self.pixel_dtype) if count else [b"null"]
+        segments = encode_features(media, pixel_dtype=self.pixel_dtype) if count else [b"null"]
         return Response(200, b'{"token_ids":%a,"features":%b}' % (ids, b"".join(segments)))
 
     # Generating.
@@ -179,7 +179,7 @@ class ModelVLLM(FakeVLLM):
                 return error_response(400, "Cache miss for an image", "BadRequestError")
             images.append({"type": "image", "image": self._files[part["uuid"]]})
         made = self.served.renderer.render([{"role": "user", "content": images}]).multi_modal_data
-        items = iter(made.placed())
+        items = iter(made.items_with_ranges())
         ids: list[int] = []
         places = []
         for one in marker:
@@ -189,7 +189,7 @@ class ModelVLLM(FakeVLLM):
             item, _ = next(items)
             places.append({"offset": len(ids), "length": item.num_tokens})
             ids += [pad] * item.num_tokens
-        features = features_segments(made, pixel_dtype=self.pixel_dtype)
+        features = encode_features(made, pixel_dtype=self.pixel_dtype)
         body["shown"] = json.loads(b"".join(features))["kwargs_data"]["image"]
         body["token_ids"], body["placed"] = ids, {"image": places}
         if not self.keeps_images:

@@ -65,17 +65,14 @@ async def test_the_probe_generates_nothing_and_takes_five_requests():
         assert "sampling_params" not in server.generations[0].json
 
 
-async def test_every_probe_shows_another_image_for_a_known_one_may_come_back_without_tensors():
+async def test_every_probe_names_its_image_anew_because_a_known_name_may_be_answered_without_tensors():
     async with FakeVLLM() as server:
         for _ in range(3):
             await probed(server)
-        shown = [
-            seen.json["messages"][0]["content"][0]["image_url"]["url"]
-            for seen in server.requests
-            if seen.path == RENDER
-        ]
-        assert len(set(shown)) == 3
-        assert all(base64.b64decode(url.partition(",")[2]).startswith(b"\x89PNG") for url in shown)
+        parts = [seen.json["messages"][0]["content"][0] for seen in server.requests if seen.path == RENDER]
+        assert len({part["uuid"] for part in parts}) == 3
+        (url,) = {part["image_url"]["url"] for part in parts}
+        assert base64.b64decode(url.partition(",")[2]).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16", "float16"])
@@ -248,11 +245,13 @@ async def test_a_rendering_without_tensors_is_no_statement_about_them():
 
 
 async def test_patches_that_do_not_share_out_evenly_have_no_merge_area():
-    def shorter(content):
-        content["features"]["mm_placeholders"]["image"][0]["length"] -= 1
+    def add_image_token(content):
+        (placeholder,) = content["features"]["mm_placeholders"]["image"]
+        content["token_ids"].insert(placeholder["offset"], IMAGE_PAD)
+        placeholder["length"] += 1
 
     async with FakeVLLM() as server:
-        server.script[RENDER] += [change(shorter)]
+        server.script[RENDER] += [change(add_image_token)]
         found = await probed(server)
         assert found.merge_area is None
         assert found.placeholder_ids == {"image": IMAGE_PAD}

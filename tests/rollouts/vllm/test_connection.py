@@ -23,7 +23,7 @@ from fake_server import GENERATE, FakeVLLM, answer, busy, half, hang_up, hold, m
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.http.connection import HttpLimits, Reply, ServerConnection, error_of
+from rollouts.engines.vllm.http.connection import HttpLimits, HttpResponse, ServerConnection, response_error
 from rollouts.engines.vllm.http.retrying import Timing, backoff_seconds, retry_after_seconds
 from rollouts.errors import (
     EngineClosedError,
@@ -83,7 +83,7 @@ def body_of(**content: object) -> list[bytes]:
 GENERATION = body_of(request_id="r", token_ids=[1, 2, 3], sampling_params={"max_tokens": 4, "logprobs": 0})
 
 
-async def generate(connection: ServerConnection, name: str = "r", **options: object) -> Reply:
+async def generate(connection: ServerConnection, name: str = "r", **options: object) -> HttpResponse:
     return await connection.request("POST", GENERATE, name=name, body=GENERATION, **options)  # type: ignore[arg-type]
 
 
@@ -333,7 +333,7 @@ async def test_broken_json_names_the_request_and_quotes_the_body(
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe\xfd", b"[" * 100_000, b"{" + b'"a":{' * 50_000])
 def test_json_that_cannot_be_read_is_one_kind_of_error(body: bytes) -> None:
     with pytest.raises(MalformedResultError):
-        Reply(200, {}, body).json()
+        HttpResponse(200, {}, body).json()
 
 
 async def test_a_redirect_is_refused_and_its_credentials_are_not_shown(
@@ -812,7 +812,7 @@ async def test_the_key_goes_into_the_authorization_header_and_nowhere_else(caplo
         assert {name for name, value in server.requests[0].headers.items() if KEY in value} == {"authorization"}
         echo = answer({"error": {"message": f"bad header Authorization: Bearer {KEY}"}}, status=401)
         server.script[GENERATE] += [echo, reset(), reset(), reset(), raw(b"nonsense\r\n\r\n"), hold(asyncio.Event())]
-        said = [repr(connection), str(error_of("r", await generate(connection), "generating"))]
+        said = [repr(connection), str(response_error("r", await generate(connection), "generating"))]
         for expected in (ServerUnreachableError, MalformedResultError, ServerTimeoutError):
             with pytest.raises(expected) as caught:
                 await generate(connection, seconds=0.05)
@@ -892,7 +892,7 @@ def test_limits_that_make_no_sense_are_refused_by_name(wrong: dict[str, float]) 
     ],
 )
 def test_what_a_server_says_about_an_error_is_dug_out(body: bytes, said: str) -> None:
-    error = error_of("r1", Reply(404, {}, body), "asking for models")
+    error = response_error("r1", HttpResponse(404, {}, body), "asking for models")
     assert (error.request_id, error.status, error.body) == ("r1", 404, said)
     assert str(error) == f"request r1: asking for models: HTTP 404 {said}"
 
@@ -908,11 +908,11 @@ def test_what_a_server_says_about_an_error_is_dug_out(body: bytes, said: str) ->
     ).map(lambda content: json.dumps(content).encode())
 )
 def test_any_body_makes_an_error_of_bounded_length(body: bytes) -> None:
-    assert len(str(error_of("r", Reply(500, {}, body), "doing"))) < 2200
+    assert len(str(response_error("r", HttpResponse(500, {}, body), "doing"))) < 2200
 
 
 def test_a_long_body_is_quoted_from_its_beginning_only() -> None:
-    error = error_of("r", Reply(500, {}, b"x" * 5_000_000), "doing")
+    error = response_error("r", HttpResponse(500, {}, b"x" * 5_000_000), "doing")
     assert len(str(error)) < 2200
     assert "5000000 bytes" in error.body
 

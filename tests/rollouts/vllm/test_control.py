@@ -9,8 +9,7 @@ import pytest
 from controlled_server import ENCODER, LABEL, MM, PREFIX, RELOAD, Controlled, capabilities_of
 from fake_server import ABORT, answer, hold
 
-from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
-from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import (
     CapabilityError,
@@ -21,40 +20,17 @@ from rollouts.errors import (
     WeightUpdateError,
 )
 
-QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tiny_model_dir, tmp_path_factory):
-    """A checkpoint that a server can reload: its tied output layer is written too."""
-    directory = shutil.copytree(tiny_model_dir, tmp_path_factory.mktemp("served") / "model")
-    write_tied_head(directory)
-    return directory
-
 
 @pytest.fixture
-async def server(model_dir):
-    async with Controlled(model_dir) as server:
+async def server(reloadable_model_dir):
+    async with Controlled(reloadable_model_dir) as server:
         yield server
 
 
 @pytest.fixture
-def other(model_dir, tmp_path):
+def other(reloadable_model_dir, tmp_path):
     """Another checkpoint of the same model."""
-    return shutil.copytree(model_dir, tmp_path / "other")
-
-
-@pytest.fixture
-async def control(server):
-    connection = ServerConnection(server.base_url, limits=QUICK)
-    control = ServerControl(
-        connection,
-        capabilities_of(server),
-        forget_media=lambda: server.events.append("forget"),
-        on_weight_version=lambda version: server.events.append(f"version {version}"),
-    )
-    yield control
-    await connection.close()
+    return shutil.copytree(reloadable_model_dir, tmp_path / "other")
 
 
 def failing(status=500):
@@ -94,7 +70,7 @@ async def test_an_unknown_mode_is_refused_before_anything_happens(server, contro
     assert not server.requests
 
 
-async def test_a_pause_does_not_queue_behind_generations(server, model_dir):
+async def test_a_pause_does_not_queue_behind_generations(server, reloadable_model_dir):
     release, arrived = asyncio.Event(), asyncio.Event()
     connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=1))
     control = ServerControl(connection, capabilities_of(server))
@@ -315,7 +291,7 @@ async def test_a_directory_that_only_the_server_sees_is_left_to_it(server, contr
 
 async def test_weights_that_the_workers_cannot_read_are_replaced_by_those_of_before(server, control, other):
     server.bad.add(str(other))
-    with pytest.raises(WeightUpdateError, match=r"put back; the server runs with them.*Worker failed"):
+    with pytest.raises(WeightUpdateError, match=r"loaded again; the server runs with them.*Worker failed"):
         await control.update_weights_from_directory(other, "v1")
     assert server.loaded == [server.root, server.root]
     assert not server.paused
@@ -324,11 +300,11 @@ async def test_weights_that_the_workers_cannot_read_are_replaced_by_those_of_bef
     assert steps == ["/pause", RELOAD, RELOAD, PREFIX, MM, ENCODER, "/resume"]
 
 
-async def test_those_of_before_are_those_that_were_loaded_last(server, control, other, model_dir, tmp_path):
-    newer = shutil.copytree(model_dir, tmp_path / "newer")
+async def test_those_of_before_are_those_that_were_loaded_last(server, control, other, reloadable_model_dir, tmp_path):
+    newer = shutil.copytree(reloadable_model_dir, tmp_path / "newer")
     server.bad.add(str(newer))
     await control.update_weights_from_directory(other, "v1")
-    with pytest.raises(WeightUpdateError, match="put back"):
+    with pytest.raises(WeightUpdateError, match="loaded again"):
         await control.update_weights_from_directory(newer, "v2")
     assert server.loaded[-1] == str(other)
 
@@ -379,7 +355,7 @@ async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(ser
 
 async def test_workers_that_answer_something_else_are_not_believed(server, control, other):
     server.script[RELOAD] += [answer({"results": [None, "no"]})]
-    with pytest.raises(WeightUpdateError, match="the workers answered"):
+    with pytest.raises(WeightUpdateError, match="the workers returned"):
         await control.update_weights_from_directory(other, "v1")
 
 

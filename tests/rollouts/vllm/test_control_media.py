@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 
 import pytest
 from controlled_server import Controlled, capabilities_of
@@ -11,8 +10,7 @@ from fake_server import answer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
-from rollouts.engines.vllm.control.control import ServerControl
+from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import ServerError, UnsafeControlError
 
@@ -55,24 +53,10 @@ class Fragile(Controlled):
         self.dead |= self.doomed and not self.paused
 
 
-@pytest.fixture(scope="module")
-def model_dir(tiny_model_dir, tmp_path_factory):
-    directory = shutil.copytree(tiny_model_dir, tmp_path_factory.mktemp("served") / "model")
-    write_tied_head(directory)
-    return directory
-
-
 @pytest.fixture
-async def server(model_dir):
-    async with Fragile(model_dir) as server:
+async def server(reloadable_model_dir):
+    async with Fragile(reloadable_model_dir) as server:
         yield server
-
-
-@pytest.fixture
-async def control(server):
-    connection = ServerConnection(server.base_url, limits=QUICK)
-    yield ServerControl(connection, capabilities_of(server))
-    await connection.close()
 
 
 def pauses(server):
@@ -126,17 +110,17 @@ async def test_a_server_of_text_alone_pauses_in_one_call_and_may_keep_requests_o
     ],
 )
 async def test_what_an_update_does_with_requests_in_flight(
-    server, control, model_dir, takes_media, in_flight, expected
+    server, control, reloadable_model_dir, takes_media, in_flight, expected
 ):
     server.takes_media = takes_media
-    await control.update_weights_from_directory(model_dir, "v1", in_flight)
+    await control.update_weights_from_directory(reloadable_model_dir, "v1", in_flight)
     assert pauses(server) == expected
     assert not server.dead
 
 
-async def test_weights_reloaded_after_a_pause_that_keeps_end_what_was_kept_first(server, control, model_dir):
+async def test_weights_reloaded_after_a_pause_that_keeps_end_what_was_kept_first(server, control, reloadable_model_dir):
     await control.pause("keep")
-    await control.reload_weights(model_dir)
+    await control.reload_weights(reloadable_model_dir)
     assert pauses(server) == [("keep", False), ("abort", False)]
     await control.resume()
     assert not server.dead
@@ -170,13 +154,13 @@ STEPS = st.tuples(
 )
 
 
-async def played(model_dir, steps, *, call=None):
-    async with Fragile(model_dir) as server:
+async def played(reloadable_model_dir, steps, *, call=None):
+    async with Fragile(reloadable_model_dir) as server:
         connection = ServerConnection(server.base_url, limits=QUICK)
         control = ServerControl(connection, capabilities_of(server))
         for name, mode, clear in steps:
             try:
-                await CALLS[name](control, mode, clear, model_dir)
+                await CALLS[name](control, mode, clear, reloadable_model_dir)
             except (UnsafeControlError, ServerError):
                 continue
         await control.resume()
@@ -188,15 +172,15 @@ async def played(model_dir, steps, *, call=None):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=6))
-def test_no_order_of_control_calls_kills_a_server_that_shows_images(model_dir, steps):
-    assert not asyncio.run(played(model_dir, steps))
+def test_no_order_of_control_calls_kills_a_server_that_shows_images(reloadable_model_dir, steps):
+    assert not asyncio.run(played(reloadable_model_dir, steps))
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait"])
-def test_the_planted_fault_what_the_bare_route_does_is_seen(model_dir, mode):
+def test_the_planted_fault_what_the_bare_route_does_is_seen(reloadable_model_dir, mode):
     async def bare(connection):
         params = {"mode": mode, "clear_cache": True}
         await connection.request("POST", "/pause", name="bare", params=params)
         await connection.request("POST", "/resume", name="bare")
 
-    assert asyncio.run(played(model_dir, [], call=bare))
+    assert asyncio.run(played(reloadable_model_dir, [], call=bare))

@@ -12,8 +12,8 @@ import typer
 from fake_server import FakeVLLM
 from typer.testing import CliRunner, Result
 
-from rollouts.cli.doctor.commands import doctor
-from rollouts.cli.doctor.run_checks import Options, examine
+from rollouts.cli.doctor.command import doctor
+from rollouts.cli.doctor.run_checks import Options, run_checks
 from rollouts.errors import ApiKeyError
 
 KEY = "the-right-secret"
@@ -63,4 +63,4 @@ def test_an_empty_variable_is_named_with_its_option(guarded: str, tiny_model_dir
 @pytest.mark.parametrize("given", [None, "a-wrong-secret"])
 async def test_the_python_interface_names_its_argument(guarded: str, tiny_model_dir: Path, given: str | None) -> None:
     with pytest.raises(ApiKeyError, match="api_key="):
-        await examine(guarded, tiny_model_dir, Options(api_key=given))
+        await run_checks(guarded, tiny_model_dir, Options(api_key=given))

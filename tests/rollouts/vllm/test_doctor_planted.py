@@ -15,7 +15,7 @@ from model_server import ModelVLLM, Served
 
 from rollouts.cli.doctor import generation_checks, server_checks
 from rollouts.cli.doctor.finding import Finding, Outcome
-from rollouts.cli.doctor.run_checks import Options, examine
+from rollouts.cli.doctor.run_checks import Options, run_checks
 
 CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -301,7 +301,7 @@ async def test_a_planted_fault_is_found_with_its_cure_and_nothing_else(
     )
     async with ModelVLLM(served, **planted.flags) as server:
         paused = server.paused
-        findings = await examine(server.base_url, compared, planted.options)
+        findings = await run_checks(server.base_url, compared, planted.options)
         assert server.paused is paused
     for outcome, expected in ((Outcome.FAILED, planted.failed), (Outcome.ABSENT, planted.absent)):
         found = {finding.check: f"{finding.seen} -> {finding.cure}" for finding in _of(findings, outcome)}

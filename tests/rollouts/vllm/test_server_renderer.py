@@ -28,7 +28,8 @@ from renderers.errors import (
 )
 from renderers.media.pixel_scale import PixelScale
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.engines.vllm.http.connection import Reply
+from rollouts.engines.vllm.http.connection import HttpResponse
+from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.errors import (
@@ -129,7 +130,7 @@ class RenderingServer:
         return asked
 
     def _reply(self, answer, status=200):
-        return Reply(status, {}, json.dumps(answer).encode())
+        return HttpResponse(status, {}, json.dumps(answer).encode())
 
     def _render(self, sent):
         ids, names, ranges, data = [], [], [], []
@@ -178,7 +179,7 @@ class RenderingServer:
 
 def refusal(message, status):
     error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
-    return Reply(status, {}, json.dumps({"error": error}).encode())
+    return HttpResponse(status, {}, json.dumps({"error": error}).encode())
 
 
 def _names(sent):
@@ -251,7 +252,7 @@ async def test_attribution_is_one_span_without_an_owner_because_nobody_told(rend
 async def test_images_come_with_their_ranges_tensors_sources_and_a_hash_of_ours(renderer):
     first, second = picture(1), picture(2, 16, 64)
     rendered = await renderer.render(user(text("a"), image(first), image(second)))
-    placed = rendered.multi_modal_data.placed()
+    placed = rendered.multi_modal_data.items_with_ranges()
     assert [(where.offset, where.length) for _, where in placed] == [(7, 6), (15, 4)]
     for item, where in placed:
         assert rendered.token_ids[where.offset : where.end] == [PAD] * where.length
@@ -266,7 +267,7 @@ async def test_images_come_with_their_ranges_tensors_sources_and_a_hash_of_ours(
 async def test_the_same_image_twice_in_a_message_is_two_ranges_of_one_item(renderer, server):
     same = file_of(picture(3))
     rendered = await renderer.render(user(image(same), image(bytes(bytearray(same)))))
-    (one, _), (other, _) = rendered.multi_modal_data.placed()
+    (one, _), (other, _) = rendered.multi_modal_data.items_with_ranges()
     assert one is other
     assert server.images_rendered().total() == 1
 
@@ -303,7 +304,7 @@ async def test_a_server_that_answers_none_for_known_names_is_asked_under_another
     await ServerRenderer(server).render(user(image(picture(7))))
     other_process = ServerRenderer(server)
     rendered = await other_process.render(user(image(picture(7))))
-    ((item, _),) = rendered.multi_modal_data.placed()
+    ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     np.testing.assert_array_equal(item["pixel_values"], picture(7).reshape(-1, 3))
     assert len(server.images_rendered()) == 2
 
@@ -319,7 +320,7 @@ async def test_a_server_that_never_hands_out_tensors_is_an_error_with_the_cure()
 
 async def test_names_are_of_our_digest_so_that_one_never_stands_for_two_images(renderer, server):
     rendered = await renderer.render(user(image(picture(9)), image(picture(10))))
-    digests = {item.source.digest for item, _ in rendered.multi_modal_data.placed()}
+    digests = {item.source.digest for item, _ in rendered.multi_modal_data.items_with_ranges()}
     assert len(digests) == 2
     assert set(server.images_rendered()) == {f"render-{digest}" for digest in digests}
 
@@ -327,7 +328,7 @@ async def test_names_are_of_our_digest_so_that_one_never_stands_for_two_images(r
 async def test_ranges_are_matched_by_order_where_the_server_names_images_itself(renderer, server):
     server.names_ignored = True
     rendered = await renderer.render(user(image(picture(11)), image(picture(12, 16, 16))))
-    assert [item.num_tokens for item, _ in rendered.multi_modal_data.placed()] == [6, 1]
+    assert [item.num_tokens for item, _ in rendered.multi_modal_data.items_with_ranges()] == [6, 1]
 
 
 async def test_a_conversation_that_gives_an_image_another_length_is_an_error(renderer, server):
@@ -384,7 +385,7 @@ async def test_a_path_that_the_policy_allows_is_read_here(server, tmp_path):
     path.write_bytes(file_of(picture(17)))
     renderer = ServerRenderer(server, policy=MediaPolicy(allowed_directories=(tmp_path,)))
     rendered = await renderer.render_chunks([ImagePointer(path)])
-    ((item, _),) = rendered.multi_modal_data.placed()
+    ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     np.testing.assert_array_equal(item["pixel_values"], picture(17).reshape(-1, 3))
     assert item.source.data == path.read_bytes()
 
@@ -461,7 +462,7 @@ async def test_token_chunks_are_never_tokenised_again(renderer, server):
     rendered = await renderer.render_chunks([TokenChunk(ids), ImageChunk(picture(21)), last])
     assert rendered.token_ids == [*ids, *[PAD] * 6, 9]
     assert all(type(one) is int for one in rendered.token_ids)
-    ((_, where),) = rendered.multi_modal_data.placed()
+    ((_, where),) = rendered.multi_modal_data.items_with_ranges()
     assert (where.offset, where.length) == (5, 6)
 
 
@@ -489,7 +490,7 @@ def test_chunks_are_put_one_behind_the_other_whatever_they_are(plan):
             expected += [PAD] * count
     rendered = asyncio.run(ServerRenderer(RenderingServer()).render_chunks(chunks))
     assert rendered.token_ids == expected
-    assert [(where.offset, where.length) for _, where in rendered.multi_modal_data.placed()] == ranges
+    assert [(where.offset, where.length) for _, where in rendered.multi_modal_data.items_with_ranges()] == ranges
 
 
 async def test_every_form_of_an_image_is_taken(renderer):
@@ -498,7 +499,7 @@ async def test_every_form_of_an_image_is_taken(renderer):
     url = "data:image/png;base64," + base64.b64encode(data).decode()
     for value in (data, pixels, Image.fromarray(pixels), url):
         rendered = await renderer.render_chunks([ImageChunk(value, expected_tokens=6)])
-        ((item, _),) = rendered.multi_modal_data.placed()
+        ((item, _),) = rendered.multi_modal_data.items_with_ranges()
         np.testing.assert_array_equal(item["pixel_values"], pixels.reshape(-1, 3))
 
 
@@ -521,7 +522,7 @@ async def test_a_chunk_of_another_kind_is_an_error(renderer):
 
 async def test_bfloat16_tensors_read_as_the_floats_of_equal_value():
     renderer = ServerRenderer(RenderingServer(dtype="bfloat16"))
-    ((item, _),) = (await renderer.render_chunks([ImageChunk(picture(24))])).multi_modal_data.placed()
+    ((item, _),) = (await renderer.render_chunks([ImageChunk(picture(24))])).multi_modal_data.items_with_ranges()
     np.testing.assert_array_equal(item["pixel_values"], np.array([[1.0, 2.0, -4.0]], np.float32))
     assert item["pixel_values"].dtype == np.float32
     assert item.scale is None
@@ -531,12 +532,12 @@ async def test_a_scale_goes_into_items_of_uint8_pixels(server):
     scale = PixelScale()
     ((item, _),) = (
         await ServerRenderer(server, scale=scale).render_chunks([ImageChunk(picture(25))])
-    ).multi_modal_data.placed()
+    ).multi_modal_data.items_with_ranges()
     assert item.scale is scale
     floats = RenderingServer(dtype="bfloat16")
     ((item, _),) = (
         await ServerRenderer(floats, scale=scale).render_chunks([ImageChunk(picture(25))])
-    ).multi_modal_data.placed()
+    ).multi_modal_data.items_with_ranges()
     assert item.scale is None
 
 
@@ -576,7 +577,7 @@ async def test_a_server_that_restarted_with_other_settings_while_it_rendered_is_
 
     server.before_answer = restart
     rendered = await renderer.render_chunks([ImageChunk(picture(27))])
-    ((item, _),) = rendered.multi_modal_data.placed()
+    ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     assert item["pixel_values"].dtype == np.float32
     fresh = await ServerRenderer(RenderingServer(dtype="bfloat16")).render_chunks([ImageChunk(picture(27))])
     assert item.mm_hash == fresh.multi_modal_data.mm_hashes["image"][0]
@@ -617,7 +618,7 @@ async def test_a_model_that_only_reads_text_renders_text_and_refuses_images():
 
 
 async def test_an_unknown_model_is_an_error_that_names_those_served(server):
-    with pytest.raises(CapabilityError, match="other is wanted and the server serves tiny"):
+    with pytest.raises(CapabilityError, match="serves tiny, not other"):
         await ServerRenderer(server, model="other").render(user(text("a")))
 
 
@@ -651,7 +652,7 @@ def features(names, *ranges, **more):
 )
 async def test_an_answer_of_another_shape_is_an_error(server, renderer, answer):
     await renderer.render(user(text("a")))
-    server._render = lambda sent: Reply(200, {}, answer)
+    server._render = lambda sent: HttpResponse(200, {}, answer)
     with pytest.raises(MalformedResultError):
         await renderer.render(user(text("b")))
 
@@ -660,7 +661,7 @@ async def test_an_answer_of_another_shape_is_an_error(server, renderer, answer):
 
 
 def test_a_trajectory_keeps_the_sources_and_makes_the_same_items_of_them_again(server):
-    with ServerRenderer(server).sync as blocking:
+    with BlockingServerRenderer(ServerRenderer(server)) as blocking:
         messages = user(image(picture(40)), text("which?"))
         prompt = blocking.render(messages)
         episode = Trajectory("episode")
@@ -669,7 +670,7 @@ def test_a_trajectory_keeps_the_sources_and_makes_the_same_items_of_them_again(s
         received = decode(encode(episode))
         (sample,) = samples_from_trajectory(received, advantage=1.0, processors=blocking.processors)
         ((item, where),) = sample.media
-        ((shown, shown_where),) = prompt.multi_modal_data.placed()
+        ((shown, shown_where),) = prompt.multi_modal_data.items_with_ranges()
         assert (item.mm_hash, where) == (shown.mm_hash, shown_where)
         np.testing.assert_array_equal(item["pixel_values"], shown["pixel_values"])
         packed = pack_episodes([episode], pixels="uint8", processors=blocking.processors)
@@ -678,13 +679,13 @@ def test_a_trajectory_keeps_the_sources_and_makes_the_same_items_of_them_again(s
 
 
 async def test_a_processor_has_what_rendering_asks_of_one(server):
-    blocking = ServerRenderer(server).sync
+    blocking = BlockingServerRenderer(ServerRenderer(server))
     (processor,) = (await asyncio.to_thread(lambda: blocking.processors)).values()
     assert processor.marker == "<|image_pad|>"
     rendered = await asyncio.to_thread(blocking.render_chunks, [ImageChunk(picture(41))])
-    ((item, _),) = rendered.multi_modal_data.placed()
+    ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     assert await asyncio.to_thread(processor.mm_hash, item.source) == item.mm_hash
-    blind = ServerRenderer(RenderingServer(takes_images=False)).sync
+    blind = BlockingServerRenderer(ServerRenderer(RenderingServer(takes_images=False)))
     assert await asyncio.to_thread(lambda: blind.processors) == {}
     for one in (blocking, blind):
         one.close()
@@ -738,7 +739,7 @@ def test_a_loop_that_ends_in_mid_request_leaves_the_image_to_other_loops(server)
 
 def test_the_blocking_form_serves_many_threads_at_once_on_one_loop(server):
     server.delay = 0.1
-    blocking = ServerRenderer(server).sync
+    blocking = BlockingServerRenderer(ServerRenderer(server))
     threads_before = threading.active_count()
     with ThreadPoolExecutor(8) as pool:
         rendered = list(pool.map(lambda n: blocking.render(user(text(str(n)))).token_ids, range(8)))
@@ -751,7 +752,7 @@ def test_the_blocking_form_serves_many_threads_at_once_on_one_loop(server):
 
 
 async def test_the_blocking_form_refuses_to_stop_an_event_loop_but_works_beside_one(server):
-    with ServerRenderer(server).sync as blocking:
+    with BlockingServerRenderer(ServerRenderer(server)) as blocking:
         with pytest.raises(InvalidRequestError, match="running event loop"):
             blocking.render(user(text("a")))
         rendered = await asyncio.to_thread(blocking.render_chunks, [TokenChunk([1]), ImageChunk(picture(32))])
@@ -760,7 +761,7 @@ async def test_the_blocking_form_refuses_to_stop_an_event_loop_but_works_beside_
 
 def test_closing_the_blocking_form_ends_the_calls_that_wait(server):
     server.delay = 30
-    blocking = ServerRenderer(server).sync
+    blocking = BlockingServerRenderer(ServerRenderer(server))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(blocking.render, user(text("a")))
         while blocking._loop is None:

@@ -38,7 +38,7 @@ from renderers.media.pixel_scale import PixelScale
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.vllm import ExpectedCapabilities, HttpLimits, ResumePolicy, VLLMEngine
-from rollouts.engines.vllm.media.media_forms import ContentPartsForm
+from rollouts.engines.vllm.media.media_payload import ContentPartsPayload
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,
@@ -683,9 +683,9 @@ async def test_an_image_that_cannot_be_decoded_is_an_error_of_the_request(server
 async def test_an_image_shown_twice_in_content_parts_comes_with_its_data_in_both_places():
     """The server looks each up in its cache before it has taken any."""
     asked = request(image(), image(), placeholder_token_ids={"image": PAD})
-    form = ContentPartsForm(asked)
-    form._data_url = lambda item: [b"data:,"]
-    parts = json.loads(b"{" + b"".join(form.member(form.names)) + b"}")["content_parts"]
+    payload = ContentPartsPayload(asked)
+    payload._data_url = lambda item: [b"data:,"]
+    parts = json.loads(b"{" + b"".join(payload.body_field(payload.names)) + b"}")["content_parts"]
     assert [part["url"] for part in parts] == ["data:,"] * 2
 
 
@@ -741,6 +741,6 @@ async def test_the_limits_of_a_request_can_be_set(server):
 
 
 async def test_a_sampling_option_that_is_no_json_is_an_error_of_the_request(engine, server):
-    with pytest.raises(InvalidRequestError, match="no JSON"):
+    with pytest.raises(InvalidRequestError, match="cannot be written as JSON"):
         await engine.generate(request(sampling={"extra": {"min_p": np.float32(1)}}))
     assert server.generations == []

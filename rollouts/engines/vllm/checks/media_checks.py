@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from renderers import MediaItem, MultiModalData, PlaceholderRange
+from renderers.placement import PlacedItem, item_placement_error
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.media.feature_items import feature_items
-from rollouts.engines.vllm.media.media_modes import feature_token, item_name
+from rollouts.engines.vllm.media.dense_items import dense_items
+from rollouts.engines.vllm.media.mode_selection import feature_token, item_name
 from rollouts.engines.vllm.wire.tensors import (
     ITEM_BYTES,
     ServerNumbers,
@@ -20,7 +21,6 @@ from rollouts.engines.vllm.wire.tensors import (
     tensor_shape,
 )
 from rollouts.errors import InvalidRequestError
-from rollouts.models.placement import PlacedItem, misplaced
 
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
@@ -38,9 +38,9 @@ def check_placement(
     _check_lists(request, media)
     _check_hashes(request, media)
     _check_ranges(request, media)
-    placed = media.placed()
-    if (words := misplaced(placed, len(ids))) is not None:
-        raise InvalidRequestError(request.request_id, words)
+    placed = media.items_with_ranges()
+    if (error := item_placement_error(placed, len(ids))) is not None:
+        raise InvalidRequestError(request.request_id, error)
     for item, _ in placed:
         if item.num_tokens < 1:
             raise InvalidRequestError(
@@ -58,10 +58,10 @@ def check_placement(
 def check_features(request: GenerateRequest, placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> None:
     """Raise `InvalidRequestError` unless the items hold the tensors that this server wants.
 
-    `media_modes.check_mode` must have passed.
+    `mode_selection.check_mode` must have passed.
     """
     for item, where in placed:
-        for sent, _ in feature_items(item, where, capabilities):
+        for sent, _ in dense_items(item, where, capabilities):
             _check_tensors(request, sent, capabilities)
 
 

@@ -1,4 +1,4 @@
-"""Requests to a server's control routes, and what their answers mean."""
+"""Requests to the control routes of a vLLM server, and the fields of their responses."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.replies import Reply, error_of
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.errors import CapabilityError, MalformedResultError
 
 
 class ControlRoutes:
-    """Asks a server's control routes, outside of the places that generating requests wait for."""
+    """Sends control requests. They do not count against the number of requests that may run at once."""
 
     def __init__(self, connection: ServerConnection, capabilities: Callable[[], Awaitable[ServerCapabilities]]) -> None:
         self._connection = connection
-        self._capabilities = capabilities
+        self.capabilities = capabilities
+
+    @property
+    def base_url(self) -> str:
+        return self._connection.base_url
 
     async def call(
         self,
         method: str,
         path: str,
-        doing: str,
+        action: str,
         *,
         content: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
-    ) -> Reply:
-        """The answer of a route of development mode. Raises as `require` and `checked` do."""
+    ) -> HttpResponse:
+        """Call a route of development mode. `action` names the call in errors. Raises as `require` and `checked` do."""
         await self.require(path)
-        return self.checked(await self.request(method, path, content=content, params=params), path, doing)
+        return self.checked(await self.request(method, path, content=content, params=params), path, action)
 
     async def request(
         self,
@@ -39,57 +44,65 @@ class ControlRoutes:
         *,
         content: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
-    ) -> Reply:
-        """The answer of any route, whatever its status."""
+    ) -> HttpResponse:
+        """Call any route; a response of any status is returned."""
         body = None if content is None else [json.dumps(content).encode()]
-        return await self._connection.request(method, path, name=_name_of(path), body=body, params=params, slot=False)
+        return await self._connection.request(method, path, name=_call_name(path), body=body, params=params, slot=False)
 
-    def checked(self, reply: Reply, path: str, doing: str) -> Reply:
-        """The reply, if it is a success. Raises `CapabilityError` where there is no such route, else `ServerError`."""
-        if reply.status in (404, 405):
+    def checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
+        """The response if it is a success. Raises `CapabilityError` where the route is missing, else `ServerError`."""
+        if response.status in (404, 405):
             raise CapabilityError(
-                _name_of(path),
-                f"{self._connection.base_url} has no {_route_of(path)}: this vLLM is older than the route",
+                _call_name(path), f"{self.base_url} has no {_route(path)}: this vLLM is older than the route"
             )
-        if reply.status != 200:
-            raise error_of(_name_of(path), reply, doing)
-        return reply
+        if response.status != 200:
+            raise response_error(_call_name(path), response, action)
+        return response
 
     async def require(self, path: str) -> None:
         """Raise `CapabilityError` unless the server runs in development mode, as `path` needs."""
-        if not (await self._capabilities()).control:
+        if not (await self.capabilities()).control:
             raise CapabilityError(
-                _name_of(path),
-                f"{self._connection.base_url} has no {_route_of(path)}: start it with VLLM_SERVER_DEV_MODE=1 in its "
-                "environment, and let nobody but the trainer reach it",
+                _call_name(path),
+                f"{self.base_url} has no {_route(path)}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, and "
+                "let nobody but the trainer reach it",
             )
 
+    async def metrics(self) -> ServerMetrics:
+        """The counters and gauges that the server reports now."""
+        body = self.checked(await self.request("GET", "/metrics"), "/metrics", "reading metrics").body
+        return ServerMetrics.parse(body.decode("utf-8", errors="replace"))
 
-def object_of(reply: Reply) -> Mapping[str, Any]:
-    """The JSON object of a reply, {} where it is empty or something else."""
-    content = reply.json() if reply.body else {}
+    async def takes_media(self) -> bool:
+        """Whether the server was started to take images."""
+        return (await self.capabilities()).pixel_dtype is not None
+
+
+def json_object(response: HttpResponse) -> Mapping[str, Any]:
+    """The JSON object of a response; {} where the body is empty or holds another kind of value."""
+    content = response.json() if response.body else {}
     return content if isinstance(content, dict) else {}
 
 
-def member_of(reply: Reply, key: str) -> Any:
-    """One member of the JSON object of a reply. Raises `MalformedResultError` where it is missing."""
-    content = object_of(reply)
+def required_field(response: HttpResponse, key: str) -> Any:
+    """One field of the JSON object of a response. Raises `MalformedResultError` where it is missing."""
+    content = json_object(response)
     if key not in content:
-        raise MalformedResultError(reply.name, f"the answer has no `{key}`: {reply.body[:200]!r}")
+        raise MalformedResultError(response.name, f"the response has no `{key}`: {response.body[:200]!r}")
     return content[key]
 
 
-def flag_of(reply: Reply, key: str) -> bool:
-    """One true or false of a reply. Raises `MalformedResultError` where it is neither."""
-    value = member_of(reply, key)
+def required_bool(response: HttpResponse, key: str) -> bool:
+    """One boolean field of a response. Raises `MalformedResultError` where it is missing or no boolean."""
+    value = required_field(response, key)
     if not isinstance(value, bool):
-        raise MalformedResultError(reply.name, f"`{key}` is {value!r}, not true or false")
+        raise MalformedResultError(response.name, f"`{key}` is {value!r}, not true or false")
     return value
 
 
-def _route_of(path: str) -> str:
+def _route(path: str) -> str:
     return path.partition("?")[0]
 
 
-def _name_of(path: str) -> str:
-    return _route_of(path).strip("/")
+def _call_name(path: str) -> str:
+    return _route(path).strip("/")

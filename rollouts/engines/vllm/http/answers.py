@@ -15,7 +15,7 @@ import h11
 
 from rollouts.engines.vllm.http.events import EventDecoder, EventTooLongError
 from rollouts.engines.vllm.http.http1 import Body, Http1Connection
-from rollouts.engines.vllm.http.replies import Reply, error_of
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.http.server_address import redacted
 from rollouts.errors import (
     EngineError,
@@ -158,7 +158,7 @@ class EventStream:
     async def __anext__(self) -> bytes:
         call = self._answer.call
         if self.status >= 400:
-            raise error_of(call.name, Reply(self.status, self.headers, await self.body()), call.where)
+            raise response_error(call.name, HttpResponse(self.status, self.headers, await self.body()), call.where)
         while not self._events and not self.done:
             piece = await self._read(self._answer.piece())
             if not piece:

@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlencode
 
+from renderers.tls import client_tls_context
 from rollouts.engines.vllm.http.answers import Answer, Call, EventStream, redirected, typed, unreachable
 from rollouts.engines.vllm.http.http1 import Body, Http1Connection, body_bytes, header_lines, request_line
-from rollouts.engines.vllm.http.replies import Reply, error_of
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.http.retrying import Timing, backoff_seconds, retry_after_seconds
 from rollouts.engines.vllm.http.server_address import parse_address, redacted
 from rollouts.errors import EngineClosedError, InvalidRequestError, ServerTimeoutError, ServerUnreachableError
 
-__all__ = ["Body", "EventStream", "HttpLimits", "Reply", "ServerConnection", "error_of"]
+__all__ = ["Body", "EventStream", "HttpLimits", "HttpResponse", "ServerConnection", "response_error"]
 
 _LOG = logging.getLogger("rollouts.engines.vllm")
 # Too many requests, and not now: the two statuses that ask for another try.
@@ -147,7 +148,7 @@ class ServerConnection:
         seconds: float | None = None,
         retry: bool = True,
         slot: bool = True,
-    ) -> Reply:
+    ) -> HttpResponse:
         """Send a request and take the whole answer, of whatever status (429 and 503 only after the retries).
 
         `body` is JSON in segments, sent one after the other and never joined; it must not change until the call is
@@ -161,7 +162,7 @@ class ServerConnection:
         async with self._admitted(call) as loop:
             answer = await self._answered(loop, call, whole=True)
             answer.release()
-            return Reply(answer.status, answer.headers, answer.loaded, name)
+            return HttpResponse(answer.status, answer.headers, answer.loaded, name)
 
     def stream(
         self,
@@ -413,8 +414,7 @@ class ServerConnection:
     def _tls_context(self) -> ssl.SSLContext:
         with self._lock:
             if self._tls is None:
-                self._tls = ssl.create_default_context()
-                self._tls.set_alpn_protocols(["http/1.1"])
+                self._tls = client_tls_context()
             return self._tls
 
     def _lost(self, held: _Loop) -> None:

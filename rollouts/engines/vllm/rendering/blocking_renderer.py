@@ -1,4 +1,4 @@
-"""`ServerRenderer` for code that does not await: every call runs on one event loop in a thread of its own."""
+"""`ServerRenderer` for code without `await`: every call runs on one event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from renderers import MediaItem, RenderedTokens
+from renderers import MediaItem, MediaSource, RenderedTokens
 from renderers.media.event_loop import on_event_loop
 from renderers.media.item import Modality
+from renderers.media.policy import MediaPolicy
+from renderers.media.store import MediaStore
 from rollouts.engines.vllm.rendering.prompt_chunks import Chunk
-from rollouts.engines.vllm.rendering.render_server import ServerIdentity
-from rollouts.engines.vllm.rendering.server_processor import ServerImageProcessor
+from rollouts.engines.vllm.rendering.render_client import ServerIdentity
+from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.errors import EngineClosedError, InvalidRequestError
-
-if TYPE_CHECKING:
-    from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 
 T = TypeVar("T")
 
@@ -27,10 +26,14 @@ _NAME = "blocking render"
 
 
 class BlockingServerRenderer:
-    """Waits for a `ServerRenderer`; safe to call from many threads at once, whose calls run side by side.
+    """A `ServerRenderer` with blocking methods.
 
-    The loop lives from the first call to `close`, in a daemon thread. A call on the thread of a running event loop,
-    which would stand still meanwhile, raises `InvalidRequestError`; so does one after a fork of the process.
+        with BlockingServerRenderer(ServerRenderer.connect("http://127.0.0.1:8000")) as renderer:
+            rendered = renderer.render(messages, add_generation_prompt=True)
+
+    Many threads may call it at the same time; the calls run concurrently. The event loop runs in a daemon thread
+    from the first call until `close`. A call on the thread of a running event loop would block that loop and raises
+    `InvalidRequestError`; so does a call in a forked child process.
     """
 
     def __init__(self, renderer: ServerRenderer) -> None:
@@ -50,7 +53,7 @@ class BlockingServerRenderer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedTokens:
         """`ServerRenderer.render`."""
-        self._check_may_wait()
+        self._check_may_block()
         return self._wait(
             self._renderer.render(
                 messages,
@@ -62,22 +65,22 @@ class BlockingServerRenderer:
 
     def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
         """`ServerRenderer.render_chunks`."""
-        self._check_may_wait()
+        self._check_may_block()
         return self._wait(self._renderer.render_chunks(chunks))
 
     def image(self, reference: Any) -> MediaItem:
         """`ServerRenderer.image`."""
-        self._check_may_wait()
+        self._check_may_block()
         return self._wait(self._renderer.image(reference))
 
     def identity(self) -> ServerIdentity:
         """`ServerRenderer.identity`."""
-        self._check_may_wait()
+        self._check_may_block()
         return self._wait(self._renderer.identity())
 
     @property
     def processors(self) -> dict[Modality, ServerImageProcessor]:
-        """By modality, as a renderer that is loaded from a directory has them: what makes items of sources again."""
+        """The processor of each modality, as on a renderer that was loaded from a directory; empty for a text model."""
         marker = self.identity().marker
         if marker is None:
             return {}
@@ -86,7 +89,7 @@ class BlockingServerRenderer:
         }
 
     def close(self) -> None:
-        """Cancel what is running, close the renderer's connection if it is its own, and end the thread. Idempotent."""
+        """Cancel running calls, close the `ServerRenderer` and end the thread. A second call does nothing."""
         with self._lock:
             loop, thread, self._loop, self._closed = self._loop, self._thread, None, True
         if loop is None or thread is None or self._process != os.getpid():
@@ -103,18 +106,18 @@ class BlockingServerRenderer:
     ) -> None:
         self.close()
 
-    def _check_may_wait(self) -> None:
+    def _check_may_block(self) -> None:
         if on_event_loop():
             raise InvalidRequestError(
                 _NAME,
-                "the blocking form was called on the thread of a running event loop, which would stand still; await "
-                "the ServerRenderer itself, or call this in asyncio.to_thread",
+                "a blocking call on the thread of a running event loop would block that loop; await the ServerRenderer "
+                "itself, or make this call in asyncio.to_thread",
             )
         if self._process != os.getpid():
-            raise InvalidRequestError(_NAME, "the process was forked; make a ServerRenderer of its own in the child")
+            raise InvalidRequestError(_NAME, "the process was forked; make a new ServerRenderer in the child process")
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with self._lock:  # so that what is begun here is cancelled by a `close` that comes now
+        with self._lock:  # so that a concurrent `close` cancels the call that starts here
             if self._closed:
                 coroutine.close()
                 raise EngineClosedError(_NAME, "the renderer is closed")
@@ -126,13 +129,46 @@ class BlockingServerRenderer:
         try:
             return running.result()
         except CancelledError:
-            raise EngineClosedError(_NAME, "the renderer was closed before it was done") from None
+            raise EngineClosedError(_NAME, "the renderer was closed before the call finished") from None
         except KeyboardInterrupt:
             running.cancel()
             raise
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, then cancel what is left on it."""
+    """Run the loop until it is stopped, then cancel its remaining tasks."""
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.get_loop().run_forever()
+
+
+class ServerImageProcessor:
+    """`MediaProcessor` that uses a server; it recreates the items of a trajectory from their sources.
+
+        samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
+
+    The identity of the server is looked up at every call: `mm_hash` changes when the server becomes another one.
+    """
+
+    modality: Modality = "image"
+
+    def __init__(
+        self, renderer: BlockingServerRenderer, *, marker: str, policy: MediaPolicy, store: MediaStore
+    ) -> None:
+        self._renderer = renderer
+        self.marker = marker
+        self.embed_token = marker
+        self.policy = policy
+        self.store = store
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the server's version, its model and what it makes of a probe image."""
+        return self._renderer.identity().fingerprint
+
+    def mm_hash(self, source: MediaSource) -> str:
+        """The digest of the pixels as the model sees them: source digest + fingerprint."""
+        return f"{source.digest}-{self.fingerprint}"
+
+    def process(self, source: MediaSource) -> MediaItem:
+        """The item of a source, from the store or the server. Raises `MediaError` and `EngineError`."""
+        return self._renderer.image(source)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,14 +25,14 @@ from renderers.messages import (
     media_value,
     message_tool_names,
 )
+from renderers.placement import PlacedItem
 from renderers.rendered import TokenSpan
+from rollouts.engines.vllm.error_context import name_server_in_errors
 from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.http.error_names import naming_server
-from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
+from rollouts.engines.vllm.rendering.image_renderer import ImageRenderer, RenderedImage
 from rollouts.engines.vllm.rendering.prompt_chunks import Chunk, ImageChunk, ImagePointer, TokenChunk
-from rollouts.engines.vllm.rendering.render_server import RenderServer, ServerIdentity, image_part
-from rollouts.engines.vllm.rendering.server_images import ServedImage, ServerImages
-from rollouts.engines.vllm.wire.render_response import RenderAnswer
+from rollouts.engines.vllm.rendering.render_client import RenderClient, ServerIdentity, image_part
+from rollouts.engines.vllm.wire.render_response import RenderResponse
 from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError
 
 _PLACE = tuple[int, int]
@@ -66,10 +66,10 @@ class ServerRenderer:
         scale: PixelScale | None = None,
     ) -> None:
         self._connection = connection
-        self._server = RenderServer(connection, model=model)
+        self._server = RenderClient(connection, model=model)
         self.policy = MediaPolicy() if policy is None else policy
         self.store = MediaStore() if store is None else store  # an empty one is false
-        self._images = ServerImages(self._server, policy=self.policy, store=self.store, scale=scale)
+        self._images = ImageRenderer(self._server, policy=self.policy, store=self.store, scale=scale)
         self._finds_names = True
         self._owns_connection = False
 
@@ -98,7 +98,7 @@ class ServerRenderer:
     def base_url(self) -> str:
         return self._connection.base_url
 
-    @naming_server
+    @name_server_in_errors
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -137,7 +137,7 @@ class ServerRenderer:
             message_tool_names=message_tool_names(checked),
         )
 
-    @naming_server
+    @name_server_in_errors
     async def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
         """Put chunks one behind the other: token ids as they are, images as the tokens that stand for them.
 
@@ -149,7 +149,7 @@ class ServerRenderer:
         served = await asyncio.gather(*(self._chunk(index, listed[index]) for index in shown))
         image_of = dict(zip(shown, served, strict=True))
         token_ids: list[int] = []
-        media: list[tuple[MediaItem, PlaceholderRange]] = []
+        media: list[PlacedItem] = []
         for index, chunk in enumerate(listed):
             if isinstance(chunk, TokenChunk):
                 token_ids += _ids(chunk, index)
@@ -160,20 +160,15 @@ class ServerRenderer:
             token_ids += [server.marker_id] * item.num_tokens
         return _result(token_ids, media, await self._server.identity())
 
-    @naming_server
+    @name_server_in_errors
     async def image(self, reference: Any) -> MediaItem:
         """The item of one image: of anything that an image part may hold, or of a `MediaSource`."""
         return (await self._images.served(reference)).item
 
-    @naming_server
+    @name_server_in_errors
     async def identity(self) -> ServerIdentity:
         """What the server is; asked once, and again after `forget`."""
         return await self._server.identity()
-
-    @cached_property
-    def sync(self) -> BlockingServerRenderer:
-        """The same renderer for code that does not await; made when first read, and closed by its own `close`."""
-        return BlockingServerRenderer(self)
 
     def forget(self) -> None:
         """The server may have been started anew: ask again what it is, and render every image again."""
@@ -193,13 +188,13 @@ class ServerRenderer:
     ) -> None:
         await self.close()
 
-    async def _served(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PLACE, ServedImage]:
+    async def _served(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PLACE, RenderedImage]:
         """(message, part) -> the image there, in the order of the conversation."""
         places = [(index, *part) for index, message in enumerate(messages) for part in media_parts(message)]
         served = await asyncio.gather(*(self._part(*place) for place in places))
         return {(index, part_index): one for (index, part_index, _), one in zip(places, served, strict=True)}
 
-    async def _part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> ServedImage:
+    async def _part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedImage:
         if part["type"] in VIDEO_PART_TYPES:
             raise UnsupportedModalityError(
                 "a server is only asked for images: /render does not say which tokens of a video stand for frames. "
@@ -212,7 +207,7 @@ class ServerRenderer:
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
 
-    async def _chunk(self, index: int, chunk: Chunk) -> ServedImage:
+    async def _chunk(self, index: int, chunk: Chunk) -> RenderedImage:
         place = f"chunk {index}"
         served = await self._images.served(_reference(chunk, place))
         expected: int | None = getattr(chunk, "expected_tokens", None)
@@ -227,11 +222,11 @@ class ServerRenderer:
     async def _rendered(
         self,
         messages: Sequence[Mapping[str, Any]],
-        images: Mapping[_PLACE, ServedImage],
+        images: Mapping[_PLACE, RenderedImage],
         server: ServerIdentity,
         name: str,
         options: Mapping[str, Any],
-    ) -> RenderAnswer:
+    ) -> RenderResponse:
         """The whole conversation. Its images the server has just seen: their names do, where its cache kept them."""
         ask = partial(self._server.render, messages, model=server.model, name=name, tensors=False, options=options)
         if images and self._finds_names:
@@ -287,7 +282,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "id": "", **call, "function": {**function, "arguments": spelled}}
 
 
-def _placed(answer: RenderAnswer, images: Sequence[ServedImage], name: str) -> list[tuple[MediaItem, PlaceholderRange]]:
+def _placed(answer: RenderResponse, images: Sequence[RenderedImage], name: str) -> list[PlacedItem]:
     """The items at the ranges that the server gave them: by their names, else in the order of the messages."""
     if len(answer.media) != len(images) or any(medium.modality != "image" for medium in answer.media):
         raise MalformedResultError(
@@ -298,22 +293,21 @@ def _placed(answer: RenderAnswer, images: Sequence[ServedImage], name: str) -> l
     in_order = [by_name[medium.name] for medium in answer.media] if ours else images
     placed = []
     for medium, image in zip(answer.media, in_order, strict=True):
-        if medium.length != image.item.num_tokens:
+        placeholder = medium.placeholder
+        if placeholder.length != image.item.num_tokens:
             raise MalformedResultError(
                 name,
                 f"/render gave image {image.item.source.digest[:12]} {image.item.num_tokens} tokens alone and "
-                f"{medium.length} in the conversation, at {medium.offset}",
+                f"{placeholder.length} in the conversation, at {placeholder.offset}",
             )
-        where = PlaceholderRange(medium.offset, medium.length)
-        if set(answer.token_ids[where.offset : where.end]) != {image.server.marker_id}:
-            raise MalformedResultError(name, f"tokens {where.offset}:{where.end} are not all those of an image")
-        placed.append((image.item, where))
+        start, end = placeholder.offset, placeholder.end
+        if set(answer.token_ids[start:end]) != {image.server.marker_id}:
+            raise MalformedResultError(name, f"tokens {start}:{end} are not all those of an image")
+        placed.append((image.item, placeholder))
     return placed
 
 
-def _result(
-    token_ids: list[int], media: Sequence[tuple[MediaItem, PlaceholderRange]], server: ServerIdentity, **known: Any
-) -> RenderedTokens:
+def _result(token_ids: list[int], media: Sequence[PlacedItem], server: ServerIdentity, **known: Any) -> RenderedTokens:
     """As a renderer of the same model would: media are None only where the model reads nothing but text."""
     return RenderedTokens(
         token_ids,

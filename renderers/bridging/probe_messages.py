@@ -1,0 +1,54 @@
+"""Messages with placeholder text, to be printed where the text of the real ones does not matter."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from renderers.template.content_forms import ContentForms
+from renderers.template.probe_conversation import ProbeConversation
+
+
+def unused_call_ids(used: Collection[str] = ()) -> Iterator[str]:
+    """Ids for tool calls that have none: nine letters and digits, as the strictest templates require."""
+    return (call_id for number in itertools.count() if (call_id := f"call{number:05d}") not in used)
+
+
+class ProbeMessages:
+    """Makes probe messages with their content in the form that a template reads.
+
+    No two messages of one conversation are equal: a template may find the last question by comparing messages
+    (Mistral's). `before` are the messages that the template requires before any question; usually none.
+    `arguments` is `object` or `json`: how the template reads the arguments of a tool call.
+    """
+
+    def __init__(self, smallest: ProbeConversation, forms: ContentForms, arguments: str) -> None:
+        self._forms = forms
+        self._arguments: Any = {} if arguments == "object" else json.dumps({})
+        self.before = smallest.before
+
+    def message(self, role: str, text: str, **fields: Any) -> dict[str, Any]:
+        return {"role": role, "content": self._forms.content(role, text), **fields}
+
+    def opening(self, media: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+        """The shortest conversation that an assistant answers; its question shows media of these modalities."""
+        return [*self.before, self.question("question", media)]
+
+    def question(self, text: str, media: Sequence[str] = ()) -> dict[str, Any]:
+        """A question that shows media of these modalities before its text."""
+        if not media:
+            return self.message("user", text)
+        parts = [{"type": kind, kind: "<media>"} for kind in media]
+        return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+    def call(self, call_id: str, name: str) -> dict[str, Any]:
+        """A tool call without arguments."""
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": self._arguments}}
+
+    def turn(self, calls: Sequence[Mapping[str, Any]], *, has_text: bool = False) -> dict[str, Any]:
+        """An assistant's turn that makes these calls, with text beside them or without; without calls, only text."""
+        if not calls:
+            return self.message("assistant", "turn")
+        return self.message("assistant", "turn" if has_text else "", tool_calls=list(calls))

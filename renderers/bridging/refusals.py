@@ -1,0 +1,59 @@
+"""Why a bridge is refused, the options that override a refusal, and how often each happened."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from renderers.rendered import RenderedTokens
+
+ThinkingRetention = Literal["template", "tool_cycle", "all"]
+"""When a bridge may keep reasoning that a full render would drop: never, until the next user message, always."""
+
+HistoryPolicy = Literal["template", "as_sampled"]
+"""Which history a bridge may extend: only one that a full render would print too, or any that was sampled."""
+
+
+class BridgeRefusal(StrEnum):
+    """Why a bridge could not be proven equal to what the template prints."""
+
+    NO_NEW_MESSAGES = "there are no new messages"
+    ASSISTANT_IN_EXTENSION = "the new messages hold an assistant turn, which was never sampled here"
+    OPEN_REASONING = "a stop token was sampled inside open reasoning"
+    DROPS_REASONING = "the template drops earlier reasoning here, and thinking_retention does not allow to keep it"
+    REWRITES_HISTORY = "the template prints earlier messages differently once these follow"
+    NEEDS_HISTORY = "what the template prints depends on earlier messages; pass previous_messages"
+    TEMPLATE_REFUSES = "the template refuses to print such a conversation"
+    MISSING_MEDIA = "the prompt holds image tokens but no media were passed with it"
+    MISPLACED_MEDIA = "a media range does not cover placeholder tokens of the prompt"
+    NO_TURN_END = "the template closes this assistant turn with no token at which the model stops"
+
+
+@dataclass(slots=True)
+class BridgeStats:
+    """How often bridging succeeded, and how often it was refused for which reason.
+
+    `overridden` counts, among the bridges that succeeded, those that extended a history that a full render would have
+    printed differently: `REWRITES_HISTORY` where `history="as_sampled"` allowed it, `DROPS_REASONING` where
+    `thinking_retention` did. A bridge may count under both.
+    """
+
+    bridged: int = 0
+    refused: Counter[BridgeRefusal] = field(default_factory=Counter)
+    overridden: Counter[BridgeRefusal] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def count(self, outcome: RenderedTokens | BridgeRefusal) -> None:
+        with self._lock:
+            if isinstance(outcome, BridgeRefusal):
+                self.refused[outcome] += 1
+            else:
+                self.bridged += 1
+
+    def count_overridden(self, reasons: Collection[BridgeRefusal]) -> None:
+        with self._lock:
+            self.overridden.update(reasons)

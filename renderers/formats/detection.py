@@ -1,0 +1,209 @@
+"""Choosing a format by asking the tokenizer and the template, not by the model's name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from renderers.errors import LoadError, MissingTokenError, TemplateError
+from renderers.formats.family import Family
+from renderers.formats.registry import FAMILIES
+from renderers.messages import check_messages
+from renderers.parsing.format import Format, ReasoningMarkers
+from renderers.parsing.parser import parse_response
+from renderers.parsing.response import ArgumentsForm, ParsedResponse, ToolCallParseStatus
+from renderers.template.chat_template import Printed, Template
+from renderers.template.probe_conversation import ProbeConversation, content, content_form_of, smallest_conversation
+from renderers.tokens.tokenizer import TemplateTokenizer
+
+_ANSWER = "probe answer"
+_THOUGHT = "probe thought"
+_ARGUMENTS = {"city": 'probe "city"', "days": 3}
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "c"}, "days": {"type": "integer", "description": "d"}},
+    "required": ["city"],
+}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "probe_tool", "description": "probe", "parameters": _PARAMETERS},
+}
+
+_BEGUN_MARKER = re.compile(r"<[^<>\s]*\Z")
+_LOOKS_LIKE_CONTROL = re.compile(r"<\|[^|<>\s]{1,64}\|>")
+
+
+def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token: str | None) -> Format:
+    """The first family whose tokens exist and which reads back the turns that the template prints.
+
+    A template of no known family gets the format "chatml" or "generic": content and, where their markers exist,
+    reasoning. Raises `MissingTokenError` if the template prints a control token that the tokenizer would spell out as
+    text, and `LoadError` if it refuses every small conversation or if nothing would ever stop a turn.
+    """
+    small = smallest_conversation(template)
+    conversation = small._replace(
+        question={"role": "user", "content": content("probe question", content_form_of(small.question))},
+        answer={"role": "assistant", "content": content(_ANSWER, content_form_of(small.answer))},
+    )
+    try:
+        history = template.print([*conversation.opening, conversation.answer], tools=conversation.tools)
+        prompt = template.print(conversation.opening, tools=conversation.tools, add_generation_prompt=True)
+    except TemplateError as error:
+        raise LoadError(f"the chat template refuses a plain question: {error.template_message}") from error
+    for printed in (history, prompt):
+        _require_printed_tokens(printed, tokenizer)
+
+    turn_end = _first_control_after_answer(history, len(conversation.opening), tokenizer)
+    probe = _Probe(template, tokenizer, conversation, history, turn_end, prompt.text)
+    for family in FAMILIES:
+        if (format := probe.fit(family)) is not None:
+            return probe.completed(format, eos_token)
+    turn_end = turn_end or eos_token
+    if turn_end is None:
+        raise LoadError(
+            f"the chat template of {tokenizer.model} closes an assistant turn with no control token and the tokenizer "
+            "names no eos_token: generation would never stop. Add eos_token to tokenizer_config.json."
+        )
+    tokenizer.require_control_id(turn_end, "the end of an assistant turn")
+    generic = Format("generic", (turn_end,), ReasoningMarkers())
+    return probe.completed(generic if probe.reads_reasoning(generic) else replace(generic, reasoning=None), eos_token)
+
+
+class _Probe(NamedTuple):
+    """A template that is being conversation. `turn_end` is the control token printed behind an answer, if any."""
+
+    template: Template
+    tokenizer: TemplateTokenizer
+    conversation: ProbeConversation
+    history: Printed
+    turn_end: str | None
+    prompt: str
+
+    def fit(self, family: Family) -> Format | None:
+        """The family's format, adapted to the template, or None if it is another's."""
+        format, has = family.format, self.tokenizer.control_id
+        if any(has(token) is None for token in (format.stop_tokens[0], *family.required_tokens)):
+            return None
+        if any(text not in self.template.source for text in family.required_source):
+            return None
+        if self.turn_end is not None and self.turn_end not in format.stop_tokens:
+            return None
+        if self.turn_end is None and len(format.stop_tokens) == 1:
+            return None  # the next role's token may stop a turn that nothing closes, but there is only one stop
+        format = self._with_reasoning(format)
+        if not self.reads_reasoning(format):
+            return None
+        if format.tool_calls is None and format.channels is None:
+            return format
+        forms: tuple[ArgumentsForm, ...] = ("object", "json")
+        return next((replace(format, arguments=form) for form in forms if self._reads_calls(format, form)), None)
+
+    def completed(self, format: Format, eos_token: str | None) -> Format:
+        """With the stop tokens that exist, the tokenizer's own, and the layout that this template prints."""
+        stops = [token for token in format.stop_tokens if self.tokenizer.control_id(token) is not None]
+        if eos_token is not None and eos_token not in stops and self.tokenizer.control_id(eos_token) is not None:
+            stops.append(eos_token)
+        return replace(self._with_reasoning(format), stop_tokens=tuple(stops), leading_newlines=self._opening(format))
+
+    def _opening(self, format: Format) -> str:
+        turn = _sampled(self.prompt, self.history.text)[1]
+        said = turn.lstrip("\n")
+        begins = (_ANSWER, format.reasoning.start) if format.reasoning is not None else (_ANSWER,)
+        return turn[: len(turn) - len(said)] if said.startswith(begins) else ""
+
+    def _with_reasoning(self, format: Format) -> Format:
+        """Reasoning only where its markers can occur; and whether this prompt opens it."""
+        reasoning = format.reasoning
+        if reasoning is None or format.channels is not None:
+            return format
+        markers = (reasoning.start, reasoning.end)
+        if not all(self.tokenizer.control_id(marker) is not None for marker in markers) and not all(
+            marker in self.template.source for marker in markers
+        ):
+            return replace(format, reasoning=None)
+        opened = _opens_reasoning(self.prompt, reasoning)
+        return replace(format, reasoning=replace(reasoning, opened_by_prompt=opened))
+
+    def reads_reasoning(self, format: Format) -> bool:
+        """Whether reasoning is read as it was given, wherever the template prints any."""
+        turn = {**self.conversation.answer, "reasoning_content": _THOUGHT}
+        printed, parsed = self._read_back(turn, format)
+        if parsed is None or _THOUGHT not in printed:
+            return True
+        return (parsed.reasoning_content, parsed.content) == (_THOUGHT, _ANSWER)
+
+    def _reads_calls(self, format: Format, form: ArgumentsForm) -> bool:
+        """Whether a call with arguments of this form is read as it was given."""
+        arguments = _ARGUMENTS if form == "object" else json.dumps(_ARGUMENTS)
+        call_id = format.call_id.replace("{name}", "probe_tool").replace("{index}", "0")
+        call = {"id": call_id, "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
+        _, parsed = self._read_back({"role": "assistant", "content": "", "tool_calls": [call]}, format, [_TOOL])
+        if parsed is None or parsed.content.strip():
+            return False
+        read = [(made.status, made.name, made.arguments) for made in parsed.tool_calls]
+        return read == [(ToolCallParseStatus.OK, "probe_tool", _ARGUMENTS)]
+
+    def _read_back(
+        self, turn: Mapping[str, Any], format: Format, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[str, ParsedResponse | None]:
+        """What the template prints for a turn, and what the format reads in it; None if the template refuses it."""
+        tools = self.conversation.tools if tools is None else tools
+        *opening, answer = check_messages([*self.conversation.opening, turn])
+        try:
+            printed = self.template.print([*opening, answer], tools=tools).text
+            prompt = self.template.print(opening, tools=tools, add_generation_prompt=True).text
+        except TemplateError:
+            return "", None
+        prefix, sampled = _sampled(prompt, printed)
+        return sampled, parse_response(
+            _ids_of(sampled, self.tokenizer),
+            format,
+            self.tokenizer,
+            reasoning_open=format.reasoning is not None and _opens_reasoning(prefix, format.reasoning),
+            tools=tools,
+        )
+
+
+def _sampled(prompt: str, printed: str) -> tuple[str, str]:
+    """Cut what was printed where the model would have begun to sample: behind as much of the prompt as is there."""
+    pairs = enumerate(zip(prompt, printed, strict=False))
+    length = next((i for i, (a, b) in pairs if a != b), min(len(prompt), len(printed)))
+    # Two markers that differ begin alike: `<think>` in the prompt, `<tool_call>` in the history.
+    begun = _BEGUN_MARKER.search(printed[:length]) if length < len(prompt) else None
+    if begun is not None:
+        length = begun.start()
+    return printed[:length], printed[length:]
+
+
+def _opens_reasoning(prompt: str, reasoning: ReasoningMarkers) -> bool:
+    return prompt.rstrip().endswith(reasoning.start + reasoning.label)
+
+
+def _ids_of(text: str, tokenizer: TemplateTokenizer) -> list[int]:
+    ids: list[int] = []
+    position = 0
+    while (match := tokenizer.find_control(text, position, len(text))) is not None:
+        ids += [*tokenizer.encode_run(text[position : match.start]).ids, match.token_id]
+        position = match.end
+    return [*ids, *tokenizer.encode_run(text[position:]).ids]
+
+
+def _first_control_after_answer(history: Printed, answer: int, tokenizer: TemplateTokenizer) -> str | None:
+    """The control token behind message `answer`."""
+    answers = [s for s in history.segments if s.origin is not None and s.origin.message_index == answer]
+    if not answers:
+        raise LoadError(f"the chat template of {tokenizer.model} does not print what the assistant says")
+    found = tokenizer.find_control(history.text, answers[-1].end, len(history.text))
+    return None if found is None else tokenizer.control_token(found.token_id)
+
+
+def _require_printed_tokens(printed: Printed, tokenizer: TemplateTokenizer) -> None:
+    """A `<|...|>` that the template itself prints must be a token."""
+    for segment in printed.segments:
+        if segment.origin is None:
+            for match in _LOOKS_LIKE_CONTROL.finditer(printed.text, segment.start, segment.end):
+                if tokenizer.control_id(match.group()) is None:
+                    raise MissingTokenError(match.group(), tokenizer.model, "the chat template")

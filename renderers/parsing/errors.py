@@ -1,0 +1,13 @@
+"""Errors of the readers of JSON and of literals."""
+
+from __future__ import annotations
+
+from renderers.errors import RendererError
+
+
+class LiteralError(RendererError, ValueError):
+    """The text is not a value of the language."""
+
+
+class InvalidJsonError(RendererError, ValueError):
+    """The text is not JSON that can be shown again."""

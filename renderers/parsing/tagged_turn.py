@@ -1,0 +1,221 @@
+"""The channel machine of formats that mark reasoning and tool calls by tags within one stream of text.
+
+A turn is content. The opening marker of reasoning, or a prompt that ends behind it, makes it reasoning until the
+closing marker; after that, markers of reasoning are literal content. The opening marker of tool calls makes it a block
+until the closing one.
+
+A tool-call marker inside open reasoning is undecided: models draft calls while they think, and models forget to close
+their reasoning before they call. It is a draft if the reasoning is closed later or goes on behind the block, and if the
+completion was cut off. If the turn *ends* (a stop token was sampled) with complete blocks and nothing but white space
+behind them, they are calls, and the first of them ended the reasoning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from renderers.parsing.grammar import Grammar, Role
+from renderers.parsing.markers import MarkerSearch
+from renderers.parsing.transcript import Transcript
+
+
+class _State(Enum):
+    REASONING = auto()
+    CONTENT = auto()
+    BLOCK = auto()  # between the markers of tool calls
+    UNMARKED_CALL = auto()  # an answer that may as a whole be a call that no marker opens
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Complete blocks inside open reasoning, with their positions, and all the text since the first of them."""
+
+    blocks: list[tuple[str, int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+class TaggedTurnParser:
+    """Reads the text of one turn, in the encoding, into a transcript."""
+
+    def __init__(self, grammar: Grammar, transcript: Transcript, *, reasoning_open: bool) -> None:
+        self._grammar = grammar
+        self._out = transcript
+        self._state = _State.CONTENT
+        self._text = ""  # what has come and is not settled: it may be the beginning of a marker
+        self._base = 0  # position of its first character in the turn
+        self._may_reason = True  # until reasoning was closed
+        # White space before text that may be a call without a start marker; None once other text has come.
+        self._leading: list[str] | None = [] if grammar.unmarked_starts else None
+        self._block: list[str] = []
+        self._block_at = 0
+        self._draft: _Draft | None = None
+        if reasoning_open and grammar.has_reasoning:
+            self._open_reasoning()
+
+    def feed(self, text: str) -> None:
+        self._text += text
+        position = 0
+        while True:
+            markers = self._markers()
+            found = markers.find(self._text, position)
+            end = markers.settled(self._text, position) if found is None else found.start()
+            if end > position:
+                self._read(self._text[position:end], self._base + position)
+            if found is None:
+                break
+            position = found.end()
+            self._handle_marker(found.group(), markers.roles[found.group()], self._base + found.start())
+        self._text = self._text[end:]
+        self._base += end
+
+    def finish(self, *, stopped: bool) -> None:
+        """No more text comes; `stopped` says whether a stop token ended the turn."""
+        if self._text:
+            self._read(self._text, self._base)
+        if self._state is _State.BLOCK:
+            self._end_block(closed=stopped and not self._grammar.block_ends)
+        elif self._state is _State.UNMARKED_CALL:
+            self._end_unmarked_call(stopped)
+        self._flush_leading()
+        if self._draft is not None:
+            self._settle_draft(are_calls=stopped)
+        self._out.reasoning_open = self._state is _State.REASONING
+
+    # What comes next, by state.
+
+    def _markers(self) -> MarkerSearch[Role]:
+        grammar = self._grammar
+        if self._state is _State.REASONING:
+            return grammar.in_reasoning
+        if self._state is _State.BLOCK:
+            return grammar.in_block if self._draft is None else grammar.in_draft
+        if self._state is _State.UNMARKED_CALL:
+            return grammar.no_markers
+        return grammar.before_reasoning if self._may_reason else grammar.after_reasoning
+
+    def _read(self, text: str, at: int) -> None:
+        if self._state is _State.REASONING:
+            if self._draft is not None and text.isspace():
+                self._draft.texts.append(text)
+            else:
+                self._reject_draft()
+                self._out.add_reasoning(text)
+        elif self._state is _State.CONTENT:
+            self._add_content(text, at)
+        else:
+            self._extend_block(text)
+
+    def _handle_marker(self, marker: str, role: Role, at: int) -> None:
+        if self._state is _State.UNMARKED_CALL:  # found before the text in front of it turned out to be one
+            self._extend_block(marker)
+        elif role is Role.BLOCK_START:
+            self._open_block(marker, at)
+        elif role is Role.BLOCK_END:
+            self._extend_block(marker)
+            self._end_block(closed=True)
+        elif role is Role.REASONING_START:
+            self._open_reasoning()
+        elif self._state is _State.CONTENT and (self._out.content.begun or self._out.calls):
+            self._add_content(marker, at)
+        else:
+            self._close_reasoning()
+
+    # Reasoning.
+
+    def _open_reasoning(self) -> None:
+        self._flush_leading()
+        self._state = _State.REASONING
+        self._out.reasoned = True
+        self._out.content.strip_leading = True
+
+    def _close_reasoning(self) -> None:
+        """Also where the prompt or the template closes reasoning that there was none of."""
+        self._reject_draft()
+        self._state = _State.CONTENT
+        self._may_reason = False
+        self._out.content.strip_leading = True
+
+    def _reject_draft(self) -> None:
+        if self._draft is None:
+            return
+        draft, self._draft = self._draft, None
+        if self._state is _State.BLOCK:
+            draft.texts += self._block
+            self._state = _State.REASONING
+        self._out.add_reasoning("".join(draft.texts))
+
+    def _settle_draft(self, *, are_calls: bool) -> None:
+        if self._draft is None or not are_calls:
+            self._reject_draft()
+            return
+        draft, self._draft = self._draft, None
+        self._state = _State.CONTENT
+        for text, at in draft.blocks:
+            self._out.write_call(text)
+            self._decode(text, at, closed=True)
+
+    # Content, and calls that no marker opens.
+
+    def _add_content(self, text: str, at: int) -> None:
+        if self._leading is None:
+            self._out.add_content(text)
+            return
+        if not self._leading:
+            self._block_at = at
+        self._leading.append(text)
+        words = text.lstrip()
+        if words:
+            lead, self._leading = "".join(self._leading), None
+            if words[0] in self._grammar.unmarked_starts:
+                self._state, self._block = _State.UNMARKED_CALL, [lead]
+            else:
+                self._out.add_content(lead)
+
+    def _flush_leading(self) -> None:
+        if self._leading:
+            self._out.add_content("".join(self._leading))
+            self._leading = []
+
+    def _end_unmarked_call(self, stopped: bool) -> None:
+        text = "".join(self._block)
+        assert self._grammar.syntax is not None
+        call = text.strip()
+        attempts = self._grammar.syntax.decode(self._out.block(call, closed=stopped))
+        if attempts:
+            self._out.write_call(call)
+            self._out.end_block(call, self._block_at + text.index(call), attempts, closed=stopped)
+        else:
+            self._out.add_content(text)
+
+    # Blocks.
+
+    def _open_block(self, marker: str, at: int) -> None:
+        if self._state is _State.REASONING:
+            self._draft = self._draft or _Draft()
+        self._flush_leading()
+        self._state = _State.BLOCK
+        self._block, self._block_at = [], at
+        self._extend_block(marker)
+
+    def _extend_block(self, text: str) -> None:
+        self._block.append(text)
+        if self._draft is None and self._state is _State.BLOCK:
+            self._out.write_call(text)
+
+    def _end_block(self, *, closed: bool) -> None:
+        text = "".join(self._block)
+        if self._draft is None:
+            self._state = _State.CONTENT
+            self._decode(text, self._block_at, closed=closed)
+        elif closed:
+            self._state = _State.REASONING
+            self._draft.blocks.append((text, self._block_at))
+            self._draft.texts.append(text)
+        else:
+            self._reject_draft()
+
+    def _decode(self, text: str, at: int, *, closed: bool) -> None:
+        assert self._grammar.syntax is not None
+        attempts = self._grammar.syntax.decode(self._out.block(text, closed=closed))
+        self._out.end_block(text, at, attempts, closed=closed)

@@ -1,0 +1,149 @@
+"""Added tokens: which of them control the model, which are ordinary words, and how to find them in text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from renderers.errors import InvalidFileError, short_repr
+
+# Tokenizers also add tokens that are nothing but text: letters (DeepSeek), runs of white space, HTML tags (Gemma).
+# \uff5c is DeepSeek's bar.
+_MARKUP = re.compile(r"[<>\[\]{}|\uff5c/]")
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of surrogates: no Unicode text holds one
+#: Ids are below this one; engines and arrays keep them in 32 bits.
+TOKEN_ID_LIMIT = 2**31
+_HTML_TAG = re.compile(
+    r"</?(?:a|b|i|u|s|p|br|hr|em|strong|code|pre|sub|sup|ul|ol|li|dl|dt|dd|h[1-6]|blockquote|caption|table|thead|tbody"
+    r"|tfoot|tr|th|td|div|span|img|figure|figcaption|del|ins|kbd|mark|small)>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """One entry of `added_tokens`; `definition` is the entry as tokenizer.json has it."""
+
+    id: int
+    content: str
+    definition: Mapping[str, Any]
+
+    @property
+    def is_control(self) -> bool:
+        """Whether content must not be able to make it: every special token, and every other one that is markup."""
+        if self.definition.get("special"):
+            return True
+        return bool(_MARKUP.search(self.content)) and not _HTML_TAG.fullmatch(self.content)
+
+
+class ControlMatch(NamedTuple):
+    """A control token that stands for the characters `start:end`, white space taken in, and spells `spelled`."""
+
+    start: int
+    end: int
+    token_id: int
+    text_range: tuple[int, int]
+
+
+def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, Any]]) -> list[AddedToken]:
+    """The added tokens of a tokenizer.json and those of `more` (id -> token) that it lacks.
+
+    Raises `InvalidFileError` where an id of `more` already means another token.
+    """
+    entries = definition.get("added_tokens") or []
+    if not isinstance(entries, list):
+        raise InvalidFileError("tokenizer.json", f"added_tokens is a list, not {type(entries).__name__}")
+    for entry in entries:
+        if not is_token_entry(entry) or not _is_id(entry.get("id")):
+            raise InvalidFileError("tokenizer.json", f"added_tokens holds no id and content at {short_repr(entry)}")
+    found = {entry["content"]: AddedToken(entry["id"], entry["content"], entry) for entry in entries}
+    taken = {token.id: token.content for token in found.values()}
+    for token_id, entry in more.items():
+        content = entry["content"]
+        if content in found:
+            continue
+        if token_id in taken:
+            raise InvalidFileError(
+                "tokenizer_config.json",
+                f"added_tokens_decoder says that id {token_id} is {content!r}, tokenizer.json says {taken[token_id]!r}",
+            )
+        found[content] = AddedToken(token_id, content, {**entry, "id": token_id})
+        taken[token_id] = content
+    return list(found.values())
+
+
+def is_token_entry(entry: Any) -> bool:
+    """Whether an entry of a tokenizer's file says what a token is: an object with a `content` that text can hold."""
+    content = entry.get("content") if isinstance(entry, dict) else None
+    return isinstance(content, str) and content != "" and not _HALF_A_PAIR.search(content)
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < TOKEN_ID_LIMIT
+
+
+class ControlPattern:
+    """Finds control tokens in text as `tokenizers` does: leftmost, longest, with the flags that each token has.
+
+    `lstrip` and `rstrip` take in the white space beside the token, `single_word` wants no word character beside it.
+    """
+
+    def __init__(self, tokens: Sequence[AddedToken]) -> None:
+        self.id_of = {token.content: token.id for token in tokens}
+        self._flags = {
+            token.content: token.definition
+            for token in tokens
+            if any(token.definition.get(flag) for flag in ("lstrip", "rstrip", "single_word"))
+        }
+        self._longest = max(map(len, self.id_of), default=1)
+        self._pattern = re.compile(_alternatives(sorted(self.id_of)) or r"(?!)")
+
+    def find(self, text: str, start: int, end: int, *, before: int | None = None) -> ControlMatch | None:
+        """The first control token spelled wholly within `text[start:end]`; `before`: which begins before that."""
+        last_end = end if before is None else min(end, before + self._longest - 1)
+        while (found := self._pattern.search(text, start, last_end)) is not None:
+            flags = self._flags.get(found.group())
+            if flags is None:
+                return ControlMatch(*found.span(), self.id_of[found.group()], found.span())
+            if not (flags.get("single_word") and _touches_a_word(text, found.start(), found.end())):
+                return self._stripped(found, flags, text, start, end)
+            start = found.end()
+        return None
+
+    def _stripped(
+        self, found: re.Match[str], flags: Mapping[str, Any], text: str, start: int, end: int
+    ) -> ControlMatch:
+        first, last = found.span()
+        if flags.get("lstrip"):
+            first = start + len(text[start:first].rstrip())
+        if flags.get("rstrip"):
+            last = end - len(text[last:end].lstrip())
+        return ControlMatch(first, last, self.id_of[found.group()], found.span())
+
+
+def _touches_a_word(text: str, start: int, end: int) -> bool:
+    around = text[max(0, start - 1) : start] + text[end : end + 1]
+    return re.search(r"\w", around) is not None
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    """A pattern that matches the longest of the sorted words: their common beginnings are tried once.
+
+    Models have up to 1,300 control tokens, nearly all of them beginning alike; trying one after the other at every `<`
+    of a text takes a hundred times as long.
+    """
+    if not words:
+        return ""
+    branches: dict[str, list[str]] = {}
+    for word in words:
+        branches.setdefault(word[:1], []).append(word[1:])
+    ends_here = branches.pop("", None) is not None
+    pieces = []
+    for character, rest in branches.items():
+        pieces.append(re.escape(character) + _alternatives(rest))
+    if not pieces:
+        return ""
+    if ends_here:
+        return f"(?:{'|'.join(pieces)})?"
+    return pieces[0] if len(pieces) == 1 else f"(?:{'|'.join(pieces)})"

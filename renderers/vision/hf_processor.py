@@ -1,0 +1,280 @@
+"""Media items from any processor of transformers, run on one image or video at a time.
+
+The model's own code decides pixels, tensors and placeholder text; nothing is imitated. Which tensors it returns, and
+how those of several items become one, is found at load by running it on probes (`vision.hf_probing`). torch and
+transformers (the extra `processors`) are imported only here, when a processor is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from renderers.errors import InvalidFileError, LoadError, MediaError, MissingExtraError, MissingTokenError
+from renderers.file_reading import read_json
+from renderers.media.decoding import decode_image, decoder_versions
+from renderers.media.item import ExpansionPiece, MediaItem, Modality, PackedArray
+from renderers.media.policy import MediaPolicy
+from renderers.media.source import MediaSource
+from renderers.media.store import MediaStore
+from renderers.media.video_decoding import decode_video, video_decoder_versions
+from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorRunner
+from renderers.vision.hf_probing import Layout, item_tensor, probe
+from renderers.vision.normalise import ScaledPixels
+
+EXTRA = "processors"
+# Files that may name code of the repository, and the classes for which that code would be run.
+_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "config.json",
+)
+_CODE = ("AutoProcessor", "AutoImageProcessor", "AutoVideoProcessor", "AutoFeatureExtractor", "AutoTokenizer")
+_EMBED_IDS = (
+    "image_token_id",
+    "image_token_index",
+    "media_placeholder_token_id",
+    "video_token_id",
+    "video_token_index",
+)
+# Settings of the processor that do not affect the tensors.
+_NOT_PIXELS = frozenset({"feature_extractor", "auto_map", "name_or_path", "audio_seq_length", "audio_ms_per_token"})
+
+
+class HFProcessor:
+    """Turns media sources into `MediaItem`s by running the model's own processor, each distinct image or video once.
+
+    The tensors of an item are what the processor returns for it alone, except those of the text: numpy arrays of the
+    same names and types (bfloat16 as the float32 of equal value), `scale` None. Where the floats are exactly uint8
+    patches after rescale and normalise, the patches are kept (`ScaledPixels`) for servers that normalise.
+    `fields` describes how `batch_tensors` makes one batch of several items, as the processor does.
+
+    `layout` is the result of probing, or the error of a probing that failed, for which media are then refused.
+    `decode` turns a source into the processor's input.
+    """
+
+    def __init__(
+        self,
+        runner: ProcessorRunner,
+        layout: Layout | LoadError,
+        *,
+        fingerprint: str,
+        decode: Callable[[MediaSource, MediaPolicy], Medium],
+        policy: MediaPolicy,
+        store: MediaStore,
+    ) -> None:
+        self.modality: Modality = runner.modality
+        self.marker = runner.marker
+        self.embed_token = runner.marker if isinstance(layout, LoadError) else layout.embed_token
+        self.fingerprint = fingerprint
+        self.policy = policy
+        self.store = store
+        self._runner = runner
+        self._layout = layout
+        self._decode = decode
+
+    def mm_hash(self, source: MediaSource) -> str:
+        """The digest of the pixels as the model sees them: source digest + processor fingerprint."""
+        return f"{source.digest}-{self.fingerprint}"
+
+    def process(self, source: MediaSource) -> MediaItem:
+        """The item of a source, from the store when it was seen before. Raises `MediaError`."""
+        cached = self.store.get(self.mm_hash(source))
+        if cached is not None:
+            return cached
+        if isinstance(self._layout, LoadError):
+            raise MediaError(
+                f"this model's {self.modality}s cannot be taken: {self._layout}", digest=source.digest
+            ) from self._layout
+        return self.store.put(self._item(source, self._decode(source, self.policy), self._layout))
+
+    def _item(self, source: MediaSource, medium: Medium, layout: Layout) -> MediaItem:
+        fields = layout.fields
+        try:
+            output = self._runner.run([medium], raw=layout.scale is not None)
+        except PROCESSOR_ERRORS as error:
+            raise MediaError(
+                f"{self._runner.name} cannot take {self.modality} {source.digest[:12]}: {error}", digest=source.digest
+            ) from error
+        if output.tensors.keys() != fields.keys():
+            raise MediaError(
+                f"{self._runner.name} returns {', '.join(output.tensors)} for {self.modality} {source.digest[:12]}, "
+                f"not {', '.join(fields)} as for every probe",
+                digest=source.digest,
+            )
+        tensors = {name: item_tensor(name, array, fields[name]) for name, array in output.tensors.items()}
+        for array in tensors.values():
+            array.setflags(write=False)
+        pieces = self._expansion(output.replacements[0])
+        num_tokens = sum(piece.times for piece in pieces if piece.embed)
+        only_markers = pieces == (ExpansionPiece(self.marker, num_tokens, embed=True),)
+        return MediaItem(
+            self.modality,
+            self.mm_hash(source),
+            source,
+            self._stored_tensors(source, tensors, layout),
+            num_tokens,
+            scale=None,
+            fields=fields,
+            expansion=None if only_markers else pieces,
+        )
+
+    def _stored_tensors(
+        self, source: MediaSource, tensors: Mapping[str, np.ndarray], layout: Layout
+    ) -> dict[str, np.ndarray | PackedArray]:
+        """The tensors; raw pixels together with the scale that turns them into the processor's floats."""
+        stored: dict[str, np.ndarray | PackedArray] = {**tensors}
+        if layout.scale is None:
+            return stored
+        for name in layout.raw_names:
+            if tensors[name].dtype != np.uint8:
+                raise MediaError(
+                    f"{self._runner.name} makes {tensors[name].dtype} and not uint8 of {self.modality} "
+                    f"{source.digest[:12]} before it rescales, unlike for every probe",
+                    digest=source.digest,
+                )
+            stored[name] = ScaledPixels(tensors[name], layout.scale)
+        return stored
+
+    def _expansion(self, replacement: str) -> tuple[ExpansionPiece, ...]:
+        return tuple(
+            piece._replace(embed=True) if piece.text == self.embed_token else piece
+            for piece in self._runner.pieces(replacement)
+        )
+
+
+def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: MediaStore) -> dict[Modality, HFProcessor]:
+    """The processors for images and videos of a model directory, as far as its own processor takes them.
+
+    Only processor classes of transformers itself are run, never code of the directory, and nothing is fetched.
+    Raises `MissingExtraError` where a package is missing, else a `LoadError` that names file or class and the cure.
+    """
+    directory = Path(directory)
+    configs = {name: read_json(directory / name) for name in _FILES}
+    for name, config in configs.items():
+        _refuse_code(directory / name, config)
+    processor = _load_processor(directory)
+    name = type(processor).__name__
+    if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
+        classes = {str(config["processor_class"]) for config in configs.values() if "processor_class" in config}
+        raise LoadError(
+            f"transformers {metadata.version('transformers')} makes a {name} of {directory}, not a processor of text "
+            f"and images; its files name {' and '.join(sorted(classes)) or 'no processor_class'}. Upgrade "
+            "transformers, or correct processor_class in processor_config.json"
+        )
+    lock = threading.Lock()
+    loaded: dict[Modality, HFProcessor] = {}
+    for modality, decode in _DECODERS.items():
+        marker = getattr(processor, f"{modality}_token", None)
+        part = getattr(processor, f"{modality}_processor", None)
+        if part is None:
+            continue
+        if not isinstance(marker, str):
+            raise LoadError(
+                f"{name} names no {modality}_token, the token that a template prints for a {modality}: a newer "
+                "transformers may, and without one its items cannot be placed"
+            )
+        runner = ProcessorRunner(processor, modality, marker, lock)
+        if not runner.is_control(marker):
+            raise MissingTokenError(marker, str(directory), name)
+        layout = _layout(runner, part, configs["config.json"])
+        fingerprint = _fingerprint(processor, part, runner, layout)
+        loaded[modality] = HFProcessor(
+            runner, layout, fingerprint=fingerprint, decode=decode, policy=policy, store=store
+        )
+    return loaded
+
+
+def _layout(runner: ProcessorRunner, part: Any, config: Mapping[str, Any]) -> Layout | LoadError:
+    ids = [config[name] for name in _EMBED_IDS if isinstance(config.get(name), int)]
+    embed_tokens = [token for token in map(runner.control_token, ids) if token is not None]
+    try:
+        return probe(runner, min_frames=getattr(part, "num_frames", None) or 1, embed_tokens=embed_tokens)
+    except LoadError as error:
+        if runner.modality == "image":
+            raise
+        return error  # a model whose videos cannot be read still reads images
+
+
+def _decode_clip(source: MediaSource, policy: MediaPolicy) -> Clip:
+    return Clip(*decode_video(source, policy))
+
+
+_DECODERS: Mapping[Modality, Callable[[MediaSource, MediaPolicy], Medium]] = {
+    "image": decode_image,
+    "video": _decode_clip,
+}
+
+
+def _load_processor(directory: Path) -> Any:
+    what = f"the processor of {directory}"
+    # torchvision too, although some classes run without: there they resample otherwise, and pixels must not depend on
+    # what happens to be installed.
+    missing = [package for package in ("torch", "torchvision", "transformers") if find_spec(package) is None]
+    if missing:
+        raise MissingExtraError(what, EXTRA, " and ".join(missing))
+    try:
+        from transformers import AutoProcessor
+
+        return AutoProcessor.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        # A bare Exception is what tokenizers raises for a definition that it cannot read.
+        if not isinstance(error, PROCESSOR_ERRORS) and type(error) is not Exception:
+            raise
+        if isinstance(error, ImportError) and find_spec("num2words") is None:  # SmolVLM's asks for it
+            raise MissingExtraError(what, EXTRA, "num2words") from error
+        raise LoadError(
+            f"transformers {metadata.version('transformers')} cannot load {what}: {error}. Complete the directory, or "
+            "upgrade transformers if the model is newer"
+        ) from error
+
+
+def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise `InvalidFileError` for a file that names code: transformers may ask on the terminal whether to run it."""
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        code = part.get("auto_map") or {}
+        # Old tokenizer_config.json files list the two tokenizer classes.
+        named = [name for name in _CODE if name in code] if isinstance(code, dict) else [f"{code!r}"]
+        if named:
+            raise InvalidFileError(
+                str(path),
+                f"auto_map says that {', '.join(named)} is code of the repository, which is never run; load the "
+                "checkpoint that was converted for transformers (often named -hf), or remove auto_map if transformers "
+                "has this processor itself",
+            )
+        if "audio_tokenizer" in part:
+            raise InvalidFileError(str(path), "audio_tokenizer names another model, which is never loaded; remove it")
+
+
+def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Layout | LoadError) -> str:
+    """16 hex digits. The example covers the tokens around the features, which the tokenizer defines."""
+    other = {"image": "video_processor", "video": "image_processor"}[runner.modality]
+    settings = {name: value for name, value in processor.to_dict().items() if name != other and name not in _NOT_PIXELS}
+    description = {
+        "processor": runner.name,
+        "part": type(part).__name__,
+        "modality": runner.modality,
+        "marker": runner.marker,
+        "example": None if isinstance(layout, LoadError) else layout.example,
+        "settings": settings,
+        "versions": {package: _version(package) for package in ("transformers", "torch", "torchvision", "pillow")},
+        "decoders": decoder_versions() if runner.modality == "image" else video_decoder_versions(),
+    }
+    return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,115 @@
+"""`rollouts demo`: train a tiny vision-language model on this machine and compare its figures with their targets."""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from rollouts.cli.command_group import INTERRUPTED
+from rollouts.episodes.errors import EpisodeError
+from rollouts.errors import CapabilityError, ServerUnreachableError
+
+if TYPE_CHECKING:
+    from rollouts.demo.run import Results
+
+
+class EngineKind(StrEnum):
+    """The engine that samples in the demonstration."""
+
+    LOCAL = "local"
+    VLLM = "vllm"
+
+
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer RL steps: about 80 seconds.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Decides everything: weights, digits, samples.")] = 0,
+    out: Annotated[Path, typer.Option(help="The directory for model, trajectories, curves and figures.")] = Path(
+        "demo-out"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its target.")] = False,
+    engine: Annotated[
+        EngineKind, typer.Option(help="Where completions are sampled: in this process, or by a vLLM server.")
+    ] = EngineKind.LOCAL,
+    base_url: Annotated[str, typer.Option(help="The URL of the vLLM server, which must serve OUT/model.")] = "",
+) -> None:
+    """Watch a tiny vision-language model learn to read digits, from random weights, on this machine."""
+    console = Console()
+    missing = [name for name in ("torch", "transformers", "sklearn", "matplotlib") if find_spec(name) is None]
+    if missing:
+        console.print(f'the demo needs {", ".join(missing)}: pip install "mmrollouts\\[demo]"')
+        raise typer.Exit(2)
+    _check_address(engine, base_url)
+    # Two processes use the same cores in turn; threads that spin while the other process works would slow it down.
+    # The variable is read when torch is imported, in this process and in its child.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    started = time.perf_counter()
+    results = _run(console, quick=quick, seed=seed, out=out, base_url=base_url)
+    from rollouts.demo.report import plot_curves, print_results
+
+    results.seconds = time.perf_counter() - started
+    results.save(out / "results.json")
+    plot_curves(results, out / "curves.png")
+    print_results(results, console)
+    console.print(f"in {out}: curves.png, trajectories.mmr, results.json, model/")
+    missed = results.missed_targets()
+    for words in missed:
+        console.print(f"[red]missed:[/red] {words}")
+    if check and missed:
+        raise typer.Exit(1)
+
+
+def _check_address(engine: EngineKind, base_url: str) -> None:
+    if (engine is EngineKind.VLLM) != bool(base_url):
+        raise typer.BadParameter("--engine vllm and --base-url URL go together")
+    if base_url:
+        from rollouts.engines.vllm.http.server_address import parse_address
+
+        try:
+            parse_address(base_url, api_key=None)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+
+def _run(console: Console, *, quick: bool, seed: int, out: Path, base_url: str) -> Results:
+    """Run the demonstration; without `base_url`, completions are sampled in this process."""
+    from rollouts.demo.output import interrupted_words, prepare_output
+    from rollouts.demo.recipe import FULL, QUICK
+    from rollouts.demo.trainer_process import TrainerProcess, collect_garbage_rarely
+
+    recipe = QUICK if quick else FULL
+    started_at = time.time()
+    prepare_output(out)
+    try:
+        # Started before this process imports torch and transformers: both processes import them at the same time.
+        with TrainerProcess(out / "model", recipe, seed) as trainer:
+            from rollouts.demo.progress import Progress
+            from rollouts.demo.run import local_policy, run_demo
+            from rollouts.demo.served import serve_command, served_policy
+
+            collect_garbage_rarely()
+            with Progress(console, recipe) as progress:
+                return run_demo(
+                    recipe=recipe,
+                    seed=seed,
+                    out=out,
+                    trainer=trainer,
+                    progress=progress,
+                    make_policy=served_policy(base_url) if base_url else local_policy,
+                )
+    except (EpisodeError, ServerUnreachableError, CapabilityError) as error:
+        cause = error.__cause__ if isinstance(error, EpisodeError) else error
+        if not isinstance(cause, ServerUnreachableError | CapabilityError):
+            raise
+        console.print(str(cause), markup=False)
+        console.print(f"start the server with\n  {serve_command(out / 'model')}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        console.print(interrupted_words(out, started_at), markup=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,136 @@
+"""The image_mean and image_std of a server: estimated from its floats, or read from a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from renderers.file_reading import read_json
+from rollouts.cli.doctor.finding import Finding, failed
+
+#: The name of the check.
+NORMALISATION = "image normalisation"
+
+# A linear map is estimated from at least so many pixels. Pixels that are 0 on both sides may be padding: not counted.
+_MIN_PIXELS = 16
+# The share of the variance that may remain after the linear map.
+_MAX_RESIDUAL = 1e-3
+# The largest distance of a factor from 1, and of an offset from 0, for floats that were rounded to a dtype.
+_ROUNDING = {"float32": 1e-3, "float16": 3e-3}
+_DEFAULT_ROUNDING = 0.02
+
+
+class Normalisation(NamedTuple):
+    """float = (pixel in 0..1 - mean) / std, by channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"image_mean {_rounded(self.mean)}, image_std {_rounded(self.std)}"
+
+    def is_near(self, other: Normalisation) -> bool:
+        return bool(np.allclose([*self.mean, *self.std], [*other.mean, *other.std], atol=1e-3))
+
+
+class LinearMap(NamedTuple):
+    """theirs = factor * ours + offset, by channel."""
+
+    factor: tuple[float, ...]
+    offset: tuple[float, ...]
+
+    def is_identity(self, dtype: str) -> bool:
+        """Whether both sides hold the same floats, as far as torch's `dtype` can tell."""
+        tolerance = _ROUNDING.get(dtype, _DEFAULT_ROUNDING)
+        return bool(np.allclose(self.factor, 1, atol=tolerance) and np.allclose(self.offset, 0, atol=tolerance))
+
+    def of(self, ours: Normalisation) -> Normalisation:
+        """Their normalisation, given ours."""
+        std = [each / factor for each, factor in zip(ours.std, self.factor, strict=True)]
+        mean = [m - offset * s for m, offset, s in zip(ours.mean, self.offset, std, strict=True)]
+        return Normalisation(tuple(mean), tuple(std))
+
+
+def written_normalisation(directory: Path) -> Normalisation | None:
+    """The image_mean and image_std in the files of a model directory; None if there are none, or no valid ones."""
+    image = read_json(directory / "processor_config.json").get("image_processor") or read_json(
+        directory / "preprocessor_config.json"
+    )
+    mean, std = _numbers(image.get("image_mean")), _numbers(image.get("image_std"))
+    if not mean or len(mean) != len(std) or image.get("do_normalize") is False:
+        return None
+    return Normalisation(mean, std)
+
+
+def processor_file(directory: Path) -> Path:
+    """The file of a model directory that holds image_mean and image_std."""
+    preprocessor = directory / "preprocessor_config.json"
+    return preprocessor if preprocessor.exists() else directory / "processor_config.json"
+
+
+def wrong_normalisation(directory: Path, written: Normalisation, theirs: Normalisation, evidence: str) -> Finding:
+    """`evidence`: the beginning of the sentence that ends with the server's normalisation."""
+    return failed(
+        NORMALISATION,
+        f"{evidence} {theirs}; {directory} has {written}",
+        f"write the model's own image_mean and image_std into {processor_file(directory)}, or start "
+        f"`vllm serve {directory}`",
+    )
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    """The numbers of a list as floats; empty if the value is not a list of numbers."""
+    if not isinstance(value, list) or not all(isinstance(each, int | float) for each in value):
+        return ()
+    return tuple(map(float, value))
+
+
+def linear_map(ours: np.ndarray, theirs: np.ndarray, channels: int) -> LinearMap | None:
+    """The map from our floats of an image to the server's; None if there is no such map.
+
+    Both of one shape: patches (n, channels * k), or (..., channels, height, width).
+    """
+    factors, offsets = [], []
+    for x, y in zip(_by_channel(ours, channels), _by_channel(theirs, channels), strict=True):
+        pixels = (x != 0) | (y != 0)
+        x, y = x[pixels], y[pixels]
+        if len(x) < _MIN_PIXELS or np.ptp(x) == 0:
+            return None
+        factor, offset = np.polyfit(x, y, 1)
+        if np.var(y - (factor * x + offset)) > _MAX_RESIDUAL * np.var(y) or factor <= 0:
+            return None
+        factors.append(float(factor))
+        offsets.append(float(offset))
+    return LinearMap(tuple(factors), tuple(offsets))
+
+
+def renormalised(pixels: np.ndarray, used: Normalisation, wanted: Normalisation) -> np.ndarray:
+    """Floats with the normalisation `used`, converted to `wanted`: float32, the same shape."""
+    channels = len(used.mean)
+    converted = []
+    for x, m, s, new_m, new_s in zip(
+        _by_channel(pixels, channels), used.mean, used.std, wanted.mean, wanted.std, strict=True
+    ):
+        converted.append((x * s + m - new_m) / new_s)
+    return _from_channels(np.stack(converted), pixels.shape, channels)
+
+
+def _by_channel(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """float64 (channels, values)."""
+    if pixels.ndim == 2:
+        split = pixels.reshape(len(pixels), channels, -1)
+    else:
+        split = pixels.reshape(-1, channels, pixels.shape[-2] * pixels.shape[-1])
+    return split.transpose(1, 0, 2).reshape(channels, -1).astype(np.float64)
+
+
+def _from_channels(split: np.ndarray, shape: tuple[int, ...], channels: int) -> np.ndarray:
+    """The reverse of `_by_channel`."""
+    outer = shape[0] if len(shape) == 2 else int(np.prod(shape[:-3]))
+    return split.reshape(channels, outer, -1).transpose(1, 0, 2).reshape(shape).astype(np.float32)
+
+
+def _rounded(numbers: tuple[float, ...]) -> list[float]:
+    return [round(number, 4) for number in numbers]

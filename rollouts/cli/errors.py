@@ -1,0 +1,54 @@
+"""Errors of the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollouts.errors import RolloutsError
+
+
+class TrajectoryFileError(RolloutsError):
+    """A path holds no trajectories that can be read, or cannot be written. `path` names it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+class ExportError(RolloutsError):
+    """A medium was not exported. `digest` names it."""
+
+    def __init__(self, digest: str, reason: str) -> None:
+        self.digest = digest
+        self.reason = reason
+        super().__init__(f"{digest}: {reason}")
+
+
+class InventoryError(RolloutsError):
+    """A path holds neither a media store nor trajectories. `path` names it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+class NoJsonFormError(RolloutsError):
+    """A value has no form in JSON. `type_name` is its class."""
+
+    def __init__(self, value: object) -> None:
+        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
+        super().__init__(
+            f"a value of type {self.type_name} has no form in JSON; record plain data, an array or a tensor instead"
+        )
+
+
+class ConversationFileError(RolloutsError):
+    """A file does not hold what was asked of it. `path` names it, `line` (from 1) the place if there is one."""
+
+    def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
+        self.path = path
+        self.reason = reason
+        self.line = line
+        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")

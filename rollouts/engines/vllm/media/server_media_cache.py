@@ -1,0 +1,110 @@
+"""Which media one server holds, so that the data of each item is sent once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from renderers.byte_lru import ByteLRU
+
+#: Below the 4 GiB that a server's media cache has by default: an item is evicted here before the server evicts it.
+DEFAULT_MEDIA_CACHE_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class MediaReservation:
+    """The media of one request (name -> bytes): the data of `included` is sent, of the others only the name.
+
+    `ended` is set when the reservation is committed, released or evicted. `epoch` counts the calls of
+    `ServerMediaCache.clear` before it.
+    """
+
+    names: Mapping[str, int]
+    included: frozenset[str]
+    epoch: int
+    ended: Future[None] = field(default_factory=Future)
+
+    @property
+    def omitted(self) -> frozenset[str]:
+        return frozenset(self.names.keys() - self.included)
+
+
+class ServerMediaCache:
+    """A model of a server's media cache: names, bounded by the bytes of their items, least recently used first out.
+
+    If several requests need a new item at the same time, one includes its data; the others wait until the server has
+    it. Safe to use from many threads and event loops.
+    """
+
+    def __init__(self, max_bytes: int = DEFAULT_MEDIA_CACHE_BYTES) -> None:
+        self._lock = threading.Lock()
+        self._held: ByteLRU[str, int] = ByteLRU(max_bytes)
+        self._pending: dict[str, Future[None]] = {}
+        self._epoch = 0
+
+    async def reserve(self, names: Mapping[str, int], *, include_all: bool = False) -> MediaReservation:
+        """Decide which items of `names` (name -> bytes) a request includes, once none of them is being sent.
+
+        `include_all`: include every item, without waiting. Each reservation must end with `commit`, `release` or
+        `evict`.
+        """
+        if include_all:
+            with self._lock:
+                return MediaReservation(dict(names), frozenset(names), self._epoch)
+        while True:
+            with self._lock:
+                waiting = [self._pending[name] for name in names if name in self._pending]
+                # All or nothing: two requests that each included an item for which the other waits would deadlock.
+                if not waiting:
+                    return self._reserve(names)
+            await asyncio.wait([asyncio.wrap_future(future) for future in waiting])
+
+    def commit(self, reservation: MediaReservation) -> None:
+        """Record that the server holds the included items. Has no effect on a reservation that has ended."""
+        with self._lock:
+            included = self._end(reservation)
+            if reservation.epoch == self._epoch:
+                for name in included:
+                    self._held.put(name, reservation.names[name], reservation.names[name])
+
+    def release(self, reservation: MediaReservation) -> None:
+        """End a reservation whose request may not have reached the server: a waiting request includes the items."""
+        with self._lock:
+            self._end(reservation)
+
+    def evict(self, reservation: MediaReservation) -> None:
+        """Remove the omitted items: the server does not hold all of them. Ends the reservation."""
+        with self._lock:
+            for name in reservation.omitted:
+                self._held.pop(name)
+            self._end(reservation)
+
+    def clear(self) -> None:
+        """Remove all items, because the server may have lost them; a `commit` of a pending request adds none."""
+        with self._lock:
+            self._epoch += 1
+            self._held.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    # The callers of these hold the lock.
+
+    def _reserve(self, names: Mapping[str, int]) -> MediaReservation:
+        included = frozenset(name for name in names if self._held.get(name) is None)
+        reservation = MediaReservation(dict(names), included, self._epoch)
+        self._pending |= dict.fromkeys(included, reservation.ended)
+        return reservation
+
+    def _end(self, reservation: MediaReservation) -> frozenset[str]:
+        """The included items of a reservation that was pending until now; empty if it had ended before."""
+        if reservation.ended.done():
+            return frozenset()
+        for name in reservation.included:
+            if self._pending.get(name) is reservation.ended:  # not an item of `include_all` that another request sends
+                del self._pending[name]
+        reservation.ended.set_result(None)
+        return reservation.included

@@ -1,0 +1,202 @@
+"""The `/v1/chat/completions/render` of a vLLM server, or of a `vllm launch render` without a model in it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rollouts.engines.vllm.http.connection import Body, HttpResponse, ServerConnection, response_error
+from rollouts.engines.vllm.media.image_file import ImageFile
+from rollouts.engines.vllm.server_probe import (
+    PROBE_NAME,
+    RENDER_PATH,
+    json_object,
+    probe_request,
+    render_message,
+    render_probe_image,
+    served_model,
+    server_version,
+)
+from rollouts.engines.vllm.single_flight import SingleFlight
+from rollouts.engines.vllm.wire.feature_decoding import encoded_entries
+from rollouts.engines.vllm.wire.render_response import RenderResponse, parse_render_response, single_token
+from rollouts.errors import CapabilityError, MalformedResultError
+
+# One token spelled like this, printed by the template around a message, is a control token and no word.
+_CONTROL = re.compile(r"<[^\s<>]{1,60}>|\[/?[A-Z_]{2,60}\]")
+
+
+class ServerIdentity(NamedTuple):
+    """What a server is, as far as it says.
+
+    `fingerprint` names everything known that decides the tensors of an image: version, model, and what the server's
+    processor makes of a small image. Limits that only large images meet do not show in it. `marker_id` is the token
+    that stands for an image's features and `marker` how it is spelled, both None where the server takes no images.
+    `control_texts` are the control tokens that its template prints around a message.
+    """
+
+    model: str
+    version: str
+    fingerprint: str
+    marker_id: int | None
+    marker: str | None
+    control_texts: tuple[str, ...]
+
+
+class RenderClient:
+    """Asks a server to render. Safe to use from several event loops."""
+
+    def __init__(self, connection: ServerConnection, *, model: str | None) -> None:
+        self._connection = connection
+        self._model = model
+        self._lock = threading.Lock()
+        self._known: ServerIdentity | None = None
+        self._generation = 0
+        self._probing: SingleFlight[ServerIdentity] = SingleFlight()
+
+    def forget(self) -> None:
+        """The server may be another one by now: ask again what it is."""
+        with self._lock:
+            self._known = None
+            self._generation += 1
+
+    def is_still(self, identity: ServerIdentity) -> bool:
+        """Whether nothing was forgotten since `identity` was asked for."""
+        return self._known is identity
+
+    async def identity(self) -> ServerIdentity:
+        """What the server is; asked once."""
+        while (known := self._known) is None:
+            generation = self._generation
+            probed = await self._probing.run(generation, self._probe)
+            with self._lock:
+                if self._generation == generation:
+                    self._known = self._known or probed
+        return known
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        files: Mapping[str, ImageFile],
+        *,
+        model: str,
+        name: str,
+        tensors: bool,
+        options: Mapping[str, Any] | None = None,
+    ) -> RenderResponse:
+        """Render messages whose image parts are `image_part`s; those without a file in `files` the server is to know.
+
+        `tensors` False leaves the tensors out, where the server knows how (vLLM 0.32). Raises `EngineError`.
+        """
+        body = {"model": model, "messages": messages, **(options or {})}
+        if not tensors:
+            body["mm_payload"] = "none"
+        segments = await asyncio.to_thread(_segments, body, files)
+        reply = await self._connection.request("POST", RENDER_PATH, name=name, body=segments)
+        if reply.status != 200:
+            raise _render_error(name, reply)
+        return await asyncio.to_thread(parse_render_response, reply.body, name)
+
+    async def _probe(self) -> ServerIdentity:
+        connection = self._connection
+        model, version = await asyncio.gather(served_model(connection, self._model), server_version(connection))
+        response = await render_probe_image(connection, model.name)
+        takes_images = response.status == 200
+        if response.status == 400:  # a text-only model, or a server that was started with images disabled
+            response = await render_message(connection, model.name, "a")
+        if response.status != 200:
+            raise _render_error(PROBE_NAME, response)
+        rendered = parse_render_response(response.body, PROBE_NAME)
+        if takes_images and len(rendered.media) != 1:
+            raise MalformedResultError(
+                PROBE_NAME, f"/render found {len(rendered.media)} media in a message with one image"
+            )
+        decisive = {
+            "model": model.name,
+            "root": model.root,
+            "version": version,
+            "probe": _tensors_digest(rendered, PROBE_NAME),
+        }
+        marker_id = single_token(rendered.token_ids, rendered.media[0].placeholder) if takes_images else None
+        texts = await self._token_texts(model.name, rendered.token_ids)
+        return ServerIdentity(
+            model=model.name,
+            version=version or "unknown",
+            fingerprint=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
+            marker_id=marker_id,
+            marker=None if marker_id is None else texts.get(marker_id, ""),
+            control_texts=tuple(text for text in texts.values() if _CONTROL.fullmatch(text)),
+        )
+
+    async def _token_texts(self, model: str, token_ids: Sequence[int]) -> dict[int, str]:
+        """The text of each token that the server detokenizes."""
+        distinct = sorted(set(token_ids))
+        responses = await asyncio.gather(
+            *(
+                probe_request(self._connection, "POST", "/detokenize", {"model": model, "tokens": [token]})
+                for token in distinct
+            )
+        )
+        texts = [json_object(response).get("prompt") if response.status == 200 else None for response in responses]
+        return {token: text for token, text in zip(distinct, texts, strict=True) if isinstance(text, str)}
+
+
+def image_part(name: str) -> dict[str, Any]:
+    """A content part that shows an image under the name by which the server's cache is to know it."""
+    return {"type": "image_url", "image_url": None, "uuid": name}
+
+
+def _segments(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Body:
+    """The JSON of a request, with the files in the parts of their names."""
+    mark = uuid.uuid4().hex  # no content can spell what is drawn afresh
+    messages = [_with_urls(message, files, mark) for message in body["messages"]]
+    pieces = json.dumps({**body, "messages": messages}, separators=(",", ":")).split(mark)
+    segments: list[bytes | memoryview] = []
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            file = files[piece]
+            segments += [f"data:{file.media_type};base64,".encode(), base64.b64encode(file.data)]
+        else:
+            segments.append(piece.encode())
+    return segments
+
+
+def _with_urls(message: Mapping[str, Any], files: Mapping[str, ImageFile], mark: str) -> Mapping[str, Any]:
+    """The name of a file between two marks, where its data URL is to stand."""
+    if not isinstance(message.get("content"), list):
+        return message
+    parts = [
+        {**part, "image_url": {"url": f"{mark}{part['uuid']}{mark}"}} if part.get("uuid") in files else part
+        for part in message["content"]
+    ]
+    return {**message, "content": parts}
+
+
+def _tensors_digest(answer: RenderResponse, name: str) -> str | None:
+    """What the server made of the probe; a server process writes the names of tensors in an order of its own."""
+    digest = hashlib.sha256()
+    for medium in answer.media:
+        if medium.encoded is None:
+            return None
+        for entry in sorted(encoded_entries(medium.encoded, name=name).items()):
+            digest.update(repr(entry).encode())
+    return digest.hexdigest()
+
+
+def _render_error(name: str, reply: HttpResponse) -> Exception:
+    error = response_error(name, reply, "rendering")
+    unknown_route = reply.status in (404, 405) and b"NotFoundError" not in reply.body
+    if reply.status in (403, 501) or unknown_route:
+        return CapabilityError(
+            name,
+            f"this server does not render ({error.reason}). Start `vllm serve` with --enable-scale-out, or a server "
+            "for it alone with `vllm launch render MODEL`",
+        )
+    return error

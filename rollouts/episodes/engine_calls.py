@@ -1,0 +1,52 @@
+"""Calls of an engine by an episode, with checks of the result."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from renderers import RendererError
+from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, check_result
+from rollouts.episodes.exception_wrapping import wrap_exceptions
+from rollouts.error_texts import describe_exception
+from rollouts.errors import EngineError, EngineFailedError, RolloutsError
+from rollouts.numbers import whole_number
+
+#: Models pad their embedding by fewer rows than this beyond the tokenizer's ids, and a policy may sample such a row.
+_MAX_PADDING = 4096
+
+
+async def generate_completion(engine: Engine, request: GenerateRequest, vocab_size: int | None) -> Completion:
+    """The one completion of a request.
+
+    Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
+    """
+    with wrap_exceptions(
+        lambda error: EngineFailedError(
+            request.request_id, f"{type(engine).__name__} raised {describe_exception(error)}"
+        ),
+        unchanged=(RolloutsError, RendererError),
+    ):
+        result = await engine.generate(request)
+        check_result(request, result, vocab_size=vocab_size)
+        (completion,) = result.completions
+    if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+        raise EngineError(request.request_id, f"generation ended with {completion.finish_reason.value!r}")
+    return completion
+
+
+def known_vocab_size(engine: object, renderer: object) -> int | None:
+    """The number of token ids of the model: the engine's `vocab_size`, else the tokenizer's plus padding, else None."""
+    engine_size = whole_number(getattr(engine, "vocab_size", None))
+    if engine_size is not None:
+        return engine_size
+    tokenizer = getattr(getattr(renderer, "renderer", renderer), "tokenizer", None)
+    tokenizer_size = whole_number(getattr(tokenizer, "vocab_size", None))
+    return None if tokenizer_size is None else tokenizer_size + _MAX_PADDING
+
+
+def expecting_request(engine: Any) -> AbstractContextManager[None]:
+    """Announces a request that is being prepared to an engine that batches requests (see `Engine`)."""
+    announce = getattr(engine, "expecting_request", nullcontext)
+    announcement: AbstractContextManager[None] = announce()
+    return announcement

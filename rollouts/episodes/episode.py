@@ -1,0 +1,200 @@
+"""One episode: an environment and an engine alternate, turn by turn."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
+from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
+from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
+from rollouts.episodes.environment import Environment
+from rollouts.episodes.environment_calls import (
+    environment_tools,
+    make_environment,
+    reset_environment,
+    step_environment,
+)
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError
+from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
+from rollouts.error_texts import describe_exception, exception_text, is_unicode
+from rollouts.errors import RolloutsError
+from rollouts.numbers import whole_number
+from rollouts.trajectory.provenance import Provenance
+from rollouts.trajectory.tree import Trajectory
+
+log = logging.getLogger("rollouts")
+
+_OWN_ERRORS = (RolloutsError, RendererError)
+
+#: Called with the trajectory of every episode that ends.
+OnEnd = Callable[[Trajectory], object]
+
+
+async def run_episode(
+    environment: Environment,
+    *,
+    engine: Engine,
+    renderer: Renderer | RendererPool,
+    sampling: SamplingParams,
+    max_turns: int,
+    seed: int = 0,
+    group_id: str = "",
+    episode_id: str | None = None,
+    on_end: OnEnd | None = None,
+) -> Trajectory:
+    """Run one episode of an environment with an engine.
+
+    The first prompt is rendered; every later prompt extends prompt + completion through the renderer's bridge, which
+    keeps the earlier images. Where the bridge refuses, the conversation is rendered again and the trajectory forks.
+    The renderer runs on the threads of the `RendererPool`, or of a pool that is made for this episode.
+
+    `seed` goes to the environment; `sampling.seed`, if given, seeds turn t with (seed, t). `sampling.n` is 1. An
+    episode that is not done after `max_turns` ends `truncated`.
+
+    Raises `EpisodeError` with the completed turns, whatever engine, renderer or environment return or raise; and
+    `EpisodeArgumentError` for an invalid seed, id or `on_end`. `on_end` is called once, with the finished trajectory,
+    also when the episode fails or is cancelled. A cancelled episode (`task.cancel()`, `asyncio.wait_for`) raises
+    `CancelledError`, as every coroutine does; only `on_end` receives its turns.
+    """
+    trajectory = new_trajectory(seed=seed, group_id=group_id, episode_id=episode_id)
+    check_on_end(on_end)
+    with renderer_pool(renderer) as pool:
+        settings = EpisodeSettings(engine, pool, sampling, max_turns)
+        return await record_episode(lambda: environment, trajectory, settings, on_end)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSettings:
+    """What the episodes of a run have in common."""
+
+    engine: Engine
+    renderer: RendererPool
+    sampling: SamplingParams
+    max_turns: int
+
+    def check(self) -> None:
+        """Raises `EpisodeArgumentError`."""
+        if not isinstance(self.sampling, SamplingParams):
+            raise EpisodeArgumentError("sampling", self.sampling, "pass a SamplingParams")
+        if self.sampling.n != 1:
+            raise EpisodeArgumentError(
+                "sampling.n", self.sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
+            )
+        if (whole_number(self.max_turns) or 0) < 1:
+            raise EpisodeArgumentError("max_turns", self.max_turns, "pass an integer of at least 1")
+
+
+def new_trajectory(*, seed: int, group_id: str, episode_id: str | None) -> Trajectory:
+    """An empty trajectory. Raises `EpisodeArgumentError`."""
+    number = whole_number(seed)
+    if number is None:
+        raise EpisodeArgumentError("seed", seed, "pass an integer")
+    for name, value in (("group_id", group_id), ("episode_id", "" if episode_id is None else episode_id)):
+        if not isinstance(value, str) or not is_unicode(value):
+            raise EpisodeArgumentError(name, value, "pass text that UTF-8 can encode")
+    return Trajectory(episode_id or uuid.uuid4().hex, seed=number, group_id=group_id)
+
+
+def check_on_end(on_end: OnEnd | None) -> None:
+    """Raises `EpisodeArgumentError`."""
+    if on_end is not None and (not callable(on_end) or inspect.iscoroutinefunction(on_end)):
+        raise EpisodeArgumentError("on_end", on_end, "pass a function that is not async, or None")
+
+
+async def record_episode(
+    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, on_end: OnEnd | None
+) -> Trajectory:
+    """Run one episode into an empty trajectory, finish it, and pass it to `on_end`. Raises `EpisodeError`."""
+    trajectory.started_at, started = time.time(), time.monotonic()
+    failure: BaseException | None = None
+    try:
+        await _run(factory, trajectory, settings)
+    except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
+        trajectory.error = describe_exception(error)
+        reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
+        failure = EpisodeError(reason, trajectory)
+        failure.__cause__ = error
+    except BaseException as error:  # noqa: BLE001  raised again below, after `on_end` has received the turns
+        trajectory.error = describe_exception(error)
+        failure = error
+    trajectory.seconds = time.monotonic() - started
+    trajectory.finish()
+    if on_end is not None:
+        try:
+            on_end(trajectory)
+        except Exception:
+            if failure is None or isinstance(failure, Exception):
+                raise
+            log.exception("on_end failed for episode %s, which was cancelled", trajectory.episode_id)
+    if failure is not None:
+        raise failure
+    return trajectory
+
+
+async def _run(factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings) -> None:
+    settings.check()
+    engine, sampling, max_turns = settings.engine, settings.sampling, settings.max_turns
+    renderer = RendererCalls(settings.renderer)
+    trajectory.provenance = Provenance.of(settings.renderer, engine)
+    vocab_size = known_vocab_size(engine, settings.renderer)
+    if not sampling.stop_token_ids:
+        sampling = replace(sampling, stop_token_ids=renderer.stop_token_ids())
+    environment = make_environment(factory)
+    conversation: Sequence[Message] = await reset_environment(environment, trajectory.seed)
+    tools = environment_tools(environment)
+    with expecting_request(engine):
+        prompt = await renderer.render(conversation, tools)
+    prompt_messages = conversation  # the messages that the message indices of `prompt` refer to
+    sampled = _sampled_ranges(prompt)
+
+    for turn in range(max_turns):
+        request = GenerateRequest(
+            prompt_ids=prompt.token_ids,
+            sampling=sampling if sampling.seed is None else replace(sampling, seed=derived_seed(sampling.seed, turn)),
+            multi_modal_data=prompt.multi_modal_data,
+            session_id=trajectory.episode_id,
+            request_id=f"{trajectory.episode_id}-{turn}",
+            placeholder_token_ids=prompt.placeholder_token_ids,
+            sampled=sampled,
+        )
+        sent_at = time.monotonic()
+        completion = await generate_completion(engine, request, vocab_size)
+        seconds = time.monotonic() - sent_at
+        completion_ids = completion.token_ids.tolist()
+        with expecting_request(engine):
+            assistant = await renderer.parse(completion_ids, tools, prompt)
+        trajectory.add_turn(prompt, completion, assistant, messages=prompt_messages, seconds=seconds)
+
+        step = await step_environment(environment, assistant)
+        trajectory.record_reward(step.reward, step.info)
+        if step.done:
+            trajectory.done = True
+            return
+        if turn + 1 < max_turns:
+            with expecting_request(engine):
+                bridged = await renderer.bridge(prompt, completion_ids, step.messages, tools, conversation)
+                conversation = [*conversation, assistant, *step.messages]
+                if bridged is None:
+                    prompt, prompt_messages = await renderer.render(conversation, tools), conversation
+                    sampled = _sampled_ranges(prompt)
+                else:
+                    sampled = [*sampled, (len(prompt), len(prompt) + len(completion_ids))]
+                    prompt, prompt_messages = bridged, step.messages
+    trajectory.truncated = True
+
+
+def _sampled_ranges(prompt: RenderedTokens) -> list[tuple[int, int]]:
+    """The token ranges of a rendered prompt that the model would have sampled: its assistant turns."""
+    return [(span.start, span.end) for span in prompt.spans if span.sampled]
+
+
+def derived_seed(seed: int, *path: str | int) -> int:
+    """A seed below 2**63 for `path`, unrelated to the seeds of other paths and of neighbouring values of `seed`."""
+    name = "/".join(map(str, (seed, *path)))
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,65 @@
+"""Errors of environments and episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollouts.error_texts import describe_exception, short_repr
+from rollouts.errors import RolloutsError
+from rollouts.trajectory.tree import Trajectory
+
+
+class EpisodeError(RolloutsError):
+    """An episode failed. `trajectory` holds the completed turns; the cause is chained."""
+
+    def __init__(self, reason: str, trajectory: Trajectory) -> None:
+        self.reason = reason
+        self.trajectory = trajectory
+        turns = "1 completed turn" if trajectory.num_turns == 1 else f"{trajectory.num_turns} completed turns"
+        super().__init__(f"episode {trajectory.episode_id} failed after {turns}: {reason}")
+
+
+class EpisodesError(RolloutsError):
+    """Episodes of a run failed, and the other episodes of the run were stopped.
+
+    `errors` holds the `EpisodeError` of each episode that failed; the first is chained. `trajectories` holds one
+    trajectory per spec, in order, with the completed turns; `error` is not empty on the trajectories of episodes that
+    failed, were stopped or did not begin.
+    """
+
+    def __init__(self, errors: Sequence[EpisodeError], trajectories: Sequence[Trajectory]) -> None:
+        self.errors = list(errors)
+        self.trajectories = list(trajectories)
+        more = f"; {len(errors) - 1} more failed" if len(errors) > 1 else ""
+        super().__init__(f"{errors[0]}{more}; the other episodes were stopped. trajectories holds the completed turns")
+
+
+class EpisodeArgumentError(RolloutsError, ValueError):
+    """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` has a wrong value. `name` is the argument."""
+
+    def __init__(self, name: str, value: object, rule: str) -> None:
+        self.name = name
+        super().__init__(f"{name} is {short_repr(value)}; {rule}")
+
+
+class EnvironmentProtocolError(RolloutsError):
+    """An environment returned a value that its protocol does not allow."""
+
+
+class EnvironmentFailedError(RolloutsError):
+    """An environment raised an exception, which is chained.
+
+    `method` is "reset", "step", "tools", or "make_environment", for which `environment` is empty.
+    """
+
+    def __init__(self, environment: str, method: str, error: BaseException) -> None:
+        self.method = method
+        super().__init__(f"{f'{environment}.{method}' if environment else method} raised {describe_exception(error)}")
+
+
+class RendererFailedError(RolloutsError):
+    """A renderer raised an exception other than a `RendererError`; it is chained. `method` is the method called."""
+
+    def __init__(self, renderer: str, method: str, error: BaseException) -> None:
+        self.method = method
+        super().__init__(f"{renderer}.{method} raised {describe_exception(error)}")

@@ -1,0 +1,84 @@
+"""Calls of a renderer by an episode: they run on threads, and unknown exceptions become `RendererFailedError`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
+from rollouts.episodes.errors import RendererFailedError
+from rollouts.episodes.exception_wrapping import wrap_exceptions
+from rollouts.errors import RolloutsError
+
+
+@contextmanager
+def renderer_pool(renderer: Renderer | RendererPool) -> Iterator[RendererPool]:
+    """The pool that was given, or a pool of the renderer, which is closed at the end of the block.
+
+    Closing does not wait: after a cancellation a thread may stay busy for as long as fetching an image takes.
+    """
+    if _is_pool(renderer):
+        yield renderer  # type: ignore[misc]  # it has the methods that are used, if not the class
+        return
+    pool = RendererPool(renderer)
+    try:
+        yield pool
+    finally:
+        pool.close(wait=False)
+
+
+class RendererCalls:
+    """Calls a pool for an episode. Raises `RendererError`; `RendererFailedError` for other exceptions."""
+
+    def __init__(self, pool: RendererPool) -> None:
+        self._pool = pool
+        self._name = type(getattr(pool, "renderer", pool)).__name__
+
+    def stop_token_ids(self) -> tuple[int, ...]:
+        with self._wrap_exceptions("get_stop_token_ids"):
+            return tuple(self._pool.get_stop_token_ids())
+
+    async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
+        """The prompt for the next assistant turn."""
+        with self._wrap_exceptions("render"):
+            return await self._pool.render_async(messages, tools=tools, add_generation_prompt=True)
+
+    async def bridge(
+        self,
+        prompt: RenderedTokens,
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Any,
+        previous_messages: Sequence[Message],
+    ) -> RenderedTokens | None:
+        """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
+        # A renderer for text alone has no parameter for media, and a prompt of text alone has no media.
+        media = prompt.multi_modal_data
+        media_argument = {"previous_multi_modal_data": media} if media is not None and media.items_with_ranges() else {}
+        with self._wrap_exceptions("bridge_to_next_turn"):
+            return await self._pool.bridge_to_next_turn_async(
+                prompt.token_ids,
+                completion_ids,
+                new_messages,
+                tools=tools,
+                previous_messages=previous_messages,
+                **media_argument,
+            )
+
+    async def parse(self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens) -> Message:
+        """The completion as an assistant message."""
+        with self._wrap_exceptions("parse_response"):
+            parsed = await self._pool.parse_response_async(completion_ids, tools=tools, prompt_ids=prompt.token_ids)
+            message: Message = parsed.to_message()
+            return message
+
+    def _wrap_exceptions(self, method: str) -> AbstractContextManager[None]:
+        return wrap_exceptions(
+            lambda error: RendererFailedError(self._name, method, error), unchanged=(RendererError, RolloutsError)
+        )
+
+
+def _is_pool(renderer: object) -> bool:
+    methods = ("render_async", "bridge_to_next_turn_async", "parse_response_async")
+    return all(callable(getattr(renderer, name, None)) for name in methods)

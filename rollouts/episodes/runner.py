@@ -1,0 +1,116 @@
+"""Many episodes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from renderers import Renderer, RendererPool
+from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.episodes.environment import Environment
+from rollouts.episodes.episode import EpisodeSettings, OnEnd, check_on_end, new_trajectory, record_episode
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodesError
+from rollouts.episodes.renderer_calls import renderer_pool
+from rollouts.error_texts import is_unicode
+from rollouts.numbers import whole_number
+from rollouts.trajectory.tree import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    """One episode of a run: the seeds of environment and sampler, and the group whose rewards it is compared with.
+
+    Seeds may be numpy integers. Raises `EpisodeArgumentError` for anything else.
+    """
+
+    seed: int
+    sampling_seed: int | None = None
+    group_id: str = ""
+    episode_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "sampling_seed"):
+            value = getattr(self, name)
+            if value is None and name == "sampling_seed":
+                continue
+            number = whole_number(value)
+            if number is None:
+                raise EpisodeArgumentError(name, value, "pass an integer")
+            object.__setattr__(self, name, number)
+        for name in ("group_id", "episode_id"):
+            value = getattr(self, name)
+            if (value is not None or name == "group_id") and not (isinstance(value, str) and is_unicode(value)):
+                raise EpisodeArgumentError(name, value, "pass text that UTF-8 can encode")
+
+
+async def run_episodes(
+    make_environment: Callable[[], Environment],
+    specs: Sequence[EpisodeSpec],
+    *,
+    engine: Engine,
+    renderer: Renderer | RendererPool,
+    sampling: SamplingParams,
+    max_turns: int,
+    concurrency: int = 1024,
+    on_error: Literal["return", "raise"] = "return",
+    on_end: OnEnd | None = None,
+) -> list[Trajectory]:
+    """Run all `specs`, at most `concurrency` at a time, each in a new environment; one trajectory per spec, in order.
+
+    If an episode fails, or its environment cannot be made, its trajectory has the completed turns and `error`, and the
+    other episodes continue. With `on_error="raise"` the first failure stops the other episodes and raises
+    `EpisodesError`, which also holds one trajectory per spec.
+
+    `sampling.seed` is replaced by the `sampling_seed` of each spec. `renderer` may be a `RendererPool`; for any other
+    renderer one pool is made for the run.
+
+    `on_end` is called with each trajectory as soon as its episode has ended, also when it failed; an exception from
+    `on_end` stops the run. A cancelled run raises `CancelledError`; `on_end` receives every episode that had begun,
+    the cancelled ones with their completed turns. Raises `EpisodeArgumentError` for an invalid argument, before any
+    episode begins.
+    """
+    _check_arguments(specs, concurrency, on_error)
+    check_on_end(on_end)
+    EpisodeSettings(engine, renderer, sampling, max_turns).check()  # type: ignore[arg-type]  # the pool is made below
+    semaphore = asyncio.Semaphore(concurrency)
+    trajectories = [new_trajectory(seed=s.seed, group_id=s.group_id, episode_id=s.episode_id) for s in specs]
+    failures: list[EpisodeError] = []
+
+    async def run(spec: EpisodeSpec, trajectory: Trajectory, settings: EpisodeSettings) -> None:
+        async with semaphore:
+            try:
+                seeded = replace(settings, sampling=replace(sampling, seed=spec.sampling_seed))
+                await record_episode(make_environment, trajectory, seeded, on_end)
+            except EpisodeError as failure:
+                if on_error == "raise":
+                    failures.append(failure)
+                    raise
+
+    with renderer_pool(renderer) as pool:
+        settings = EpisodeSettings(engine, pool, sampling, max_turns)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for spec, trajectory in zip(specs, trajectories, strict=True):
+                    group.create_task(run(spec, trajectory, settings))
+        except BaseExceptionGroup as raised:
+            others = [error for error in raised.exceptions if not isinstance(error, EpisodeError)]
+            if others:
+                raise others[0] from None
+    if failures:
+        for trajectory in trajectories:
+            if not trajectory.finished:
+                trajectory.error = "did not begin: another episode of the run failed first"
+                trajectory.finish()
+        raise EpisodesError(failures, trajectories) from failures[0]
+    return trajectories
+
+
+def _check_arguments(specs: Sequence[EpisodeSpec], concurrency: int, on_error: str) -> None:
+    if not isinstance(specs, Sequence) or not all(isinstance(spec, EpisodeSpec) for spec in specs):
+        raise EpisodeArgumentError("specs", specs, "pass a list of EpisodeSpec")
+    if (whole_number(concurrency) or 0) < 1:
+        raise EpisodeArgumentError("concurrency", concurrency, "pass an integer of at least 1")
+    if on_error not in ("return", "raise"):
+        raise EpisodeArgumentError("on_error", on_error, 'pass "return" or "raise"')

@@ -1,0 +1,1 @@
+"""Text and tables on a terminal and in a pipe, for the commands."""

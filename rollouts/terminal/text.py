@@ -1,0 +1,55 @@
+"""Lines of text for standard output and standard error.
+
+The text may quote a file or a server: it is never read as markup, and control characters never reach the terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+
+def printable(text: str) -> str:
+    """`text` with each control character and each invisible character, except the line feed, as a visible symbol."""
+    return text if text.isprintable() else "".join(map(_printable_character, text))
+
+
+def printable_line(text: str) -> str:
+    """As `printable`, on one line: each line feed becomes `⏎`."""
+    return printable(text).replace("\n", "⏎")
+
+
+def print_line(text: str) -> None:
+    """Print to standard output, without wrapping."""
+    Console().print(Text(printable(text)), soft_wrap=True)
+
+
+def print_error(message: str) -> None:
+    """Print one line to standard error."""
+    Console(stderr=True).print(Text(f"error: {printable_line(message)}"), soft_wrap=True)
+
+
+def exit_with_error(message: str) -> NoReturn:
+    """Print one line to standard error and exit with code 2."""
+    print_error(message)
+    raise typer.Exit(2) from None
+
+
+def escape_unencodable_output() -> None:
+    """Make standard output write characters that its encoding lacks as escapes, instead of raising."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _printable_character(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)  # the Unicode symbols for control characters
+    return "␡" if code == 0x7F else f"<U+{code:04X}>"

@@ -1,1 +1,0 @@
-"""Calling the code of users, and checking, copying and quoting the values that it returns."""

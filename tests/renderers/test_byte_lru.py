@@ -1,0 +1,72 @@
+"""The cache bounded in bytes against a model of it, and with many threads."""
+
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from renderers.byte_lru import ByteLRU
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["get", "put", "pop", "evict_to"]), st.integers(0, 5), st.integers(0, 12)), max_size=60
+)
+
+
+@given(STEPS)
+def test_the_least_recently_used_entries_are_evicted_until_the_rest_fits(steps: list[tuple[str, int, int]]) -> None:
+    cache, model = ByteLRU[int, int](10), dict[int, int]()  # the model: key -> bytes, in order of use
+    for step, key, nbytes in steps:
+        expected = []
+        if step == "get":
+            assert cache.get(key) == model.get(key)
+            if key in model:
+                model[key] = model.pop(key)
+        elif step == "pop":
+            assert cache.pop(key) == model.pop(key, None)
+        else:
+            limit = nbytes if step == "evict_to" else 10
+            if step == "put":
+                model.pop(key, None)
+                if nbytes <= limit:
+                    model[key] = nbytes
+            while sum(model.values()) > limit:
+                oldest = next(iter(model))
+                expected.append((oldest, model.pop(oldest)))
+            assert (cache.put(key, nbytes, nbytes) if step == "put" else cache.evict_to(limit)) == expected
+        assert cache.nbytes == sum(model.values()) <= 10
+        assert len(cache) == len(model)
+        assert all((key in cache) == (key in model) for key in range(6))
+
+
+def test_a_copy_has_the_same_entries_in_the_same_order_and_changes_by_itself() -> None:
+    cache = ByteLRU[str, int](2)
+    cache.put("a", 1, 1)
+    cache.put("b", 2, 1)
+    cache.get("a")
+    copy = cache.copy()
+    assert copy.put("c", 3, 1) == [("b", 2)]
+    assert (len(cache), "b" in cache, "c" in cache) == (2, True, False)
+    cache.clear()
+    assert (len(cache), cache.nbytes, len(copy), copy.nbytes) == (0, 0, 2, 2)
+
+
+def test_threads_keep_the_byte_count_right() -> None:
+    cache = ByteLRU[int, int](50)
+
+    def work(seed: int) -> None:
+        for step in range(3000):
+            key = (step * 7 + seed) % 40
+            cache.put(key, key, key % 9)
+            assert cache.get((key * 3) % 40) in (None, (key * 3) % 40)
+            if step % 5 == 0:
+                cache.pop(key)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cache.nbytes <= 50
+    assert cache.nbytes == sum(key % 9 for key in range(40) if key in cache)

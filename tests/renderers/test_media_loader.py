@@ -1,0 +1,449 @@
+"""Media of conversations: loaded once, processed once, side by side, and never on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hostile_server import Exchange, HostileServer, answer, serving
+from PIL import Image
+
+import renderers.media.reference
+import renderers.vision.qwen_vl
+from renderers import (
+    MediaPolicy,
+    MediaSource,
+    MediaStore,
+    RenderedTokens,
+    RendererPool,
+    TemplateRenderer,
+    load_renderer,
+)
+from renderers.errors import (
+    BlockingFetchError,
+    MediaDecodeError,
+    MediaDigestError,
+    MediaError,
+    MediaFetchError,
+    MediaLimitError,
+    MediaPolicyError,
+    UnsupportedModalityError,
+)
+from renderers.media.item import MediaItem
+
+Counter = Callable[[], int]
+
+
+def png(seed: int, side: int = 48) -> bytes:
+    buffer = io.BytesIO()
+    values = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(values).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def user(*media: Any, **fields: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image", "image": value, **fields} for value in media]}]
+
+
+def items(rendered: RenderedTokens) -> list[MediaItem]:
+    assert rendered.multi_modal_data is not None
+    return [item for item, _ in rendered.multi_modal_data.items_with_ranges()]
+
+
+@pytest.fixture
+def fresh(tiny_model_dir: Path) -> TemplateRenderer:
+    return load_renderer(tiny_model_dir)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    """How many images were decoded so far."""
+    return counting(monkeypatch, renderers.vision.qwen_vl, "decode_planes")
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    """How many references were read, and so hashed, so far."""
+    return counting(monkeypatch, renderers.media.reference, "source_of_part")
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Counter:
+    original, calls = getattr(module, name), []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        time.sleep(0.02)  # long enough for others to come meanwhile
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, counted)
+    return lambda: len(calls)
+
+
+@pytest.mark.parametrize("form", [lambda data: data, data_url], ids=["bytes", "data URL"])
+def test_an_image_seen_before_is_neither_read_nor_decoded_again(
+    fresh: TemplateRenderer, decoded: Counter, read: Counter, form: Callable[[bytes], Any]
+) -> None:
+    value = form(png(1))
+    first = fresh.render(user(value))
+    for _ in range(3):
+        assert items(fresh.render(user(value)))[0] is items(first)[0]
+    assert (decoded(), read()) == (1, 1)
+
+
+def test_a_data_url_read_anew_from_json_is_known(fresh: TemplateRenderer, read: Counter) -> None:
+    url = data_url(png(2))
+    fresh.render(user(url))
+    again = "".join(list(url))
+    assert again is not url
+    fresh.render(user(again))
+    assert read() == 1
+
+
+def test_the_same_image_in_another_form_is_read_but_not_decoded_again(
+    fresh: TemplateRenderer, decoded: Counter, read: Counter
+) -> None:
+    first = items(fresh.render(user(png(3))))
+    second = items(fresh.render(user(data_url(png(3)))))
+    assert first[0] is second[0]
+    assert (decoded(), read()) == (1, 2)
+
+
+def test_an_image_that_can_change_is_read_every_time(fresh: TemplateRenderer) -> None:
+    pixels = np.zeros((32, 32, 3), dtype=np.uint8)
+    before = items(fresh.render(user(pixels)))[0]
+    pixels[:] = 255
+    after = items(fresh.render(user(pixels)))[0]
+    assert before.mm_hash != after.mm_hash
+    assert not np.array_equal(before["pixel_values"], after["pixel_values"])
+
+
+def test_many_threads_with_one_new_image_process_it_once(fresh: TemplateRenderer, decoded: Counter) -> None:
+    data = png(4)
+    barrier = threading.Barrier(8)
+
+    def render(_: int) -> MediaItem:
+        barrier.wait()
+        return items(fresh.render(user(bytes(bytearray(data)))))[0]  # each brings an object of its own
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(render, range(8)))
+    assert decoded() == 1
+    assert all(item is found[0] for item in found)
+
+
+def test_an_error_of_a_shared_processing_reaches_everyone_and_is_not_remembered(
+    fresh: TemplateRenderer, decoded: Counter
+) -> None:
+    broken = png(5)[:-40]
+    barrier = threading.Barrier(4)
+
+    def render(index: int) -> MediaError:
+        barrier.wait()
+        with pytest.raises(MediaDecodeError, match="message 0, part 0") as caught:
+            fresh.render(user(bytes(bytearray(broken))))
+        return caught.value
+
+    with ThreadPoolExecutor(4) as threads:
+        errors = list(threads.map(render, range(4)))
+    assert {error.digest for error in errors} == {hashlib.sha256(broken).hexdigest()}
+    before = decoded()
+    with pytest.raises(MediaDecodeError):
+        fresh.render(user(broken))
+    assert decoded() == before + 1
+
+
+def test_several_new_images_come_out_in_their_order(fresh: TemplateRenderer) -> None:
+    images = [png(seed, 32 + 8 * seed) for seed in range(10)]
+    one_by_one = [items(fresh.render(user(image)))[0].mm_hash for image in images]
+    together = load_renderer(fresh.tokenizer.model).render(user(*images))
+    assert [item.mm_hash for item in items(together)] == one_by_one
+
+
+def test_the_first_bad_image_of_several_is_the_one_that_is_named(fresh: TemplateRenderer) -> None:
+    with pytest.raises(MediaDecodeError, match="message 0, part 1") as caught:
+        fresh.render(user(png(6), b"GIF89a broken", png(7), b"GIF89a broken too"))
+    assert (caught.value.message_index, caught.value.part_index) == (0, 1)
+    assert caught.value.digest == hashlib.sha256(b"GIF89a broken").hexdigest()
+
+
+def test_prefetched_images_are_there_when_they_are_rendered(fresh: TemplateRenderer, decoded: Counter) -> None:
+    messages = user(*(png(seed) for seed in range(6)))
+    fetched = fresh.prefetch(messages).result(timeout=30)
+    assert [item.mm_hash for item in fetched] == [item.mm_hash for item in items(fresh.render(messages))]
+    assert decoded() == 6
+    assert fresh.prefetch([{"role": "user", "content": "no image"}]).result(timeout=30) == []
+
+
+def test_prefetching_returns_before_the_images_are_done(fresh: TemplateRenderer, monkeypatch: Any) -> None:
+    allowed = threading.Event()
+    original = renderers.vision.qwen_vl.decode_planes
+
+    def waits(*args: Any, **kwargs: Any) -> Any:
+        assert allowed.wait(30)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(renderers.vision.qwen_vl, "decode_planes", waits)
+    future = fresh.prefetch(user(png(8)))
+    assert not future.done()
+    allowed.set()
+    assert len(future.result(timeout=30)) == 1
+
+
+def test_an_error_while_prefetching_comes_out_of_the_result_and_of_rendering(fresh: TemplateRenderer) -> None:
+    messages = user(png(9), b"\x89PNG\r\n\x1a\n nothing")
+    with pytest.raises(MediaDecodeError, match="part 1"):
+        fresh.prefetch(messages).result(timeout=30)
+    with pytest.raises(MediaDecodeError, match="part 1"):
+        fresh.render(messages)
+
+
+def test_items_of_a_prefetch_stay_although_the_store_is_too_small(tiny_model_dir: Path) -> None:
+    small = load_renderer(tiny_model_dir, media_store=MediaStore(1000))
+    assert len(small.prefetch(user(*(png(seed) for seed in range(4)))).result(timeout=30)) == 4
+    assert len(small.render(user(png(1))).token_ids) > 4
+
+
+def test_one_lazily_opened_image_may_be_shown_by_many_threads_at_once(fresh: TemplateRenderer) -> None:
+    for format in ("PNG", "JPEG", "GIF"):
+        buffer = io.BytesIO()
+        values = np.random.default_rng(3).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+        Image.fromarray(values).save(buffer, format)
+        expected = items(fresh.render(user(Image.open(io.BytesIO(buffer.getvalue())))))[0].mm_hash
+        for _ in range(5):
+            lazy = Image.open(io.BytesIO(buffer.getvalue()))
+            shown = items(fresh.render(user(lazy, lazy, lazy)))
+            assert {item.mm_hash for item in shown} == {expected}
+
+
+def test_one_broken_image_in_many_places_is_named_where_each_caller_has_it(fresh: TemplateRenderer) -> None:
+    broken = png(23)[:-40]
+
+    def render(place: int) -> tuple[int | None, int | None]:
+        messages = [{"role": "user", "content": "a"}] * place + user(bytes(bytearray(broken)))
+        with pytest.raises(MediaDecodeError, match=f"message {place}, part 0") as caught:
+            fresh.render(messages)
+        return caught.value.message_index, caught.value.part_index
+
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(render, range(4))) == [(place, 0) for place in range(4)]
+
+
+def test_a_forked_process_makes_images_of_its_own(fresh: TemplateRenderer) -> None:
+    fresh.render(user(png(24), png(25)))  # the threads of this process are not those of the next
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads, which is the point
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(len(fresh.render(user(png(26), png(27))).token_ids) == 0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_source_under_a_wrong_digest_is_refused(fresh: TemplateRenderer) -> None:
+    forged = MediaSource(hashlib.sha256(png(28)).hexdigest(), png(29))
+    with pytest.raises(MediaDigestError):
+        fresh.render(user(forged))
+    assert items(fresh.render(user(png(28))))[0].source.data == png(28)
+
+
+@pytest.mark.parametrize("shape", [lambda url: " " + url, lambda url: {"url": "\n" + url}])
+def test_a_url_behind_white_space_is_a_url(
+    tiny_model_dir: Path, server: HostileServer, shape: Callable[[str], Any]
+) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/g.png", one_after_the_other(png(30), png(31)))
+
+    async def on_the_loop() -> None:
+        with pytest.raises(BlockingFetchError):
+            renderer.render(user(shape(url), png(32)))
+
+    asyncio.run(on_the_loop())
+    first = items(renderer.render(user(shape(url))))[0]
+    assert items(renderer.render(user(url)))[0] is first
+
+
+def test_frames_that_are_urls_are_not_fetched_on_an_event_loop(tiny_model_dir: Path, server: HostileServer) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/h.png", answer(png(33)))
+    video = [{"role": "user", "content": [{"type": "video", "video": [url, {"url": url}]}]}]
+
+    async def on_the_loop() -> None:
+        with pytest.raises(BlockingFetchError):
+            renderer.render(video)
+
+    asyncio.run(on_the_loop())
+    assert len(items(renderer.render(video))) == 1
+
+
+@pytest.fixture
+def server() -> Iterator[HostileServer]:
+    with serving() as running:
+        yield running
+
+
+def one_after_the_other(*bodies: bytes) -> Callable[[Exchange], None]:
+    """A handler whose answer changes from request to request."""
+    left = [answer(body) for body in bodies]
+    return lambda exchange: left.pop(0)(exchange)
+
+
+def reaching(tiny_model_dir: Path) -> TemplateRenderer:
+    policy = MediaPolicy(
+        allowed_schemes=frozenset({"http"}), allowed_hosts=("127.0.0.1",), allowed_networks=("127.0.0.1/32",)
+    )
+    return load_renderer(tiny_model_dir, media_policy=policy)
+
+
+def test_a_url_is_never_fetched_on_an_event_loop(tiny_model_dir: Path, server: HostileServer) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/a.png", answer(png(10)))
+
+    async def on_the_loop() -> None:
+        with pytest.raises(BlockingFetchError, match=r"message 0, part 0.*prefetch"):
+            renderer.render(user(url))
+        await asyncio.wrap_future(renderer.prefetch(user(url)))
+        assert len(items(renderer.render(user(url)))) == 1  # fetched already
+        async with RendererPool(renderer) as pool:
+            other = server.on("/b.png", answer(png(11)))
+            assert len(items(await pool.render_async(user(other)))) == 1
+
+    asyncio.run(on_the_loop())
+
+
+def test_a_url_whose_item_was_forgotten_is_processed_again_but_not_fetched(
+    tiny_model_dir: Path, server: HostileServer
+) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/f.png", answer(png(22)))
+    before = items(renderer.render(user(url)))[0]
+    store = renderer.processors["image"].store
+    store._entries.pop(("item", before.mm_hash))  # as if other images had evicted it
+
+    async def on_the_loop() -> MediaItem:
+        return items(renderer.render(user(url)))[0]
+
+    after = asyncio.run(on_the_loop())
+    assert after.mm_hash == before.mm_hash
+    assert server.connections == 1
+
+
+def test_a_url_means_what_it_meant_when_it_was_first_fetched(tiny_model_dir: Path, server: HostileServer) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/c.png", one_after_the_other(png(12), png(13)))
+    first = items(renderer.render(user(url)))[0]
+    assert items(renderer.render(user(url)))[0] is first
+    assert first.source.digest == hashlib.sha256(png(12)).hexdigest()
+
+
+def test_what_one_policy_fetched_another_still_refuses(tiny_model_dir: Path, server: HostileServer) -> None:
+    renderer = reaching(tiny_model_dir)
+    url = server.on("/d.png", answer(png(14)))
+    renderer.render(user(url))
+    strict = load_renderer(tiny_model_dir, media_store=renderer.processors["image"].store)
+    with pytest.raises(MediaPolicyError):
+        strict.render(user(url))
+
+
+def test_a_stricter_policy_looks_at_what_another_let_in(tiny_model_dir: Path) -> None:
+    store = MediaStore()
+    load_renderer(tiny_model_dir, media_store=store).render(user(data := png(21)))
+    strict = load_renderer(tiny_model_dir, media_store=store, media_policy=MediaPolicy(max_bytes=len(data) - 1))
+    with pytest.raises(MediaLimitError, match="max_bytes"):
+        strict.render(user(data))
+
+
+def test_a_file_is_read_again_when_it_changed_and_not_otherwise(
+    tiny_model_dir: Path, tmp_path: Path, read: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = load_renderer(tiny_model_dir, media_policy=MediaPolicy(allowed_directories=(tmp_path,)))
+    path = tmp_path / "image.png"
+    path.write_bytes(png(15))
+    renderer.render(user(path))
+    renderer.render(user(path))
+    assert read() == 2  # so new a file could change again without its times telling
+    later = time.time_ns() + 10**10
+    monkeypatch.setattr("renderers.media.reference_cache.time.time_ns", lambda: later)
+    renderer.render(user(path))
+    renderer.render(user(str(path)))
+    assert read() == 3
+    path.write_bytes(png(16))
+    (item,) = items(renderer.render(user(path)))
+    assert item.source.digest == hashlib.sha256(png(16)).hexdigest()
+    strict = load_renderer(tiny_model_dir, media_store=renderer.processors["image"].store)
+    with pytest.raises(MediaPolicyError):
+        strict.render(user(path))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda data: {"type": "image", "image": data},
+        lambda data: {"type": "image", "image": data_url(data)},
+        lambda data: {"type": "image_url", "image_url": {"url": data_url(data)}},
+        lambda data: {"type": "image_url", "image_url": data_url(data)},
+        lambda data: {"type": "image", "url": data_url(data)},
+        lambda data: {"type": "image", "base64": base64.b64encode(data).decode()},
+        lambda data: {"type": "image", "image": None, "image_url": None, "url": data_url(data)},
+    ],
+)
+def test_every_shape_of_part_shows_the_same_image(fresh: TemplateRenderer, part: Any) -> None:
+    (item,) = items(fresh.render([{"role": "user", "content": [part(png(17))]}]))
+    assert item.source.digest == hashlib.sha256(png(17)).hexdigest()
+
+
+def test_a_part_without_a_medium_says_so(fresh: TemplateRenderer) -> None:
+    with pytest.raises(MediaDecodeError, match="message 0, part 0"):
+        fresh.render([{"role": "user", "content": [{"type": "image"}]}])
+
+
+def test_a_video_for_a_model_that_sees_images_only_names_the_place(tiny_model_dir: Path, tmp_path: Path) -> None:
+    for file in tiny_model_dir.iterdir():
+        if file.suffix != ".safetensors" and not file.name.startswith("video_"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    renderer = load_renderer(tmp_path)
+    frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
+    with pytest.raises(UnsupportedModalityError, match=r"message 0, part 0.*only images"):
+        renderer.render([{"role": "user", "content": [{"type": "video", "video": frames}]}])
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (b"", MediaDecodeError),
+        (png(18)[:60], MediaDecodeError),
+        (png(19, 300), MediaLimitError),
+        (Image.new("RGB", (600, 2)), MediaLimitError),
+        ("https://example.org/a.png", MediaPolicyError),
+    ],
+)
+def test_bad_media_name_message_and_part(tiny_model_dir: Path, value: Any, error: type[MediaError]) -> None:
+    renderer = load_renderer(tiny_model_dir, media_policy=MediaPolicy(max_pixels=80_000))
+    messages = [{"role": "user", "content": "first"}, *user(png(20), value)]
+    with pytest.raises(error, match="message 1, part 1") as caught:
+        renderer.render(messages)
+    assert (caught.value.message_index, caught.value.part_index) == (1, 1)
+    if isinstance(value, bytes) and value:
+        assert caught.value.digest == hashlib.sha256(value).hexdigest()
+
+
+def test_a_fetch_that_fails_names_message_and_part(tiny_model_dir: Path, server: HostileServer) -> None:
+    with pytest.raises(MediaFetchError, match="message 0, part 0"):
+        reaching(tiny_model_dir).render(user(server.on("/e.png", answer(b"", status="404 Not Found"))))

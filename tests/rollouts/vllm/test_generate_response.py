@@ -1,0 +1,204 @@
+"""Answers of `/inference/v1/generate`: both log-prob shapes, whole and in chunks, and what must not pass."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollouts.engines.protocol import FinishReason, WeightSpan
+from rollouts.engines.vllm.wire.generate_response import Generation
+from rollouts.errors import MalformedResultError, MissingLogProbsError, ServerError
+
+IDS, LOGPROBS = [7, 9, 2], [-0.5, -1.25, -3.0]
+
+
+def integers(ids=IDS, logprobs=LOGPROBS) -> dict[str, Any]:
+    """The log-probabilities as vLLM 0.32 writes them."""
+    return {
+        "content": [
+            {"token_id": token, "logprob": value, "rank": 1, "top_logprobs": []}
+            for token, value in zip(ids, logprobs, strict=True)
+        ]
+    }
+
+
+def chat(ids=IDS, logprobs=LOGPROBS) -> dict[str, Any]:
+    """The same as vLLM 0.31 and earlier write them."""
+    return {
+        "content": [
+            {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
+            for token, value in zip(ids, logprobs, strict=True)
+        ]
+    }
+
+
+def choice(**changes: Any) -> dict[str, Any]:
+    return {
+        "index": 0,
+        "finish_reason": "length",
+        "stop_reason": None,
+        "token_ids": IDS,
+        "logprobs": integers(),
+        "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": [{"version": "v1", "start": 0, "end": 3}],
+        **changes,
+    }
+
+
+def whole(*choices: dict[str, Any], **changes: Any) -> bytes:
+    return json.dumps({"request_id": "generate-tokens-r", "choices": list(choices), **changes}).encode()
+
+
+def read(*texts: bytes, count: int = 1, prompt: int = 5) -> Any:
+    answer = Generation("r", count)
+    for text in texts:
+        answer.add_response(text)
+    return answer.completions(prompt, "unlabelled")
+
+
+@pytest.mark.parametrize("shape", [integers, chat])
+def test_both_shapes_of_log_probabilities_give_the_same_completion(shape):
+    (completion,) = read(whole(choice(logprobs=shape())))
+    assert completion.token_ids.dtype == np.int32
+    assert completion.token_ids.tolist() == IDS
+    assert completion.logprobs.dtype == np.float32
+    assert completion.logprobs.tolist() == LOGPROBS
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert completion.weight_spans == (WeightSpan("v1", 0, 3),)
+
+
+def test_a_streamed_answer_is_the_whole_one_in_pieces():
+    pieces = [
+        choice(token_ids=IDS[:1], logprobs=integers(IDS[:1], LOGPROBS[:1]), finish_reason=None, weight_versions=None),
+        choice(token_ids=IDS[1:], logprobs=integers(IDS[1:], LOGPROBS[1:])),
+    ]
+    (streamed,) = read(*(whole(piece) for piece in pieces), whole())
+    (at_once,) = read(whole(choice()))
+    assert streamed.token_ids.tolist() == at_once.token_ids.tolist()
+    assert streamed.logprobs.tolist() == at_once.logprobs.tolist()
+    assert streamed.weight_spans == at_once.weight_spans
+
+
+def test_feeding_returns_the_tokens_that_have_just_arrived():
+    answer = Generation("r", 2)
+    (delta,) = answer.add_response(whole(choice(index=1, finish_reason=None)))
+    assert (delta.index, delta.token_ids.tolist(), delta.logprobs.tolist()) == (1, IDS, LOGPROBS)
+
+
+def test_the_choices_of_several_samples_are_told_apart_by_index_whatever_their_order():
+    completions = read(
+        whole(choice(index=1, token_ids=[4], logprobs=integers([4], [-1.0]), weight_versions=None), choice()), count=2
+    )
+    assert [completion.token_ids.tolist() for completion in completions] == [IDS, [4]]
+    assert [completion.index for completion in completions] == [0, 1]
+
+
+def test_tokens_without_a_weight_version_get_the_label_that_the_engine_knows():
+    (completion,) = read(whole(choice(weight_versions=None)))
+    assert completion.weight_spans == (WeightSpan("unlabelled", 0, 3),)
+
+
+@pytest.mark.parametrize("stop_reason", [None, 2])
+def test_the_stop_token_is_the_last_token_whether_the_server_names_it_or_not(stop_reason):
+    (completion,) = read(whole(choice(finish_reason="stop", stop_reason=stop_reason)))
+    assert completion.stop_token_id == 2
+
+
+def test_routed_experts_cover_prompt_and_completion_but_for_the_last_token():
+    experts = np.arange(7 * 2 * 4, dtype=np.uint8).reshape(7, 2, 4)
+    (completion,) = read(whole(choice(routed_experts=npy(experts))))
+    assert np.array_equal(completion.routed_experts, experts)
+
+
+def test_sampling_masks_come_one_a_token():
+    (completion,) = read(whole(choice(sampling_mask=[[7, 8], [9], [2, 3, 4]])))
+    assert [mask.tolist() for mask in completion.sampling_masks] == [[7, 8], [9], [2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("planted", "error"),
+    [
+        ({"logprobs": None}, MissingLogProbsError),
+        ({"logprobs": {"content": None}}, MissingLogProbsError),
+        ({"logprobs": integers(IDS[:2], LOGPROBS[:2])}, MissingLogProbsError),
+        ({"logprobs": integers(IDS, [-0.5, None, -1.0])}, MissingLogProbsError),
+        ({"logprobs": integers([7, 8, 2])}, MalformedResultError),
+        ({"logprobs": chat([7, 8, 2])}, MalformedResultError),
+        ({"logprobs": {"content": [{"token": " a", "logprob": -1.0}] * 3}}, MalformedResultError),
+        ({"finish_reason": None}, MalformedResultError),
+        ({"finish_reason": "tired"}, MalformedResultError),
+        ({"finish_reason": "stop", "stop_reason": 5}, MalformedResultError),
+        ({"index": 1}, MalformedResultError),
+        ({"index": -1}, MalformedResultError),
+        ({"token_ids": None}, MalformedResultError),
+        ({"token_ids": [7, 9, 2**40], "logprobs": integers([7, 9, 2**40])}, MalformedResultError),
+        ({"token_ids": [7, 9, -2], "logprobs": integers([7, 9, -2])}, MalformedResultError),
+        ({"weight_versions": [{"version": "v1", "start": 0, "end": 2}]}, MalformedResultError),
+        ({"weight_versions": [{"version": "v1", "start": 1, "end": 3}]}, MalformedResultError),
+        ({"weight_versions": [{"version": "v1"}]}, MalformedResultError),
+        ({"sampling_mask": [[7]]}, MalformedResultError),
+        ({"routed_experts": "no base64!"}, MalformedResultError),
+        ({"routed_experts": "AAAA"}, MalformedResultError),
+    ],
+)
+def test_a_contradiction_in_an_answer_is_an_error_of_its_kind(planted, error):
+    with pytest.raises(error, match="request r"):
+        read(whole(choice(**planted)))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"choices": 3}', b'{"choices": [1]}', b"\xff\xfe"])
+def test_what_is_no_answer_at_all_is_an_error_that_shows_its_beginning(text):
+    with pytest.raises(MalformedResultError, match="request r"):
+        read(text)
+
+
+def test_routed_experts_of_another_length_are_refused():
+    with pytest.raises(MalformedResultError, match=r"\(7, layers, experts per token\)"):
+        read(whole(choice(routed_experts=npy(np.zeros((6, 2, 4), np.uint8)))))
+
+
+def test_routed_experts_that_hold_objects_are_never_unpickled():
+    file = io.BytesIO()
+    np.save(file, np.array([object()] * 7, dtype=object), allow_pickle=True)
+    with pytest.raises(MalformedResultError):
+        read(whole(choice(routed_experts=base64.b64encode(file.getvalue()).decode())))
+
+
+def test_an_error_in_the_middle_of_a_stream_is_a_server_error():
+    answer = Generation("r", 1)
+    with pytest.raises(ServerError, match="Internal server error") as caught:
+        answer.add_response(
+            b'{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
+        )
+    assert caught.value.status == 500
+
+
+def test_prompt_log_probabilities_have_no_value_for_the_first_token_and_the_prompts_own_for_the_others():
+    answer = Generation("r", 1)
+    entries = [None, {"6": {"logprob": -1.5}}, {"9": {"logprob": -0.1}, "8": {"logprob": -2.0}}]
+    answer.add_response(whole(choice(), prompt_logprobs=entries))
+    values = answer.prompt_logprobs([5, 6, 8])
+    assert np.isnan(values[0])
+    assert values[1:].tolist() == [-1.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    "entries", [None, [None, {"6": {"logprob": -1}}], [None, {"6": {"logprob": -1}}, {"9": {"logprob": -1}}]]
+)
+def test_missing_prompt_log_probabilities_are_an_error(entries):
+    answer = Generation("r", 1)
+    answer.add_response(whole(choice(), prompt_logprobs=entries))
+    with pytest.raises(MissingLogProbsError):
+        answer.prompt_logprobs([5, 6, 8])
+
+
+def npy(array: np.ndarray) -> str:
+    file = io.BytesIO()
+    np.save(file, array)
+    return base64.b64encode(file.getvalue()).decode()

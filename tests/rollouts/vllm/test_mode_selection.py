@@ -1,0 +1,419 @@
+"""Which way media travel: every kind of item, layout, server and mode, and what an error advises."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
+from renderers.media.item import ExpansionPiece, TensorField
+from renderers.media.pixel_scale import PixelScale
+from renderers.media.policy import MediaPolicy
+from renderers.media.raw import array_to_raw
+from renderers.media.raw_video import frames_to_raw
+from renderers.media.video_decoding import decode_video
+from renderers.vision.normalise import ScaledPixels, normalise
+from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.checks.request_checks import check_request
+from rollouts.engines.vllm.media.dense_items import dense_items
+from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
+from rollouts.engines.vllm.media.mode_selection import content_objections, features_objections, select_mode
+from rollouts.engines.vllm.media.video_file import frames_file
+from rollouts.engines.vllm.wire.feature_decoding import decode_item
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from rollouts.engines.vllm.wire.generate_response import PromptExpansion
+from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
+
+MARKER, EMBED, VIDEO_MARKER, TEXT = 301, 302, 303, 7
+SCALE = PixelScale(fused=True)
+GRID_FIELDS = {"pixel_values": "flat", "image_grid_thw": "batched"}
+SERVER = ServerCapabilities(
+    version="0.32.0",
+    model="tiny",
+    max_model_len=500,
+    scale_out=True,
+    pixel_dtype="uint8",
+    placeholder_ids={"image": EMBED},
+    merge_area=4,
+    chat_logprobs=False,
+    content_parts=True,
+    control=True,
+    patch_values=24,
+    image_fields=GRID_FIELDS,
+)
+#: Servers as they are met: by pixels, by what they tell, by what they take.
+SERVERS = {
+    "normalises": SERVER,
+    "wants floats": dataclasses.replace(SERVER, pixel_dtype="bfloat16"),
+    "tells no token": dataclasses.replace(SERVER, placeholder_ids={}),
+    "tells nothing": dataclasses.replace(
+        SERVER, placeholder_ids={}, merge_area=None, patch_values=None, image_fields=None
+    ),
+    "counts rows": dataclasses.replace(
+        SERVER,
+        pixel_dtype="float32",
+        placeholder_ids={},
+        merge_area=None,
+        patch_values=None,
+        image_fields={"pixel_values": "flat", "num_patches": "batched"},
+    ),
+    "text only": dataclasses.replace(SERVER, pixel_dtype=None, placeholder_ids={}, image_fields=None),
+    "before content_parts": dataclasses.replace(SERVER, version="0.28.0", pixel_dtype="float32", content_parts=False),
+}
+MODES = ("features", "content_parts", "auto")
+
+
+def png():
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "PNG")
+    return file.getvalue()
+
+
+def gif():
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+def frames(count, fps=4.0):
+    pixels = np.random.default_rng(count).integers(0, 256, (count, 9, 13, 3), dtype=np.uint8)
+    return frames_to_raw(pixels, fps)
+
+
+SOURCES = {
+    "image": {"file": png(), "array": array_to_raw(np.zeros((3, 3, 3), np.uint8)), "no file": b"?"},
+    "video": {"file": gif(), "frames": frames(4), "one frame": frames(1), "no file": b"?"},
+}
+#: Tokens and runs of features of a placeholder for `steps` steps of 2 tokens, and the pieces that the marker becomes.
+LAYOUTS = ("marker repeated", "one run", "a run for each step", "merged edges", "runs of other lengths")
+PIXELS = ("uint8", "floats", "floats of uint8", "a row of a batch")
+
+
+def layout(name, steps, modality):
+    """(ids, range, expansion) of an item of `steps` steps of 2 features, from token 1 on."""
+    marker = MARKER if modality == "image" else VIDEO_MARKER
+    total = 2 * steps
+    if name == "marker repeated":
+        embed = EMBED if modality == "image" else VIDEO_MARKER
+        return [embed] * total, PlaceholderRange(1, total), None
+    pieces = (ExpansionPiece("<embed>", total, True),)
+    if name in ("one run", "merged edges"):
+        where = PlaceholderRange(1, total + 2, ((1, total + 1),), whole=name == "one run")
+        return [marker, *[EMBED] * total, TEXT], where, pieces
+    lengths = [2] * steps if name == "a run for each step" else [1, total - 1]
+    ids, runs = [], []
+    for length in lengths:
+        ids.append(TEXT)
+        runs.append((len(ids), len(ids) + length))
+        ids += [EMBED] * length
+    return [*ids, TEXT], PlaceholderRange(1, len(ids) + 1, tuple(runs)), pieces
+
+
+def item_of(modality, source, pixels, steps, expansion):
+    """`steps` temporal steps of 8 patches of 24 values, 4 patches a token."""
+    suffix = "" if modality == "image" else "_videos"
+    patches = np.random.default_rng(steps).integers(0, 256, (8 * steps, 24), dtype=np.uint8)
+    scale = None
+    if pixels == "uint8":
+        tensor, scale = patches, SCALE
+    elif pixels == "floats":
+        tensor = normalise(patches, SCALE)
+    elif pixels == "floats of uint8":
+        tensor = ScaledPixels(patches, SCALE)
+    else:
+        tensor = np.zeros((3, 4, 4), np.float32)
+    tensors = {f"pixel_values{suffix}": tensor}
+    kinds = {f"pixel_values{suffix}": TensorField("batched" if pixels == "a row of a batch" else "flat")}
+    if pixels != "a row of a batch":
+        tensors[f"{modality}_grid_thw"] = np.array([steps, 4, 2] if modality == "video" else [1, 4, 2 * steps])
+        kinds[f"{modality}_grid_thw"] = TensorField("batched")
+    medium = MediaSource.of(source)
+    return MediaItem(modality, f"{medium.digest}-x", medium, tensors, 2 * steps, scale, kinds, expansion)
+
+
+def request_of(*, modality="image", source="file", pixels="uint8", name="marker repeated", steps=2, markers=True):
+    if modality == "image":
+        steps = 2
+    ids, where, expansion = layout(name, steps, modality)
+    item = item_of(modality, SOURCES[modality][source], pixels, steps, expansion)
+    marker = ids[0] if name == "marker repeated" else (MARKER if modality == "image" else VIDEO_MARKER)
+    return GenerateRequest(
+        [TEXT, *ids, TEXT],
+        SamplingParams(),
+        MultiModalData.from_items([(item, where)]),
+        placeholder_token_ids={modality: marker} if markers else {},
+    )
+
+
+CASES = [
+    {"modality": modality, "source": source, "pixels": pixels, "name": name, "markers": markers}
+    for modality in SOURCES
+    for source in SOURCES[modality]
+    for pixels, name, markers in itertools.product(PIXELS, LAYOUTS, (True, False))
+]
+
+
+def attempt(request, mode, server):
+    """None where the mode takes the request, else the error."""
+    try:
+        check_request(request, server, vocab_size=None, media=mode)
+        media_payload(request, mode, server)
+    except (CapabilityError, InvalidRequestError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_mode_that_an_error_advises_takes_the_request_and_auto_finds_every_way(server):
+    advised = 0
+    for case in CASES:
+        request = request_of(**case)
+        errors = {mode: attempt(request, mode, SERVERS[server]) for mode in MODES}
+        for mode, error in errors.items():
+            for other in re.findall(r'media="(\w+)"', str(error or "")):
+                advised += 1
+                assert errors[other] is None, (case, mode, other, str(error))
+                assert errors["auto"] is None, (case, mode)
+        one_works = errors["features"] is None or errors["content_parts"] is None
+        assert (errors["auto"] is None) == one_works, (case, str(errors["auto"]))
+        if not one_works:
+            assert "in no way" in str(errors["auto"]), (case, str(errors["auto"]))
+            assert str(errors["features"]).partition(":")[2] == str(errors["auto"]).partition(":")[2]
+    assert advised or server in ("text only", "before content_parts")
+
+
+@given(st.sampled_from(CASES), st.sampled_from(CASES), st.sampled_from(sorted(SERVERS)))
+def test_two_items_of_a_request_travel_one_way_or_the_error_names_both(first, second, server):
+    one, two = request_of(**first), request_of(**second)
+    ours, theirs = one.multi_modal_data.items_with_ranges(), two.multi_modal_data.items_with_ranges()
+    if ours[0][0].mm_hash == theirs[0][0].mm_hash:
+        return
+    media = MultiModalData.from_items([*ours, (theirs[0][0], theirs[0][1].shifted(len(one.prompt_ids)))])
+    both = GenerateRequest(
+        [*one.prompt_ids, *two.prompt_ids],
+        SamplingParams(),
+        media,
+        placeholder_token_ids={**two.placeholder_token_ids, **one.placeholder_token_ids},
+    )
+    error = attempt(both, "auto", SERVERS[server])
+    placed = both.multi_modal_data.items_with_ranges()
+    ways = (features_objections, content_objections)
+    objections = [way(both, placed, SERVERS[server]) for way in ways]
+    if error is None:
+        assert not all(objections)
+    elif all(objections) and "in no way" in str(error):
+        for found in objections:
+            assert str(found[0].item.mm_hash[:12]) in str(error)
+
+
+def test_a_placeholder_with_text_around_its_features_is_found_by_them_and_not_by_the_marker():
+    """Gemma 3: <start_of_image>, then the tokens that carry features, then <end_of_image>."""
+    request = request_of(pixels="a row of a batch", name="merged edges")
+    assert attempt(request, "features", SERVERS["counts rows"]) is None
+    form = media_payload(request, "auto", SERVERS["counts rows"])
+    assert isinstance(form, FeaturesPayload)
+    body = b"".join(form.body_field(form.names)).decode()
+    assert '"mm_placeholders":{"image":[{"offset":2,"length":4}]}' in body
+
+
+def test_an_image_that_is_one_row_gets_the_rows_and_the_count_that_the_server_cuts_by():
+    request = request_of(pixels="a row of a batch", name="one run")
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
+    ((sent, place),) = dense_items(item, where, SERVERS["counts rows"])
+    assert (place.offset, place.length) == (2, 4)
+    assert sent["pixel_values"].shape == (1, 3, 4, 4)
+    assert sent["num_patches"].tolist() == 1
+    segments = encode_features(MultiModalData.from_items([(sent, place)]), pixel_dtype="float32")
+    encoded = re.search(rb'"kwargs_data":{"image":\["([^"]+)"\]', b"".join(segments))[1]
+    assert {name: each.field.kind for name, each in decode_item(encoded).items()} == {
+        "pixel_values": "flat",
+        "num_patches": "batched",
+    }
+
+
+@pytest.mark.parametrize("fault", ["shifted", "another token", "one too many"])
+def test_features_that_lie_one_token_off_are_refused_where_no_server_names_the_token(fault):
+    request = request_of(pixels="a row of a batch", name="one run")
+    ids = list(request.prompt_ids)
+    if fault == "shifted":
+        ids = [*ids[:2], TEXT, *ids[2:6], *ids[7:]]
+    elif fault == "another token":
+        ids[3] = TEXT
+    else:
+        ids.append(EMBED)
+    error = attempt(dataclasses.replace(request, prompt_ids=ids), "auto", SERVERS["counts rows"])
+    assert isinstance(error, InvalidRequestError)
+    assert "image features" in str(error)
+
+
+def test_a_token_that_carries_features_and_was_sampled_is_text():
+    request = request_of(pixels="a row of a batch", name="one run")
+    ids = [*request.prompt_ids, EMBED]
+    said = dataclasses.replace(request, prompt_ids=ids, sampled=((len(ids) - 1, len(ids)),))
+    assert attempt(said, "auto", SERVERS["counts rows"]) is None
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("source", ["file", "frames", "one frame", "no file"])
+@pytest.mark.parametrize("pixels", ["uint8", "floats of uint8"])
+def test_each_step_of_a_video_with_time_stamps_travels_as_an_image_with_its_own_patches(source, pixels, count):
+    """A video of one step too: described as a video by its run alone it takes the server down."""
+    request = request_of(modality="video", source=source, pixels=pixels, name="a run for each step", steps=count)
+    for wanted in ("uint8", "float32"):
+        server = dataclasses.replace(SERVER, pixel_dtype=wanted)
+        form = media_payload(request, "auto", server)
+        assert isinstance(form, FeaturesPayload)
+        ((item, where),) = request.multi_modal_data.items_with_ranges()
+        steps = dense_items(item, where, server)
+        assert [(place.offset, place.length) for _, place in steps] == [(2, 2), (5, 2), (8, 2)][:count]
+        assert {sent.modality for sent, _ in steps} == {"image"}
+        assert len(form.names) == count
+        segments = encode_features(MultiModalData.from_items(steps), pixel_dtype=wanted)
+        encoded = re.findall(rb'"([A-Za-z0-9+/=]{200,})"', b"".join(segments))
+        rows = [decode_item(each)["pixel_values"].tensor for each in encoded]
+        held = [row if isinstance(row, np.ndarray) else row.unpack() for row in rows]
+        patches = np.random.default_rng(count).integers(0, 256, (8 * count, 24), dtype=np.uint8)
+        expected = patches if wanted == "uint8" else normalise(patches, SCALE)
+        assert np.array_equal(np.concatenate(held), expected)
+        assert all(sent["image_grid_thw"].tolist() == [1, 4, 2] for sent, _ in steps)
+
+
+def test_a_video_whose_one_run_is_not_one_step_is_not_described_by_that_run():
+    request = request_of(modality="video", name="one run", steps=2)
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
+    assert dense_items(item, where, SERVER) == []
+    assert select_mode(request, "auto", SERVER) == "content_parts"
+
+
+@pytest.mark.parametrize("modality", ["image", "video"])
+def test_a_marker_that_was_sampled_before_an_item_is_not_sent_as_a_source_file_in_whose_place_it_would_be(modality):
+    marker = MARKER if modality == "image" else VIDEO_MARKER
+    request = request_of(modality=modality, name="one run")
+    ((item, where),) = request.multi_modal_data.items_with_ranges()
+    before = dataclasses.replace(
+        request,
+        prompt_ids=[TEXT, marker, *request.prompt_ids],
+        multi_modal_data=MultiModalData.from_items([(item, where.shifted(2))]),
+        sampled=[(1, 2)],
+    )
+    after = dataclasses.replace(
+        request,
+        prompt_ids=[*request.prompt_ids, marker],
+        sampled=[(len(request.prompt_ids), len(request.prompt_ids) + 1)],
+    )
+    assert "token 1 of the prompt is" in str(attempt(before, "content_parts", SERVER))
+    assert attempt(after, "content_parts", SERVER) is None
+    if modality == "image":
+        assert attempt(before, "auto", SERVER) is None  # as features
+
+
+def test_two_items_that_need_different_ways_are_refused_with_the_reason_of_each():
+    split = request_of(modality="video", source="no file", pixels="uint8", name="a run for each step")
+    tiles = request_of(pixels="uint8", name="runs of other lengths")
+    shifted = [
+        (item, where.shifted(len(split.prompt_ids))) for item, where in tiles.multi_modal_data.items_with_ranges()
+    ]
+    media = MultiModalData.from_items([*split.multi_modal_data.items_with_ranges(), *shifted])
+    request = GenerateRequest(
+        [*split.prompt_ids, *tiles.prompt_ids],
+        SamplingParams(),
+        media,
+        placeholder_token_ids={"video": VIDEO_MARKER, "image": MARKER},
+    )
+    error = attempt(request, "auto", SERVER)
+    assert isinstance(error, CapabilityError)
+    assert "As features, image" in str(error)
+    assert "As source files, video" in str(error)
+
+
+def test_auto_prefers_features_and_takes_files_where_features_cannot():
+    dense = request_of()
+    assert select_mode(dense, "auto", SERVER) == "features"
+    floats = request_of(pixels="floats")
+    assert select_mode(floats, "auto", SERVER) == "content_parts"
+    assert isinstance(media_payload(floats, "auto", SERVER), ContentPartsPayload)
+    assert select_mode(floats, "auto", SERVERS["wants floats"]) == "features"
+    assert select_mode(request_of(pixels="floats of uint8"), "auto", SERVER) == "features"
+
+
+# Frames as a file.
+
+
+@given(
+    st.integers(2, 5),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.sampled_from([None, 0.5, 1.0, 2.5, 4.0, 24.0, 29.97, 30000 / 1001]),
+)
+def test_frames_come_out_of_their_file_bit_for_bit_and_at_their_speed(count, height, width, fps):
+    pixels = np.random.default_rng(count * height).integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+    data = frames_file(MediaSource.of(frames_to_raw(pixels, fps)))
+    decoded, speed = decode_video(MediaSource.of(data), MediaPolicy())
+    assert np.array_equal(decoded, pixels)
+    assert speed == pytest.approx(fps or 24.0, rel=1e-9)
+
+
+def test_frames_in_content_parts_travel_as_that_file():
+    request = request_of(modality="video", source="frames", pixels="floats", name="runs of other lengths")
+    form = media_payload(request, "auto", SERVER)
+    assert isinstance(form, ContentPartsPayload)
+    assert b"data:video/x-msvideo;base64," in b"".join(form.body_field(form.names))
+
+
+# What the server made of source files.
+
+
+class Answered:
+    """The part of an answer that a form looks at."""
+
+    def __init__(self, prompt_ids, placeholders):
+        self._made = PromptExpansion(list(prompt_ids), placeholders)
+
+    def prompt_expansion(self):
+        return self._made
+
+
+@pytest.mark.parametrize("around", [(0, 0), (1, 1), (0, 2)])
+def test_a_server_may_count_tokens_around_the_features_into_its_range(around):
+    """GLM-4V: vLLM's range of a video begins one token before the renderer's and ends one after it."""
+    request = request_of(name="one run")
+    (where,) = request.multi_modal_data.mm_placeholders["image"]
+    (start, end), (before, after) = where.runs[0], around
+    made = Answered(request.prompt_ids, {"image": [(start - before, end - start + before + after)]})
+    ContentPartsPayload(request).check(made)
+
+
+@pytest.mark.parametrize(
+    "fault", ["another token", "shifted", "too short", "another modality", "one too many", "none at all"]
+)
+def test_an_expansion_that_differs_is_refused_and_advises_features_only_where_they_serve(fault):
+    request = request_of(name="one run")
+    (where,) = request.multi_modal_data.mm_placeholders["image"]
+    start, end = where.runs[0]
+    ids, ranges = list(request.prompt_ids), {"image": [(start, end - start)]}
+    if fault == "another token":
+        ids[0] += 1
+    ranges = {
+        "shifted": {"image": [(start + 1, end - start)]},
+        "too short": {"image": [(start, end - start - 1)]},
+        "another modality": {"video": ranges["image"]},
+        "one too many": {"image": [*ranges["image"], (end, 1)]},
+        "none at all": {},
+    }.get(fault, ranges)
+    form = media_payload(request, "content_parts", SERVER)
+    with pytest.raises(MalformedResultError, match='media="features"'):
+        form.check(Answered(ids, ranges))
+    floats = media_payload(request_of(name="one run", pixels="floats"), "content_parts", SERVER)
+    with pytest.raises(MalformedResultError) as refusal:
+        floats.check(Answered(ids, ranges))
+    assert "features" not in str(refusal.value)

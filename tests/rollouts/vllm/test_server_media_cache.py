@@ -1,0 +1,182 @@
+"""The model of a server's media cache: the data of an item is sent by one request and kept by the server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
+
+A, B = {"a": 10}, {"b": 10}
+
+
+async def test_an_item_is_included_once_and_then_named():
+    cache = ServerMediaCache()
+    first = await cache.reserve(A)
+    assert first.included == {"a"}
+    cache.commit(first)
+    second = await cache.reserve({**A, **B})
+    assert second.included == {"b"}
+    assert second.omitted == {"a"}
+
+
+async def test_of_ten_first_uses_at_once_one_carries_the_item_and_the_others_wait_for_it():
+    cache = ServerMediaCache()
+    carriers = []
+
+    async def use() -> None:
+        reservation = await cache.reserve(A)
+        carriers.append(reservation.included)
+        await asyncio.sleep(0)
+        cache.commit(reservation)
+
+    await asyncio.gather(*(use() for _ in range(10)))
+    assert sorted(map(len, carriers)) == [0] * 9 + [1]
+
+
+async def test_when_the_carrier_fails_one_of_those_who_wait_carries_the_item():
+    cache = ServerMediaCache()
+    carrier = await cache.reserve(A)
+    waiting = [asyncio.ensure_future(cache.reserve(A)) for _ in range(3)]
+    await asyncio.sleep(0)
+    cache.release(carrier)
+    done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    (next_carrier,) = done
+    assert next_carrier.result().included == {"a"}
+    cache.commit(next_carrier.result())
+    assert [reservation.included for reservation in await asyncio.gather(*others)] == [frozenset(), frozenset()]
+
+
+async def test_what_carries_everything_waits_for_nobody_and_leaves_what_others_carry_on_the_way():
+    cache = ServerMediaCache()
+    carrier = await cache.reserve(A)
+    waiting = asyncio.ensure_future(cache.reserve(A))
+    everything = await asyncio.wait_for(cache.reserve({**A, **B}, include_all=True), 5)
+    assert everything.included == {"a", "b"}
+    cache.release(everything)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    cache.commit(carrier)
+    assert (await asyncio.wait_for(waiting, 5)).omitted == {"a"}
+
+
+async def test_two_requests_that_share_two_new_items_do_not_wait_for_each_other():
+    cache = ServerMediaCache()
+    first = await cache.reserve(A)
+    both = asyncio.ensure_future(cache.reserve({**B, **A}))
+    await asyncio.sleep(0)
+    # `both` waits for "a" and so has not taken "b", which this request may carry.
+    second = await asyncio.wait_for(cache.reserve(B), 5)
+    assert second.included == {"b"}
+    cache.commit(second)
+    cache.commit(first)
+    assert (await asyncio.wait_for(both, 5)).included == frozenset()
+
+
+async def test_a_waiting_request_that_is_cancelled_disturbs_nobody():
+    cache = ServerMediaCache()
+    carrier = await cache.reserve(A)
+    leaving, staying = (asyncio.ensure_future(cache.reserve(A)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    cache.commit(carrier)
+    assert (await asyncio.wait_for(staying, 5)).omitted == {"a"}
+
+
+async def test_an_evicted_item_is_included_again():
+    cache = ServerMediaCache()
+    cache.commit(await cache.reserve(A))
+    named = await cache.reserve(A)
+    cache.evict(named)
+    assert (await cache.reserve(A)).included == {"a"}
+
+
+async def test_clearing_the_cache_while_an_item_is_on_the_way_means_that_it_is_not_counted_on():
+    cache = ServerMediaCache()
+    on_the_way = await cache.reserve(A)
+    cache.clear()
+    cache.commit(on_the_way)
+    assert "a" not in cache
+
+
+async def test_the_item_used_longest_ago_is_forgotten_when_the_bytes_are_used_up():
+    cache = ServerMediaCache(max_bytes=25)
+    for names in (A, B, A, {"c": 10}):
+        cache.commit(await cache.reserve(names))
+    assert [name in cache for name in "abc"] == [True, False, True]
+
+
+async def test_an_item_larger_than_the_cache_is_included_every_time():
+    cache = ServerMediaCache(max_bytes=5)
+    for _ in range(2):
+        reservation = await cache.reserve(A)
+        assert reservation.included == {"a"}
+        cache.commit(reservation)
+
+
+def test_one_of_several_event_loops_includes_an_item():
+    cache = ServerMediaCache()
+    included_counts = []
+
+    async def use() -> None:
+        reservation = await cache.reserve(A)
+        await asyncio.sleep(0)
+        included_counts.append(len(reservation.included))
+        cache.commit(reservation)
+
+    async def in_threads() -> None:
+        await asyncio.gather(*(asyncio.to_thread(asyncio.run, use()) for _ in range(8)))
+
+    asyncio.run(in_threads())
+    assert sum(included_counts) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(st.sampled_from("abcdef"), min_size=1), st.sampled_from(["commit", "release", "evict", "clear"])
+        ),
+        max_size=30,
+    )
+)
+def test_nothing_is_omitted_that_a_server_of_the_same_size_has_not_been_sent(uses):
+    """A server that caches more than the model believes never misses, except after it was cleared unseen."""
+
+    async def play() -> None:
+        cache = ServerMediaCache(max_bytes=3)
+        server: set[str] = set()
+        for names, outcome in uses:
+            reservation = await cache.reserve(dict.fromkeys(sorted(names), 1))
+            assert reservation.omitted <= server
+            assert reservation.included | reservation.omitted == names
+            if outcome == "commit":
+                server |= reservation.included
+                cache.commit(reservation)
+            elif outcome == "evict":
+                server -= reservation.omitted
+                cache.evict(reservation)
+            else:
+                cache.release(reservation)
+            if outcome == "clear":
+                server.clear()
+                cache.clear()
+
+    asyncio.run(play())
+
+
+async def test_what_a_stream_says_later_does_not_land_the_image_of_another():
+    cache = ServerMediaCache()
+    first = await cache.reserve({"cat": 1})
+    cache.commit(first)
+    cache.evict(await cache.reserve({"cat": 1}))
+    second = await cache.reserve({"cat": 1})
+    assert second.included == {"cat"}
+    cache.commit(first)  # its next token
+    assert "cat" not in cache
+    cache.commit(second)
+    assert "cat" in cache
