@@ -115,10 +115,13 @@ class SentType:
         """The objects whose values stand in columns, a column a field."""
         if self.taken is not None:
             return [self.build(list(values)) for values in zip(*columns, strict=True)]
+        built: list[Any] = []
         try:
-            return list(map(self.type.cls, *columns))
+            built.extend(map(self.type.cls, *columns))
         except _REFUSALS as refusal:
-            raise MalformedError(f"{self.type.name} refused the values it came with: {refusal}") from refusal
+            number = f"{len(built)} of {len(columns[0])}"  # `extend` keeps the objects made before the exception
+            raise MalformedError(f"{self.type.name} {number} refused the values it came with: {refusal}") from refusal
+        return built
 
     def _member(self, members: Mapping[str, object], payload: object) -> object:
         if type(payload) is not str or payload not in members:
