@@ -13,7 +13,7 @@ from typing import Any
 from renderers.config import RendererConfig
 from renderers.errors import ConfigError, InvalidFileError, LoadError, MissingFileError, ModelNotFoundError, short_repr
 from renderers.formats import by_name
-from renderers.formats.probing import detect_format
+from renderers.formats.detection import detect_format
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.model_files import read_json, read_text

@@ -23,7 +23,7 @@ from renderers.media.item import MediaItem, Modality
 from renderers.messages import check_messages, check_tools, message_tool_names, without_media
 from renderers.parsing.format import Format
 from renderers.parsing.parser import ResponseParser, parse_response
-from renderers.parsing.prompts import ends_in_reasoning
+from renderers.parsing.prompt_reasoning import ends_in_reasoning
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Tools
 from renderers.rendered import TOKEN_TYPE_IDS, MultiModalData, RenderedTokens
@@ -99,7 +99,7 @@ class TemplateRenderer:
         """
         checked = check_messages(messages)
         check_tools(tools)
-        media = self._media.take(checked)
+        media = self._media.load(checked)
         slots = [entry.slot() for entry in media]
         text_messages = without_media(checked)
 
@@ -243,7 +243,7 @@ class TemplateRenderer:
             completion_ids,
             self._turn_summary(completion_ids, tools, prompt_ids),
             new_messages,
-            self._media.take(new_messages),
+            self._media.load(new_messages),
             tools=tools,
             previous_messages=previous_messages,
             prompt_media=prompt_media,

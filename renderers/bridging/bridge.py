@@ -29,7 +29,7 @@ from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
 from renderers.turn_boundaries import TurnEnd
-from renderers.vision.media_markers import ShownItem
+from renderers.vision.media_markers import LocatedItem
 
 _log = logging.getLogger("renderers")
 
@@ -71,7 +71,7 @@ class Bridge:
         completion_ids: Sequence[int],
         turn: TurnSummary,
         new_messages: Messages,
-        new_media: Sequence[ShownItem],
+        new_media: Sequence[LocatedItem],
         *,
         tools: Tools | None,
         previous_messages: Messages | None,

@@ -12,21 +12,22 @@ _CONTROL = ("<｜User｜>", "<｜Assistant｜>")
 
 
 def _dsml(block: str) -> InvokeCalls:
-    return InvokeCalls(opens=(f"<｜DSML｜{block}>",), closes=(f"</｜DSML｜{block}>",), prefix="｜DSML｜")
+    return InvokeCalls(start_markers=(f"<｜DSML｜{block}>",), end_markers=(f"</｜DSML｜{block}>",), prefix="｜DSML｜")
 
 
 #: Templates that show no calls: V2.5, the first V3, the distilled R1.
-DEEPSEEK = Family(Format("deepseek", _STOPS, ReasoningMarkers()), control=_CONTROL)
+DEEPSEEK = Family(Format("deepseek", _STOPS, ReasoningMarkers()), required_tokens=_CONTROL)
 DEEPSEEK_V3 = Family(
-    Format("deepseek-v3", _STOPS, ReasoningMarkers(), DeepSeekCalls(), arguments="json"), control=_CONTROL
+    Format("deepseek-v3", _STOPS, ReasoningMarkers(), DeepSeekCalls(), arguments="json"), required_tokens=_CONTROL
 )
 DEEPSEEK_V31 = Family(
     Format("deepseek-v3.1", _STOPS, ReasoningMarkers(), DeepSeekCalls(fenced=False), arguments="json"),
-    control=_CONTROL,
+    required_tokens=_CONTROL,
 )
 DEEPSEEK_V32 = Family(
-    Format("deepseek-v3.2", _STOPS, ReasoningMarkers(), _dsml("function_calls")), control=(*_CONTROL, "｜DSML｜")
+    Format("deepseek-v3.2", _STOPS, ReasoningMarkers(), _dsml("function_calls")),
+    required_tokens=(*_CONTROL, "｜DSML｜"),
 )
 DEEPSEEK_V4 = Family(
-    Format("deepseek-v4", _STOPS, ReasoningMarkers(), _dsml("tool_calls")), control=(*_CONTROL, "｜DSML｜")
+    Format("deepseek-v4", _STOPS, ReasoningMarkers(), _dsml("tool_calls")), required_tokens=(*_CONTROL, "｜DSML｜")
 )

@@ -15,5 +15,5 @@ class Family:
     """
 
     format: Format
-    control: tuple[str, ...] = ()
-    source: tuple[str, ...] = ()
+    required_tokens: tuple[str, ...] = ()
+    required_source: tuple[str, ...] = ()

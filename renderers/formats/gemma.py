@@ -6,7 +6,7 @@ from renderers.formats.family import Family
 from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.syntaxes import GemmaCalls
 
-GEMMA3 = Family(Format("gemma-3", ("<end_of_turn>",)), control=("<start_of_turn>",))
+GEMMA3 = Family(Format("gemma-3", ("<end_of_turn>",)), required_tokens=("<start_of_turn>",))
 GEMMA4 = Family(
     Format(
         "gemma-4",
@@ -15,5 +15,5 @@ GEMMA4 = Family(
         ReasoningMarkers("<|channel>", "<channel|>", label="thought"),
         GemmaCalls(),
     ),
-    control=("<|turn>", "<|tool_call>"),
+    required_tokens=("<|turn>", "<|tool_call>"),
 )

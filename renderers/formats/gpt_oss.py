@@ -14,5 +14,5 @@ GPT_OSS = Family(
         channels=MessageChannels(),
         history_ends=("<|end|>",),
     ),
-    control=("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
+    required_tokens=("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
 )

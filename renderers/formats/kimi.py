@@ -9,5 +9,5 @@ from renderers.parsing.syntaxes import KimiCalls
 KIMI_K2 = Family(
     # The template prints the id of a call where others print its name.
     Format("kimi-k2", ("<|im_end|>",), ReasoningMarkers(), KimiCalls(), call_id="functions.{name}:{index}"),
-    control=("<|im_assistant|>", "<|im_middle|>"),
+    required_tokens=("<|im_assistant|>", "<|im_middle|>"),
 )

@@ -11,7 +11,7 @@ LFM2 = Family(
         "lfm2",
         ("<|im_end|>",),
         ReasoningMarkers(),
-        PythonicCalls(opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",), bare=""),
+        PythonicCalls(start_markers=("<|tool_call_start|>",), end_markers=("<|tool_call_end|>",), unmarked_starts=""),
     ),
-    control=("<|tool_call_start|>", "<|tool_call_end|>"),
+    required_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
 )

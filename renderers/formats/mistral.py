@@ -9,5 +9,5 @@ from renderers.parsing.syntaxes import MistralCalls
 MISTRAL = Family(
     # Its templates insist on ids of nine letters and digits.
     Format("mistral", ("</s>",), ReasoningMarkers("[THINK]", "[/THINK]"), MistralCalls(), call_id="call0000{index}"),
-    control=("[TOOL_CALLS]",),
+    required_tokens=("[TOOL_CALLS]",),
 )

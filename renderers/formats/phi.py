@@ -8,5 +8,5 @@ from renderers.parsing.syntaxes import JsonCalls
 
 PHI4_MINI = Family(
     Format("phi-4-mini", ("<|end|>",), tool_calls=JsonCalls("<|tool_call|>", "<|/tool_call|>")),
-    control=("<|tool_call|>", "<|/tool_call|>"),
+    required_tokens=("<|tool_call|>", "<|/tool_call|>"),
 )

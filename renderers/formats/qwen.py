@@ -9,13 +9,19 @@ from renderers.parsing.syntaxes import JsonCalls, QwenXmlCalls
 _STOPS = ("<|im_end|>",)
 _THINK = ("<think>", "</think>")
 
-QWEN3 = Family(Format("qwen3", _STOPS, ReasoningMarkers(), JsonCalls()), control=("<tool_call>", *_THINK))
+QWEN3 = Family(Format("qwen3", _STOPS, ReasoningMarkers(), JsonCalls()), required_tokens=("<tool_call>", *_THINK))
 QWEN3_CODER = Family(Format("qwen3-coder", _STOPS, ReasoningMarkers(), QwenXmlCalls()))
 QWEN35 = Family(
-    Format("qwen3.5", _STOPS, ReasoningMarkers(), QwenXmlCalls()), control=_THINK, source=("reasoning_content",)
+    Format("qwen3.5", _STOPS, ReasoningMarkers(), QwenXmlCalls()),
+    required_tokens=_THINK,
+    required_source=("reasoning_content",),
 )
 NEMOTRON3 = Family(
-    Format("nemotron-3", _STOPS, ReasoningMarkers(), QwenXmlCalls()), source=("truncate_history_thinking",)
+    Format("nemotron-3", _STOPS, ReasoningMarkers(), QwenXmlCalls()), required_source=("truncate_history_thinking",)
 )
 #: Qwen2-VL and Qwen2.5-VL, whose templates show images and no tools.
-QWEN_VL = Family(Format("qwen-vl", _STOPS), control=("<|vision_start|>", "<|image_pad|>"), source=("<|vision_start|>",))
+QWEN_VL = Family(
+    Format("qwen-vl", _STOPS),
+    required_tokens=("<|vision_start|>", "<|image_pad|>"),
+    required_source=("<|vision_start|>",),
+)

@@ -12,8 +12,8 @@ from typing import Any
 from renderers.errors import MediaAddressError, MediaFetchError
 from renderers.media.deadline import Deadline
 
-# Besides what `ipaddress` calls not global, in some or all of its versions. Source: IANA's registries of addresses for
-# special purposes; 168.63.129.16 answers requests for metadata inside Azure.
+# Networks that are not public although some or all versions of `ipaddress` call them global. Source: IANA's registries
+# of addresses for special purposes; 168.63.129.16 answers requests for metadata inside Azure.
 _NOT_PUBLIC = tuple(
     map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20"))
 )
@@ -24,28 +24,29 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 def is_public_address(address: str | IPv4Address | IPv6Address, allowed_networks: Iterable[str] = ()) -> bool:
-    """Whether an address is one of the public internet's, or lies in one of `allowed_networks`.
+    """Whether an address belongs to the public internet or to one of `allowed_networks`.
 
-    IPv6 addresses that carry an IPv4 address are as public as that one where they are in use (mapped, NAT64), and never
-    public where they are not any more (compatible, 6to4, Teredo). Raises ValueError for what is no address.
+    An IPv6 address that contains an IPv4 address is public if that one is and the form is still in use (mapped, NAT64);
+    obsolete forms (compatible, 6to4, Teredo) are never public. Raises ValueError for a text that is not an address.
     """
     parsed = ip_address(address)
     return any(parsed in ip_network(network) for network in allowed_networks) or _is_public(parsed)
 
 
 def public_addresses(
-    host: str, port: int, *, allowed_networks: Iterable[str], deadline: Deadline, shown: str
+    host: str, port: int, *, allowed_networks: Iterable[str], deadline: Deadline, url: str
 ) -> list[str]:
-    """The addresses that `host` (a name or an address in any spelling) has now, each of them public.
+    """The addresses that `host` (a name, or an address in any notation) has now, each of them public.
 
-    Raises `MediaAddressError` if one is not, `MediaFetchError` if there is none, TimeoutError after the deadline.
+    `url` is the redacted URL for errors. Raises `MediaAddressError` if an address is not public,
+     `MediaFetchError` if there is none, TimeoutError after the deadline.
     """
-    addresses = _resolve(host, port, deadline, shown)
+    addresses = _resolve(host, port, deadline, url)
     for address in addresses:
         if not is_public_address(address, allowed_networks):
             raise MediaAddressError(
-                f"{shown}: {host} has the address {address}, which is not public. If it is meant to be reached, name "
-                "its network in allowed_networks of the media policy"
+                f"{url}: {host} has the address {address}, which is not public. If it is meant to be reached, name its "
+                "network in allowed_networks of the media policy"
             )
     return addresses
 
@@ -64,21 +65,21 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     )
 
 
-def _resolve(host: str, port: int, deadline: Deadline, shown: str) -> list[str]:
-    """Ask in a thread: a resolver that does not answer cannot be interrupted, only left alone."""
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+def _resolve(host: str, port: int, deadline: Deadline, url: str) -> list[str]:
+    """Resolve a host name in a thread: a resolver that does not answer cannot be interrupted, only abandoned."""
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def resolve() -> None:
         try:
-            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            results.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
-            answers.put(error)
+            results.put(error)
 
-    threading.Thread(target=ask, name="media-dns", daemon=True).start()
+    threading.Thread(target=resolve, name="media-dns", daemon=True).start()
     try:
-        answer = answers.get(timeout=deadline.remaining())
+        result = results.get(timeout=deadline.remaining())
     except queue.Empty:
         raise TimeoutError from None
-    if isinstance(answer, Exception):
-        raise MediaFetchError(f"{shown}: the host name {host} cannot be resolved ({answer})") from None
-    return list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in answer))
+    if isinstance(result, Exception):
+        raise MediaFetchError(f"{url}: the host name {host} cannot be resolved ({result})") from None
+    return list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in result))

@@ -1,4 +1,4 @@
-"""A point in time that a fetch, or the decoding of a medium, has to be done by."""
+"""The point in time by which a fetch, or the decoding of an image or video, has to end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Deadline:
-    """`remaining()` seconds are left; `TimeoutError` once none are."""
+    """`seconds` from now. `remaining()` gives the seconds that are left and raises `TimeoutError` after the end."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -24,10 +24,10 @@ class Deadline:
 
 
 class TimedBytes(io.BytesIO):
-    """A file in memory of which nothing can be read once a deadline has passed: `read` raises `TimeoutError`.
+    """A file in memory whose `read` raises `TimeoutError` after a deadline.
 
-    Pillow reads a file in small pieces between the steps of its decoders, so that this bounds files of very many parts
-    (chunks of a PNG, frames of a GIF, comments, runs) as well as slow decoders.
+    Pillow reads a file in small pieces between the steps of its decoders, so this bounds the time for files of very
+    many parts (chunks of a PNG, frames of a GIF, comments, runs) as well as for slow decoders.
     """
 
     def __init__(self, data: bytes | memoryview, deadline: Deadline) -> None:

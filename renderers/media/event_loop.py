@@ -1,4 +1,4 @@
-"""Whether the caller is on a thread that must not wait for a network."""
+"""Whether an event loop runs on the calling thread, which then must not wait for a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 def on_event_loop() -> bool:
     """Whether an event loop runs on this thread."""
-    if "asyncio" not in sys.modules:  # importing it takes time that a program without it need not spend
+    if "asyncio" not in sys.modules:  # a program without asyncio does not pay for importing it
         return False
     import asyncio
 

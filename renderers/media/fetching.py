@@ -1,4 +1,4 @@
-"""http(s) URL -> bytes, following nothing that the policy does not allow."""
+"""http(s) URL -> bytes, as far as the policy allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from renderers.media.deadline import Deadline
 from renderers.media.event_loop import on_event_loop
 from renderers.media.policy import MediaPolicy
 from renderers.media.sniffing import check_type
-from renderers.media.urls import Target, allowed_target, redacted
+from renderers.media.urls import Target, allowed_target
 
 _log = logging.getLogger("renderers")
 _MEDIA_TYPE = re.compile(r"[\w.+-]{1,40}/[\w.+-]{1,80}")
@@ -25,8 +25,8 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     Scheme and host must be allowed, and every address that the host resolves to must be public (or in
     `allowed_networks`); the connection goes to one of the addresses that were checked, and each redirect is checked
     like the first URL. One deadline of `policy.timeout` seconds covers all of it. Each fetch makes a connection of its
-    own: a round trip more than a kept one, two or three with TLS. Blocks; may be called from any thread but that of a
-    running event loop.
+    own, which costs one more round trip than a kept one, two or three with TLS. Blocks; may be called from any thread
+    except that of a running event loop.
 
     Errors and logs show URLs without credentials, query and fragment. Raises `MediaPolicyError` (`MediaAddressError`
     for addresses), `BlockingFetchError`, `MediaTimeoutError`, `MediaLimitError`, `MediaTypeError` for what is neither
@@ -35,8 +35,8 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     try:
         return _fetch(url, policy)
     except MediaError as error:
-        # `from None` hides what was raised before from tracebacks, not from debuggers and reports of errors, and its
-        # text may quote what the server sent.
+        # `from None` hides the earlier error from tracebacks, but not from debuggers and error reports, and its text
+        # may quote what the server sent.
         error.__context__ = None
         raise
 
@@ -45,54 +45,53 @@ def _fetch(url: str, policy: MediaPolicy) -> bytes:
     target = allowed_target(url, policy)
     if on_event_loop():
         raise BlockingFetchError(
-            f"{target.shown} would be fetched on the thread of a running event loop, which would stand still "
+            f"{target.redacted_url} would be fetched on the thread of a running event loop, which would stand still "
             "meanwhile; await asyncio.to_thread(...), use a RendererPool, or call renderer.prefetch(messages) before"
         )
     started = time.monotonic()
     try:
-        body = _follow(url, target, policy, Deadline(policy.timeout))
+        body = _fetch_with_redirects(url, target, policy, Deadline(policy.timeout))
     except TimeoutError:
         raise MediaTimeoutError(
-            f"{target.shown}: not fetched within timeout={policy.timeout:g} s of the media policy, redirects included"
+            f"{target.redacted_url}: not fetched within timeout={policy.timeout:g} s of the media policy, redirects "
+            "included"
         ) from None
-    _log.debug("fetched %s: %d bytes in %.3f s", target.shown, len(body), time.monotonic() - started)
+    _log.debug("fetched %s: %d bytes in %.3f s", target.redacted_url, len(body), time.monotonic() - started)
     return body
 
 
-def _follow(url: str, target: Target, policy: MediaPolicy, deadline: Deadline) -> bytes:
-    from renderers.media.pinned_http import get  # loads httpx
+def _fetch_with_redirects(url: str, target: Target, policy: MediaPolicy, deadline: Deadline) -> bytes:
+    from renderers.media.pinned_http import get  # loads httpcore
 
-    first = target.shown
+    first = target.redacted_url
     for _ in range(policy.max_redirects + 1):
         addresses = public_addresses(
             target.host,
             target.port,
             allowed_networks=policy.allowed_networks,
             deadline=deadline,
-            shown=_via(first, target.shown),
+            url=first if target.redacted_url == first else f"{target.redacted_url} (redirected from {first})",
         )
-        answer = get(target, addresses, max_bytes=policy.max_bytes, deadline=deadline)
-        if answer.location is None:
-            declared = _MEDIA_TYPE.match(answer.content_type)
-            check_type(answer.body, name=target.shown, declared=declared.group() if declared else None)
-            return answer.body
-        url, target = _redirected(url, target, answer.location, policy)
+        response = get(target, addresses, max_bytes=policy.max_bytes, deadline=deadline)
+        if response.location is None:
+            declared = _MEDIA_TYPE.match(response.content_type)
+            check_type(response.body, name=target.redacted_url, declared=declared.group() if declared else None)
+            return response.body
+        url, target = _redirect_target(url, target, response.location, policy)
     raise MediaFetchError(f"{first} redirects more often than max_redirects={policy.max_redirects} of the policy")
 
 
-def _redirected(url: str, target: Target, location: str, policy: MediaPolicy) -> tuple[str, Target]:
+def _redirect_target(url: str, target: Target, location: str, policy: MediaPolicy) -> tuple[str, Target]:
     try:
-        following = urljoin(url, location)
+        next_url = urljoin(url, location)
     except ValueError:
-        raise MediaFetchError(f"{target.shown} redirects to a URL that cannot be read") from None
+        raise MediaFetchError(f"{target.redacted_url} redirects to a URL that cannot be read") from None
     try:
-        next_target = allowed_target(following, policy)
+        next_target = allowed_target(next_url, policy)
     except MediaPolicyError as error:
-        raise MediaPolicyError(f"{target.shown} redirects: {error.reason}") from None
+        raise MediaPolicyError(f"{target.redacted_url} redirects: {error.reason}") from None
     if target.scheme == "https" and next_target.scheme == "http":
-        raise MediaPolicyError(f"{target.shown} redirects from https to {redacted(following)}, which is not encrypted")
-    return following, next_target
-
-
-def _via(first: str, shown: str) -> str:
-    return shown if first == shown else f"{shown} (redirected from {first})"
+        raise MediaPolicyError(
+            f"{target.redacted_url} redirects from https to {next_target.redacted_url}, which is not encrypted"
+        )
+    return next_url, next_target

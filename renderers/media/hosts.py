@@ -1,4 +1,4 @@
-"""Host names and the patterns of them that a policy allows."""
+"""Host names, and the host patterns of a policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 
 
 def check_host_pattern(pattern: str) -> None:
-    """Raise ValueError for what no host can match: a URL, a port, a `*` elsewhere than at the start."""
+    """Raise ValueError for a pattern that no host can match: a URL, a port, a `*` elsewhere than at the start."""
     if pattern != "*":
         normal_host(pattern.removeprefix("*.").strip("[]"))
 
@@ -23,8 +23,8 @@ def is_address(host: str) -> bool:
 
 
 def normal_host(host: str) -> str:
-    """Lower case, ASCII, without the dot at its end. Raises ValueError (UnicodeError) for what is no host."""
-    if ":" in host and "%" not in host:  # an address with a zone is one of a local link
+    """The host in lower case and ASCII, without a trailing dot. Raises ValueError (UnicodeError) for other texts."""
+    if ":" in host and "%" not in host:  # an address with a zone is link-local
         return str(IPv6Address(host))
     ascii_host = host if host.isascii() else host[:1000].encode("idna").decode("ascii")
     normal = ascii_host.lower().removesuffix(".")

@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
 from renderers.media.policy import MediaPolicy
-from renderers.media.reference_cache import SeenFile
+from renderers.media.reference_cache import FileState
 
 _LONGEST = 4096
 
@@ -25,20 +25,20 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
     with open_allowed(path, policy) as (descriptor, status):
         if status.st_size > policy.max_bytes:
             raise MediaLimitError(
-                f"{_shown(path)}: {status.st_size} bytes, more than max_bytes={policy.max_bytes} of the policy"
+                f"{_quoted(path)}: {status.st_size} bytes, more than max_bytes={policy.max_bytes} of the policy"
             )
         data = _read(descriptor, policy.max_bytes + 1, path)
     if len(data) > policy.max_bytes:  # it grew, or it is one of those in /proc that have no size
-        raise MediaLimitError(f"{_shown(path)}: more than max_bytes={policy.max_bytes} of the policy")
+        raise MediaLimitError(f"{_quoted(path)}: more than max_bytes={policy.max_bytes} of the policy")
     if not data:
-        raise MediaDecodeError(f"{_shown(path)}: the file is empty")
+        raise MediaDecodeError(f"{_quoted(path)}: the file is empty")
     return data
 
 
-def seen_file(path: str | os.PathLike[str], policy: MediaPolicy) -> SeenFile | None:
+def file_state(path: str | os.PathLike[str], policy: MediaPolicy) -> FileState | None:
     """The file as it stands, None while it is too new to tell later changes. Raises what `read_path` raises."""
     with open_allowed(path, policy) as (_, status):
-        return SeenFile.of(path, status)
+        return FileState.from_status(path, status)
 
 
 @contextmanager
@@ -50,13 +50,13 @@ def open_allowed(path: str | os.PathLike[str], policy: MediaPolicy) -> Iterator[
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise MediaPolicyError(
-                f"{_shown(path)}: a symbolic link that leads in a circle, or was put there while the path was checked"
+                f"{_quoted(path)}: a symbolic link that leads in a circle, or was put there while the path was checked"
             ) from None
-        raise MediaFetchError(f"{_shown(path)}: {error.strerror}") from None
+        raise MediaFetchError(f"{_quoted(path)}: {error.strerror}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise MediaFetchError(f"{_shown(path)}: not a regular file")
+            raise MediaFetchError(f"{_quoted(path)}: not a regular file")
         yield descriptor, status
     finally:
         os.close(descriptor)
@@ -135,9 +135,9 @@ def _read(descriptor: int, most: int, path: str | os.PathLike[str]) -> bytes:
             chunks.append(chunk)
             left -= len(chunk)
     except OSError as error:
-        raise MediaFetchError(f"{_shown(path)}: {error.strerror}") from None
+        raise MediaFetchError(f"{_quoted(path)}: {error.strerror}") from None
     return b"".join(chunks)
 
 
-def _shown(path: str | os.PathLike[str]) -> str:
+def _quoted(path: str | os.PathLike[str]) -> str:
     return f"{os.fspath(path)!r:.200}"

@@ -1,4 +1,8 @@
-"""One HTTP request to an address that was checked before, under a deadline and a byte cap, that nobody logs."""
+"""One HTTP GET to addresses that were checked before, under a deadline and a byte limit, without log records.
+
+It uses httpcore, the connection layer of httpx: the client of httpx would log the whole URL, and follow redirects and
+decompress bodies by rules of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +15,29 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpcore
-import httpx
 
 from renderers.errors import MediaFetchError, MediaLimitError
 from renderers.media.deadline import Deadline
 from renderers.media.urls import Target
+from renderers.tls import client_tls_context
 
-_REDIRECTS = (301, 302, 303, 307, 308)
-_CHUNK = 2**18
+_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+_READ_BYTES = 2**18
 
 
-class Answer(NamedTuple):
-    """A whole answer: the body, or where it is said to be (`location`)."""
+class HttpResponse(NamedTuple):
+    """A complete response: the body, or for a redirect the `location` header and no body."""
 
     body: bytes
     content_type: str
     location: str | None
 
 
-def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: Deadline) -> Answer:
-    """Ask one of `addresses` for `target` and read the answer.
+def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: Deadline) -> HttpResponse:
+    """Request `target` from one of `addresses` and read the response.
 
-    The certificate is checked against the name, nothing is taken from the environment (proxies, netrc), no cookie is
-    kept, nothing is decompressed. Raises `MediaFetchError`, `MediaLimitError`, and TimeoutError after the deadline.
+    The certificate is checked against the host name. No proxy, netrc or cookie is used, nothing is decompressed.
+    Raises `MediaFetchError`, `MediaLimitError`, and TimeoutError after the deadline.
     """
     backend = _PinnedBackend(addresses, deadline)
     headers = [
@@ -47,31 +51,31 @@ def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: D
     tls = tls_context() if target.scheme == "https" else None
     try:
         with (
-            _unlogged(),
+            _no_log_records(),
             httpcore.ConnectionPool(ssl_context=tls, network_backend=backend) as pool,
             pool.stream("GET", url, headers=headers) as response,
         ):
-            return _answer(response, backend.stream, target.shown, max_bytes)
+            return _read_response(response, backend.stream, target.redacted_url, max_bytes)
     except httpcore.TimeoutException:
         raise TimeoutError from None
     except httpcore.ConnectError as error:  # its text comes from this system: refused, unreachable, certificate
-        raise MediaFetchError(f"{target.shown}: no connection ({error})") from None
+        raise MediaFetchError(f"{target.redacted_url}: no connection ({error})") from None
     except httpcore.NetworkError:
-        raise MediaFetchError(f"{target.shown}: the connection broke off") from None
-    except httpcore.ProtocolError:  # its text may quote what the server sent, and that what was asked for
-        raise MediaFetchError(f"{target.shown}: the server does not speak proper HTTP") from None
+        raise MediaFetchError(f"{target.redacted_url}: the connection broke off") from None
+    except httpcore.ProtocolError:  # its text may quote the response, which may quote the request
+        raise MediaFetchError(f"{target.redacted_url}: the server does not speak proper HTTP") from None
 
 
 @functools.cache
 def tls_context() -> ssl.SSLContext:
-    """Trusts the authorities that httpx ships, whatever the environment says."""
-    return httpx.create_ssl_context(trust_env=False)
+    """The TLS context of all fetches; making one takes milliseconds."""
+    return client_tls_context()
 
 
 class _PinnedBackend(httpcore.NetworkBackend):
-    """Connects to the given addresses only, whatever name httpcore asks for."""
+    """Connects to the given addresses only, whatever host httpcore names."""
 
-    stream: _CountedStream
+    stream: _DeadlineStream
 
     def __init__(self, addresses: Sequence[str], deadline: Deadline) -> None:
         self._addresses = addresses
@@ -87,50 +91,51 @@ class _PinnedBackend(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         for left, address in zip(range(len(self._addresses), 0, -1), self._addresses, strict=True):
             try:
-                # One address that never answers leaves time for the others.
+                # Each address gets an equal share of the time: one that never answers leaves time for the others.
                 stream = httpcore.SyncBackend().connect_tcp(address, port, self._deadline.remaining() / left)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 if left == 1:
                     raise
             else:
-                self.stream = _CountedStream(stream, self._deadline)
+                self.stream = _DeadlineStream(stream, self._deadline)
                 return self.stream
         raise httpcore.ConnectError("no address")
 
 
-class _CountedStream(httpcore.NetworkStream):
-    """A connection with one deadline for all that is read and written, which counts the bytes of the body.
+class _DeadlineStream(httpcore.NetworkStream):
+    """A connection with one deadline for everything that is read and written; it counts the bytes of the body.
 
-    httpcore sets a limit for each single read, which a byte now and then never reaches. And it does not tell whether
-    a server sent more than it announced: until the head of the answer is complete it is handed on line by line, so
-    that what is read after it is exactly the body.
+    httpcore limits the time of each single read, which a server that sends one byte now and then never exceeds. And it
+    does not report that a server sent more than Content-Length: until the head of the response is complete, the stream
+    returns one line at a time, so that everything read afterwards is exactly the body.
     """
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
         self._stream = stream
         self._deadline = deadline
-        self._ahead = b""
+        self._unread = b""
         self._in_head = True
-        self.body_bytes = 0
+        self._body_bytes = 0
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = self._ahead or self._stream.read(max(max_bytes, _CHUNK), self._deadline.remaining())
+        data = self._unread or self._stream.read(max(max_bytes, _READ_BYTES), self._deadline.remaining())
         if self._in_head:
             end = data.find(b"\n") + 1 or len(data)
-            data, self._ahead = data[:end], data[end:]
+            data, self._unread = data[:end], data[end:]
         else:
-            self._ahead = b""
-            self.body_bytes += len(data)
+            self._unread = b""
+            self._body_bytes += len(data)
         return data
 
-    def head_is_read(self) -> None:
+    def start_body(self) -> None:
+        """The head was read; the body begins."""
         self._in_head = False
-        self.body_bytes = 0
+        self._body_bytes = 0
 
     @property
     def received(self) -> int:
-        """Bytes after the head that have arrived so far."""
-        return self.body_bytes + len(self._ahead)
+        """Bytes of the body that have arrived so far."""
+        return self._body_bytes + len(self._unread)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._stream.write(buffer, self._deadline.remaining())
@@ -148,60 +153,58 @@ class _CountedStream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
-def _answer(response: httpcore.Response, stream: _CountedStream, shown: str, max_bytes: int) -> Answer:
-    stream.head_is_read()
-    headers = {name.lower(): _text(value).strip() for name, value in response.headers}
+def _read_response(response: httpcore.Response, stream: _DeadlineStream, url: str, max_bytes: int) -> HttpResponse:
+    """The response, read to its end. `url` is the redacted URL for errors."""
+    stream.start_body()
+    headers = {name.lower(): _header_text(value) for name, value in response.headers}
     content_type = headers.get(b"content-type", "")
-    if response.status in _REDIRECTS and b"location" in headers:
-        return Answer(b"", content_type, headers[b"location"])
+    if response.status in _REDIRECT_STATUSES and b"location" in headers:
+        return HttpResponse(b"", content_type, headers[b"location"])
     if response.status != 200:
-        raise MediaFetchError(f"{shown}: the server answers with status {response.status}, not 200")
-    encoding = headers.get(b"content-encoding", "identity").lower()
-    if encoding not in ("", "identity"):
-        raise MediaFetchError(f"{shown}: the body is compressed in transit, although that was not asked for")
-    announced = _announced(headers)
+        raise MediaFetchError(f"{url}: the server answers with status {response.status}, not 200")
+    if headers.get(b"content-encoding", "identity").lower() not in ("", "identity"):
+        raise MediaFetchError(f"{url}: the body is compressed in transit, although that was not asked for")
+    announced = _content_length(headers)
     if announced is not None and announced > max_bytes:
-        raise MediaLimitError(
-            f"{shown}: {announced} bytes are announced, more than max_bytes={max_bytes} of the policy"
-        )
-    body = _body(response, shown, announced, max_bytes)
+        raise MediaLimitError(f"{url}: {announced} bytes are announced, more than max_bytes={max_bytes} of the policy")
+    body = _read_body(response, url, announced, max_bytes)
     if announced is not None and stream.received > announced:
-        raise MediaFetchError(f"{shown}: more bytes arrive than the {announced} announced")
+        raise MediaFetchError(f"{url}: more bytes arrive than the {announced} announced")
     if not body:
-        raise MediaFetchError(f"{shown}: the body is empty")
-    return Answer(body, content_type, None)
+        raise MediaFetchError(f"{url}: the body is empty")
+    return HttpResponse(body, content_type, None)
 
 
-def _text(header: bytes) -> str:
+def _header_text(value: bytes) -> str:
     try:
-        return header.decode()
+        return value.decode().strip()
     except UnicodeDecodeError:
-        return header.decode("latin-1")
+        return value.decode("latin-1").strip()
 
 
-def _announced(headers: Mapping[bytes, str]) -> int | None:
-    """Content-Length where it counts; its spelling was checked by h11."""
+def _content_length(headers: Mapping[bytes, str]) -> int | None:
+    """Content-Length where it counts; h11 has checked that it is a number."""
     if b"transfer-encoding" in headers or b"content-length" not in headers:
         return None
     return int(headers[b"content-length"].split(",")[0])
 
 
-def _body(response: httpcore.Response, shown: str, announced: int | None, max_bytes: int) -> bytes:
+def _read_body(response: httpcore.Response, url: str, announced: int | None, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     received = 0
     try:
         for chunk in response.iter_stream():
             received += len(chunk)
             if received > max_bytes:
-                raise MediaLimitError(f"{shown}: the body is larger than max_bytes={max_bytes} of the policy")
+                raise MediaLimitError(f"{url}: the body is larger than max_bytes={max_bytes} of the policy")
             chunks.append(chunk)
     except httpcore.RemoteProtocolError:
         of = "" if announced is None else f" of {announced}"
-        raise MediaFetchError(f"{shown}: the body ends after {received}{of} bytes, before it is complete") from None
+        raise MediaFetchError(f"{url}: the body ends after {received}{of} bytes, before it is complete") from None
     return b"".join(chunks)
 
 
-# httpcore logs the headers of every answer, Location and cookies included, when the program logs at DEBUG.
+# httpcore logs the headers of each response, Location and cookies included, where the program logs at DEBUG.
 _this_thread = threading.local()
 
 
@@ -210,10 +213,10 @@ def _may_be_logged(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
-    """Keep what httpcore would log on this thread meanwhile out of the logs."""
+def _no_log_records() -> Iterator[None]:
+    """Suppress what httpcore logs on this thread inside the `with` block."""
     for name in ("httpcore.connection", "httpcore.http11"):
-        logging.getLogger(name).addFilter(_may_be_logged)  # once: a filter that is there is not added again
+        logging.getLogger(name).addFilter(_may_be_logged)  # a filter that is there is not added again
     _this_thread.silent = True
     try:
         yield

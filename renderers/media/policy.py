@@ -1,4 +1,4 @@
-"""What a message may refer to, and how large it may be."""
+"""The policy for media: which references may be followed, and limits on size and time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from renderers.media.hosts import check_host_pattern
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPolicy:
-    """What media references may be followed, and limits for every medium. By default nothing is read from the network
-    or the file system.
+    """Which media references may be followed, and limits for each image and video. By default nothing is read from the
+    network or the file system.
 
     allowed_schemes: of `http` and `https`; data URLs are always read.
     allowed_hosts: host names a URL may have, `*.example.org` for all below a domain, `*` for any. Their addresses must
-        be public all the same, at every redirect too.
-    allowed_networks: networks (`10.1.0.0/16`, `::1/128`) whose addresses count as public: an object store of one's own.
+        still be public, after each redirect too.
+    allowed_networks: networks (`10.1.0.0/16`, `::1/128`) whose addresses count as public, for example that of a private
+        object store.
     allowed_directories: directories below which a path or `file:` URL may lie, symbolic links resolved.
     max_bytes: of an encoded file. max_pixels: width times height, checked before anything is decompressed; of one
         frame for a video. max_frames: of a video, checked likewise. max_aspect_ratio: longer side over shorter.
@@ -27,7 +28,7 @@ class MediaPolicy:
         video. The scans of a JPEG are bounded before it is decoded: 32 at `max_pixels`, more for a smaller image.
     max_redirects: hops of one fetch.
 
-    Raises `ConfigError` for schemes, hosts and networks that there cannot be, and for one text instead of a tuple.
+    Raises `ConfigError` for an impossible scheme, host, network or directory, and for a text in place of a tuple.
     """
 
     allowed_schemes: frozenset[str] = frozenset()
@@ -43,11 +44,11 @@ class MediaPolicy:
     max_redirects: int = 3
 
     def __post_init__(self) -> None:
-        # A text would be taken letter by letter, and "*" inside it would allow every host.
+        # A text would be read letter by letter, and a "*" in it would allow every host.
         for option in ("allowed_schemes", "allowed_hosts", "allowed_networks", "allowed_directories"):
             value = getattr(self, option)
             if isinstance(value, (str, bytes, Path)):
-                raise ConfigError(f"MediaPolicy.{option}", value, ("several in a tuple or a set",))
+                raise ConfigError(f"MediaPolicy.{option}", value, ("a tuple or a set",))
         for scheme in self.allowed_schemes:
             if scheme not in ("http", "https"):
                 raise ConfigError("MediaPolicy.allowed_schemes", scheme, ("http", "https"))
@@ -80,7 +81,9 @@ def _check_hosts(patterns: tuple[str, ...]) -> None:
 
 
 def _check_networks(networks: tuple[str, ...]) -> None:
-    from ipaddress import ip_network  # a policy that allows no network is made at every load
+    from ipaddress import (
+        ip_network,
+    )  # loaded only for policies that allow networks; each load of a model makes a policy
 
     for network in networks:
         try:

@@ -1,4 +1,4 @@
-"""From a reference that was resolved before to its source, without decoding, hashing or fetching it again."""
+"""Finds the source of a reference that was loaded before, without decoding, hashing or fetching it again."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from typing import Any, NamedTuple, Self
 from renderers.byte_lru import ByteLRU
 from renderers.media.source import MediaSource
 
-# What an entry costs besides its key: the tuple, the weak reference, the place in the table.
+# The bytes of an entry besides its key: the tuple, the weak reference, the place in the table.
 _ENTRY_BYTES = 448
-# A data URL of so few characters is hashed as a whole.
-_HASHED_WHOLE = 4096
-# The coarsest time stamps that file systems in use keep.
-_SETTLED_NS = 2_000_000_000
+# Data URLs up to this many characters are hashed as a whole.
+_MAX_FULLY_HASHED = 4096
+# The coarsest time stamps of file systems in use.
+_COARSEST_TIME_NS = 2_000_000_000
 
 
-class SeenFile(NamedTuple):
-    """A file as it stands. Another file under the path, or other contents, is another `SeenFile`."""
+class FileState(NamedTuple):
+    """The state of a file. Another file under the same path, or other contents, give another `FileState`."""
 
     path: str
     device: int
     inode: int
     size: int
     mtime_ns: int
-    ctime_ns: int  # who writes in place and sets the old mtime again still changes this one
+    ctime_ns: int  # also changes when a program writes in place and then restores mtime
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], status: os.stat_result) -> Self | None:
-        """`status` is taken before the file is read: if it changes in between, what was read is never found again.
+    def from_status(cls, path: str | os.PathLike[str], status: os.stat_result) -> Self | None:
+        """Call it before the file is read: if the file changes in between, what was read is never found again.
 
-        None for a file that changed just now: it could change again without its times telling the difference.
+        None for a file that changed within the last two seconds: its next change may leave the same times.
         """
-        if time.time_ns() - status.st_ctime_ns < _SETTLED_NS:
+        if time.time_ns() - status.st_ctime_ns < _COARSEST_TIME_NS:
             return None
         times = (status.st_mtime_ns, status.st_ctime_ns)
         return cls(os.fspath(path), status.st_dev, status.st_ino, status.st_size, *times)
 
 
 class _DataURL:
-    """A data URL as a key. Its hash is that of a few samples: two URLs that have them in common are told apart by
-    comparing, which is quicker than hashing megabytes that were read anew.
+    """A data URL as a key. It is hashed by a few samples: URLs with equal samples are distinguished by comparison,
+    which is quicker than hashing megabytes.
     """
 
     __slots__ = ("_hash", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
-        if len(text) <= _HASHED_WHOLE:
+        if len(text) <= _MAX_FULLY_HASHED:
             self._hash = hash(text)
         else:
             starts = (len(text) // 4, len(text) // 2, len(text) // 4 * 3, len(text) - 64)
@@ -65,31 +65,31 @@ class _DataURL:
         return isinstance(other, _DataURL) and self.text == other.text
 
 
-_Key = int | str | SeenFile | _DataURL
+_Key = int | str | FileState | _DataURL
 
 
 class _Entry(NamedTuple):
     source: weakref.ref[MediaSource]
     digest: str
-    copy: bytes | None  # bytes that are not the source's own, kept so that nothing else can get their address
+    copy: bytes | None  # bytes other than the source's own object, kept alive so that no other object gets their id
 
 
 class ReferenceCache:
-    """Immutable references and the sources they became; least recently used forgotten first. Safe for threads.
+    """Immutable reference -> the source that was loaded from it; the least recently used is evicted first.
 
-    - `bytes` are known by identity: the very same object, while it is alive.
-    - data URLs are known by value; the string is kept, and compared with, which is quicker than to hash it.
-    - `http:` and `https:` URLs are known by value and keep their source: what a URL meant in a conversation it means
-      until it is forgotten, whatever the server says by then.
-    - a path is known as the `SeenFile` that it was before it was read: `SeenFile.of(path, status)`.
+    - `bytes` are found by identity: the very same object, while it is alive.
+    - data URLs are found by value; the string is kept and compared, which is quicker than hashing it.
+    - `http:` and `https:` URLs are found by value and keep their source: a URL has the meaning of its first fetch until
+      it is evicted, whatever the server would answer by then.
+    - a file is found by its `FileState` from before it was read.
 
-    Anything else (bytearray, arrays, PIL images, paths as such) can change and is never remembered. Except for URLs a
-    source is held weakly: what the store forgets is not kept alive here. Whether a policy allows a reference is for the
-    caller to ask first.
+    Other values (bytearray, arrays, PIL images, paths) can change and are never cached. Sources are referenced weakly,
+    except those of URLs: a source that the store evicts is not kept alive here. The caller checks first whether the
+    policy allows a reference. Safe for threads.
 
     One half of `max_bytes` is for the references themselves, and for bytes that equal their source's but are another
-    object; the other half is for the sources of URLs. With `find` (digest -> source or None) a URL whose source had to
-    make room still means that source for as long as `find` finds it.
+    object; the other half is for the sources of URLs. With `find` (digest -> source or None) a URL whose source was
+    evicted still has that source for as long as `find` finds it.
     """
 
     def __init__(self, max_bytes: int, find: Callable[[str], MediaSource | None] | None = None) -> None:
@@ -100,7 +100,7 @@ class ReferenceCache:
         self._lock = threading.Lock()
 
     def get(self, value: object) -> MediaSource | None:
-        """The source that `value` became, or None if that is not known (any more)."""
+        """The source that was loaded from `value`, or None."""
         key = _key(value)
         if key is None:
             return None
@@ -112,9 +112,9 @@ class ReferenceCache:
             if source is None and self._find is not None:
                 source = self._find(entry.digest)
             if source is not None:
-                self._keep(source)
-        # The id of bytes that are gone may be that of others by now. Those whose entry is alive cannot be gone: either
-        # their source or the entry holds them.
+                self._add_url_source(source)
+        # An entry may outlive its bytes, and other bytes may have got the same id. The entry is valid if the source or
+        # the entry itself holds the very object.
         if source is not None and (type(value) is not bytes or source.data is value or entry.copy is value):
             return source
         with self._lock:
@@ -122,17 +122,17 @@ class ReferenceCache:
                 self._entries.pop(key)
         return None
 
-    def remember(self, value: object, source: MediaSource) -> MediaSource:
-        """Remember that `value` became `source`; what cannot be remembered is passed over.
+    def put(self, value: object, source: MediaSource) -> MediaSource:
+        """Cache `source` under `value`, if `value` is immutable and not too large.
 
-        Returns `source`, or for a URL that is known already the source that it has meant so far.
+        Returns `source`, or for a URL that is cached already the source cached for it.
         """
         key = _key(value)
         if key is None:
             return source
-        known = self.get(key) if _is_web_url(key) else None
-        if known is not None:
-            return known
+        cached = self.get(key) if _is_web_url(key) else None
+        if cached is not None:
+            return cached
         copy = value if type(value) is bytes and source.data is not value else None
         text = key.text if isinstance(key, _DataURL) else None
         nbytes = _ENTRY_BYTES + sum(sys.getsizeof(held) for held in (key, copy, text) if held is not None)
@@ -140,33 +140,33 @@ class ReferenceCache:
             return source
         with self._lock:
             if _is_web_url(key):
-                before = self._entries.get(key)
-                meanwhile = None if before is None else before.source()
-                if meanwhile is not None:  # another thread fetched it too
-                    return meanwhile
-                self._keep(source)
+                entry = self._entries.get(key)
+                cached = None if entry is None else entry.source()
+                if cached is not None:  # another thread has fetched it meanwhile
+                    return cached
+                self._add_url_source(source)
             self._entries.put(key, _Entry(weakref.ref(source), source.digest, copy), nbytes)
         return source
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, as counted against `max_bytes`."""
+        """Bytes in use, as counted against `max_bytes`."""
         return self._entries.nbytes + self._url_sources.nbytes
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _keep(self, source: MediaSource) -> None:
+    def _add_url_source(self, source: MediaSource) -> None:
         if self._url_sources.get(source.digest) is None:
             self._url_sources.put(source.digest, source, source.nbytes + _ENTRY_BYTES)
 
 
 def _key(value: Any) -> _Key | None:
-    """What an immutable value is known by. Exact types: a subclass may compare as it likes."""
+    """The key of an immutable value. Exact types only: a subclass may define its own equality."""
     kind = type(value)
     if kind is bytes:
         return id(value)
-    if kind is SeenFile or _is_web_url(value):
+    if kind is FileState or _is_web_url(value):
         return value  # type: ignore[no-any-return]
     return _DataURL(value) if kind is str and value[:5].lower() == "data:" else None
 

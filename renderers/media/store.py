@@ -1,4 +1,4 @@
-"""Where sources and processed media wait to be used again, bounded in bytes."""
+"""A cache of media sources and processed items, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from renderers.media.reference_cache import ReferenceCache
 from renderers.media.source import MediaSource
 from renderers.media.source_directory import SourceDirectory
 
-# What an entry costs besides arrays and source bytes, so that a million thumbnails do not count as nothing.
+# The bytes of an entry besides arrays and source bytes: a million thumbnails then count as more than nothing.
 _ENTRY_BYTES = 1024
 
 _Key = tuple[Literal["item", "source"], str]
@@ -24,10 +24,10 @@ _Key = tuple[Literal["item", "source"], str]
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store did so far.
+    """Counts of a store's operations so far.
 
     hits, misses: look-ups (`get` and `source`) that found something and that did not. evictions: items and sources that
-    made room for others in memory. directory_errors: failed reads and writes, and damaged files.
+    were evicted from memory. directory_errors: failed reads and writes, and damaged files.
     """
 
     hits: int = 0
@@ -37,19 +37,20 @@ class StoreStats:
 
 
 class MediaStore:
-    """`mm_hash` -> `MediaItem` and digest -> `MediaSource`, least recently used forgotten first. Safe for threads.
+    """`mm_hash` -> `MediaItem` and digest -> `MediaSource`; the least recently used is evicted first. Safe for threads.
 
-    `max_bytes` bounds what memory holds, not the number of media: arrays, sources (each distinct source once, however
-    many processors made items of it), a kilobyte per entry, and what `seen` holds, which is a quarter of it at most.
+    `max_bytes` bounds the bytes in memory, not the number of media: arrays, sources (each distinct source once, however
+    many processors made items of it), a kilobyte per entry, and `references`, which take a quarter of it at most.
 
-    With a `directory` every source is also written there, and found there when memory has forgotten it, by this process
-    or another, now or later. See `SourceDirectory` for what that promises and for `max_directory_bytes`.
+    With a `directory` every source is also written to that directory, and read from it after memory has evicted the
+    source, by this process or another, now or later. `SourceDirectory` describes its guarantees and
+    `max_directory_bytes`.
 
     Raises `MediaStoreError` for a directory that cannot be used.
     """
 
-    # Only sources go to the directory. Items do not: a 1024x1024 image is 6 MB of patches, whose hash, without which
-    # nothing read from a disk is believed, takes as long as making them from the source again.
+    # Only sources are written to the directory, not items: a 1024x1024 image is 6 MB of patches. Whatever is read from
+    # a disk has to be hashed, and hashing those takes as long as making them from the source again.
 
     def __init__(
         self,
@@ -60,16 +61,16 @@ class MediaStore:
         if directory is None and max_directory_bytes is not None:
             raise MediaStoreError("max_directory_bytes bounds a directory, and there is none; pass directory too")
         self.max_bytes = max_bytes
-        self.seen = ReferenceCache(max_bytes // 4, find=_weakly(self))
+        self.references = ReferenceCache(max_bytes // 4, find=_weak_source_lookup(self))
         self._directory = None if directory is None else SourceDirectory(directory, max_directory_bytes)
-        # A source stands behind each item that was made of it: it is moved up with them, and forgotten after them. So
-        # an item never outlives the entry that its source's bytes are counted under.
+        # The source of an item counts as used after the item, so it is evicted later: an item in the store always has
+        # an entry for its source, under which the source's bytes are counted.
         self._entries: ByteLRU[_Key, MediaItem | MediaSource] = ByteLRU(max_bytes)
         self._items = self._hits = self._misses = self._evictions = 0
         self._lock = threading.Lock()
 
     def get(self, mm_hash: str) -> MediaItem | None:
-        """The item of this name, if memory holds it."""
+        """The item of this hash, or None if memory does not hold it."""
         with self._lock:
             item = self._entries.get(("item", mm_hash))
             if not isinstance(item, MediaItem):
@@ -80,10 +81,10 @@ class MediaStore:
             return item
 
     def put(self, item: MediaItem) -> MediaItem:
-        """Keep the item and its source; return the one to use, which shares what is held already.
+        """Store the item and its source; return the item to use.
 
-        That is the item already held under its hash, if any, or this one with the source already held under its digest.
-        An item that is larger than the store is handed back and not kept.
+        That is the item already stored under the hash, if any, or this one with the source already stored under its
+        digest. An item that is larger than the store is returned and not stored.
         """
         if item.nbytes + item.source.nbytes + 2 * _ENTRY_BYTES > self._room():
             self._write(item.source)
@@ -92,45 +93,45 @@ class MediaStore:
         if source is not item.source:
             item = replace(item, source=source)
         with self._lock:
-            held = self._entries.get(("item", item.mm_hash))
-            if not isinstance(held, MediaItem):
-                held = item
+            cached = self._entries.get(("item", item.mm_hash))
+            if not isinstance(cached, MediaItem):
+                cached = item
                 self._items += 1
-                self._hold(("item", item.mm_hash), item)
-            # Other threads may have pushed it out since it was added.
+                self._insert(("item", item.mm_hash), item)
+            # Other threads may have evicted it since it was added.
             if self._entries.get(("source", source.digest)) is None:
-                self._hold(("source", source.digest), source)
-            self._make_room()
-            return held
+                self._insert(("source", source.digest), source)
+            self._evict()
+            return cached
 
     def add_source(self, source: MediaSource) -> MediaSource:
-        """Keep a source; return the one already held under its digest, if any.
+        """Store a source; return the one already stored under its digest, if any.
 
-        A view is copied: it would keep alive, or mapped, whatever it is a view on. Raises `MediaStoreError` if the
-        store has a directory and the digest cannot be a file name of it.
+        A memoryview is copied: it would keep alive, or mapped, the memory that it views. Raises `MediaStoreError` if
+        the store has a directory and the digest cannot be a file name of it.
         """
         with self._lock:
-            held = self._entries.get(("source", source.digest))
-        if isinstance(held, MediaSource):
-            return held
+            cached = self._entries.get(("source", source.digest))
+        if isinstance(cached, MediaSource):
+            return cached
         self._write(source)
-        return self._remember(source)
+        return self._store_in_memory(source)
 
     def source(self, digest: str) -> MediaSource | None:
-        """The source of this digest from memory, or else, verified, from the directory."""
+        """The source of this digest: from memory, or from the directory, where it is verified; None if absent."""
         with self._lock:
-            held = self._entries.get(("source", digest))
-        if not isinstance(held, MediaSource):
+            cached = self._entries.get(("source", digest))
+        if not isinstance(cached, MediaSource):
             read = None if self._directory is None else self._directory.read(digest)
-            held = None if read is None else self._remember(read)
+            cached = None if read is None else self._store_in_memory(read)
         with self._lock:
-            self._hits += held is not None
-            self._misses += held is None
-        return held
+            self._hits += cached is not None
+            self._misses += cached is None
+        return cached
 
     @property
     def nbytes(self) -> int:
-        """Bytes of items and sources, with a kilobyte for each. `seen.nbytes` comes on top; both within `max_bytes`."""
+        """Bytes of items and sources, with a kilobyte for each. At most `max_bytes - references.nbytes`."""
         return self._entries.nbytes
 
     @property
@@ -143,32 +144,32 @@ class MediaStore:
         """The number of items."""
         return self._items
 
-    def _remember(self, source: MediaSource) -> MediaSource:
-        """Hold a source in memory if it fits; the one to use from now on."""
+    def _store_in_memory(self, source: MediaSource) -> MediaSource:
+        """Store a source in memory if it fits; return the source to use."""
         if not isinstance(source.data, bytes):
             source = MediaSource(source.digest, bytes(source.data))
         with self._lock:
-            held = self._entries.get(("source", source.digest))
-            if isinstance(held, MediaSource):
-                return held
+            cached = self._entries.get(("source", source.digest))
+            if isinstance(cached, MediaSource):
+                return cached
             if source.nbytes + _ENTRY_BYTES <= self._room():
-                self._hold(("source", source.digest), source)
-                self._make_room()
+                self._insert(("source", source.digest), source)
+                self._evict()
         return source
 
     def _room(self) -> int:
-        return self.max_bytes - self.seen.nbytes
+        return self.max_bytes - self.references.nbytes
 
     def _write(self, source: MediaSource) -> None:
         if self._directory is not None:
             self._directory.write(source)
 
-    # Below, the lock is held.
+    # The callers of these hold the lock.
 
-    def _hold(self, key: _Key, medium: MediaItem | MediaSource) -> None:
+    def _insert(self, key: _Key, medium: MediaItem | MediaSource) -> None:
         self._count_evicted(self._entries.put(key, medium, medium.nbytes + _ENTRY_BYTES))
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         self._count_evicted(self._entries.evict_to(self._room()))
 
     def _count_evicted(self, evicted: list[tuple[_Key, MediaItem | MediaSource]]) -> None:
@@ -176,8 +177,8 @@ class MediaStore:
         self._evictions += len(evicted)
 
 
-def _weakly(store: MediaStore) -> Callable[[str], MediaSource | None]:
-    """`store.source` that does not keep the store alive: a cycle would hold its megabytes until the next collection."""
+def _weak_source_lookup(store: MediaStore) -> Callable[[str], MediaSource | None]:
+    """`store.source` without a strong reference to the store: a cycle would hold megabytes until garbage collection."""
     reference = weakref.ref(store)
 
     def find(digest: str) -> MediaSource | None:

@@ -1,4 +1,4 @@
-"""A URL taken apart and held against the policy, and how it is shown."""
+"""Parsing of URLs, the check against the policy, and redaction for errors and logs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from renderers.media.policy import MediaPolicy
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
-# What may stand in a path or query as it is (RFC 3986), and % for what is quoted already.
-_KEPT = "%/?:@!$&'()*+,;=-._~"
-_LONGEST_SHOWN = 200
+# Characters that a path or query may contain unquoted (RFC 3986), and % because quoted ones are quoted already.
+_UNQUOTED = "%/?:@!$&'()*+,;=-._~"
+_MAX_URL_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect, and what to ask for there.
+    """The address and the path of an HTTP request.
 
     `host` is a lower-case ASCII name or an address without brackets, `authority` the Host header, `path` the path with
-    its query (secret), `shown` what errors and logs say.
+    its query (secret), `redacted_url` the URL for errors and logs.
     """
 
     scheme: str
@@ -30,48 +30,48 @@ class Target:
     port: int
     authority: str
     path: str = field(repr=False)
-    shown: str
+    redacted_url: str
 
 
-def redacted(url: str) -> str:
+def redact_url(url: str) -> str:
     """scheme://host[:port]/path: without credentials, query and fragment."""
     try:
         parts = urlsplit(url.strip())
-        _ = parts.port  # a password with a slash leaves half of itself here, and the rest in the path
+        _ = parts.port  # raises where a password with a slash leaves its first half in the place of the port
     except ValueError:
         return "<unreadable URL>"
     if not parts.scheme or not parts.netloc:
         return "<unreadable URL>"
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    return quote(shown, safe=_KEPT + "[]")[:_LONGEST_SHOWN]
+    redacted = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return quote(redacted, safe=_UNQUOTED + "[]")[:_MAX_URL_LENGTH]
 
 
 def allowed_target(url: str, policy: MediaPolicy) -> Target:
-    """Take an http or https URL apart. Raises `MediaPolicyError` unless scheme and host are allowed."""
+    """Parse an http or https URL. Raises `MediaPolicyError` unless its scheme and host are allowed."""
     if any("\ud800" <= character <= "\udfff" for character in url):
-        raise MediaPolicyError("a URL with half a character (a lone surrogate) cannot be read")
-    shown = redacted(url)
+        raise MediaPolicyError("a URL with a lone surrogate (half of a character) cannot be read")
+    redacted = redact_url(url)
     try:
         parts = urlsplit(url.strip())
     except ValueError:
-        raise MediaPolicyError(f"{shown}: this URL cannot be read") from None
+        raise MediaPolicyError(f"{redacted}: this URL cannot be read") from None
     if parts.scheme not in policy.allowed_schemes:
         raise MediaPolicyError(
-            f"{shown}: a {parts.scheme[:20] or 'relative'} URL is not followed under this media policy; name its "
+            f"{redacted}: a {parts.scheme[:20] or 'relative'} URL is not followed under this media policy; name its "
             "scheme in allowed_schemes (http, https), or pass the bytes, a PIL image or a data URL instead"
         )
     if "@" in parts.netloc:
         raise MediaPolicyError(
-            f"{shown}: credentials in a URL are not sent anywhere. Fetch the medium yourself and pass the bytes"
+            f"{redacted}: credentials in a URL are not sent anywhere. Fetch the medium yourself and pass the bytes"
         )
     if _CONTROL.search(url.strip()):
-        raise MediaPolicyError(f"{shown}: a URL with control characters or backslashes is not followed")
+        raise MediaPolicyError(f"{redacted}: a URL with control characters or backslashes is not followed")
     try:
         host, port = normal_host(parts.hostname or ""), parts.port
     except ValueError:  # UnicodeError too
-        raise MediaPolicyError(f"{shown}: host or port of this URL cannot be read") from None
+        raise MediaPolicyError(f"{redacted}: host or port of this URL cannot be read") from None
     if not _is_allowed_host(host, policy.allowed_hosts):
-        raise MediaPolicyError(f"{shown}: the host {host} is not among allowed_hosts of the media policy")
+        raise MediaPolicyError(f"{redacted}: the host {host} is not among allowed_hosts of the media policy")
     bracketed = f"[{host}]" if ":" in host else host
     default = _DEFAULT_PORTS[parts.scheme]
     return Target(
@@ -79,8 +79,8 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
         host=host,
         port=default if port is None else port,
         authority=bracketed if port in (None, default) else f"{bracketed}:{port}",
-        path=quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_KEPT),
-        shown=shown,
+        path=quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_UNQUOTED),
+        redacted_url=redacted,
     )
 
 

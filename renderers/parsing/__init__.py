@@ -2,7 +2,7 @@
 
 from renderers.parsing.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from renderers.parsing.parser import ResponseParser, parse_response
-from renderers.parsing.prompts import ends_in_reasoning
+from renderers.parsing.prompt_reasoning import ends_in_reasoning
 from renderers.parsing.response import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
 __all__ = [

@@ -52,13 +52,13 @@ class Format:
     arguments: ArgumentsForm = "object"
     call_id: str = "call_{index}"
     history_ends: tuple[str, ...] = ()
-    opening: str = ""
+    leading_newlines: str = ""
 
     @property
     def sampled_markers(self) -> tuple[str, ...]:
         """The markers with which a model may begin its turn: never a part of the prompt unless the template says so."""
         reasoning = () if self.reasoning is None else (self.reasoning.start, self.reasoning.end)
-        return (*reasoning, *(() if self.tool_calls is None else self.tool_calls.opens))
+        return (*reasoning, *(() if self.tool_calls is None else self.tool_calls.start_markers))
 
     def __str__(self) -> str:
         parts = [f"stops {' '.join(self.stop_tokens)}"]

@@ -1,4 +1,4 @@
-"""A format compiled for a tokenizer: the alphabet of its markers, and which of them count in which state."""
+"""A format compiled for a tokenizer: the encoding of its markers, and which of them count in which state."""
 
 from __future__ import annotations
 
@@ -33,17 +33,22 @@ class Grammar:
         reasoning, syntax, channels = format.reasoning, format.tool_calls, format.channels
         starts = () if reasoning is None else (reasoning.start + reasoning.label,)
         ends = () if reasoning is None else (reasoning.end,)
-        opens, closes, inner = ((), (), ()) if syntax is None else (syntax.opens, syntax.closes, syntax.inner)
+        opens: tuple[str, ...]
+        closes: tuple[str, ...]
+        inner: tuple[str, ...]
+        opens, closes, inner = (), (), ()
+        if syntax is not None:
+            opens, closes, inner = syntax.start_markers, syntax.end_markers, syntax.inner_markers
         framing = () if channels is None else (channels.start, channels.channel, channels.message, *channels.ends)
         self.decoder = TokenDecoder(tokenizer)
-        self.alphabet = MarkerEncoding(tokenizer, (*starts, *ends, *opens, *closes, *inner, *framing))
+        self.encoding = MarkerEncoding(tokenizer, (*starts, *ends, *opens, *closes, *inner, *framing))
         self.stop_ids = {token_id for token_id in map(tokenizer.control_id, format.stop_tokens) if token_id is not None}
         self.syntax = syntax
         self.channels = channels
-        self.reasons = reasoning is not None
-        self.reasoning_start = "".join(map(self.alphabet.__getitem__, starts))
-        self.closes = closes
-        self.bare = "" if syntax is None else syntax.bare
+        self.has_reasoning = reasoning is not None
+        self.reasoning_start = "".join(map(self.encoding.__getitem__, starts))
+        self.block_ends = closes
+        self.unmarked_starts = "" if syntax is None else syntax.unmarked_starts
 
         start = self._roles(starts, Role.REASONING_START)
         end = self._roles(ends, Role.REASONING_END)
@@ -53,14 +58,14 @@ class Grammar:
         self.in_reasoning = MarkerSearch(end | open_block)
         self.in_block = MarkerSearch(close_block)
         self.in_draft = MarkerSearch(close_block | end)
-        self.nothing: MarkerSearch[Role] = MarkerSearch({})
+        self.no_markers: MarkerSearch[Role] = MarkerSearch({})
         if channels is not None:
             header = self._roles((channels.start,), Role.HEADER_START)
             self.in_header = MarkerSearch(header | self._roles((channels.message,), Role.BODY_START))
             self.in_body = MarkerSearch(header | self._roles(channels.ends, Role.BODY_END))
 
     def _roles(self, markers: tuple[str, ...], role: Role) -> dict[str, Role]:
-        return {self.alphabet[marker]: role for marker in markers}
+        return {self.encoding[marker]: role for marker in markers}
 
 
 @lru_cache(maxsize=8)

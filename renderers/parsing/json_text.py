@@ -13,7 +13,7 @@ MAX_DEPTH = 64
 _DECODER = json.JSONDecoder()
 
 
-def read_json(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """The value of a JSON text with white space around it. Raises `InvalidJsonError`."""
     try:
         value = json.loads(text)
@@ -33,7 +33,7 @@ def end_of_json(text: str, start: int) -> int | None:
         return None
 
 
-def deeper_than(value: Any, levels: int) -> bool:
+def is_deeper_than(value: Any, levels: int) -> bool:
     """Whether containers are nested more than `levels` deep; level by level, so that no depth exhausts the stack."""
     layer = [value]
     for _ in range(levels):

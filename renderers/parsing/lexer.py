@@ -1,4 +1,4 @@
-"""Sampled ids -> text in the alphabet of the markers, with the way back from characters to tokens."""
+"""Sampled ids -> text in the encoding of the markers, with the way back from characters to tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 
 
 class Lexer:
-    """Reads ids as they come. What `feed` and `finish` return, joined, is the completion in the alphabet.
+    """Reads ids as they come. What `feed` and `finish` return, joined, is the completion in the encoding.
 
     Control tokens that belong to no marker are spelled out; U+FFFD stands for an id that is no token.
     """
 
-    def __init__(self, tokenizer: TemplateTokenizer, decoder: TokenDecoder, alphabet: MarkerEncoding) -> None:
-        self._tokenizer, self._decoder, self._alphabet = tokenizer, decoder, alphabet
+    def __init__(self, tokenizer: TemplateTokenizer, decoder: TokenDecoder, encoding: MarkerEncoding) -> None:
+        self._tokenizer, self._decoder, self._encoding = tokenizer, decoder, encoding
         self._run = decoder.new_run()
         self._length = 0
         self._begun: list[int] = []  # per token: how many characters have begun once it is read
@@ -64,7 +64,7 @@ class Lexer:
         return text
 
     def _special(self, token_id: int) -> str:
-        text = self._alphabet.mark_of_id.get(token_id) or self._tokenizer.added_token(token_id) or "\ufffd"
+        text = self._encoding.character_of_id.get(token_id) or self._tokenizer.added_token(token_id) or "\ufffd"
         return self._add(Decoded(text, [len(text)], []))
 
     def _add(self, decoded: Decoded) -> str:

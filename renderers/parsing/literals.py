@@ -19,7 +19,7 @@ _ESCAPE = re.compile(
 )
 _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 
-WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+CONSTANTS: Mapping[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ PYTHON = Language(re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.D
 
 
 class LiteralReader:
-    """Reads values at `position` of a text in the alphabet, which moves behind them."""
+    """Reads values at `position` of a text in the encoding, which moves behind them."""
 
-    def __init__(self, text: str, start: int, end: int, language: Language, alphabet: MarkerEncoding) -> None:
+    def __init__(self, text: str, start: int, end: int, language: Language, encoding: MarkerEncoding) -> None:
         self.text, self.position, self.end = text, start, end
-        self._language, self._alphabet = language, alphabet
+        self._language, self._encoding = language, encoding
 
-    def at(self, expected: str) -> bool:
+    def accept(self, expected: str) -> bool:
         """Whether `expected` comes next, white space aside; moves behind it if so."""
         self.skip_space()
         if not self.text.startswith(expected, self.position, self.end):
@@ -58,7 +58,7 @@ class LiteralReader:
         found = _SPACE.match(self.text, self.position, self.end)
         self.position = self.position if found is None else found.end()
 
-    def word(self) -> str | None:
+    def name(self) -> str | None:
         """A name, dots and hyphens included, or None if none comes next."""
         self.skip_space()
         return self._match(_WORD)
@@ -67,11 +67,11 @@ class LiteralReader:
         """The value that comes next. Raises `LiteralError`."""
         if depth > MAX_DEPTH:
             raise LiteralError("nested too deep")
-        if self.at("["):
+        if self.accept("["):
             return self._list("]", depth)
-        if self.at("("):
+        if self.accept("("):
             return self._list(")", depth)
-        if self.at("{"):
+        if self.accept("{"):
             return self.mapping(":", "}", depth)
         text = self._string()
         if text is not None:
@@ -79,31 +79,31 @@ class LiteralReader:
         number = self._match(_NUMBER)
         if number is not None:
             return self._number(number)
-        word = self.word()
-        if word is not None and word in WORDS:
-            return WORDS[word]
+        word = self.name()
+        if word is not None and word in CONSTANTS:
+            return CONSTANTS[word]
         raise LiteralError(f"no value at character {self.position}")
 
     def mapping(self, separator: str, closing: str, depth: int = 0) -> dict[str, Any]:
         """Keys and values up to `closing`, the opening bracket already read."""
         found: dict[str, Any] = {}
-        while not self.at(closing):
+        while not self.accept(closing):
             key = self._key()
-            if key in found or not self.at(separator):
+            if key in found or not self.accept(separator):
                 raise LiteralError(f"no value for {key!r}")
             found[key] = self.value(depth + 1)
-            if not self.at(","):
-                if self.at(closing):
+            if not self.accept(","):
+                if self.accept(closing):
                     break
                 raise LiteralError(f"neither , nor {closing} at character {self.position}")
         return found
 
     def _list(self, closing: str, depth: int) -> list[Any]:
         found: list[Any] = []
-        while not self.at(closing):
+        while not self.accept(closing):
             found.append(self.value(depth + 1))
-            if not self.at(","):
-                if self.at(closing):
+            if not self.accept(","):
+                if self.accept(closing):
                     break
                 raise LiteralError(f"neither , nor {closing} at character {self.position}")
         return found
@@ -112,17 +112,17 @@ class LiteralReader:
         self.skip_space()
         key = self._string()
         if key is None:
-            key = self.word() if self._language.keys is None else self._match(self._language.keys)
+            key = self.name() if self._language.keys is None else self._match(self._language.keys)
         if key is None:
             raise LiteralError(f"no key at character {self.position}")
-        return self._alphabet.plain(key)
+        return self._encoding.decode(key)
 
     def _string(self) -> str | None:
         found = self._language.string.match(self.text, self.position, self.end)
         if found is None:
             return None
         self.position = found.end()
-        text = self._alphabet.plain(next(group for group in found.groups() if group is not None))
+        text = self._encoding.decode(next(group for group in found.groups() if group is not None))
         return _ESCAPE.sub(_unescaped, text) if self._language.escapes and "\\" in text else text
 
     def _number(self, text: str) -> int | float:

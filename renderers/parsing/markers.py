@@ -1,4 +1,4 @@
-"""Markers in one alphabet: a control token is one character that no text can spell, the rest is text.
+"""Markers in one encoding: a control token is one character that no text can spell, the rest is text.
 
 A completion is read as a string in which each control token that takes part in a marker is a lone surrogate (decoded
 text never holds one). `<tool_call>` is then a single character where the tokenizer has it as a token, and what merely
@@ -25,7 +25,7 @@ class MarkerEncoding:
     def __init__(self, tokenizer: TemplateTokenizer, markers: Iterable[str]) -> None:
         self._mark_of_token: dict[str, str] = {}
         #: id of a control token -> the character that stands for it
-        self.mark_of_id: dict[int, str] = {}
+        self.character_of_id: dict[int, str] = {}
         self._marked: dict[str, str] = {}
         for marker in markers:
             self._marked[marker] = self._spell(marker, tokenizer)
@@ -38,17 +38,17 @@ class MarkerEncoding:
             token = tokenizer.control_token(match.token_id)
             assert token is not None
             mark = self._mark_of_token.setdefault(token, chr(_FIRST + len(self._mark_of_token)))
-            self.mark_of_id[match.token_id] = mark
+            self.character_of_id[match.token_id] = mark
             start, end = match.text_range
             pieces += [marker[position:start], mark]
             position = end
         return "".join([*pieces, marker[position:]])
 
     def __getitem__(self, marker: str) -> str:
-        """A marker in this alphabet."""
+        """A marker in this encoding."""
         return self._marked[marker]
 
-    def plain(self, text: str) -> str:
+    def decode(self, text: str) -> str:
         """`text` with every marker character spelled out."""
         if _MARK.search(text) is None:
             return text
@@ -58,7 +58,7 @@ class MarkerEncoding:
 class MarkerSearch(Generic[R]):
     """Finds the first of several markers in a text that is still growing.
 
-    `roles` maps markers in the alphabet to what they mean; none of them begins with another.
+    `roles` maps markers in the encoding to what they mean; none of them begins with another.
     """
 
     def __init__(self, roles: Mapping[str, R]) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from renderers.parsing.deltas import Delta
 from renderers.parsing.grammar import grammar_of
-from renderers.parsing.harmony import MessageMachine
 from renderers.parsing.lexer import Lexer
+from renderers.parsing.message_turn import MessageTurnParser
 from renderers.parsing.response import ParsedResponse
 from renderers.parsing.schemas import ToolSchemas
-from renderers.parsing.tagged import TaggedMachine
+from renderers.parsing.tagged_turn import TaggedTurnParser
 from renderers.parsing.transcript import Transcript
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -54,9 +54,9 @@ class ResponseParser:
     ) -> None:
         grammar = grammar_of(format, tokenizer)
         self._format, self._grammar = format, grammar
-        self._lexer = Lexer(tokenizer, grammar.decoder, grammar.alphabet)
-        self._transcript = Transcript(self._lexer, grammar.alphabet, ToolSchemas(tools), format.opening)
-        machine = TaggedMachine if grammar.channels is None else MessageMachine
+        self._lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
+        self._transcript = Transcript(self._lexer, grammar.encoding, ToolSchemas(tools), format.leading_newlines)
+        machine = TaggedTurnParser if grammar.channels is None else MessageTurnParser
         self._machine = machine(grammar, self._transcript, reasoning_open=reasoning_open)
         self._stopped = False
         self._ended = False
@@ -71,7 +71,7 @@ class ResponseParser:
         if stop is None:
             return self._transcript.take_deltas()
         self._stopped = True
-        if ids[stop] in self._grammar.alphabet.mark_of_id:  # it closes a call and stops the turn
+        if ids[stop] in self._grammar.encoding.character_of_id:  # it closes a call and stops the turn
             self._machine.feed(self._lexer.feed(ids[stop : stop + 1]))
         return self.end()
 

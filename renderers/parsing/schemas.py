@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from renderers.parsing.errors import InvalidJsonError
-from renderers.parsing.json_text import read_json
+from renderers.parsing.json_text import parse_json
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
@@ -119,7 +119,7 @@ class Schema:
         if not types:
             return _read_undeclared(text)
         try:
-            value = read_json(stripped)
+            value = parse_json(stripped)
         except InvalidJsonError:
             if "string" in types:
                 return text
@@ -132,7 +132,7 @@ class Schema:
 
 def _read_undeclared(text: str) -> Any:
     try:
-        value = read_json(text)
+        value = parse_json(text)
         printed = json.dumps(value, ensure_ascii=False)
     except (InvalidJsonError, RecursionError):
         return text

@@ -15,11 +15,11 @@ from renderers.parsing.syntaxes.syntax import Attempt, Block
 class TextBuffer:
     """Text as it comes, but for the line breaks at its edges that may turn out to be layout.
 
-    Of the breaks before the first word the first `opening` are dropped, or all of them if `starts_bare`.
+    Of the breaks before the first word the first `opening` are dropped, or all of them if `strip_leading`.
     """
 
-    def __init__(self, *, opening: int = 0, starts_bare: bool = False) -> None:
-        self.opening, self.starts_bare = opening, starts_bare
+    def __init__(self, *, opening: int = 0, strip_leading: bool = False) -> None:
+        self.opening, self.strip_leading = opening, strip_leading
         self.begun = False
         self._parts: list[str] = []
         self._breaks = 0  # line breaks that are held back
@@ -38,15 +38,15 @@ class TextBuffer:
             body, self.begun = words, True
         return self._keep("\n" * before + body)
 
-    def finish(self, *, ends_bare: bool) -> str:
+    def finish(self, *, strip_trailing: bool) -> str:
         """The line breaks at the end, unless they are layout."""
         breaks, self._breaks = self._breaks, 0
-        if ends_bare:
+        if strip_trailing:
             return ""
         return self._keep("\n" * (breaks if self.begun else self._shown(breaks)))
 
     def _shown(self, leading: int) -> int:
-        return 0 if self.starts_bare else max(0, leading - self.opening)
+        return 0 if self.strip_leading else max(0, leading - self.opening)
 
     def _keep(self, text: str) -> str:
         self._parts.append(text)
@@ -58,32 +58,32 @@ class TextBuffer:
 
 
 class Transcript:
-    """Collects what a machine reads. Texts come in the alphabet; positions count its characters."""
+    """Collects what a machine reads. Texts come in the encoding; positions count its characters."""
 
-    def __init__(self, lexer: Lexer, alphabet: MarkerEncoding, tools: ToolSchemas, opening: str) -> None:
-        self._lexer, self._alphabet, self._tools = lexer, alphabet, tools
-        self.reasoning = TextBuffer(starts_bare=True)
+    def __init__(self, lexer: Lexer, encoding: MarkerEncoding, tools: ToolSchemas, opening: str) -> None:
+        self._lexer, self._encoding, self._tools = lexer, encoding, tools
+        self.reasoning = TextBuffer(strip_leading=True)
         self.content = TextBuffer(opening=len(opening))
         self.calls: list[ParsedToolCall] = []
         self.reasoned = False  # whether there was reasoning, however short
         self.reasoning_open = False
         self._deltas: list[Delta] = []
 
-    def think(self, text: str) -> None:
-        if certain := self.reasoning.add(self._alphabet.plain(text)):
+    def add_reasoning(self, text: str) -> None:
+        if certain := self.reasoning.add(self._encoding.decode(text)):
             self._deltas.append(ReasoningDelta(certain))
 
-    def say(self, text: str) -> None:
-        if certain := self.content.add(self._alphabet.plain(text)):
+    def add_content(self, text: str) -> None:
+        if certain := self.content.add(self._encoding.decode(text)):
             self._deltas.append(ContentDelta(certain))
 
     def write_call(self, text: str) -> None:
         """More text of the block that is open."""
-        self._deltas.append(ToolCallDelta(len(self.calls), self._alphabet.plain(text)))
+        self._deltas.append(ToolCallDelta(len(self.calls), self._encoding.decode(text)))
 
     def block(self, text: str, *, closed: bool) -> Block:
         """A block to be decoded."""
-        return Block(text, closed, self._alphabet, self._tools)
+        return Block(text, closed, self._encoding, self._tools)
 
     def end_block(self, text: str, start: int, attempts: Sequence[Attempt], *, closed: bool) -> None:
         """The calls of a block whose `text` begins at `start`. One that is alone in its block is the whole of it."""
@@ -95,7 +95,7 @@ class Transcript:
             attempts = [attempts[0]._replace(start=0, end=len(text))]
         for attempt in attempts:
             call = ParsedToolCall(
-                raw=self._alphabet.plain(text[attempt.start : attempt.end]),
+                raw=self._encoding.decode(text[attempt.start : attempt.end]),
                 name=attempt.name,
                 arguments=attempt.arguments,
                 token_span=self._lexer.span(start + attempt.start, start + attempt.end),
@@ -107,8 +107,8 @@ class Transcript:
 
     def finish(self) -> None:
         """Settle the line breaks at the ends: behind content they are words unless calls were made."""
-        self.reasoning.finish(ends_bare=True)
-        if certain := self.content.finish(ends_bare=bool(self.calls)):
+        self.reasoning.finish(strip_trailing=True)
+        if certain := self.content.finish(strip_trailing=bool(self.calls)):
             self._deltas.append(ContentDelta(certain))
 
     def take_deltas(self) -> list[Delta]:

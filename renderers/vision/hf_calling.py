@@ -1,4 +1,4 @@
-"""One call of a model's own processor in transformers: media in, tensors and the text that stands for them out."""
+"""One call of a model's own processor in transformers: media -> tensors and placeholder text."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Clip(NamedTuple):
 Medium = Image.Image | Clip
 
 
-class Outcome(NamedTuple):
+class ProcessorOutput(NamedTuple):
     """What the processor returned for samples of one medium each: tensors of the batch, a replacement a sample."""
 
     tensors: Mapping[str, np.ndarray]
     replacements: Sequence[str]
 
 
-class OwnProcessor:
+class ProcessorRunner:
     """A loaded processor of transformers and one modality of it. Safe to share between threads.
 
     `processor` is a `ProcessorMixin`; `marker` the token that it replaces; `lock` is held while it runs: tokenizers
@@ -69,7 +69,7 @@ class OwnProcessor:
         """The processor of this modality alone, whose settings say how pixels are scaled."""
         return getattr(self._processor, f"{self.modality}_processor", None)
 
-    def run(self, media: Sequence[Medium], *, text: str = "{}", raw: bool = False) -> Outcome:
+    def run(self, media: Sequence[Medium], *, text: str = "{}", raw: bool = False) -> ProcessorOutput:
         """Process media as a batch of samples, one medium and the text (`{}` is the marker) each.
 
         `raw` leaves out rescale and normalise: the pixels that the floats are made of, uint8 where the class allows it.
@@ -99,7 +99,7 @@ class OwnProcessor:
                 f"{self.name} does not say what it puts in place of {self.marker!r} (return_text_replacement_offsets); "
                 "a newer transformers may"
             )
-        return Outcome(
+        return ProcessorOutput(
             {name: _array(name, value) for name, value in tensors.items() if name not in self._text_tensors},
             [self._replacement(sample) for sample in offsets],
         )

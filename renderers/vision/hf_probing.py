@@ -1,4 +1,4 @@
-"""What a processor of transformers does to media, found by running it on images and clips alone and together."""
+"""Finds how a processor of transformers lays out its tensors, by running it on media one at a time and as a batch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from renderers.errors import LoadError, MediaError
 from renderers.media.item import TensorField
 from renderers.media.pixel_scale import PixelScale
 from renderers.vision.batching import combine, same_bits
-from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, Outcome, OwnProcessor
+from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorOutput, ProcessorRunner
 from renderers.vision.normalise import ScaledPixels
 
 # (width, height): small, wide and tall, so that each image is larger than another in some direction and a processor
 # that cuts images into tiles cuts them into different numbers.
 _IMAGES = ((97, 61), (1031, 331), (317, 911))
 _CLIPS = ((160, 96), (96, 176))
-# Processors that sample two frames a second take all of them. Several chunks for those that cut videos into chunks.
+# At this speed, processors that sample two frames a second take every frame. The number of frames gives several chunks
+# to processors that cut videos into chunks.
 _CLIP_FPS = 2.0
 _CLIP_FRAMES = 9
-# Beside the marker, to see that no tensor depends on the text.
+# Text around the marker, which shows that no tensor depends on the text.
 _TEXT = "one {} two three"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the tensors of one item become those of a batch, and which token stands for a row of features.
+    """How the tensors of single items become those of a batch, and which token stands for a row of features.
 
-    `example` is the text that the processor puts in place of the marker of one probe. `scale` makes the processor's
-    floats of what it gives without rescale and normalise, bit for bit, in the tensors `raw_names`; None where no scale
+    `example` is the text that the processor puts in place of the marker of one probe. `scale` turns the processor's
+    output without rescale and normalise into its floats, bit for bit, in the tensors `raw_names`; None where no scale
     does.
     """
 
@@ -44,48 +45,51 @@ class Layout:
     raw_names: frozenset[str] = frozenset()
 
 
-def probe(own: OwnProcessor, *, least_frames: int, embed_tokens: Sequence[str]) -> Layout:
-    """Find the layout of a processor, or raise a `LoadError` that names the tensor at fault.
+def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[str]) -> Layout:
+    """Find the layout of a processor. Raises a `LoadError` that names the tensor without a layout.
 
-    `least_frames`: fewer frames make no video for it; `embed_tokens`: what config.json names, if there is one.
+    `min_frames` is the number of frames that the processor needs; `embed_tokens` are those that config.json names.
     """
-    media = _images() if own.modality == "image" else _clips(max(least_frames, _CLIP_FRAMES))
+    media = _images() if runner.modality == "image" else _clips(max(min_frames, _CLIP_FRAMES))
     try:
-        alone = [own.run([medium]) for medium in media]
-        together = own.run(media, text=_TEXT)
+        single = [runner.run([medium]) for medium in media]
+        batch = runner.run(media, text=_TEXT)
     except PROCESSOR_ERRORS as error:
-        raise LoadError(f"{own.name} does not process {own.modality}s one at a time: {error}") from error
-    if list(together.replacements) != [outcome.replacements[0] for outcome in alone]:
+        raise LoadError(f"{runner.name} does not process {runner.modality}s one at a time: {error}") from error
+    if list(batch.replacements) != [output.replacements[0] for output in single]:
         raise LoadError(
-            f"{own.name} puts other text in place of {own.marker!r} where {own.modality}s are processed together; such "
-            "a model cannot be given items that were processed alone"
+            f"{runner.name} puts other text in place of {runner.marker!r} where {runner.modality}s are processed "
+            "together; such a model cannot be given items that were processed alone"
         )
-    fields = _fields(own, alone, together)
-    embed_token = _embed_token(own, alone, embed_tokens)
-    scale, raw_names = _scale(own, media, alone, fields)
-    return Layout(fields, embed_token, alone[0].replacements[0], scale, raw_names)
+    fields = _fields(runner, single, batch)
+    embed_token = _embed_token(runner, single, embed_tokens)
+    scale, raw_names = _scale(runner, media, single, fields)
+    return Layout(fields, embed_token, single[0].replacements[0], scale, raw_names)
 
 
 def _scale(
-    own: OwnProcessor, media: Sequence[Medium], alone: Sequence[Outcome], fields: Mapping[str, TensorField]
+    runner: ProcessorRunner,
+    media: Sequence[Medium],
+    single: Sequence[ProcessorOutput],
+    fields: Mapping[str, TensorField],
 ) -> tuple[PixelScale | None, frozenset[str]]:
-    """How floats are made of uint8 patches, and in which tensors, as far as the probes show it bit for bit.
+    """The scale that turns uint8 patches into exactly the processor's floats, and the names of those tensors.
 
-    The probes hold every value of every channel, and rescale and normalise look at one value at a time.
+    The probes contain every value of every channel, and rescale and normalise treat each value by itself.
     """
-    settings = _scale_settings(own.part)
+    settings = _scale_settings(runner.part)
     if settings is None:
         return None, frozenset()
     try:
-        raw = [own.run([medium], raw=True) for medium in media]
+        raw = [runner.run([medium], raw=True) for medium in media]
     except PROCESSOR_ERRORS:
-        return None, frozenset()  # a class that takes no such option; its floats are what there is
-    if any(one.replacements != other.replacements for one, other in zip(raw, alone, strict=True)):
+        return None, frozenset()  # the class has no such option: its floats are kept
+    if any(one.replacements != other.replacements for one, other in zip(raw, single, strict=True)):
         return None, frozenset()
     for fused in (True, False):
         scale = PixelScale(*settings, fused)
         names = [
-            _scaled_names(scale, one.tensors, other.tensors, fields) for one, other in zip(raw, alone, strict=True)
+            _scaled_names(scale, one.tensors, other.tensors, fields) for one, other in zip(raw, single, strict=True)
         ]
         if names[0] and all(each == names[0] for each in names):
             return scale, names[0]
@@ -111,7 +115,7 @@ def _scaled_names(
     floats: Mapping[str, np.ndarray],
     fields: Mapping[str, TensorField],
 ) -> frozenset[str] | None:
-    """The tensors of uint8 patches that the scale makes the floats of; None where another tensor differs."""
+    """The names of tensors whose floats the scale makes of uint8 patches; None where another tensor differs."""
     if raw.keys() != floats.keys():
         return None
     names = set()
@@ -133,43 +137,45 @@ def _has_channels(pixels: np.ndarray, channels: int) -> bool:
     return pixels.ndim > 2 and bool(pixels.shape[1] == channels)
 
 
-def _fields(own: OwnProcessor, alone: Sequence[Outcome], together: Outcome) -> dict[str, TensorField]:
-    names = together.tensors.keys()
-    for outcome in alone:
-        if outcome.tensors.keys() != names:
+def _fields(
+    runner: ProcessorRunner, single: Sequence[ProcessorOutput], batch: ProcessorOutput
+) -> dict[str, TensorField]:
+    names = batch.tensors.keys()
+    for output in single:
+        if output.tensors.keys() != names:
             raise LoadError(
-                f"{own.name} returns {', '.join(outcome.tensors)} for one {own.modality} and "
+                f"{runner.name} returns {', '.join(output.tensors)} for one {runner.modality} and "
                 f"{', '.join(names)} for several; only processors that return the same are read"
             )
     return {
-        name: _field(own, name, [outcome.tensors[name] for outcome in alone], together.tensors[name]) for name in names
+        name: _field(runner, name, [output.tensors[name] for output in single], batch.tensors[name]) for name in names
     }
 
 
-def _field(own: OwnProcessor, name: str, alone: Sequence[np.ndarray], together: np.ndarray) -> TensorField:
-    """The kind of tensor that makes `together` of the single ones, bit for bit."""
-    for field in _candidates(alone, together):
+def _field(runner: ProcessorRunner, name: str, single: Sequence[np.ndarray], batch: np.ndarray) -> TensorField:
+    """The field that combines the tensors of single items into exactly the tensor of the batch."""
+    for field in _candidates(single, batch):
         try:
-            combined = combine([item_tensor(name, array, field) for array in alone], field)
+            combined = combine([item_tensor(name, array, field) for array in single], field)
         except MediaError:
             continue
-        if same_bits(combined, together):
+        if same_bits(combined, batch):
             return field
-    shapes = ", ".join(str(array.shape) for array in alone)
+    shapes = ", ".join(str(array.shape) for array in single)
     raise LoadError(
-        f"{own.name} makes {name!r} of shapes {shapes} of single {own.modality}s and {together.shape} of all together, "
-        "which is neither their rows one after another nor stacked and padded: their values or their layout depend on "
-        "what else is in the batch, so that items processed alone would be wrong"
+        f"{runner.name} makes {name!r} of shapes {shapes} of single {runner.modality}s and {batch.shape} of all "
+        "together, which is neither their rows one after another nor stacked and padded: their values or their layout "
+        "depend on what else is in the batch, so that items processed alone would be wrong"
     )
 
 
-def _candidates(alone: Sequence[np.ndarray], together: np.ndarray) -> list[TensorField]:
-    """Kinds that the shapes allow. One row a medium can be either of two; stacked is what the models read it as."""
-    if together.ndim == 0 or any(array.ndim != together.ndim for array in alone):
+def _candidates(single: Sequence[np.ndarray], batch: np.ndarray) -> list[TensorField]:
+    """The fields that the shapes allow. One row per item may be flat or batched; models read it as batched."""
+    if batch.ndim == 0 or any(array.ndim != batch.ndim for array in single):
         return [TensorField("shared")]
     candidates = [TensorField("flat"), TensorField("shared")]
-    if len(together) == len(alone) and all(len(array) == 1 for array in alone):
-        padded = [row for row, array in zip(together, alone, strict=True) if row.shape != array.shape[1:]]
+    if len(batch) == len(single) and all(len(array) == 1 for array in single):
+        padded = [row for row, array in zip(batch, single, strict=True) if row.shape != array.shape[1:]]
         candidates.insert(0, TensorField("batched", float(padded[0].flat[-1]) if padded else None))
     return candidates
 
@@ -186,24 +192,24 @@ def item_tensor(name: str, array: np.ndarray, field: TensorField) -> np.ndarray:
     return np.asarray(array[0])
 
 
-def _embed_token(own: OwnProcessor, alone: Sequence[Outcome], named: Sequence[str]) -> str:
-    """The control token that is repeated most. `named` are those that config.json gives the model to look for."""
+def _embed_token(runner: ProcessorRunner, single: Sequence[ProcessorOutput], named: Sequence[str]) -> str:
+    """The most frequent control token. `named` are the tokens that config.json gives to the model."""
     counts: Counter[str] = Counter()
-    for outcome in alone:
-        for piece in own.pieces(outcome.replacements[0]):
-            if own.is_control(piece.text):
+    for output in single:
+        for piece in runner.pieces(output.replacements[0]):
+            if runner.is_control(piece.text):
                 counts[piece.text] += piece.times
     if not counts:
         raise LoadError(
-            f"{own.name} puts {alone[0].replacements[0][:80]!r} in place of {own.marker!r}, without a control token of "
-            "its tokenizer: load the tokenizer that belongs to this processor"
+            f"{runner.name} puts {single[0].replacements[0][:80]!r} in place of {runner.marker!r}, without a control "
+            "token of its tokenizer: load the tokenizer that belongs to this processor"
         )
     (token, count), *others = counts.most_common(2)
     tied = bool(others) and others[0][1] == count
     if tied or (named and token not in named):
         raise LoadError(
-            f"cannot tell which token stands for the features of a {own.modality}: {own.name} prints {dict(counts)}, "
-            f"config.json names {', '.join(named) or 'none'}"
+            f"cannot tell which token stands for the features of a {runner.modality}: {runner.name} prints "
+            f"{dict(counts)}, config.json names {', '.join(named) or 'none'}"
         )
     return token
 
@@ -212,14 +218,14 @@ def _images() -> list[Medium]:
     return [Image.fromarray(_noise(width, height)) for width, height in _IMAGES]
 
 
-def _clips(least_frames: int) -> list[Medium]:
+def _clips(min_frames: int) -> list[Medium]:
     return [
-        Clip(np.stack([_noise(width, height + index)[:height] for index in range(least_frames + more)]), _CLIP_FPS)
+        Clip(np.stack([_noise(width, height + index)[:height] for index in range(min_frames + more)]), _CLIP_FPS)
         for more, (width, height) in enumerate(_CLIPS)
     ]
 
 
 def _noise(width: int, height: int) -> np.ndarray:
-    """uint8 (height, width, 3) in which no two pixels of any use are alike."""
+    """uint8 (height, width, 3) of random values."""
     values = np.random.default_rng(width * 10_000 + height).integers(0, 256, (height, width, 3))
     return values.astype(np.uint8)

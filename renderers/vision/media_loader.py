@@ -17,7 +17,7 @@ from renderers.media.event_loop import on_event_loop
 from renderers.media.item import MediaItem, Modality
 from renderers.media.source import MediaSource
 from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
-from renderers.vision.media_markers import ShownItem
+from renderers.vision.media_markers import LocatedItem
 from renderers.vision.processor import MediaProcessor
 
 
@@ -46,16 +46,16 @@ class MediaLoader:
         self.processors = processors
         self._model = model
         self._missing = missing or {}
-        self._begin()
+        self._reset_for_process()
 
-    def _begin(self) -> None:
+    def _reset_for_process(self) -> None:
         """Of this process: in a forked one the threads of the parent are gone, and nobody ends what they were at."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[MediaItem]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
-    def take(self, messages: Sequence[Mapping[str, Any]]) -> list[ShownItem]:
+    def load(self, messages: Sequence[Mapping[str, Any]]) -> list[LocatedItem]:
         """The items of checked messages, in their order.
 
         Raises `UnsupportedModalityError` and `MediaError`, both naming message and part; `BlockingFetchError` where a
@@ -69,7 +69,7 @@ class MediaLoader:
             made = iter(self._new_items(missing))
             known = [next(made) if item is None else item for item in known]
         return [
-            ShownItem(part.message_index, part.part_index, item)
+            LocatedItem(part.message_index, part.part_index, item)
             for part, item in zip(parts, known, strict=True)
             if item is not None
         ]
@@ -102,7 +102,7 @@ class MediaLoader:
 
     def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
         if self._process != os.getpid():
-            self._begin()
+            self._reset_for_process()
         return [
             _Part(index, part_index, part, self._processor(part["type"], index, part_index))
             for index, message in enumerate(messages)
@@ -132,7 +132,7 @@ class MediaLoader:
         return None if source is None else part.processor.store.get(part.processor.mm_hash(source))
 
     def _known_source(self, part: _Part, reference: Any) -> MediaSource | None:
-        known = part.processor.store.seen.get(reference)
+        known = part.processor.store.references.get(reference)
         # Stores are shared between policies. What this one does not allow is loaded as if new, which says so.
         # Of raw pixels the policy bounds the number, not the bytes.
         if known is None or (known.nbytes > part.processor.policy.max_bytes and not known.is_pixels):
@@ -172,7 +172,7 @@ class MediaLoader:
         from renderers.media.reference import source_of_part  # loads Pillow, which readers of text do without
 
         store = part.processor.store
-        return store.seen.remember(reference, store.add_source(source_of_part(part.part, part.processor.policy)))
+        return store.references.put(reference, store.add_source(source_of_part(part.part, part.processor.policy)))
 
     def _processed(self, source: MediaSource, processor: MediaProcessor) -> MediaItem:
         mm_hash = processor.mm_hash(source)
@@ -225,11 +225,11 @@ def _reference(part: _Part) -> Any:
         value = value.strip()
         allowed_target(value, policy)
     elif isinstance(value, (str, os.PathLike)):
-        from renderers.media.paths import seen_file
+        from renderers.media.paths import file_state
         from renderers.media.reference import path_of_reference
 
         path = path_of_reference(value)
-        return None if path is None else seen_file(path, policy)
+        return None if path is None else file_state(path, policy)
     return value
 
 

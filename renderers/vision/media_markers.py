@@ -13,7 +13,7 @@ from renderers.tokens.encoding import PrintedControl
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 
-class ShownItem(NamedTuple):
+class LocatedItem(NamedTuple):
     """An image or video, and the content part that holds it."""
 
     message_index: int
@@ -50,7 +50,7 @@ class MediaSlot(NamedTuple):
         return self.modality, self.num_tokens, pieces
 
 
-class Stretch(NamedTuple):
+class MediaSpan(NamedTuple):
     """Characters `start:end` that stand for an item; `embeds` are the starts of the control tokens that hold features.
 
     `whole` is False where text at an edge of the expansion may merge with its neighbours into one token: the stretch
@@ -63,7 +63,7 @@ class Stretch(NamedTuple):
     whole: bool
 
 
-class Replaced(NamedTuple):
+class ExpandedPrint(NamedTuple):
     """A print in which every marker is replaced. A control token at character c stands for `times.get(c, 1)` of them.
 
     `stretches` is parallel to the slots.
@@ -72,7 +72,7 @@ class Replaced(NamedTuple):
     printed: Printed
     controls: Sequence[PrintedControl]
     times: Mapping[int, int]
-    stretches: Sequence[Stretch]
+    stretches: Sequence[MediaSpan]
 
 
 def replace_markers(
@@ -84,7 +84,7 @@ def replace_markers(
     tokenizer: TemplateTokenizer,
     *,
     begin: int = 0,
-) -> Replaced:
+) -> ExpandedPrint:
     """Replace each marker printed from character `begin` on by what its item takes.
 
     `owners` is parallel to the segments of `printed`. Text is only spliced where an expansion holds more than markers;
@@ -100,13 +100,13 @@ def replace_markers(
     placed = [slots[index] for index in slot_of]
     if all(slot.expansion is None for slot in placed):
         times = {control.start: slot.num_tokens for control, slot in zip(shown, placed, strict=True)}
-        stretches = [Stretch(control.start, control.end, (control.start,), True) for control in shown]
-        return Replaced(printed, controls, times, _in_slot_order(stretches, slot_of))
+        stretches = [MediaSpan(control.start, control.end, (control.start,), True) for control in shown]
+        return ExpandedPrint(printed, controls, times, _in_slot_order(stretches, slot_of))
     replaced = _spliced(printed, controls, shown, placed, tokenizer, begin)
     return replaced._replace(stretches=_in_slot_order(replaced.stretches, slot_of))
 
 
-def _in_slot_order(stretches: Sequence[Stretch], slot_of: Sequence[int]) -> list[Stretch]:
+def _in_slot_order(stretches: Sequence[MediaSpan], slot_of: Sequence[int]) -> list[MediaSpan]:
     return [stretch for _, stretch in sorted(zip(slot_of, stretches, strict=True))]
 
 
@@ -155,7 +155,7 @@ def _spliced(
     slots: Sequence[MediaSlot],
     tokenizer: TemplateTokenizer,
     begin: int,
-) -> Replaced:
+) -> ExpandedPrint:
     """The print with expansions in the place of the markers `shown`; `slots` and the stretches are parallel to them."""
     marker_starts = {marker.start for marker in shown}
     kept = [control for control in controls if control.start not in marker_starts]
@@ -165,7 +165,7 @@ def _spliced(
     length, position = 0, 0
     found: list[PrintedControl] = []
     times: dict[int, int] = {}
-    stretches: list[Stretch] = []
+    stretches: list[MediaSpan] = []
     shifts = [0]
     for marker, slot in zip(shown, slots, strict=True):
         text.append(printed.text[position : marker.start])
@@ -190,7 +190,7 @@ def _spliced(
     marker_ends = [marker.end for marker in shown]
     segments = [s._replace(start=moved(s.start), end=moved(s.end)) for s in printed.segments]
     moved_controls = [c._replace(start=moved(c.start), end=moved(c.end)) for c in kept]
-    return Replaced(Printed("".join(text), segments), sorted([*moved_controls, *found]), times, stretches)
+    return ExpandedPrint(Printed("".join(text), segments), sorted([*moved_controls, *found]), times, stretches)
 
 
 class _Expansion(NamedTuple):
@@ -229,9 +229,9 @@ def _expanded(
     return _Expansion(text, controls, times, tuple(embeds))
 
 
-def _stretch(expansion: _Expansion, start: int, bounded: tuple[bool, bool]) -> Stretch:
+def _stretch(expansion: _Expansion, start: int, bounded: tuple[bool, bool]) -> MediaSpan:
     """Characters that begin and end with a token for certain; `bounded`: nothing can merge at the start, at the end."""
     end = start + len(expansion.text)
     first, last = expansion.controls[0].start, expansion.controls[-1].end
     stretch = (start if bounded[0] else first, end if bounded[1] else last)
-    return Stretch(*stretch, expansion.embeds, whole=stretch == (start, end))
+    return MediaSpan(*stretch, expansion.embeds, whole=stretch == (start, end))

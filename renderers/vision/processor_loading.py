@@ -51,11 +51,11 @@ def load_media(
     policy = policy or MediaPolicy()
     store = MediaStore() if store is None else store
 
-    from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, reads_images
-    from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, reads_videos
+    from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, is_qwen_vl_image_config
+    from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, is_qwen_vl_video_config
 
-    if (image and not reads_images(image)) or (video and not reads_videos(video)):
-        from renderers.vision.hf import load_hf_processors
+    if (image and not is_qwen_vl_image_config(image)) or (video and not is_qwen_vl_video_config(video)):
+        from renderers.vision.hf_processor import load_hf_processors
 
         try:
             return MediaLoader(load_hf_processors(directory, policy=policy, store=store), model=model)

@@ -45,13 +45,13 @@ from renderers.vision.processor import ImageBackend
 # The processor refuses longer images; resizing them would squeeze one side to nothing.
 MAX_ASPECT_RATIO = 200
 #: Of a resized image. The numbers that are in use stay far below; more would fill the memory.
-MOST_PIXELS = 2**27
+MAX_RESIZED_PIXELS = 2**27
 
 _PROCESSOR_TYPES = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
 _FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
 
 
-def reads_images(config: Mapping[str, Any]) -> bool:
+def is_qwen_vl_image_config(config: Mapping[str, Any]) -> bool:
     """Whether a parsed preprocessor_config.json is one for `QwenVLConfig`."""
     return config.get("image_processor_type") in _PROCESSOR_TYPES
 
@@ -86,7 +86,7 @@ class QwenVLConfig:
             )
         if backend is None:
             backend = "pillow" if kind.endswith("Pil") else "torchvision"
-        numbers = read_numbers(config, path=path, fused=backend == "torchvision")
+        numbers = read_pixel_settings(config, path=path, fused=backend == "torchvision")
         if backend == "torchvision":
             check_resample(numbers["resample"], path=path)
         return cls(backend=backend, **numbers)
@@ -155,7 +155,7 @@ def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str |
             f"a {width}x{height} image is longer than {MAX_ASPECT_RATIO}:1; crop it first", digest=digest
         )
     resized = fitting_size(width, height, 1, config.factor, config.min_pixels, config.max_pixels)
-    if resized[0] * resized[1] > MOST_PIXELS:
+    if resized[0] * resized[1] > MAX_RESIZED_PIXELS:
         raise MediaLimitError(
             f"a {width}x{height} image would become {resized[0]}x{resized[1]} pixels, as patch_size, merge_size and "
             "min_pixels of the model's preprocessor_config.json have it; correct them, or make the image smaller",
@@ -194,22 +194,22 @@ def _resized(planes: np.ndarray, width: int, height: int, config: QwenVLConfig) 
     return np.concatenate([image_planes(image) for image in images])
 
 
-def read_numbers(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[str, Any]:
+def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[str, Any]:
     """What images and videos have in common in their files: geometry, pixel limits, filter, scale."""
     for step in ("do_resize", "do_rescale", "do_normalize"):
         if config.get(step) is False:
             raise InvalidFileError(path, f"{step} is false; only processors that take every step are read")
     numbers = {
-        name: whole_number(config, name, most=most, path=path)
+        name: read_integer(config, name, maximum=most, path=path)
         for name, most in (("patch_size", 1024), ("temporal_patch_size", 64), ("merge_size", 64))
     }
     # As in transformers, min_pixels and max_pixels win over `size`, which newer files have instead.
     size = config.get("size")
     edges = size if isinstance(size, dict) else {}
-    for name, edge, most in (("min_pixels", "shortest_edge", MOST_PIXELS), ("max_pixels", "longest_edge", None)):
+    for name, edge, most in (("min_pixels", "shortest_edge", MAX_RESIZED_PIXELS), ("max_pixels", "longest_edge", None)):
         given = config.get(name) is not None
-        numbers[name] = whole_number(config if given else edges, name if given else edge, most=most, path=path)
-    numbers["resample"] = whole_number(config, "resample", least=0, most=5, default=3, path=path)
+        numbers[name] = read_integer(config if given else edges, name if given else edge, maximum=most, path=path)
+    numbers["resample"] = read_integer(config, "resample", minimum=0, maximum=5, default=3, path=path)
     mean, std = (_colours(config, name, path=path) for name in ("image_mean", "image_std"))
     factor = config.get("rescale_factor", 1 / 255)
     scaling = [*mean, *map(abs, std), factor]
@@ -223,8 +223,8 @@ def read_numbers(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[s
     return {**numbers, "scale": PixelScale(factor, mean, std, fused)}
 
 
-def whole_number(
-    config: Mapping[str, Any], name: str, *, path: str, least: int = 1, most: int | None = None, default: Any = ...
+def read_integer(
+    config: Mapping[str, Any], name: str, *, path: str, minimum: int = 1, maximum: int | None = None, default: Any = ...
 ) -> Any:
     """The whole number under a name, `default` where the file has none. Raises `InvalidFileError` for another one."""
     value = config.get(name)
@@ -234,8 +234,8 @@ def whole_number(
         return default
     if type(value) is float and value.is_integer():
         value = int(value)
-    if type(value) is not int or value < least or (most is not None and value > most):
-        bounds = f"{least} or more" if most is None else f"from {least} to {most}"
+    if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
+        bounds = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
         raise InvalidFileError(path, f"{name} is {short_repr(value)}; it has to be a whole number, {bounds}")
     return value
 

@@ -28,12 +28,12 @@ from renderers.vision import resampling
 from renderers.vision.patches import frame_patches
 from renderers.vision.qwen_vl import (
     MAX_ASPECT_RATIO,
-    MOST_PIXELS,
+    MAX_RESIZED_PIXELS,
     check_resample,
     fingerprint,
     fitting_size,
-    read_numbers,
-    whole_number,
+    read_integer,
+    read_pixel_settings,
 )
 
 Family = Literal["qwen2", "qwen3"]
@@ -54,7 +54,7 @@ _FIELDS = {
 }
 
 
-def reads_videos(config: Mapping[str, Any]) -> bool:
+def is_qwen_vl_video_config(config: Mapping[str, Any]) -> bool:
     """Whether a parsed video_preprocessor_config.json is one for `QwenVLVideoConfig`."""
     kind = config.get("video_processor_type")
     return isinstance(kind, str) and kind in _FAMILIES
@@ -99,7 +99,7 @@ class QwenVLVideoConfig:
                 path, f"video_processor_type {short_repr(kind)} is not one of {', '.join(_FAMILIES)}"
             )
         family = _FAMILIES[kind]
-        pixels = read_numbers(config, path=path, fused=True)
+        pixels = read_pixel_settings(config, path=path, fused=True)
         check_resample(pixels["resample"], path=path)
         sampling = _read_sampling({**_DEFAULTS[family], **config}, family, path=path)
         return cls(
@@ -302,7 +302,7 @@ def _read_sampling(config: Mapping[str, Any], family: Family, *, path: str) -> d
     if sampled and family == "qwen2" and config["fps"] is None and config.get("num_frames") is None:
         raise InvalidFileError(path, "do_sample_frames is true but neither fps nor num_frames says how many")
     numbers: dict[str, Any] = {
-        name: whole_number(config, name, most=_MOST_FRAMES, default=default, path=path)
+        name: read_integer(config, name, maximum=_MOST_FRAMES, default=default, path=path)
         for name, default in (("num_frames", None), ("min_frames", 4), ("max_frames", 768))
     }
     fps = config["fps"]
@@ -313,5 +313,5 @@ def _read_sampling(config: Mapping[str, Any], family: Family, *, path: str) -> d
         "fps": None if fps is None else float(fps),
         **numbers,
         "cap_pixels_per_frame": bool(config.get("cap_pixels_per_frame")),
-        "max_video_tokens": whole_number(config, "max_video_tokens", most=MOST_PIXELS, path=path),
+        "max_video_tokens": read_integer(config, "max_video_tokens", maximum=MAX_RESIZED_PIXELS, path=path),
     }

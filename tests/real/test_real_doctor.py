@@ -19,8 +19,9 @@ from vllm_server import VLLMServer
 from renderers import load_renderer
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.finding import Outcome, ok
-from rollouts.cli.doctor.image_checks import image_pixels, images_of_server
-from rollouts.cli.doctor.reference_check import mismatch
+from rollouts.cli.doctor.image_generation_checks import image_pixels
+from rollouts.cli.doctor.image_rendering_checks import image_rendering
+from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.target import Target, fresh_image
 from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
 from rollouts.engines.vllm.http.connection import ServerConnection
@@ -82,8 +83,8 @@ async def test_pixels_normalised_twice_are_found_although_the_server_answers_200
         trapped = replace(target, engine=engine, capabilities=wrong)
         try:
             assert (await image_pixels(trapped)).outcome is Outcome.FAILED
-            trapped.known["text tokens"] = trapped.known["image request"] = ok("", "")
-            features = {one.check: one for one in await images_of_server(trapped)}
+            trapped.findings["text tokens"] = trapped.findings["image request"] = ok("", "")
+            features = {one.check: one for one in await image_rendering(trapped)}
             assert "float32 with us and uint8 with the server" in features["image features"].seen
             scored = {one.check: one for one in await mismatch(trapped, max_gigabytes=1)}
             assert scored["mismatch, text"].outcome is Outcome.OK

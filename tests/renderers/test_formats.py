@@ -130,7 +130,7 @@ def test_every_template_of_the_corpus_has_its_format(name: str) -> None:
     assert (format.reasoning is not None and format.reasoning.opened_by_prompt) == (base in OPENED)
     if name != "trl/deepseekv3_training":  # which prints a dict as JSON itself
         assert format.arguments == ("json" if base in JSON_ARGUMENTS else "object")
-    assert format.opening == OPENINGS.get(base, "")
+    assert format.leading_newlines == OPENINGS.get(base, "")
 
 
 def test_the_table_above_has_every_template_of_the_corpus() -> None:

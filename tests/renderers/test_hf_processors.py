@@ -38,9 +38,9 @@ from renderers.media.item import ExpansionPiece, MediaItem, TensorField
 from renderers.media.raw import image_to_raw
 from renderers.media.raw_video import frames_to_raw
 from renderers.vision.batching import batch_tensors
-from renderers.vision.hf import HFProcessor, load_hf_processors
-from renderers.vision.hf_calling import OwnProcessor
+from renderers.vision.hf_calling import ProcessorRunner
 from renderers.vision.hf_probing import probe
+from renderers.vision.hf_processor import HFProcessor, load_hf_processors
 from renderers.vision.normalise import ScaledPixels
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -172,7 +172,7 @@ def test_pixels_that_the_scale_does_not_make_the_floats_of_are_not_held_as_uint8
     """A processor that does something else between resize and the floats than its settings say."""
     reference = own("glm-4.5v")
 
-    class Altered(OwnProcessor):
+    class Altered(ProcessorRunner):
         def run(self, media: Any, *, text: str = "{}", raw: bool = False) -> Any:
             if raw and fault == "no rescale option":
                 raise TypeError("unexpected keyword do_rescale")
@@ -186,7 +186,7 @@ def test_pixels_that_the_scale_does_not_make_the_floats_of_are_not_held_as_uint8
                 pixels = np.sign(pixels) * np.abs(pixels) ** np.float32(1.1)
             return outcome._replace(tensors={**outcome.tensors, "pixel_values": pixels})
 
-    for kind, scaled in ((OwnProcessor, True), (Altered, False)):
+    for kind, scaled in ((ProcessorRunner, True), (Altered, False)):
         processor = kind(reference, "image", reference.image_token, threading.Lock())
         layout = probe(processor, least_frames=1, embed_tokens=["<|image|>"])
         assert (layout.scale is not None) is scaled
@@ -393,7 +393,7 @@ def test_a_fingerprint_is_the_same_in_another_process(directories: Any, loaded: 
     code = (
         "import sys\nfrom renderers import MediaPolicy, MediaStore\n"
         "assert not {'torch', 'transformers', 'PIL'} & sys.modules.keys()\n"
-        "from renderers.vision.hf import load_hf_processors\n"
+        "from renderers.vision.hf_processor import load_hf_processors\n"
         "print(load_hf_processors(sys.argv[1], policy=MediaPolicy(), store=MediaStore())['image'].fingerprint)"
     )
     run = subprocess.run(
@@ -664,7 +664,7 @@ def probe_with(own: Callable[[str], Any], fault: Fault) -> Mapping[str, TensorFi
 
     real = own("pixtral")
     faulty = Faulty(real.image_processor, real.tokenizer, patch_size=16)
-    return probe(OwnProcessor(faulty, "image", "[IMG]", threading.Lock()), least_frames=1, embed_tokens=()).fields
+    return probe(ProcessorRunner(faulty, "image", "[IMG]", threading.Lock()), least_frames=1, embed_tokens=()).fields
 
 
 def test_more_rows_than_any_probe_had_are_refused(directories: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,8 +252,8 @@ def test_threads_share_a_store_without_passing_its_bound(with_directory: bool, t
 
 def test_a_store_of_its_own_remembers_references_in_a_quarter_of_its_bytes() -> None:
     store = MediaStore(max_bytes=80 * KB)
-    assert store.seen.max_bytes == 20 * KB
-    assert MediaStore().seen is not store.seen
+    assert store.references.max_bytes == 20 * KB
+    assert MediaStore().references is not store.references
 
 
 def test_a_store_that_nobody_uses_is_freed_at_once() -> None:
@@ -288,8 +288,8 @@ RESIDENT = textwrap.dedent(
 
     def show(store, number):
         source = store.add_source(MediaSource.of(encoded(number)))
-        store.seen.remember(source.data, source)
-        store.seen.remember(f"https://h.example/{number}", source)
+        store.references.put(source.data, source)
+        store.references.put(f"https://h.example/{number}", source)
         size = (256 + 32 * (number % 7),) * 2
         pixels = np.asarray(Image.open(io.BytesIO(source.data)).convert("RGB").resize(size)).copy()
         store.put(MediaItem("image", f"{number}", source, {"pixel_values": pixels}, 1, None))

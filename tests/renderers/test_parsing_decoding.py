@@ -111,8 +111,8 @@ def test_real_tokenizers_decode_random_ids_the_same(name: str) -> None:
 @given(data=st.binary(max_size=24), cut=st.integers(0, 24))
 def test_bytes_that_are_no_utf_8_decode_as_python_replaces_them(data: bytes, cut: int) -> None:
     tokenizer = bytewise_tokenizer(["<end>"])
-    alphabet = bytes_in_order(tokenizer)
-    ids = [alphabet.index(byte) for byte in data]
+    encoding = bytes_in_order(tokenizer)
+    ids = [encoding.index(byte) for byte in data]
     assert decoded(tokenizer, [ids[:cut], ids[cut:]]) == data.decode(errors="replace")
     text, begins, rest = split_utf8(data)
     assert text == data[:rest].decode(errors="replace")
@@ -203,20 +203,20 @@ def test_a_whole_run_is_the_span_where_tokens_cannot_be_told_apart() -> None:
 
 def test_a_marker_is_one_character_where_it_is_a_token_and_text_where_it_is_not() -> None:
     tokenizer = bytewise_tokenizer(["<think>", "<a"])
-    alphabet = MarkerEncoding(tokenizer, ["<think>", "</think>", "x<ab>"])
-    assert len(alphabet["<think>"]) == 1
-    assert alphabet["</think>"] == "</think>"
-    assert len(alphabet["x<ab>"]) == 1 + 1 + 2
-    assert alphabet.plain(f"1{alphabet['<think>']}2{alphabet['x<ab>']}") == "1<think>2x<ab>"
+    encoding = MarkerEncoding(tokenizer, ["<think>", "</think>", "x<ab>"])
+    assert len(encoding["<think>"]) == 1
+    assert encoding["</think>"] == "</think>"
+    assert len(encoding["x<ab>"]) == 1 + 1 + 2
+    assert encoding.decode(f"1{encoding['<think>']}2{encoding['x<ab>']}") == "1<think>2x<ab>"
 
 
 def test_no_sampled_bytes_can_forge_a_marker() -> None:
     """The characters that stand for markers are half surrogate pairs, which no UTF-8 holds."""
     tokenizer = bytewise_tokenizer(["<think>"])
     order = bytes_in_order(tokenizer)
-    alphabet = MarkerEncoding(tokenizer, ["<think>"])
-    forged = alphabet["<think>"].encode("utf-8", "surrogatepass")
-    lexer = Lexer(tokenizer, TokenDecoder(tokenizer), alphabet)
+    encoding = MarkerEncoding(tokenizer, ["<think>"])
+    forged = encoding["<think>"].encode("utf-8", "surrogatepass")
+    lexer = Lexer(tokenizer, TokenDecoder(tokenizer), encoding)
     assert lexer.feed([order.index(byte) for byte in forged]) + lexer.finish() == "\ufffd" * 3
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.formats import Format, by_name, names
 from renderers.parsing import parse_response
-from renderers.parsing.json_text import MAX_DEPTH, deeper_than
+from renderers.parsing.json_text import MAX_DEPTH, is_deeper_than
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 OK = ToolCallParseStatus.OK
@@ -285,7 +285,7 @@ def test_a_call_behind_words_has_the_same_reading(name: str) -> None:
 def test_a_completion_that_is_cut_off_keeps_its_attempt_and_makes_up_no_call(name: str) -> None:
     case, format, tokenizer = BLOCKS[name][0], by_name(name), tokenizer_for(name)
     ids = ids_of_text(tokenizer, case.text)
-    opening = len(ids_of_text(tokenizer, format.tool_calls.opens[0] if format.tool_calls else ""))
+    opening = len(ids_of_text(tokenizer, format.tool_calls.start_markers[0] if format.tool_calls else ""))
     for length in range(opening, len(ids)):
         parsed = parse_response(ids[:length], format, tokenizer, reasoning_open=False, tools=TOOLS)
         assert parsed.stopped is False
@@ -578,7 +578,7 @@ def test_a_bomb_exhausts_nothing(bomb: str) -> None:
     ):
         (call,) = parse(name, text).tool_calls
         json.dumps(call.arguments)
-        assert call.arguments is None or not deeper_than(call.arguments, MAX_DEPTH)
+        assert call.arguments is None or not is_deeper_than(call.arguments, MAX_DEPTH)
 
 
 @pytest.mark.parametrize("name", ["gemma-4", "lfm2"])

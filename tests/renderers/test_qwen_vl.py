@@ -30,7 +30,7 @@ from renderers.media.raw import image_to_raw
 from renderers.vision.normalise import normalise, normalised
 from renderers.vision.patches import StillPatches, still_patches
 from renderers.vision.processor import ImageBackend
-from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, reads_images, resized_size
+from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, is_qwen_vl_image_config, resized_size
 
 BACKENDS: dict[ImageBackend, type[Any]] = {"torchvision": Qwen2VLImageProcessor, "pillow": Qwen2VLImageProcessorPil}
 SIZES = [(1, 1), (1, 200), (200, 1), (7, 13), (32, 32), (48, 64), (300, 201), (1000, 700)]
@@ -451,7 +451,7 @@ def test_the_backend_is_the_one_that_transformers_loads(tmp_path: Path, kind: st
     config = {**QWEN3_VL, "image_processor_type": kind}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     assert QwenVLConfig.from_dict(config, path="c").backend == expected
-    assert reads_images(config)
+    assert is_qwen_vl_image_config(config)
     if kind != "Qwen2VLImageProcessorPil":  # the automatic class takes that name only with backend="pil"
         assert type(AutoImageProcessor.from_pretrained(tmp_path)) is BACKENDS[expected]
     for backend in BACKENDS:
@@ -459,8 +459,8 @@ def test_the_backend_is_the_one_that_transformers_loads(tmp_path: Path, kind: st
 
 
 def test_other_processors_are_not_read() -> None:
-    assert not reads_images({"image_processor_type": "CLIPImageProcessor"})
-    assert not reads_images({})
+    assert not is_qwen_vl_image_config({"image_processor_type": "CLIPImageProcessor"})
+    assert not is_qwen_vl_image_config({})
 
 
 # Configurations that cannot be followed.

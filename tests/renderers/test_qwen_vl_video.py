@@ -27,7 +27,7 @@ from renderers.vision.normalise import normalised
 from renderers.vision.qwen_vl_video import (
     QwenVLVideoConfig,
     QwenVLVideoProcessor,
-    reads_videos,
+    is_qwen_vl_video_config,
     resized_frame_size,
     sampled_indices,
     time_stamps,
@@ -394,10 +394,10 @@ def test_a_configuration_that_cannot_be_followed_names_what_is_wrong(change: dic
 
 
 def test_other_processors_are_not_read() -> None:
-    assert reads_videos(QWEN2_VL)
-    assert reads_videos(QWEN3_VL)
-    assert not reads_videos({"video_processor_type": "InternVLVideoProcessor"})
-    assert not reads_videos({})
+    assert is_qwen_vl_video_config(QWEN2_VL)
+    assert is_qwen_vl_video_config(QWEN3_VL)
+    assert not is_qwen_vl_video_config({"video_processor_type": "InternVLVideoProcessor"})
+    assert not is_qwen_vl_video_config({})
 
 
 # The hash names the pixels.

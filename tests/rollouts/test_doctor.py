@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from rollouts.cli.doctor import run_checks, server_checks
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.finding import Outcome, absent, failed, ok, skipped
-from rollouts.cli.doctor.reference_check import mismatch
+from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.report import print_findings, summary
 from rollouts.cli.doctor.run_checks import Check
 from rollouts.cli.doctor.server_checks import keep_alive
@@ -49,7 +49,7 @@ def target_of(renderer, directory, *, engine=None, base_url="http://server.test"
         directory=directory,
         capabilities=CAPABILITIES,
         dtype="float32",
-        dtype_source="said by the server",
+        dtype_source="reported by the server",
     )
 
 
@@ -176,16 +176,16 @@ async def test_a_check_is_skipped_with_the_first_cause_where_what_it_needs_faile
 
 @pytest.mark.parametrize("known", [ok("x", ""), absent("x", "", ""), skipped("x", "")])
 async def test_only_a_failure_stops_a_check_that_runs_unless_something_failed(target, known):
-    target.known["x"] = known
+    target.findings["x"] = known
     (found,) = await run_checks.outcome_of(Check("good", _good, unless_failed=("x",)), target)
     assert found.outcome is Outcome.OK
-    target.known["x"] = failed("x", "", "")
+    target.findings["x"] = failed("x", "", "")
     (found,) = await run_checks.outcome_of(Check("other", _good, unless_failed=("x",)), target)
     assert found.outcome is Outcome.SKIPPED
 
 
 async def test_what_an_earlier_check_has_found_is_not_looked_at_again(target):
-    target.known["bad"] = ok("bad", "found on the way")
+    target.findings["bad"] = ok("bad", "found on the way")
     assert await run_checks.outcome_of(Check("bad", _bad), target) == []
 
 

@@ -7,7 +7,14 @@ import re
 from dataclasses import dataclass
 
 from renderers.parsing.response import ToolCallParseStatus as Status
-from renderers.parsing.syntaxes.syntax import Attempt, Block, Item, debris, items, judged, judged_json
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    make_attempt,
+    make_json_attempt,
+    make_malformed_attempt,
+)
 
 _FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n```\s*", re.DOTALL)
 
@@ -21,31 +28,26 @@ class DeepSeekCalls:
     """
 
     fenced: bool = True
-    opens: tuple[str, ...] = ("<｜tool▁calls▁begin｜>",)
-    closes: tuple[str, ...] = ("<｜tool▁calls▁end｜>",)
-    inner: tuple[str, ...] = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
-    bare: str = ""
+    start_markers: tuple[str, ...] = ("<｜tool▁calls▁begin｜>",)
+    end_markers: tuple[str, ...] = ("<｜tool▁calls▁end｜>",)
+    inner_markers: tuple[str, ...] = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
-        start, end = block.inside(self.opens, self.closes)
-        opening, _, closing = map(block.alphabet.__getitem__, self.inner)
-        return [self._call(block, item) for item in items(block.text, start, end, opening, closing)]
+        opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
+        return block.read_calls(self, opening, closing, lambda region: self._call(block, region, separator))
 
-    def _call(self, block: Block, item: Item) -> Attempt:
-        if item.body is None:
-            return debris(item)
-        separator = block.alphabet[self.inner[1]]
-        middle = block.text.find(separator, *item.body)
+    def _call(self, block: Block, region: CallRegion, separator: str) -> Attempt:
+        start, end = region.body
+        middle = block.text.find(separator, start, end)
         if middle < 0:
-            return judged(block, item.start, item.end, None, None, closed=item.closed, flaw=Status.MALFORMED)
-        name = block.plain(item.body[0], middle).strip()
-        arguments = block.plain(middle + len(separator), item.body[1])
+            return make_malformed_attempt(block, region)
+        name = block.plain_text(start, middle).strip()
+        arguments = block.plain_text(middle + len(separator), end)
         if self.fenced:
-            fence = _FENCED.fullmatch(arguments)
-            if fence is None:
-                return judged(
-                    block, item.start, item.end, arguments.strip().partition("\n")[0], None, closed=item.closed,
-                    flaw=Status.MALFORMED,
-                )  # fmt: skip
-            name, arguments = fence[1].strip(), fence[2]
-        return judged_json(block, item.start, item.end, name, arguments, closed=item.closed)
+            fenced = _FENCED.fullmatch(arguments)
+            if fenced is None:
+                name = arguments.strip().partition("\n")[0]
+                return make_attempt(block, region, name, None, error=Status.MALFORMED)
+            name, arguments = fenced[1].strip(), fenced[2]
+        return make_json_attempt(block, region, name, arguments)

@@ -15,7 +15,7 @@ class Arguments(NamedTuple):
     """The values that were read, and what was wrong with the elements, if anything."""
 
     values: dict[str, Any]
-    flaw: Status | None
+    error: Status | None
 
 
 def read_elements(
@@ -35,21 +35,21 @@ def read_elements(
     but white space make the call malformed.
     """
     values: dict[str, Any] = {}
-    flaw: Status | None = None
+    error: Status | None = None
     malformed = False
     position = start
     while (match := opening.search(block.text, position, end)) is not None:
         close = block.text.find(closing, match.end(), end)
         if close < 0:
             return Arguments(values, Status.MALFORMED)
-        key, text = block.alphabet.plain(match[1]).strip(), block.plain(match.end(), close)
+        key, text = block.encoding.decode(match[1]).strip(), block.plain_text(match.end(), close)
         if on_lines:
             text = text.removeprefix("\n").removesuffix("\n")
         malformed = malformed or key in values or bool(block.text[position : match.start()].strip())
         try:
             values[key] = read(key, text, match)
         except InvalidJsonError:
-            values[key], flaw = text, Status.INVALID_JSON
+            values[key], error = text, Status.INVALID_JSON
         position = close + len(closing)
     malformed = malformed or bool(block.text[position:end].strip())
-    return Arguments(values, Status.MALFORMED if malformed else flaw)
+    return Arguments(values, Status.MALFORMED if malformed else error)

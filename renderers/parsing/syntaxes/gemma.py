@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from renderers.parsing.errors import LiteralError
 from renderers.parsing.literals import Language, LiteralReader
 from renderers.parsing.response import ToolCallParseStatus as Status
-from renderers.parsing.syntaxes.syntax import Attempt, Block, judged
+from renderers.parsing.syntaxes.syntax import Attempt, Block, make_attempt, make_malformed_attempt
 
 _QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*call:\s*([^\s{}]*)\s*\{")
@@ -18,25 +18,25 @@ _HEAD = re.compile(r"\s*call:\s*([^\s{}]*)\s*\{")
 class GemmaCalls:
     """`<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|>`; keys stand without quotes."""
 
-    opens: tuple[str, ...] = ("<|tool_call>",)
-    closes: tuple[str, ...] = ("<tool_call|>",)
-    inner: tuple[str, ...] = (_QUOTE,)
-    bare: str = ""
+    start_markers: tuple[str, ...] = ("<|tool_call>",)
+    end_markers: tuple[str, ...] = ("<tool_call|>",)
+    inner_markers: tuple[str, ...] = (_QUOTE,)
+    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
-        start, end = block.inside(self.opens, self.closes)
-        length = len(block.text)
+        region = block.region(self)
+        start, end = region.body
         head = _HEAD.match(block.text, start, end)
         if head is None:
-            return [judged(block, 0, length, None, None, closed=block.closed, flaw=Status.MALFORMED)]
-        name = block.alphabet.plain(head[1])
-        reader = LiteralReader(block.text, head.end(), end, _language(block.alphabet[_QUOTE]), block.alphabet)
+            return [make_malformed_attempt(block, region)]
+        name = block.encoding.decode(head[1])
+        reader = LiteralReader(block.text, head.end(), end, _language(block.encoding[_QUOTE]), block.encoding)
         try:
             arguments = reader.mapping(":", "}")
         except LiteralError:
-            return [judged(block, 0, length, name, None, closed=block.closed, flaw=Status.MALFORMED)]
-        flaw = None if reader.at_end() else Status.MALFORMED
-        return [judged(block, 0, length, name, arguments, closed=block.closed, flaw=flaw)]
+            return [make_attempt(block, region, name, None, error=Status.MALFORMED)]
+        error = None if reader.at_end() else Status.MALFORMED
+        return [make_attempt(block, region, name, arguments, error=error)]
 
 
 def _language(quote: str) -> Language:

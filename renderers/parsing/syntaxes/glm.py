@@ -7,24 +7,25 @@ from dataclasses import dataclass
 
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.elements import read_elements
-from renderers.parsing.syntaxes.syntax import Attempt, Block, judged
+from renderers.parsing.syntaxes.syntax import Attempt, Block, make_attempt
 
 
 @dataclass(frozen=True, slots=True)
 class GlmCalls:
     """`<tool_call>name<arg_key>city</arg_key><arg_value>Zürich</arg_value></tool_call>`, line breaks between or not."""
 
-    opens: tuple[str, ...] = ("<tool_call>",)
-    closes: tuple[str, ...] = ("</tool_call>",)
-    inner: tuple[str, ...] = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-    bare: str = ""
+    start_markers: tuple[str, ...] = ("<tool_call>",)
+    end_markers: tuple[str, ...] = ("</tool_call>",)
+    inner_markers: tuple[str, ...] = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
-        start, end = block.inside(self.opens, self.closes)
-        key_start, key_end, value_start, value_end = map(block.alphabet.__getitem__, self.inner)
+        region = block.region(self)
+        start, end = region.body
+        key_start, key_end, value_start, value_end = map(block.encoding.__getitem__, self.inner_markers)
         pairs_at = block.text.find(key_start, start, end)
         name_end = end if pairs_at < 0 else pairs_at
-        name = block.plain(start, name_end).strip()
+        name = block.plain_text(start, name_end).strip()
         pair = re.compile(
             f"{re.escape(key_start)}((?:(?!{re.escape(key_end)}|{re.escape(key_start)}).)*)"
             rf"{re.escape(key_end)}\s*{re.escape(value_start)}",
@@ -39,5 +40,5 @@ class GlmCalls:
             closing=value_end,
             read=lambda key, text, _: schema.property(key).read(text),
         )
-        flaw = Status.MALFORMED if "\n" in name else arguments.flaw
-        return [judged(block, 0, len(block.text), name, arguments.values, closed=block.closed, flaw=flaw)]
+        error = Status.MALFORMED if "\n" in name else arguments.error
+        return [make_attempt(block, region, name, arguments.values, error=error)]

@@ -6,11 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.json_text import read_json
-from renderers.parsing.response import ToolCallParseStatus as Status
+from renderers.parsing.json_text import parse_json
 from renderers.parsing.schemas import Schema
 from renderers.parsing.syntaxes.elements import read_elements
-from renderers.parsing.syntaxes.syntax import Attempt, Block, Item, debris, items, judged
+from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +20,31 @@ class InvokeCalls:
     where nothing says so, the tool's schema decides.
     """
 
-    opens: tuple[str, ...] = ("<minimax:tool_call>",)
-    closes: tuple[str, ...] = ("</minimax:tool_call>",)
+    start_markers: tuple[str, ...] = ("<minimax:tool_call>",)
+    end_markers: tuple[str, ...] = ("</minimax:tool_call>",)
     prefix: str = ""
-    bare: str = ""
+    unmarked_starts: str = ""
 
     @property
-    def inner(self) -> tuple[str, ...]:
+    def inner_markers(self) -> tuple[str, ...]:
         return tuple(f"{tag}{self.prefix}{name}" for name in ("invoke", "parameter") for tag in ("<", "</"))
 
     def decode(self, block: Block) -> list[Attempt]:
-        start, end = block.inside(self.opens, self.closes)
-        invoke, invoke_end, parameter, parameter_end = map(block.alphabet.__getitem__, self.inner)
+        invoke, invoke_end, parameter, parameter_end = map(block.encoding.__getitem__, self.inner_markers)
         opening = re.compile(rf'{re.escape(parameter)} name="([^"]*)"(?: string="(true|false)")?>')
-        return [
-            self._invocation(block, item, opening, f"{parameter_end}>")
-            for item in items(block.text, start, end, f"{invoke} ", f"{invoke_end}>")
-        ]
+        return block.read_calls(
+            self,
+            f"{invoke} ",
+            f"{invoke_end}>",
+            lambda region: self._invocation(block, region, opening, f"{parameter_end}>"),
+        )
 
-    def _invocation(self, block: Block, item: Item, opening: re.Pattern[str], closing: str) -> Attempt:
-        if item.body is None:
-            return debris(item)
-        start, end = item.body
+    def _invocation(self, block: Block, region: CallRegion, opening: re.Pattern[str], closing: str) -> Attempt:
+        start, end = region.body
         head = re.compile(r'name="([^"]*)">').match(block.text, start, end)
         if head is None:
-            return judged(block, item.start, item.end, None, None, closed=item.closed, flaw=Status.MALFORMED)
-        name = block.alphabet.plain(head[1])
+            return make_malformed_attempt(block, region)
+        name = block.encoding.decode(head[1])
         schema = block.tools.of_arguments(name)
         arguments = read_elements(
             block,
@@ -56,10 +54,10 @@ class InvokeCalls:
             closing=closing,
             read=lambda key, text, match: _value(text, match[2], schema.property(key)),
         )
-        return judged(block, item.start, item.end, name, arguments.values, closed=item.closed, flaw=arguments.flaw)
+        return make_attempt(block, region, name, arguments.values, error=arguments.error)
 
 
 def _value(text: str, is_string: str | None, schema: Schema) -> Any:
     if is_string is None:
         return schema.read(text)
-    return text if is_string == "true" else read_json(text)
+    return text if is_string == "true" else parse_json(text)

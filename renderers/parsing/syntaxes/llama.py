@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 
 from renderers.parsing.errors import InvalidJsonError
-from renderers.parsing.json_text import read_json
+from renderers.parsing.json_text import parse_json
 from renderers.parsing.literals import PYTHON, LiteralReader
 from renderers.parsing.response import ToolCallParseStatus as Status
-from renderers.parsing.syntaxes.json_calls import json_parts, judged_object
+from renderers.parsing.syntaxes.json_calls import json_parts, make_object_attempt
 from renderers.parsing.syntaxes.pythonic import python_call
-from renderers.parsing.syntaxes.syntax import Attempt, Block, judged
+from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
 
 _MEANT_AS_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
 
@@ -24,37 +24,38 @@ class LlamaCalls:
     answer in JSON, not a call.
     """
 
-    opens: tuple[str, ...] = ("<|python_tag|>",)
-    closes: tuple[str, ...] = ()
-    bare: str = "{"
-    inner: tuple[str, ...] = ()
+    start_markers: tuple[str, ...] = ("<|python_tag|>",)
+    end_markers: tuple[str, ...] = ()
+    unmarked_starts: str = "{"
+    inner_markers: tuple[str, ...] = ()
 
     def decode(self, block: Block) -> list[Attempt]:
-        start, end = block.inside(self.opens, self.closes)
+        whole = block.region(self)
+        start, end = whole.body
         attempts = [self._object(block, *part) for part in json_parts(block.text, start, end, ";")]
         meant = [attempt for attempt in attempts if attempt is not None]
         if start and not any(attempt.name for attempt in meant):
-            return [self._code(block, start, end)]
+            return [self._code(block, whole)]
         return meant if len(meant) == len(attempts) else []
 
     def _object(self, block: Block, start: int, end: int) -> Attempt | None:
         """The call that a JSON value is; None if it is not meant as one."""
-        text = block.plain(start, end)
+        region = CallRegion(start, end, (start, end), block.closed)
+        text = block.plain_text(start, end)
         try:
-            value = read_json(text)
+            value = parse_json(text)
         except InvalidJsonError:
             if _MEANT_AS_CALL.match(text) is None or '"parameters"' not in text:
                 return None
-            return judged(block, start, end, None, None, closed=block.closed, flaw=Status.INVALID_JSON)
+            return make_attempt(block, region, None, None, error=Status.INVALID_JSON)
         if not isinstance(value, dict) or "name" not in value:
             return None
         key = next((key for key in ("parameters", "arguments") if key in value), None)
-        return None if key is None else judged_object(block, start, end, value, arguments_key=key)
+        return None if key is None else make_object_attempt(block, region, value, arguments_key=key)
 
-    def _code(self, block: Block, start: int, end: int) -> Attempt:
-        reader = LiteralReader(block.text, start, end, PYTHON, block.alphabet)
+    def _code(self, block: Block, region: CallRegion) -> Attempt:
+        reader = LiteralReader(block.text, *region.body, PYTHON, block.encoding)
         call = python_call(block, reader)
         if call is None or call.name is None or not reader.at_end():
-            return judged(block, 0, end, None, None, closed=block.closed, flaw=Status.MALFORMED)
-        name = call.name.removesuffix(".call")
-        return judged(block, 0, end, name, call.arguments, closed=block.closed)
+            return make_malformed_attempt(block, region)
+        return make_attempt(block, region, call.name.removesuffix(".call"), call.arguments)

@@ -10,7 +10,7 @@ from renderers.parsing.errors import InvalidJsonError
 from renderers.parsing.json_text import MAX_DEPTH
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import Schema
-from renderers.parsing.syntaxes.syntax import Attempt, Block, Item, debris, items, judged
+from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
 
 _NAMESPACE = "]<]minimax[>["
 
@@ -31,35 +31,31 @@ class _Element:
 class MiniMaxM3Calls:
     """`<invoke name="f"><city>Zürich</city><days><item>1</item></days></invoke>`, `]<]minimax[>[` before every tag."""
 
-    opens: tuple[str, ...] = (f"{_NAMESPACE}<tool_call>",)
-    closes: tuple[str, ...] = (f"{_NAMESPACE}</tool_call>",)
-    inner: tuple[str, ...] = (_NAMESPACE,)
-    bare: str = ""
+    start_markers: tuple[str, ...] = (f"{_NAMESPACE}<tool_call>",)
+    end_markers: tuple[str, ...] = (f"{_NAMESPACE}</tool_call>",)
+    inner_markers: tuple[str, ...] = (_NAMESPACE,)
+    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
-        start, end = block.inside(self.opens, self.closes)
-        mark = block.alphabet[_NAMESPACE]
-        return [
-            self._invocation(block, item, mark)
-            for item in items(block.text, start, end, f"{mark}<invoke ", f"{mark}</invoke>")
-        ]
+        mark = block.encoding[_NAMESPACE]
+        return block.read_calls(
+            self, f"{mark}<invoke ", f"{mark}</invoke>", lambda region: self._invocation(block, region, mark)
+        )
 
-    def _invocation(self, block: Block, item: Item, mark: str) -> Attempt:
-        if item.body is None:
-            return debris(item)
-        start, end = item.body
+    def _invocation(self, block: Block, region: CallRegion, mark: str) -> Attempt:
+        start, end = region.body
         head = re.compile(r'name="([^"]*)">').match(block.text, start, end)
         if head is None:
-            return judged(block, item.start, item.end, None, None, closed=item.closed, flaw=Status.MALFORMED)
-        name = block.alphabet.plain(head[1])
-        flaw, arguments = None, None
+            return make_malformed_attempt(block, region)
+        name = block.encoding.decode(head[1])
+        error, arguments = None, None
         try:
             arguments = _read_tree(block, head.end(), end, mark, block.tools.of_arguments(name))
         except InvalidJsonError:
-            flaw = Status.INVALID_JSON
+            error = Status.INVALID_JSON
         except _UnbalancedError:
-            flaw = Status.MALFORMED
-        return judged(block, item.start, item.end, name, arguments, closed=item.closed, flaw=flaw)
+            error = Status.MALFORMED
+        return make_attempt(block, region, name, arguments, error=error)
 
 
 def _read_tree(block: Block, start: int, end: int, mark: str, schema: Schema) -> dict[str, Any]:
@@ -67,7 +63,7 @@ def _read_tree(block: Block, start: int, end: int, mark: str, schema: Schema) ->
     root = _Element("", schema, start, [])
     path = [root]
     for match in tag.finditer(block.text, start, end):
-        closes, name = bool(match[1]), block.alphabet.plain(match[2])
+        closes, name = bool(match[1]), block.encoding.decode(match[2])
         if not closes:
             parent = path[-1]
             child = parent.schema.item() if name == "item" and _is_list(parent) else parent.schema.property(name)
@@ -78,7 +74,7 @@ def _read_tree(block: Block, start: int, end: int, mark: str, schema: Schema) ->
         element = path.pop()
         if element is root or element.name != name:
             raise _UnbalancedError
-        path[-1].children.append((name, _value(element, block.plain(element.text_from, match.start()))))
+        path[-1].children.append((name, _value(element, block.plain_text(element.text_from, match.start()))))
     if path != [root]:
         raise _UnbalancedError
     return dict(root.children)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.json_calls import json_calls
-from renderers.parsing.syntaxes.syntax import Attempt, Block, judged, judged_json
+from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_json_attempt, make_malformed_attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,30 +15,33 @@ class MistralCalls:
     In the second form `[CALL_ID]` and an id may stand before `[ARGS]`. Nothing closes a call but the end of the turn.
     """
 
-    opens: tuple[str, ...] = ("[TOOL_CALLS]",)
-    closes: tuple[str, ...] = ()
-    inner: tuple[str, ...] = ("[ARGS]", "[CALL_ID]")
-    bare: str = ""
+    start_markers: tuple[str, ...] = ("[TOOL_CALLS]",)
+    end_markers: tuple[str, ...] = ()
+    inner_markers: tuple[str, ...] = ("[ARGS]", "[CALL_ID]")
+    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
-        opening = block.alphabet["[TOOL_CALLS]"]
+        opening = block.encoding["[TOOL_CALLS]"]
         attempts: list[Attempt] = []
         start = 0
         while start < len(block.text):
             following = block.text.find(opening, start + len(opening))
             end = len(block.text) if following < 0 else following
-            attempts += self._behind_one_token(block, start, start + len(opening), end, following >= 0 or block.closed)
+            region = CallRegion(start, end, (start + len(opening), end), closed=following >= 0 or block.closed)
+            attempts += self._calls(block, region)
             start = end
         return attempts
 
-    def _behind_one_token(self, block: Block, start: int, inside: int, end: int, closed: bool) -> list[Attempt]:
-        arguments_mark, id_mark = block.alphabet["[ARGS]"], block.alphabet["[CALL_ID]"]
+    def _calls(self, block: Block, region: CallRegion) -> list[Attempt]:
+        """The calls of one `[TOOL_CALLS]`: one, or those of a JSON list."""
+        inside, end = region.body
+        arguments_mark, id_mark = block.encoding["[ARGS]"], block.encoding["[CALL_ID]"]
         middle = block.text.find(arguments_mark, inside, end)
         if middle < 0:
             calls = list(json_calls(block, inside, end)) if "[" in block.text[inside:end] else []
-            return calls or [judged(block, start, end, None, None, closed=closed, flaw=Status.MALFORMED)]
+            return calls or [make_malformed_attempt(block, region)]
         name_end = block.text.find(id_mark, inside, middle)
-        call_id = None if name_end < 0 else block.plain(name_end + len(id_mark), middle).strip()
-        name = block.plain(inside, middle if name_end < 0 else name_end).strip()
-        arguments = block.plain(middle + len(arguments_mark), end)
-        return [judged_json(block, start, end, name, arguments, closed=closed, id=call_id or None)]
+        call_id = None if name_end < 0 else block.plain_text(name_end + len(id_mark), middle).strip()
+        name = block.plain_text(inside, middle if name_end < 0 else name_end).strip()
+        arguments = block.plain_text(middle + len(arguments_mark), end)
+        return [make_json_attempt(block, region, name, arguments, id=call_id or None)]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from renderers.parsing.errors import LiteralError
 from renderers.parsing.literals import PYTHON, LiteralReader
-from renderers.parsing.response import ToolCallParseStatus as Status
-from renderers.parsing.syntaxes.syntax import Attempt, Block, judged
+from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
 
 _MEANT_AS_CALLS = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(\s*(?:[^\W\d]\w*\s*=|\)\s*[\],])")
 
@@ -17,44 +16,45 @@ _MEANT_AS_CALLS = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(\s*(?:[^\W\d]\w*\s*=|\)\s*
 class PythonicCalls:
     """`[get_weather(city='Zürich', days=2), run()]`; values are literals, JSON's true, false and null included.
 
-    Without markers (`opens` empty, `bare` "[") an answer that begins with such a list is one.
+    Without markers (`opens` empty, `unmarked_starts` "[") an answer that begins with such a list is one.
     """
 
-    opens: tuple[str, ...] = ()
-    closes: tuple[str, ...] = ()
-    bare: str = "["
-    inner: tuple[str, ...] = ()
+    start_markers: tuple[str, ...] = ()
+    end_markers: tuple[str, ...] = ()
+    unmarked_starts: str = "["
+    inner_markers: tuple[str, ...] = ()
 
     def decode(self, block: Block) -> list[Attempt]:
-        start, end = block.inside(self.opens, self.closes)
+        whole = block.region(self)
+        start, end = whole.body
         if not start and _MEANT_AS_CALLS.match(block.text) is None:
             return []
-        reader = LiteralReader(block.text, start, end, PYTHON, block.alphabet)
+        reader = LiteralReader(block.text, start, end, PYTHON, block.encoding)
         attempts: list[Attempt] = []
-        if reader.at("["):
+        if reader.accept("["):
             while (attempt := python_call(block, reader)) is not None:
                 attempts.append(attempt)
-                if not reader.at(","):
+                if not reader.accept(","):
                     break
-            if reader.at("]") and reader.at_end():
+            if reader.accept("]") and reader.at_end():
                 return attempts
         reader.skip_space()
-        rest = reader.position if attempts else 0
-        broken = judged(block, rest, len(block.text), None, None, closed=block.closed, flaw=Status.MALFORMED)
-        return [*attempts, broken]
+        rest = whole._replace(start=reader.position) if attempts else whole
+        return [*attempts, make_malformed_attempt(block, rest)]
 
 
 def python_call(block: Block, reader: LiteralReader) -> Attempt | None:
     """The call `name(key=value, ...)` that comes next; None, and nothing read, if none does."""
     reader.skip_space()
     start = reader.position
-    name = reader.word()
-    if name is not None and reader.at("("):
+    name = reader.name()
+    if name is not None and reader.accept("("):
         try:
             arguments = reader.mapping("=", ")")
         except LiteralError:
             reader.position = start
             return None
-        return judged(block, start, reader.position, name, arguments)
+        region = CallRegion(start, reader.position, (start, reader.position), closed=True)
+        return make_attempt(block, region, name, arguments)
     reader.position = start
     return None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.elements import read_elements
-from renderers.parsing.syntaxes.syntax import Attempt, Block, Item, debris, items, judged
+from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
 
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
@@ -25,23 +24,20 @@ class QwenXmlCalls:
     </tool_call>
     """
 
-    opens: tuple[str, ...] = ("<tool_call>",)
-    closes: tuple[str, ...] = ("</tool_call>",)
-    inner: tuple[str, ...] = ()
-    bare: str = ""
+    start_markers: tuple[str, ...] = ("<tool_call>",)
+    end_markers: tuple[str, ...] = ("</tool_call>",)
+    inner_markers: tuple[str, ...] = ()
+    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
-        start, end = block.inside(self.opens, self.closes)
-        return [self._function(block, item) for item in items(block.text, start, end, "<function=", "</function>")]
+        return block.read_calls(self, "<function=", "</function>", lambda region: self._function(block, region))
 
-    def _function(self, block: Block, item: Item) -> Attempt:
-        if item.body is None:
-            return debris(item)
-        text, (start, end) = block.text, item.body
+    def _function(self, block: Block, region: CallRegion) -> Attempt:
+        text, (start, end) = block.text, region.body
         head_end = text.find(">", start, end)
         if head_end < 0:
-            return judged(block, item.start, item.end, None, None, closed=item.closed, flaw=Status.MALFORMED)
-        name = block.plain(start, head_end).strip()
+            return make_malformed_attempt(block, region)
+        name = block.plain_text(start, head_end).strip()
         schema = block.tools.of_arguments(name)
         arguments = read_elements(
             block,
@@ -52,5 +48,5 @@ class QwenXmlCalls:
             read=lambda key, text, _: schema.property(key).read(text, python_words=True),
             on_lines=True,
         )
-        closed = item.closed and block.closed
-        return judged(block, item.start, item.end, name, arguments.values, closed=closed, flaw=arguments.flaw)
+        region = region._replace(closed=region.closed and block.closed)
+        return make_attempt(block, region, name, arguments.values, error=arguments.error)

@@ -1,1 +1,1 @@
-"""`rollouts doctor`: what a person wants to know of a live vLLM server before trusting its numbers."""
+"""`rollouts doctor`: checks of a live vLLM server, with a cure for each failure."""

@@ -17,15 +17,15 @@ from rollouts.terminal.text import exit_with_error, print_line
 
 
 def doctor(
-    url: Annotated[str, typer.Argument(help="Where the server is: http://host:port.")],
-    model: Annotated[Path, typer.Option(help="The directory of the model that it serves.")],
-    name: Annotated[str | None, typer.Option(help="The served name, where the server has several.")] = None,
+    url: Annotated[str, typer.Argument(help="The URL of the server: http://host:port.")],
+    model: Annotated[Path, typer.Option(help="The directory of the model that the server serves.")],
+    name: Annotated[str | None, typer.Option(help="The served name, if the server has several.")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="The environment variable with the server's key.")] = None,
     control: Annotated[
-        bool, typer.Option("--control", help="Pause and resume it too: other users wait for a moment.")
+        bool, typer.Option("--control", help="Also pause and resume the server: other users wait for a moment.")
     ] = False,
     reference_gb: Annotated[
-        float, typer.Option(min=0, help="Score completions with transformers if the checkpoint is no larger.")
+        float, typer.Option(min=0, help="Score completions with transformers if the checkpoint is not larger.")
     ] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead: an object with all findings.")] = False,
 ) -> None:
@@ -40,19 +40,19 @@ def doctor(
     from rollouts.cli.doctor.run_checks import Options, run_checks
     from rollouts.errors import ApiKeyError, RolloutsError
 
-    logging.getLogger("rollouts").addHandler(logging.NullHandler())  # retries are in the error at the end
+    logging.getLogger("rollouts").addHandler(logging.NullHandler())  # the error at the end reports retries
     options = Options(name, _api_key(api_key_env), control, reference_gb)
     try:
         findings = asyncio.run(run_checks(url, model, options))
     except ApiKeyError:
         exit_with_error(_key_advice(url, api_key_env))
-    except (RendererError, RolloutsError, ValueError) as error:  # ValueError: no address
-        words = str(error) if options.api_key is None else str(error).replace(options.api_key, "***")
-        exit_with_error(f"could not run: {words}")
+    except (RendererError, RolloutsError, ValueError) as error:  # ValueError: an invalid address
+        message = str(error) if options.api_key is None else str(error).replace(options.api_key, "***")
+        exit_with_error(f"could not run: {message}")
     failures = sum(finding.outcome is Outcome.FAILED for finding in findings)
     if as_json:
-        answer = {"ok": not failures, "findings": [finding.as_json() for finding in findings]}
-        sys.stdout.write(json.dumps(answer) + "\n")
+        report = {"ok": not failures, "findings": [finding.as_json() for finding in findings]}
+        sys.stdout.write(json.dumps(report) + "\n")
     else:
         print_findings(findings)
         print_line(summary(findings))
@@ -63,11 +63,11 @@ def doctor(
 def _key_advice(url: str, variable: str | None) -> str:
     if variable is None:
         return (
-            f"could not run: {redacted(url)} wants an API key: put it in an environment variable and name that, "
-            "--api-key-env VLLM_API_KEY"
+            f"could not run: {redacted(url)} requires an API key: put the key in an environment variable and pass the "
+            "name of the variable, --api-key-env VLLM_API_KEY"
         )
     return (
-        f"could not run: {redacted(url)} refuses the API key in {variable}: put the one of `vllm serve --api-key` in it"
+        f"could not run: {redacted(url)} refuses the API key in {variable}: set it to the key of `vllm serve --api-key`"
     )
 
 

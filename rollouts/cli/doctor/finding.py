@@ -1,4 +1,4 @@
-"""What a check of a server found."""
+"""The result of a check of a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """`absent`: the server was started without something that only some uses need. `skipped`: not checked, with why."""
+    """`absent`: the server lacks an option that only some uses need. `skipped`: not checked, with the reason."""
 
     OK = "ok"
     FAILED = "failed"
@@ -17,7 +17,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report: what was looked at, what was seen, and what to do about it."""
+    """One row of the report: the name of the check, what was seen, and the cure."""
 
     check: str
     outcome: Outcome
@@ -25,7 +25,7 @@ class Finding:
     cure: str = ""
 
     def without(self, secret: str | None) -> Finding:
-        """The same, with a secret that an answer of the server may quote replaced by asterisks."""
+        """A copy in which the secret, which a response of the server may quote, is replaced by asterisks."""
         if not secret:
             return self
         return replace(self, seen=self.seen.replace(secret, "***"), cure=self.cure.replace(secret, "***"))

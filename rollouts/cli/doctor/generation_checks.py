@@ -1,4 +1,4 @@
-"""What the server samples: its log-probabilities, and aborting."""
+"""Completions of text: their log-probabilities, and aborting a request."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
-from rollouts.cli.doctor.target import GENERATE, Target, sampled_in
+from rollouts.cli.doctor.target import GENERATE_PATH, Target, sampled_tokens
 from rollouts.engines.vllm.http.connection import HttpResponse
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
-# After so long a request is aborted; where it has ended by itself until then, another one is, sooner.
+# A request is aborted after the first delay; if it has ended by then, another one is aborted after the next delay.
 _ABORT_AFTER_SECONDS = (0.5, 0.1, 0.02)
-# A request that ends by itself so soon after the abort may have crossed it.
-_CROSSING_SECONDS = 0.1
-# As many tokens at a place as vLLM reports by default.
-_MOST_LIKELY = 20
+# A request that ends so soon after the abort may have ended by itself.
+_GRACE_SECONDS = 0.1
+# The largest number of log-probabilities at one position that vLLM reports by default.
+_TOP_LOGPROBS = 20
 
-_RAW_LOGPROBS = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
+_RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
 
 
 async def text_request(target: Target) -> Finding:
@@ -30,16 +30,16 @@ async def text_request(target: Target) -> Finding:
     try:
         completion = await target.sample(target.text_prompt())
     except (MalformedResultError, MissingLogProbsError) as error:
-        return failed(check, str(error), _RAW_LOGPROBS)
+        return failed(check, str(error), _RAW_LOGPROBS_CURE)
     seconds = time.perf_counter() - started
     return ok(check, f"{len(completion.token_ids)} tokens with log-probabilities in {seconds * 1000:.0f} ms")
 
 
 async def logprobs_mode(target: Target) -> Finding:
-    """Log-probabilities must be the model's own: before temperature and top-k, and no logits."""
+    """Log-probabilities must be the model's own: before temperature and top-k, and not logits."""
     check = "log-probabilities"
     if (total := await _total_probability(target)) is not None and total > 1.01:
-        return failed(check, f"the probabilities of one token's alternatives add up to {total:.3g}", _RAW_LOGPROBS)
+        return failed(check, f"the probabilities of one token's alternatives add up to {total:.3g}", _RAW_LOGPROBS_CURE)
     rendered = target.text_prompt()
     sampled = await target.sample(rendered, temperature=0.5, top_k=2, seed=0)
     ids = sampled.token_ids.tolist()
@@ -50,45 +50,50 @@ async def logprobs_mode(target: Target) -> Finding:
     assert scored is not None
     difference = float(np.abs(sampled.logprobs - scored[-len(ids) :]).max())
     if difference <= target.tolerance:
-        return ok(check, f"raw, before temperature and top-k (at most {difference:.2g} from a second scoring)")
+        return ok(
+            check,
+            f"raw, before temperature and top-k (at most {difference:.2g} from those of the same tokens as a prompt)",
+        )
     return failed(
-        check, f"sampled tokens are reported {difference:.2g} from what the model gives them as a prompt", _RAW_LOGPROBS
+        check,
+        f"log-probabilities of sampled tokens are {difference:.2g} from those of the same tokens as a prompt",
+        _RAW_LOGPROBS_CURE,
     )
 
 
 async def _total_probability(target: Target) -> float | None:
-    """What the likeliest tokens at one place have together, by the server's numbers; None where it does not tell."""
+    """The sum of the probabilities of the likeliest tokens at one position; None if the server reports none."""
     body = {
         "model": target.capabilities.model,
         "token_ids": target.text_prompt().token_ids,
-        "sampling_params": {"max_tokens": 1, "temperature": 1.0, "logprobs": _MOST_LIKELY},
+        "sampling_params": {"max_tokens": 1, "temperature": 1.0, "logprobs": _TOP_LOGPROBS},
     }
-    reply = await target.post(GENERATE, body, "asking for the likeliest tokens")
-    if reply.status != 200:  # --max-logprobs allows fewer
+    response = await target.post(GENERATE_PATH, body, "asking for the likeliest tokens")
+    if response.status != 200:  # the server's --max-logprobs is smaller
         return None
     try:
-        (place,) = reply.json()["choices"][0]["logprobs"]["content"]
-        return float(np.exp([each["logprob"] for each in place["top_logprobs"]]).sum())
+        (position,) = response.json()["choices"][0]["logprobs"]["content"]
+        return float(np.exp([each["logprob"] for each in position["top_logprobs"]]).sum())
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise MalformedResultError(reply.name, f"likeliest tokens cannot be read: {error!r}") from error
+        raise MalformedResultError(response.name, f"likeliest tokens cannot be read: {error!r}") from error
 
 
 async def aborting(target: Target) -> Finding:
-    """A long request, ended by its name; one that ends by itself before shows nothing."""
+    """Abort a long request by its id. A request that has ended by itself before that proves nothing."""
     room = target.capabilities.max_model_len - len(target.text_prompt().token_ids)
     for seconds in _ABORT_AFTER_SECONDS:
-        found = await _aborted(target, room, seconds)
-        if found is not None:
-            return found
+        finding = await _abort_after(target, room, seconds)
+        if finding is not None:
+            return finding
     return skipped(
         "abort",
-        f"requests end by themselves before they can be aborted: there is room for {room} tokens",
-        f"start `vllm serve` with a --max-model-len beyond {target.capabilities.max_model_len}",
+        f"requests end by themselves before they can be aborted: they have room for {room} tokens",
+        f"start `vllm serve` with a --max-model-len above {target.capabilities.max_model_len}",
     )
 
 
-async def _aborted(target: Target, room: int, seconds: float) -> Finding | None:
-    """What an abort after so many seconds did; None where the request had ended by itself."""
+async def _abort_after(target: Target, room: int, seconds: float) -> Finding | None:
+    """The finding of an abort after so many seconds; None if the request had ended by itself."""
     request_id = uuid.uuid4().hex
     body = {
         "model": target.capabilities.model,
@@ -96,29 +101,29 @@ async def _aborted(target: Target, room: int, seconds: float) -> Finding | None:
         "token_ids": target.text_prompt().token_ids,
         "sampling_params": {"max_tokens": room, "ignore_eos": True, "temperature": 1.0, "logprobs": 0},
     }
-    running = asyncio.ensure_future(target.post(GENERATE, body, "a request to be aborted"))
+    running = asyncio.ensure_future(target.post(GENERATE_PATH, body, "a request to be aborted"))
     try:
         await asyncio.wait([running], timeout=seconds)
         if not running.done():
             await target.control.abort([request_id])
-            await asyncio.wait([running], timeout=_CROSSING_SECONDS)
-        crossed = running.done()
-        reply = await asyncio.wait_for(running, timeout=30)
+            await asyncio.wait([running], timeout=_GRACE_SECONDS)
+        ended_at_once = running.done()
+        response = await asyncio.wait_for(running, timeout=30)
     except TimeoutError:
         return failed("abort", "the request ran on for 30 s after it was aborted", _ABORT_CURE)
     finally:
         running.cancel()
-    return _abort_finding(reply, room, crossed=crossed)
+    return _abort_finding(response, room, ended_at_once=ended_at_once)
 
 
-def _abort_finding(reply: HttpResponse, room: int, *, crossed: bool) -> Finding | None:
-    count = len(sampled_in(reply, "an aborted request").token_ids)
-    reason = reply.json()["choices"][0].get("finish_reason")
+def _abort_finding(response: HttpResponse, room: int, *, ended_at_once: bool) -> Finding | None:
+    count = len(sampled_tokens(response, "an aborted request").token_ids)
+    reason = response.json()["choices"][0].get("finish_reason")
     if reason == "abort":
         return ok("abort", f"a running request ended after {count} of {room} tokens")
-    if crossed and count == room:
+    if ended_at_once and count == room:
         return None
-    return failed("abort", f"the request ended by {reason} after {count} of {room} tokens", _ABORT_CURE)
+    return failed("abort", f"the request ended with the reason {reason} after {count} of {room} tokens", _ABORT_CURE)
 
 
 _ABORT_CURE = (

@@ -1,4 +1,4 @@
-"""All checks of a server, one after the other; none leaves it otherwise than it was."""
+"""Run all checks of a server, one after the other. No check leaves the server changed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from renderers import RendererError, load_renderer
-from rollouts.cli.doctor import reference_check
 from rollouts.cli.doctor.finding import Finding, Outcome, failed, skipped
 from rollouts.cli.doctor.generation_checks import aborting, logprobs_mode, text_request
-from rollouts.cli.doctor.image_checks import (
-    image_cache,
-    image_pixels,
-    image_request,
-    images_of_server,
-    unknown_image,
-    unseen_normalisation,
-)
+from rollouts.cli.doctor.image_generation_checks import image_cache, image_pixels, image_request, unknown_image
+from rollouts.cli.doctor.image_rendering_checks import hidden_normalisation, image_rendering
+from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.server_checks import (
     control_routes,
     keep_alive,
@@ -37,16 +31,16 @@ from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError
 
-# Somebody waits for the answer: a server that is not there is reported after seconds.
+# A person waits for the result: an unreachable server is reported after seconds.
 _LIMITS = HttpLimits(retries=2, total_seconds=300)
 
 
 class Check(NamedTuple):
-    """A line of the table below.
+    """One check.
 
-    `name` is that of its finding, or of the first one. It runs only if each of `needs` was found in order: what it
-    found otherwise would be the same fault again, or untrue. `unless_failed` stop it only by a failure; they may be
-    skipped or absent.
+    `name` is the name of its finding, or of the first of its findings. It runs only if each check in `needs` passed:
+    otherwise it would report the same fault again, or a wrong cause. A check in `unless_failed` prevents it only by a
+    failure, and not by being skipped or absent.
     """
 
     name: str
@@ -56,7 +50,7 @@ class Check(NamedTuple):
 
 
 class Options(NamedTuple):
-    """`control` pauses the server for a moment; checkpoints past `reference_gigabytes` are not scored again here."""
+    """`control`: also pause the server for a moment. `reference_gigabytes`: transformers loads no larger checkpoint."""
 
     model: str | None = None
     api_key: str | None = None
@@ -65,7 +59,7 @@ class Options(NamedTuple):
 
 
 async def run_checks(base_url: str, directory: Path, options: Options) -> list[Finding]:
-    """Findings in the order of the report. Raises `RendererError` and `EngineError` where nothing can be checked."""
+    """Findings in the order of the report. Raises `RendererError` and `EngineError` if nothing can be checked."""
     renderer = await asyncio.to_thread(load_renderer, directory)
     connection = ServerConnection(base_url, api_key=options.api_key, limits=_LIMITS)
     engine = VLLMEngine(base_url, model=options.model, api_key=options.api_key, media="auto", limits=_LIMITS)
@@ -92,7 +86,7 @@ async def run_checks(base_url: str, directory: Path, options: Options) -> list[F
 
 
 async def _capabilities(connection: ServerConnection, model: str | None) -> ServerCapabilities:
-    """Also of a server that does not generate, which is a finding and no reason to stop."""
+    """The capabilities, also of a server without the token endpoint: that is a finding, and other checks still run."""
     try:
         return await probe(connection, model=model)
     except ApiKeyError:
@@ -105,9 +99,9 @@ async def _capabilities(connection: ServerConnection, model: str | None) -> Serv
 
 
 async def all_findings(target: Target, options: Options) -> list[Finding]:
-    """What each check found, or why it was not made; kept in `target.known`, too."""
+    """The findings of all checks, or why they did not run; they are also kept in `target.findings`."""
     first = await outcome_of(Check("reachable", reachable), target)
-    # Waits for seconds, beside the others.
+    # Waits for seconds, while the other checks run.
     idle = asyncio.ensure_future(outcome_of(Check("keep-alive", keep_alive, ("reachable",)), target))
     try:
         findings = []
@@ -119,10 +113,9 @@ async def all_findings(target: Target, options: Options) -> list[Finding]:
 
 
 def _checks(options: Options) -> list[Check]:
-    async def mismatch(target: Target) -> list[Finding]:
-        return await reference_check.mismatch(target, max_gigabytes=options.reference_gigabytes)
+    async def limited_mismatch(target: Target) -> list[Finding]:
+        return await mismatch(target, max_gigabytes=options.reference_gigabytes)
 
-    generates, shows = ("text request",), ("image request",)
     checks = [
         Check("version", version, ("reachable",)),
         Check("served model", served_model, ("reachable",)),
@@ -131,7 +124,7 @@ def _checks(options: Options) -> list[Check]:
         Check("running", running, ("control routes",)),
         Check("pixel dtype", pixel_dtype, ("token endpoint",)),
         Check("text tokens", text_tokens, ("reachable",)),
-        Check("image tokens", images_of_server, ("pixel dtype",)),
+        Check("image tokens", image_rendering, ("pixel dtype",)),
         Check("text request", text_request, ("token endpoint",), unless_failed=("running",)),
         Check("image request", image_request, ("text request", "pixel dtype")),
         Check(
@@ -140,12 +133,12 @@ def _checks(options: Options) -> list[Check]:
             ("image request", "image tokens"),
             unless_failed=("image features", "image normalisation"),
         ),
-        Check("image cache", image_cache, shows),
-        Check("log-probabilities", logprobs_mode, generates),
-        Check("abort", aborting, generates),
-        Check("mismatch", mismatch, generates, unless_failed=("log-probabilities",)),
-        Check("image normalisation", unseen_normalisation, ("image tokens",)),
-        Check("cache miss", unknown_image, shows),  # the last to show an image: servers have died of it
+        Check("image cache", image_cache, ("image request",)),
+        Check("log-probabilities", logprobs_mode, ("text request",)),
+        Check("abort", aborting, ("text request",)),
+        Check("mismatch", limited_mismatch, ("text request",), unless_failed=("log-probabilities",)),
+        Check("image normalisation", hidden_normalisation, ("image tokens",)),
+        Check("cache miss", unknown_image, ("image request",)),  # the last with an image: it has ended servers
     ]
     if options.control:
         checks.append(Check("pause, resume", pause_and_resume, ("running",)))
@@ -153,22 +146,22 @@ def _checks(options: Options) -> list[Check]:
 
 
 async def outcome_of(check: Check, target: Target) -> list[Finding]:
-    """What a check found; what kept it from being made, or stopped it, is a finding too."""
-    if check.name in target.known:  # an earlier check has found it out on its way
+    """The findings of a check; a reason not to run it, or an error in it, is a finding too."""
+    if check.name in target.findings:  # an earlier check has reported it
         return []
-    found = _kept_from(check, target) or await _found(check, target)
-    target.known.update((finding.check, finding) for finding in found)
-    return found
+    findings = _prevented(check, target) or await _run(check, target)
+    target.findings.update((finding.check, finding) for finding in findings)
+    return findings
 
 
-def _kept_from(check: Check, target: Target) -> list[Finding]:
-    """The finding for a check that cannot be made, or none."""
+def _prevented(check: Check, target: Target) -> list[Finding]:
+    """The finding of a check that another finding prevents, or none."""
     for name in (*check.needs, *check.unless_failed):
-        finding = target.known.get(name)
+        finding = target.findings.get(name)
         if finding is None or finding.outcome is Outcome.OK:
             continue
         if name in check.needs or finding.outcome is Outcome.FAILED:
-            # The first cause, not the last link of the chain.
+            # The first cause, not a check that was skipped because of it.
             cause = finding.seen if finding.seen.startswith(_NOT_CHECKED) else f"{_NOT_CHECKED}{name} {finding.outcome}"
             return [skipped(check.name, cause)]
     return []
@@ -177,11 +170,13 @@ def _kept_from(check: Check, target: Target) -> list[Finding]:
 _NOT_CHECKED = "not checked, because of: "
 
 
-async def _found(check: Check, target: Target) -> list[Finding]:
+async def _run(check: Check, target: Target) -> list[Finding]:
     try:
-        found = await check.run(target)
+        findings = await check.run(target)
     except OverlongPromptError as error:
         return [skipped(check.name, f"its prompt of {error.prompt_tokens} tokens does not fit into {error.limit}")]
     except (EngineError, RendererError) as error:
-        return [failed(check.name, str(error), "read the server's log at this time, then run `rollouts doctor` again")]
-    return found if isinstance(found, list) else [found]
+        return [
+            failed(check.name, str(error), "read the server's log of this moment, then run `rollouts doctor` again")
+        ]
+    return findings if isinstance(findings, list) else [findings]

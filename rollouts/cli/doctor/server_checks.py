@@ -1,4 +1,4 @@
-"""What the server is, how it was started, and how its connections behave."""
+"""Version, options, state and connections of the server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from renderers import RendererError
 from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
-from rollouts.cli.doctor.target import SAMPLED, Target, fresh_image
+from rollouts.cli.doctor.target import SAMPLED_TOKENS, Target, fresh_image
 from rollouts.engines.vllm.capabilities import release_of
 from rollouts.engines.vllm.http.connection import HttpLimits, response_error
 from rollouts.errors import EngineError
 
-#: The versions whose wire is known: read in their sources, or talked to.
+#: The oldest and the newest version whose wire format is known, from their sources or from tests.
 KNOWN_VERSIONS = ((0, 20), (0, 33))
 
 _PINGS = 9
@@ -36,25 +36,25 @@ async def reachable(target: Target) -> Finding:
                 "read its log, then start `vllm serve` again",
             )
     first, typical = seconds[0] * 1000, statistics.median(seconds[1:]) * 1000
-    return ok("reachable", f"first answer after {first:.1f} ms, later ones {typical:.1f} ms")
+    return ok("reachable", f"first response after {first:.1f} ms, later ones {typical:.1f} ms")
 
 
 async def keep_alive(target: Target) -> Finding:
-    """Whether an idle connection lives as long as we would use it again."""
+    """Whether an idle connection stays open for as long as the engine uses it again."""
     idle = HttpLimits().keepalive_seconds
-    # A machine that stalls may sleep past the server's time; a server that closes early does so every time.
+    # A machine under load may sleep past the server's limit by chance; a server with a shorter limit closes every time.
     for _ in range(_KEEP_ALIVE_TRIES):
-        if await asyncio.to_thread(_survives, target.connection.base_url, idle + 0.25):
+        if await asyncio.to_thread(_stays_open, target.connection.base_url, idle + 0.25):
             return ok("keep-alive", f"a connection idle for {idle:g} s is still open")
     return failed(
         "keep-alive",
-        f"the server, or a proxy before it, closes connections idle for {idle:g} s, after which we use them again",
+        f"the server, or a proxy before it, closes connections that are idle for {idle:g} s; the engine reuses them",
         "start the server with VLLM_HTTP_TIMEOUT_KEEP_ALIVE=5 (its default) or more, and raise the proxy's; or pass a "
         "smaller HttpLimits(keepalive_seconds=...)",
     )
 
 
-def _survives(base_url: str, seconds: float) -> bool:
+def _stays_open(base_url: str, seconds: float) -> bool:
     url = urlsplit(base_url)
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     connection = kind(url.hostname or "", url.port, timeout=10)
@@ -64,7 +64,7 @@ def _survives(base_url: str, seconds: float) -> bool:
             connection.getresponse().read()
             if connection.sock is None:  # "Connection: close"
                 return False
-            connection.auto_open = 0  # from now on a closed connection is an error and not opened again
+            connection.auto_open = 0  # a closed connection is an error from here on, and is not opened again
             time.sleep(pause)
     except (http.client.HTTPException, OSError):
         return False
@@ -74,23 +74,25 @@ def _survives(base_url: str, seconds: float) -> bool:
 
 
 async def version(target: Target) -> Finding:
-    said = target.capabilities.version
-    release = release_of(said)
+    reported = target.capabilities.version
+    release = release_of(reported)
     if release is None:
-        return absent("version", f"{said}: not a release", _VERSION_CURE)
+        return absent("version", f"{reported}: not a release", _VERSION_CURE)
     oldest, newest = KNOWN_VERSIONS
     if release[:2] < oldest:
-        return failed("version", f"vLLM {said}", f'pip install "vllm>={oldest[0]}.{oldest[1]}" where the server runs')
+        return failed(
+            "version", f"vLLM {reported}", f'pip install "vllm>={oldest[0]}.{oldest[1]}" where the server runs'
+        )
     if release[:2] > newest:
-        return failed("version", f"vLLM {said}, newer than any that is known here", _VERSION_CURE)
-    return ok("version", f"vLLM {said}")
+        return failed("version", f"vLLM {reported}, newer than the versions that mmrollouts knows", _VERSION_CURE)
+    return ok("version", f"vLLM {reported}")
 
 
-_VERSION_CURE = "if other checks fail too, its wire is another: pip install --upgrade mmrollouts"
+_VERSION_CURE = "if other checks fail too, its wire format has changed: pip install --upgrade mmrollouts"
 
 
 async def served_model(target: Target) -> Finding:
-    """Name and limit against the directory's config, and against what the checks themselves ask for."""
+    """Compare the token limit with config.json, and with the longest request of the checks."""
     capabilities = target.capabilities
     text = target.config.get("text_config", target.config)
     positions = text.get("max_position_embeddings")
@@ -98,31 +100,30 @@ async def served_model(target: Target) -> Finding:
     if isinstance(positions, int) and capabilities.max_model_len > positions:
         return failed(
             "served model",
-            f"{seen}, but config.json knows {positions} positions; beyond them a model answers garbage",
+            f"{seen}, but config.json has {positions} positions; beyond them the completions of a model are garbage",
             f"start `vllm serve` with --max-model-len {positions}, or pass --model the directory that is served",
         )
     needed = await asyncio.to_thread(_longest_request, target)
     if capabilities.max_model_len < needed:
-        room = max(needed, min(positions, _PLENTY) if isinstance(positions, int) else _PLENTY)
+        room = max(needed, min(positions, _CONVERSATION_TOKENS) if isinstance(positions, int) else _CONVERSATION_TOKENS)
         return failed(
             "served model",
-            f"{seen}: a short prompt with one small image and its answer take {needed}"
-            if "image" in target.renderer.processors
-            else f"{seen}: a short prompt and its answer take {needed}",
+            f"{seen}: a short prompt with one small image and its completion take {needed}"
+            if target.has_images
+            else f"{seen}: a short prompt and its completion take {needed}",
             f"start `vllm serve` with --max-model-len {room}",
         )
     return ok("served model", f"{seen} of {positions} that config.json allows" if positions else seen)
 
 
-#: A limit that leaves room for a conversation.
-_PLENTY = 8192
+#: A token limit that has room for a conversation.
+_CONVERSATION_TOKENS = 8192
 
 
 def _longest_request(target: Target) -> int:
-    """The most tokens that a check's prompt and its completion have together."""
-    images = [fresh_image()] if "image" in target.renderer.processors else []
-    prompt = target.image_prompt(*images) if images else target.text_prompt()
-    return len(prompt.token_ids) + SAMPLED
+    """The number of tokens of the longest prompt of a check and its completion."""
+    prompt = target.image_prompt(fresh_image()) if target.has_images else target.text_prompt()
+    return len(prompt.token_ids) + SAMPLED_TOKENS
 
 
 async def scale_out(target: Target) -> Finding:
@@ -130,7 +131,7 @@ async def scale_out(target: Target) -> Finding:
         return ok("token endpoint", "/inference/v1/generate answers")
     return failed(
         "token endpoint",
-        "/inference/v1/generate does not answer: neither rollouts nor most of the checks are possible",
+        "/inference/v1/generate does not answer: rollouts and most of the checks are impossible",
         "start `vllm serve` with --enable-scale-out",
     )
 
@@ -146,19 +147,21 @@ async def control_routes(target: Target) -> Finding:
 
 
 async def running(target: Target) -> Finding:
-    """A paused server answers everything but requests to generate, which wait."""
+    """A paused server answers all requests except those to generate, which wait."""
     if not await target.control.is_paused():
         return ok("running", "neither paused nor asleep")
     url = target.connection.base_url
     if await target.control.is_sleeping():
-        return failed("running", "the server sleeps: requests wait until it is woken up", f"curl -X POST {url}/wake_up")
+        return failed(
+            "running", "the server is asleep: requests wait until it is woken up", f"curl -X POST {url}/wake_up"
+        )
     return failed("running", "the server is paused: requests wait until it is resumed", f"curl -X POST {url}/resume")
 
 
 async def pause_and_resume(target: Target) -> Finding:
-    """Freeze the server for a moment; nothing in flight is lost and no cache is cleared."""
+    """Pause the server for a moment; requests in flight are kept and no cache is cleared."""
     if await target.health() != 200:
-        return skipped("pause, resume", "the server died of a check before")
+        return skipped("pause, resume", "an earlier check has ended the server's engine")
     control = target.control
     try:
         await control.pause(mode="keep", clear_cache=False)
@@ -168,14 +171,14 @@ async def pause_and_resume(target: Target) -> Finding:
     if not paused or await control.is_paused():
         return failed(
             "pause, resume",
-            "the server answered and did not do what it was asked",
-            "read its log; a weight update now would go wrong",
+            "the server accepted the request and did not pause or resume",
+            "read its log before you update weights in it",
         )
-    return ok("pause, resume", "paused, with what is in flight kept, and resumed")
+    return ok("pause, resume", "paused, with requests in flight kept, and resumed")
 
 
 async def _resume(target: Target) -> None:
-    """Whatever happens, do not leave it paused."""
+    """Resume the server, with retries: it must not stay paused."""
     for attempt in range(5):
         try:
             await target.control.resume()
@@ -187,19 +190,19 @@ async def _resume(target: Target) -> None:
 
 
 async def pixel_dtype(target: Target) -> Finding:
-    """Which pixels the server wants, as read off its own processing, and how `media="auto"` sends images."""
-    if "image" not in target.renderer.processors:
-        return skipped("pixel dtype", f"no images are processed here: {_why_no_images(target)}")
-    wanted = target.capabilities.pixel_dtype
-    if wanted is None:
+    """The dtype of pixels that the server takes, and the mode in which `media="auto"` sends images."""
+    if not target.has_images:
+        return skipped("pixel dtype", f"no images are processed here: {_reason_without_images(target)}")
+    dtype = target.capabilities.pixel_dtype
+    if dtype is None:
         return await _no_pixels(target)
-    where = "on its device" if wanted == "uint8" else "in its processor, on the CPU"
+    where = "on its device" if dtype == "uint8" else "in its processor, on the CPU"
     return ok(
-        "pixel dtype", f'{wanted}: the server normalises {where}; media="auto" sends images as {target.image_mode}'
+        "pixel dtype", f'{dtype}: the server normalises {where}; media="auto" sends images as {target.image_mode}'
     )
 
 
-def _why_no_images(target: Target) -> str:
+def _reason_without_images(target: Target) -> str:
     try:
         target.image_prompt(fresh_image())
     except RendererError as error:
@@ -208,16 +211,16 @@ def _why_no_images(target: Target) -> str:
 
 
 async def _no_pixels(target: Target) -> Finding:
-    """The model of --model takes images, and the server shows no pixels of one."""
-    reply = await target.render(target.image_prompt(fresh_image()))
-    if reply.status == 400:
+    """The finding where the model of --model takes images and the server shows no pixels of one."""
+    response = await target.render(target.image_prompt(fresh_image()))
+    if response.status == 400:
         return absent(
             "pixel dtype",
-            f"the model of --model takes images, the server none: {response_error('', reply, '/render').body}",
+            f"the model of --model takes images, the server none: {response_error('', response, '/render').body}",
             "start `vllm serve` without --language-model-only, and with --limit-mm-per-prompt '{\"image\": 8}' or more",
         )
     return skipped(
         "pixel dtype",
-        f"the server does not show what it makes of an image: /render answers {reply.status}",
+        f"the server does not show its pixels of an image: /render answers {response.status}",
         "start `vllm serve` with --enable-scale-out and --mm-processor-cache-gb 0",
     )

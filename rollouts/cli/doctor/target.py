@@ -1,4 +1,4 @@
-"""A server that is being checked, and the model that it is compared with."""
+"""The server that is being checked, and the model directory that it is compared with."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, m
 from rollouts.engines.vllm.wire.request_body import request_body
 from rollouts.errors import MalformedResultError, OverlongPromptError
 
-_RENDERING = "rendering images"
-GENERATE = "/inference/v1/generate"
+RENDERING = "rendering images"
+GENERATE_PATH = "/inference/v1/generate"
 
-#: How many tokens a check samples.
-SAMPLED = 16
+#: The number of tokens that a check samples.
+SAMPLED_TOKENS = 16
 
 _DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
-# Largest difference of log-probabilities between two answers that compute the same in another order.
-_SAME = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
+# The largest difference between log-probabilities of equal computations whose additions are in another order, by dtype.
+_TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
 
 
-class Sampled(NamedTuple):
+class SampledTokens(NamedTuple):
     """Sampled ids int32 (n,) and their log-probabilities float32 (n,)."""
 
     token_ids: np.ndarray
@@ -48,10 +48,10 @@ class Sampled(NamedTuple):
 class Target:
     """A server, and the model directory that it is compared with.
 
-    `engine` sends media as `media="auto"` decides, as a user's engine does by default; `server_side` sends files, which
-    the server processes itself; `connection` leads to the same server. `renderer` is loaded from `directory`. `dtype`
-    is that of the server's weights, `dtype_source` says where that is known from. `known` is what was found so far, by
-    the name of the check.
+    `engine` sends media as `media="auto"` decides, the default of users' engines; `server_side` sends files, which the
+    server processes; `connection` is a connection to the same server. `renderer` is loaded from `directory`. `dtype`
+    is that of the server's weights, `dtype_source` says how it is known. `findings` holds the results so far, by the
+    name of the check.
     """
 
     engine: Engine
@@ -63,11 +63,11 @@ class Target:
     capabilities: ServerCapabilities
     dtype: str
     dtype_source: str
-    known: dict[str, Finding] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
 
     def is_ok(self, check: str) -> bool:
-        """Whether a check was made and found nothing wrong."""
-        return check in self.known and self.known[check].outcome is Outcome.OK
+        """Whether a check has run and passed."""
+        return check in self.findings and self.findings[check].outcome is Outcome.OK
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -75,18 +75,23 @@ class Target:
 
     @property
     def tolerance(self) -> float:
-        """How far apart log-probabilities may be that should be equal but for the order of additions."""
-        return _SAME.get(self.dtype, _SAME["bfloat16"])
+        """The largest difference between log-probabilities that are equal apart from the order of additions."""
+        return _TOLERANCES.get(self.dtype, _TOLERANCES["bfloat16"])
 
     # Images.
 
+    @property
+    def has_images(self) -> bool:
+        """Whether the renderer can process images of this model."""
+        return "image" in self.renderer.processors
+
     @cached_property
     def image_mode(self) -> MediaMode:
-        """What `media="auto"` comes to for an image of this model and this server: the engine's own decision."""
+        """The mode that the engine chooses under `media="auto"` for an image of this model and this server."""
         return select_mode(self.request(self.image_prompt(fresh_image())), "auto", self.capabilities)
 
-    def image_form(self, request: GenerateRequest) -> MediaPayload:
-        """How the engine would send the images of a request. Raises `CapabilityError`."""
+    def image_payload(self, request: GenerateRequest) -> MediaPayload:
+        """The images of a request as the engine would send them. Raises `CapabilityError`."""
         return media_payload(request, "auto", self.capabilities)
 
     # Prompts.
@@ -97,8 +102,10 @@ class Target:
     def image_prompt(self, *images: np.ndarray) -> RenderedTokens:
         return self.renderer.render(image_messages(*images), add_generation_prompt=True)
 
-    def request(self, rendered: RenderedTokens, *, max_tokens: int = SAMPLED, **sampling: Any) -> GenerateRequest:
-        """Greedy unless `sampling` says otherwise."""
+    def request(
+        self, rendered: RenderedTokens, *, max_tokens: int = SAMPLED_TOKENS, **sampling: Any
+    ) -> GenerateRequest:
+        """A request with temperature 0 unless `sampling` has another."""
         return GenerateRequest(
             rendered.token_ids,
             SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling}),
@@ -106,25 +113,25 @@ class Target:
             placeholder_token_ids=rendered.placeholder_token_ids,
         )
 
-    async def sample(self, rendered: RenderedTokens, *, engine: Engine | None = None, **sampling: Any) -> Sampled:
+    async def sample(self, rendered: RenderedTokens, *, engine: Engine | None = None, **sampling: Any) -> SampledTokens:
         result = await (engine or self.engine).generate(self.request(rendered, **sampling))
         completion = result.completions[0]
-        return Sampled(completion.token_ids, completion.logprobs)
+        return SampledTokens(completion.token_ids, completion.logprobs)
 
-    # What the engine never does by itself.
+    # Requests that the engine never sends by itself.
 
-    async def post(self, path: str, body: Mapping[str, Any], doing: str) -> HttpResponse:
-        return await self.connection.request("POST", path, name=doing, body=[json.dumps(body).encode()])
+    async def post(self, path: str, body: Mapping[str, Any], name: str) -> HttpResponse:
+        return await self.connection.request("POST", path, name=name, body=[json.dumps(body).encode()])
 
-    async def render(self, shown: RenderedTokens) -> HttpResponse:
-        """Let the server render a prompt of `image_prompt`: ids and tensors of its own making.
+    async def render(self, prompt: RenderedTokens) -> HttpResponse:
+        """Let the server render the messages of a prompt made by `image_prompt`: its own token ids and tensors.
 
-        Raises `OverlongPromptError` where it could not hold the prompt.
+        Raises `OverlongPromptError` if the prompt is longer than the server allows.
         """
-        if len(shown.token_ids) >= self.capabilities.max_model_len:
-            raise OverlongPromptError(_RENDERING, len(shown.token_ids), self.capabilities.max_model_len)
+        if len(prompt.token_ids) >= self.capabilities.max_model_len:
+            raise OverlongPromptError(RENDERING, len(prompt.token_ids), self.capabilities.max_model_len)
         policy = self.renderer.processors["image"].policy
-        media = shown.multi_modal_data or MultiModalData()
+        media = prompt.multi_modal_data or MultiModalData()
         files = [image_file(item.source, policy) for item, _ in media.items_with_ranges()]
         urls = [f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}" for file in files]
         (message,) = image_messages()
@@ -134,31 +141,31 @@ class Target:
             "messages": [{**message, "content": content}],
             "add_generation_prompt": True,
         }
-        return await self.post("/v1/chat/completions/render", body, _RENDERING)
+        return await self.post("/v1/chat/completions/render", body, RENDERING)
 
-    async def post_by_name(self, request: GenerateRequest, form: MediaPayload) -> HttpResponse:
-        """Send a request whose images are shown by their names alone, as after their first use.
+    async def post_hashes_only(self, request: GenerateRequest, payload: MediaPayload) -> HttpResponse:
+        """Send a request with the hashes of its images and without their data, as after their first use.
 
-        A salt of its own keeps cached prefixes out of the answer.
+        A new cache salt keeps the server from answering out of its prefix cache.
         """
         body = request_body(
             request,
-            form.prompt_ids,
-            form.body_field(()),
+            payload.prompt_ids,
+            payload.body_field(()),
             model=self.capabilities.model,
             cache_salt=uuid.uuid4().hex,
             chunks=None,
-            return_prompt=form.returns_prompt,
+            return_prompt=payload.returns_prompt,
         )
-        return await self.connection.request("POST", GENERATE, name="a request with known images", body=body)
+        return await self.connection.request("POST", GENERATE_PATH, name="a request with known images", body=body)
 
     async def health(self) -> int:
         """The HTTP status of /health: 200 while the server's engine lives."""
         return (await self.connection.request("GET", "/health", name="asking for its health")).status
 
 
-def apart(first: Sampled, second: Sampled) -> float:
-    """The largest difference of log-probabilities up to the first token that differs, where each has its own."""
+def max_logprob_difference(first: SampledTokens, second: SampledTokens) -> float:
+    """The largest difference of log-probabilities, up to and including the first token that differs."""
     count = min(len(first.token_ids), len(second.token_ids))
     differing = np.flatnonzero(first.token_ids[:count] != second.token_ids[:count])
     if len(differing):
@@ -172,30 +179,30 @@ def image_messages(*images: np.ndarray) -> list[dict[str, Any]]:
 
 
 def fresh_image(height: int = 128, width: int = 192) -> np.ndarray:
-    """Coloured noise that no server has seen: uint8 (height, width, 3)."""
+    """Random coloured noise, which no server has in its cache: uint8 (height, width, 3)."""
     return np.random.default_rng().integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def sampled_in(reply: HttpResponse, doing: str) -> Sampled:
-    """The first completion of a raw answer."""
-    if reply.status != 200:
-        raise response_error(doing, reply, doing)
+def sampled_tokens(response: HttpResponse, name: str) -> SampledTokens:
+    """The first completion of a response of the server; `name` names the request in errors."""
+    if response.status != 200:
+        raise response_error(name, response, name)
     try:
-        choice = reply.json()["choices"][0]
+        choice = response.json()["choices"][0]
         token_ids = np.array(choice["token_ids"], dtype=np.int32)
-        logprobs = np.array([said["logprob"] for said in choice["logprobs"]["content"]], dtype=np.float32)
+        logprobs = np.array([token["logprob"] for token in choice["logprobs"]["content"]], dtype=np.float32)
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise MalformedResultError(doing, f"an answer without log-probabilities: {error!r}") from error
+        raise MalformedResultError(name, f"a response without log-probabilities: {error!r}") from error
     if len(token_ids) != len(logprobs) or not len(token_ids):
-        raise MalformedResultError(doing, f"{len(token_ids)} tokens came with {len(logprobs)} log-probabilities")
-    return Sampled(token_ids, logprobs)
+        raise MalformedResultError(name, f"{len(token_ids)} tokens came with {len(logprobs)} log-probabilities")
+    return SampledTokens(token_ids, logprobs)
 
 
 async def weights_dtype(connection: ServerConnection, directory: Path) -> tuple[str, str]:
-    """The dtype of the server's weights and where it is known from."""
-    reply = await connection.request("GET", "/server_info", name="asking for the dtype")
-    if reply.status == 200 and (said := _DTYPE.search(reply.body.decode(errors="replace"))) is not None:
-        return said[1], "said by the server"
+    """The dtype of the server's weights, and how it is known."""
+    response = await connection.request("GET", "/server_info", name="asking for the dtype")
+    if response.status == 200 and (found := _DTYPE.search(response.body.decode(errors="replace"))) is not None:
+        return found[1], "reported by the server"
     config = read_json(directory / "config.json")
     dtype = config.get("dtype") or config.get("torch_dtype") or config.get("text_config", {}).get("dtype") or "bfloat16"
     return str(dtype), "assumed from config.json"

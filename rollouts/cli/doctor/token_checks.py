@@ -1,4 +1,4 @@
-"""Whether the server's token ids of a conversation are the renderer's."""
+"""The server's token ids of a conversation, compared with the renderer's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollouts.cli.doctor.finding import Finding, failed, ok
 from rollouts.cli.doctor.target import Target
 from rollouts.engines.vllm.http.connection import response_error
 
-# What tokenizers and templates disagree about first: spaces, line breaks, digits, scripts, reasoning, turn ends.
+# Text in which tokenizers and templates often differ: spaces, line breaks, digits, scripts, code, ends of turns.
 _CONVERSATION = [
     {"role": "user", "content": "  Count: 1 22 333, 4,444.\n\n\tnaïve façade — 東京 🙂 don't\n"},
     {"role": "assistant", "content": "1, 2...\n\n```py\nx  =  [1,\t2]\n```"},
@@ -20,8 +20,8 @@ _SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 async def text_tokens(target: Target) -> Finding:
-    """A conversation of text, and where it differs, whether tokenizer, form of contents or template does."""
-    messages = _accepted(target)
+    """Compare a conversation of text; the cure names the tokenizer, the form of contents or the template."""
+    messages = _messages(target)
     difference = await _difference(target, messages)
     if difference is None:
         count = len(target.renderer.render_ids(messages, add_generation_prompt=True))
@@ -32,34 +32,34 @@ async def text_tokens(target: Target) -> Finding:
 async def _cure(target: Target, messages: Sequence[Mapping[str, Any]]) -> str:
     text = str(messages[-3]["content"])
     body = {"model": target.capabilities.model, "prompt": text, "add_special_tokens": False}
-    reply = await target.post("/tokenize", body, "tokenising a text")
+    response = await target.post("/tokenize", body, "tokenising text")
     ours = target.renderer.tokenizer.body.encode(text, add_special_tokens=False).ids
-    if reply.status == 200 and reply.json().get("tokens") != ours:
+    if response.status == 200 and response.json().get("tokens") != ours:
         return f"the tokenizers differ: start `vllm serve` with --tokenizer {target.directory}"
     parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
     if await _difference(target, parts) is None:
         return (
-            "only contents that are strings differ, which servers turn into parts where the template reads parts: "
-            "start `vllm serve` with --chat-template-content-format auto (the default)"
+            "only messages whose content is a string differ; servers convert strings to parts for templates that read "
+            "parts: start `vllm serve` with --chat-template-content-format auto (the default)"
         )
     template = target.directory / "chat_template.jinja"
-    where = template if template.exists() else "TEMPLATE_OF_MODEL.jinja"
-    return f"the chat templates differ: start `vllm serve` with --chat-template {where}"
+    path = template if template.exists() else "TEMPLATE_OF_MODEL.jinja"
+    return f"the chat templates differ: start `vllm serve` with --chat-template {path}"
 
 
 async def _difference(target: Target, messages: Sequence[Mapping[str, Any]]) -> str | None:
     ours = target.renderer.render_ids(messages, add_generation_prompt=True)
     body = {"model": target.capabilities.model, "messages": messages, "add_generation_prompt": True}
-    reply = await target.post("/tokenize", body, "tokenising a conversation")
-    if reply.status != 200:
-        raise response_error("tokenising a conversation", reply, "comparing tokens")
-    answer = reply.json()
-    theirs = answer.get("tokens") if isinstance(answer, dict) else None
+    response = await target.post("/tokenize", body, "tokenising a conversation")
+    if response.status != 200:
+        raise response_error("tokenising a conversation", response, "comparing tokens")
+    tokenised = response.json()
+    theirs = tokenised.get("tokens") if isinstance(tokenised, dict) else None
     return await first_difference(target, ours, theirs or [])
 
 
-def _accepted(target: Target) -> list[dict[str, Any]]:
-    """The conversation, with a system message where the template takes one."""
+def _messages(target: Target) -> list[dict[str, Any]]:
+    """The conversation, with a system message if the template accepts one."""
     try:
         target.renderer.render([_SYSTEM, *_CONVERSATION], add_generation_prompt=True)
     except TemplateError:
@@ -68,19 +68,22 @@ def _accepted(target: Target) -> list[dict[str, Any]]:
 
 
 async def first_difference(target: Target, ours: Sequence[int], theirs: Sequence[int]) -> str | None:
-    """How two sequences of ids differ, from the first id on that does; None where they are equal."""
+    """The difference between two sequences of ids, from the first different id; None if they are equal."""
     if list(ours) == list(theirs):
         return None
     pairs = zip(ours, theirs, strict=False)
-    at = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-    shown = [await _with_text(target, ids[at : at + 4]) for ids in (ours, theirs)]
-    return f"{len(ours)} ids of ours, {len(theirs)} of the server's; from {at} on {shown[0]} against {shown[1]}"
+    first = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    our_text, their_text = [await _with_text(target, ids[first : first + 4]) for ids in (ours, theirs)]
+    return (
+        f"{len(ours)} ids from the renderer, {len(theirs)} from the server; they differ from position {first}: "
+        f"{our_text} in the renderer, {their_text} in the server"
+    )
 
 
 async def _with_text(target: Target, ids: Sequence[int]) -> str:
     if not ids:
         return "nothing"
     body = {"model": target.capabilities.model, "tokens": list(ids)}
-    reply = await target.post("/detokenize", body, "asking for the text of tokens")
-    text = reply.json().get("prompt") if reply.status == 200 else None
+    response = await target.post("/detokenize", body, "asking for the text of tokens")
+    text = response.json().get("prompt") if response.status == 200 else None
     return f"{list(ids)} {text!r}"

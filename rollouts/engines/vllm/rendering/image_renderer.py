@@ -93,11 +93,11 @@ class ImageRenderer:
         """The source of a reference that the policy allows, also where the store knows it already."""
         if isinstance(reference, str) and reference[:8].lower().startswith(("http://", "https://")):
             allowed_target(reference, self._policy)
-        known = self._store.seen.get(reference)
+        known = self._store.references.get(reference)
         if known is not None and (known.is_pixels or known.nbytes <= self._policy.max_bytes):
             return known
         source = self._store.add_source(source_of_part({"type": "image", "image": reference}, self._policy))
-        return self._store.seen.remember(reference, source)
+        return self._store.references.put(reference, source)
 
 
 @dataclass(frozen=True, slots=True)

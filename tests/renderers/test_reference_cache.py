@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from renderers.media.reference_cache import ReferenceCache, SeenFile
+from renderers.media.reference_cache import FileState, ReferenceCache
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 
@@ -31,7 +31,7 @@ def fresh_bytes(text: str) -> bytes:
 
 
 @pytest.fixture
-def seen() -> ReferenceCache:
+def cache() -> ReferenceCache:
     return ReferenceCache(64 * KB)
 
 
@@ -45,54 +45,54 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 # Bytes.
 
 
-def test_the_very_bytes_that_became_a_source_are_known(seen: ReferenceCache) -> None:
+def test_the_very_bytes_that_became_a_source_are_known(cache: ReferenceCache) -> None:
     data = fresh_bytes("image")
     source = MediaSource.of(data)
-    assert seen.get(data) is None
-    seen.remember(data, source)
-    assert seen.get(data) is source
-    assert seen.get(fresh_bytes("image")) is None, "equality of bytes would cost a comparison of megabytes"
+    assert cache.get(data) is None
+    cache.put(data, source)
+    assert cache.get(data) is source
+    assert cache.get(fresh_bytes("image")) is None, "equality of bytes would cost a comparison of megabytes"
 
 
-def test_equal_bytes_in_another_object_are_known_too_once_they_were_met(seen: ReferenceCache) -> None:
+def test_equal_bytes_in_another_object_are_known_too_once_they_were_met(cache: ReferenceCache) -> None:
     source = MediaSource.of(fresh_bytes("image"))
     other = fresh_bytes("image")
-    seen.remember(other, source)
-    assert seen.get(other) is source
-    assert seen.get(source.data) is None
+    cache.put(other, source)
+    assert cache.get(other) is source
+    assert cache.get(source.data) is None
 
 
-def test_bytes_at_the_address_of_bytes_that_are_gone_are_not_taken_for_them(seen: ReferenceCache) -> None:
+def test_bytes_at_the_address_of_bytes_that_are_gone_are_not_taken_for_them(cache: ReferenceCache) -> None:
     addresses: set[int] = set()
     reused = 0
     for number in range(2000):
         data = b"%0500d" % number
         reused += id(data) in addresses
         addresses.add(id(data))
-        found = seen.get(data)
+        found = cache.get(data)
         assert found is None, f"{data[-5:]!r} was taken for {bytes(found.data)[-5:]!r}"
-        seen.remember(data, MediaSource.of(data))
+        cache.put(data, MediaSource.of(data))
         del data, found
     assert reused > 1000, "the interpreter gave no address away twice: nothing was tested"
 
 
-def test_bytes_that_only_the_cache_keeps_alive_cannot_be_confused_either(seen: ReferenceCache) -> None:
+def test_bytes_that_only_the_cache_keeps_alive_cannot_be_confused_either(cache: ReferenceCache) -> None:
     source = MediaSource.of(b"the same image, whoever read it")
     for number in range(2000):
         copy = bytes(bytearray(source.data))
-        found = seen.get(copy)
+        found = cache.get(copy)
         assert found is None
-        seen.remember(copy, source)
-        assert seen.get(copy) is source
-        assert seen.get(b"%033d" % number) is None
+        cache.put(copy, source)
+        assert cache.get(copy) is source
+        assert cache.get(b"%033d" % number) is None
 
 
-def test_an_address_is_believed_only_with_the_bytes_at_it(seen: ReferenceCache) -> None:
+def test_an_address_is_believed_only_with_the_bytes_at_it(cache: ReferenceCache) -> None:
     data = fresh_bytes("image")
     source = MediaSource.of(data)
-    seen.remember(data, source)
+    cache.put(data, source)
     object.__setattr__(source, "data", b"other bytes")  # so that the source lives on without them
-    assert seen.get(data) is None
+    assert cache.get(data) is None
 
 
 # What can change.
@@ -133,55 +133,55 @@ class OddStr(str):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_can_change_is_never_remembered(seen: ReferenceCache, value: Any) -> None:
+def test_what_can_change_is_never_remembered(cache: ReferenceCache, value: Any) -> None:
     source = MediaSource.of(b"image")
-    assert seen.remember(value, source) is source
-    assert seen.get(value) is None
-    assert len(seen) == 0
+    assert cache.put(value, source) is source
+    assert cache.get(value) is None
+    assert len(cache) == 0
 
 
-def test_a_change_of_a_bytearray_is_seen(seen: ReferenceCache) -> None:
+def test_a_change_of_a_bytearray_is_seen(cache: ReferenceCache) -> None:
     buffer = bytearray(b"image")
     source = MediaSource.of(bytes(buffer))
-    seen.remember(buffer, source)
+    cache.put(buffer, source)
     buffer[0] = 0
-    assert seen.get(buffer) is None
+    assert cache.get(buffer) is None
 
 
 # Strings.
 
 
-def test_equal_but_distinct_data_urls_are_known(seen: ReferenceCache) -> None:
+def test_equal_but_distinct_data_urls_are_known(cache: ReferenceCache) -> None:
     source = MediaSource.of(b"image")
     one, other = (b"data:image/png;base64,cGljdHVyZQ==".decode() for _ in range(2))
     assert one is not other
-    seen.remember(one, source)
-    assert seen.get(other) is source
-    assert seen.get(one[:-1]) is None
-    assert seen.get("DATA:" + one[5:]) is None
+    cache.put(one, source)
+    assert cache.get(other) is source
+    assert cache.get(one[:-1]) is None
+    assert cache.get("DATA:" + one[5:]) is None
 
 
-def test_a_source_that_nothing_else_holds_is_not_kept_alive_for_a_data_url_or_bytes(seen: ReferenceCache) -> None:
+def test_a_source_that_nothing_else_holds_is_not_kept_alive_for_a_data_url_or_bytes(cache: ReferenceCache) -> None:
     data = fresh_bytes("image")
     for value in ("data:,image", data, fresh_bytes("image")):
         source = MediaSource.of(fresh_bytes("image"))
-        seen.remember(value, source)
-        assert seen.get(value) is source
+        cache.put(value, source)
+        assert cache.get(value) is source
         del source
-        assert seen.get(value) is None
+        assert cache.get(value) is None
 
 
-def test_a_url_means_the_source_that_it_meant_first(seen: ReferenceCache) -> None:
+def test_a_url_means_the_source_that_it_meant_first(cache: ReferenceCache) -> None:
     first = MediaSource.of(b"first")
-    assert seen.remember(URL, first) is first
+    assert cache.put(URL, first) is first
     digest = first.digest
     del first
-    found = seen.get(URL)
+    found = cache.get(URL)
     assert found is not None
     assert found.digest == digest
-    assert seen.remember(URL, MediaSource.of(b"second")) is found
-    assert seen.get(URL) is found
-    assert seen.get(URL + "?v=2") is None
+    assert cache.put(URL, MediaSource.of(b"second")) is found
+    assert cache.get(URL) is found
+    assert cache.get(URL + "?v=2") is None
 
 
 def test_of_two_that_fetch_a_url_at_once_the_first_to_finish_decides() -> None:
@@ -191,19 +191,19 @@ def test_of_two_that_fetch_a_url_at_once_the_first_to_finish_decides() -> None:
         def get(self, value: object) -> MediaSource | None:
             return None
 
-    seen = LookedBefore(64 * KB)
+    cache = LookedBefore(64 * KB)
     first = MediaSource.of(b"first")
-    assert seen.remember(URL, first) is first
-    assert seen.remember(URL, MediaSource.of(b"second")) is first
+    assert cache.put(URL, first) is first
+    assert cache.put(URL, MediaSource.of(b"second")) is first
 
 
-def test_a_url_larger_than_the_cache_is_known_while_its_source_lives(seen: ReferenceCache) -> None:
+def test_a_url_larger_than_the_cache_is_known_while_its_source_lives(cache: ReferenceCache) -> None:
     source = MediaSource.of(bytes(65 * KB))
-    seen.remember(URL, source)
-    assert seen.get(URL) is source
-    assert seen.nbytes < KB
+    cache.put(URL, source)
+    assert cache.get(URL) is source
+    assert cache.nbytes < KB
     del source
-    assert seen.get(URL) is None
+    assert cache.get(URL) is None
 
 
 def test_a_url_that_had_to_make_room_is_known_while_the_store_finds_its_source(tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_a_url_that_had_to_make_room_is_known_while_the_store_finds_its_source(t
     for store in (with_directory, without):
         source = store.add_source(MediaSource.of(b"first"))
         digest = source.digest
-        store.seen.remember(URL, source)
+        store.references.put(URL, source)
         del source
         for number in range(40):  # pushes the source out of memory and out of `seen`
             data = b"%020000d" % number
-            store.seen.remember(f"{URL}?{number}", store.add_source(MediaSource.of(data)))
+            store.references.put(f"{URL}?{number}", store.add_source(MediaSource.of(data)))
         assert store.stats.evictions > 0
-        found = store.seen.get(URL)
+        found = store.references.get(URL)
         assert (found is not None) == (store is with_directory)
         assert found is None or found.digest == digest
 
@@ -226,35 +226,35 @@ def test_a_url_that_had_to_make_room_is_known_while_the_store_finds_its_source(t
 # Files.
 
 
-def now(path: str | Path) -> SeenFile | None:
-    return SeenFile.of(path, os.stat(path))
+def now(path: str | Path) -> FileState | None:
+    return FileState.from_status(path, os.stat(path))
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_file_is_known_until_it_is_another(seen: ReferenceCache, tmp_path: Path) -> None:
+def test_a_file_is_known_until_it_is_another(cache: ReferenceCache, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"one")
     source = MediaSource.of(b"one")
-    seen.remember(now(path), source)
-    assert seen.get(now(path)) is source
-    assert seen.get(now(str(path))) is source
+    cache.put(now(path), source)
+    assert cache.get(now(path)) is source
+    assert cache.get(now(str(path))) is source
 
     before = path.stat()
     path.write_bytes(b"two")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_mtime_ns == before.st_mtime_ns
-    assert seen.get(now(path)) is None, "changed in place, with its size and time put back"
+    assert cache.get(now(path)) is None, "changed in place, with its size and time put back"
 
     (tmp_path / "b.png").write_bytes(b"one")
-    assert seen.get(now(tmp_path / "b.png")) is None
+    assert cache.get(now(tmp_path / "b.png")) is None
 
 
-def test_a_file_that_changed_just_now_is_not_known(seen: ReferenceCache, tmp_path: Path) -> None:
+def test_a_file_that_changed_just_now_is_not_known(cache: ReferenceCache, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"one")
     assert now(path) is None
-    seen.remember(now(path), MediaSource.of(b"one"))
-    assert seen.get(now(path)) is None
+    cache.put(now(path), MediaSource.of(b"one"))
+    assert cache.get(now(path)) is None
     assert now(os.__file__) is not None
 
 
@@ -262,14 +262,14 @@ def test_a_file_that_changed_just_now_is_not_known(seen: ReferenceCache, tmp_pat
 
 
 def test_the_least_recently_used_is_forgotten_first() -> None:
-    seen = ReferenceCache(8 * KB)
+    cache = ReferenceCache(8 * KB)
     source = MediaSource.of(b"image")
     urls = [f"data:,{number}" + "x" * 800 for number in range(4)]
     for url in urls[:3]:
-        seen.remember(url, source)
-    assert seen.get(urls[0]) is source
-    seen.remember(urls[3], source)
-    assert [seen.get(url) is not None for url in urls] == [True, False, True, True]
+        cache.put(url, source)
+    assert cache.get(urls[0]) is source
+    cache.put(urls[3], source)
+    assert [cache.get(url) is not None for url in urls] == [True, False, True, True]
 
 
 @settings(max_examples=60)
@@ -280,7 +280,7 @@ def test_the_least_recently_used_is_forgotten_first() -> None:
     )
 )
 def test_what_is_held_never_passes_the_bound(steps: list[tuple[str, int, int]]) -> None:
-    seen = ReferenceCache(4 * KB)
+    cache = ReferenceCache(4 * KB)
     alive: list[object] = []
     for kind, number, size in steps:
         data = b"%d" % number + bytes(size)
@@ -289,36 +289,36 @@ def test_what_is_held_never_passes_the_bound(steps: list[tuple[str, int, int]]) 
             kind
         ]
         alive += [source, value]
-        meant = seen.remember(value, source)
-        assert seen.nbytes <= seen.max_bytes
-        assert seen.get(value) in (None, meant)
+        meant = cache.put(value, source)
+        assert cache.nbytes <= cache.max_bytes
+        assert cache.get(value) in (None, meant)
     for value in alive:  # forgetting gives the bytes back
         if isinstance(value, str):
-            seen.get(value)
-    assert (seen.nbytes == 0) == (len(seen) == 0)
+            cache.get(value)
+    assert (cache.nbytes == 0) == (len(cache) == 0)
 
 
 def test_memory_stays_within_the_bound() -> None:
-    seen = ReferenceCache(2**20)
+    cache = ReferenceCache(2**20)
     source = MediaSource.of(b"image")
     tracemalloc.start()
     try:
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         for number in range(5000):
-            seen.remember(f"data:,{number}" + "x" * (10_000 if number % 2 else 20), source)
-            seen.remember(b"%05d" % number + bytes(5000 * (number % 3)), source)
-            seen.remember(f"{URL}?{number}", MediaSource.of(b"%d" % number + bytes(1000 * (number % 5))))
+            cache.put(f"data:,{number}" + "x" * (10_000 if number % 2 else 20), source)
+            cache.put(b"%05d" % number + bytes(5000 * (number % 3)), source)
+            cache.put(f"{URL}?{number}", MediaSource.of(b"%d" % number + bytes(1000 * (number % 5))))
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert 2**19 < seen.nbytes <= 2**20
+    assert 2**19 < cache.nbytes <= 2**20
     assert 2**19 < grown <= 2**20
 
 
 def test_threads_find_what_they_remember_and_never_anything_else() -> None:
-    seen = ReferenceCache(32 * KB)
+    cache = ReferenceCache(32 * KB)
     wrong: list[str] = []
 
     def work(worker: int) -> None:
@@ -326,8 +326,8 @@ def test_threads_find_what_they_remember_and_never_anything_else() -> None:
             name = f"{(number * 7 + worker) % 90}"
             source = MediaSource.of(name.encode())
             for value in (f"data:,{name}", f"http://h.example/{name}", source.data):
-                meant = seen.remember(value, source)
-                found = seen.get(value)
+                meant = cache.put(value, source)
+                found = cache.get(value)
                 if meant.data != name.encode() or (found is not None and found.data != name.encode()):
                     wrong.append(name)
 
@@ -337,4 +337,4 @@ def test_threads_find_what_they_remember_and_never_anything_else() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert 0 < seen.nbytes <= seen.max_bytes
+    assert 0 < cache.nbytes <= cache.max_bytes

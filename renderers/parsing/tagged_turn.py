@@ -24,7 +24,7 @@ class _State(Enum):
     REASONING = auto()
     CONTENT = auto()
     BLOCK = auto()  # between the markers of tool calls
-    BARE = auto()  # an answer that may as a whole be a call that no marker opens
+    UNMARKED_CALL = auto()  # an answer that may as a whole be a call that no marker opens
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class _Draft:
     texts: list[str] = field(default_factory=list)
 
 
-class TaggedMachine:
-    """Reads the text of one turn, in the alphabet, into a transcript."""
+class TaggedTurnParser:
+    """Reads the text of one turn, in the encoding, into a transcript."""
 
     def __init__(self, grammar: Grammar, transcript: Transcript, *, reasoning_open: bool) -> None:
         self._grammar = grammar
@@ -45,11 +45,12 @@ class TaggedMachine:
         self._text = ""  # what has come and is not settled: it may be the beginning of a marker
         self._base = 0  # position of its first character in the turn
         self._may_reason = True  # until reasoning was closed
-        self._lead: list[str] | None = [] if grammar.bare else None  # white space before what may be a bare call
+        # White space before text that may be a call without a start marker; None once other text has come.
+        self._leading: list[str] | None = [] if grammar.unmarked_starts else None
         self._block: list[str] = []
         self._block_at = 0
         self._draft: _Draft | None = None
-        if reasoning_open and grammar.reasons:
+        if reasoning_open and grammar.has_reasoning:
             self._open_reasoning()
 
     def feed(self, text: str) -> None:
@@ -64,7 +65,7 @@ class TaggedMachine:
             if found is None:
                 break
             position = found.end()
-            self._meet(found.group(), markers.roles[found.group()], self._base + found.start())
+            self._handle_marker(found.group(), markers.roles[found.group()], self._base + found.start())
         self._text = self._text[end:]
         self._base += end
 
@@ -73,10 +74,10 @@ class TaggedMachine:
         if self._text:
             self._read(self._text, self._base)
         if self._state is _State.BLOCK:
-            self._end_block(closed=stopped and not self._grammar.closes)
-        elif self._state is _State.BARE:
-            self._end_bare(stopped)
-        self._say_lead()
+            self._end_block(closed=stopped and not self._grammar.block_ends)
+        elif self._state is _State.UNMARKED_CALL:
+            self._end_unmarked_call(stopped)
+        self._flush_leading()
         if self._draft is not None:
             self._settle_draft(are_calls=stopped)
         self._out.reasoning_open = self._state is _State.REASONING
@@ -89,8 +90,8 @@ class TaggedMachine:
             return grammar.in_reasoning
         if self._state is _State.BLOCK:
             return grammar.in_block if self._draft is None else grammar.in_draft
-        if self._state is _State.BARE:
-            return grammar.nothing
+        if self._state is _State.UNMARKED_CALL:
+            return grammar.no_markers
         return grammar.before_reasoning if self._may_reason else grammar.after_reasoning
 
     def _read(self, text: str, at: int) -> None:
@@ -99,14 +100,14 @@ class TaggedMachine:
                 self._draft.texts.append(text)
             else:
                 self._reject_draft()
-                self._out.think(text)
+                self._out.add_reasoning(text)
         elif self._state is _State.CONTENT:
-            self._say(text, at)
+            self._add_content(text, at)
         else:
             self._extend_block(text)
 
-    def _meet(self, marker: str, role: Role, at: int) -> None:
-        if self._state is _State.BARE:  # found before the text in front of it turned out to be one
+    def _handle_marker(self, marker: str, role: Role, at: int) -> None:
+        if self._state is _State.UNMARKED_CALL:  # found before the text in front of it turned out to be one
             self._extend_block(marker)
         elif role is Role.BLOCK_START:
             self._open_block(marker, at)
@@ -116,24 +117,24 @@ class TaggedMachine:
         elif role is Role.REASONING_START:
             self._open_reasoning()
         elif self._state is _State.CONTENT and (self._out.content.begun or self._out.calls):
-            self._say(marker, at)
+            self._add_content(marker, at)
         else:
             self._close_reasoning()
 
     # Reasoning.
 
     def _open_reasoning(self) -> None:
-        self._say_lead()
+        self._flush_leading()
         self._state = _State.REASONING
         self._out.reasoned = True
-        self._out.content.starts_bare = True
+        self._out.content.strip_leading = True
 
     def _close_reasoning(self) -> None:
         """Also where the prompt or the template closes reasoning that there was none of."""
         self._reject_draft()
         self._state = _State.CONTENT
         self._may_reason = False
-        self._out.content.starts_bare = True
+        self._out.content.strip_leading = True
 
     def _reject_draft(self) -> None:
         if self._draft is None:
@@ -142,7 +143,7 @@ class TaggedMachine:
         if self._state is _State.BLOCK:
             draft.texts += self._block
             self._state = _State.REASONING
-        self._out.think("".join(draft.texts))
+        self._out.add_reasoning("".join(draft.texts))
 
     def _settle_draft(self, *, are_calls: bool) -> None:
         if self._draft is None or not are_calls:
@@ -156,27 +157,27 @@ class TaggedMachine:
 
     # Content, and calls that no marker opens.
 
-    def _say(self, text: str, at: int) -> None:
-        if self._lead is None:
-            self._out.say(text)
+    def _add_content(self, text: str, at: int) -> None:
+        if self._leading is None:
+            self._out.add_content(text)
             return
-        if not self._lead:
+        if not self._leading:
             self._block_at = at
-        self._lead.append(text)
+        self._leading.append(text)
         words = text.lstrip()
         if words:
-            lead, self._lead = "".join(self._lead), None
-            if words[0] in self._grammar.bare:
-                self._state, self._block = _State.BARE, [lead]
+            lead, self._leading = "".join(self._leading), None
+            if words[0] in self._grammar.unmarked_starts:
+                self._state, self._block = _State.UNMARKED_CALL, [lead]
             else:
-                self._out.say(lead)
+                self._out.add_content(lead)
 
-    def _say_lead(self) -> None:
-        if self._lead:
-            self._out.say("".join(self._lead))
-            self._lead = []
+    def _flush_leading(self) -> None:
+        if self._leading:
+            self._out.add_content("".join(self._leading))
+            self._leading = []
 
-    def _end_bare(self, stopped: bool) -> None:
+    def _end_unmarked_call(self, stopped: bool) -> None:
         text = "".join(self._block)
         assert self._grammar.syntax is not None
         call = text.strip()
@@ -185,14 +186,14 @@ class TaggedMachine:
             self._out.write_call(call)
             self._out.end_block(call, self._block_at + text.index(call), attempts, closed=stopped)
         else:
-            self._out.say(text)
+            self._out.add_content(text)
 
     # Blocks.
 
     def _open_block(self, marker: str, at: int) -> None:
         if self._state is _State.REASONING:
             self._draft = self._draft or _Draft()
-        self._say_lead()
+        self._flush_leading()
         self._state = _State.BLOCK
         self._block, self._block_at = [], at
         self._extend_block(marker)

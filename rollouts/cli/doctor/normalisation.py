@@ -1,4 +1,4 @@
-"""Finding the numbers by which a server normalises pixels: from its floats, or from a directory's files."""
+"""The image_mean and image_std of a server: estimated from its floats, or read from a directory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rollouts.cli.doctor.finding import Finding, failed
 #: The name of the check.
 NORMALISATION = "image normalisation"
 
-# What is 0 on both sides may be padding, which no normalisation made.
-_LEAST_PIXELS = 16
-# Of the variance of one side, what the other does not explain, where one is a linear function of the other.
-_UNEXPLAINED = 1e-3
-# How far a factor may be from 1, and an offset from 0, where floats of a type were rounded.
-_ROUNDED = {"float32": 1e-3, "float16": 3e-3}
-_COARSE = 0.02
+# A linear map is estimated from at least so many pixels. Pixels that are 0 on both sides may be padding: not counted.
+_MIN_PIXELS = 16
+# The share of the variance that may remain after the linear map.
+_MAX_RESIDUAL = 1e-3
+# The largest distance of a factor from 1, and of an offset from 0, for floats that were rounded to a dtype.
+_ROUNDING = {"float32": 1e-3, "float16": 3e-3}
+_DEFAULT_ROUNDING = 0.02
 
 
 class Normalisation(NamedTuple):
@@ -43,18 +43,18 @@ class LinearMap(NamedTuple):
 
     def is_identity(self, dtype: str) -> bool:
         """Whether both sides hold the same floats, as far as torch's `dtype` can tell."""
-        most = _ROUNDED.get(dtype, _COARSE)
-        return bool(np.allclose(self.factor, 1, atol=most) and np.allclose(self.offset, 0, atol=most))
+        tolerance = _ROUNDING.get(dtype, _DEFAULT_ROUNDING)
+        return bool(np.allclose(self.factor, 1, atol=tolerance) and np.allclose(self.offset, 0, atol=tolerance))
 
     def of(self, ours: Normalisation) -> Normalisation:
-        """The normalisation that makes their floats of pixels of which `ours` makes our floats."""
+        """Their normalisation, given ours."""
         std = [each / factor for each, factor in zip(ours.std, self.factor, strict=True)]
         mean = [m - offset * s for m, offset, s in zip(ours.mean, self.offset, std, strict=True)]
         return Normalisation(tuple(mean), tuple(std))
 
 
 def written_normalisation(directory: Path) -> Normalisation | None:
-    """What a model directory says of images; None where it says nothing, or nothing that can be read as such."""
+    """The image_mean and image_std in the files of a model directory; None if there are none, or no valid ones."""
     image = read_json(directory / "processor_config.json").get("image_processor") or read_json(
         directory / "preprocessor_config.json"
     )
@@ -65,41 +65,41 @@ def written_normalisation(directory: Path) -> Normalisation | None:
 
 
 def processor_file(directory: Path) -> Path:
-    """The file of a model directory that holds the numbers of images."""
+    """The file of a model directory that holds image_mean and image_std."""
     preprocessor = directory / "preprocessor_config.json"
     return preprocessor if preprocessor.exists() else directory / "processor_config.json"
 
 
-def wrong_normalisation(directory: Path, written: Normalisation, theirs: Normalisation, said: str) -> Finding:
-    """`said`: how the server's numbers are known, before which they are named."""
+def wrong_normalisation(directory: Path, written: Normalisation, theirs: Normalisation, evidence: str) -> Finding:
+    """`evidence`: the beginning of the sentence that ends with the server's normalisation."""
     return failed(
         NORMALISATION,
-        f"{said} {theirs}; {directory} has {written}",
+        f"{evidence} {theirs}; {directory} has {written}",
         f"write the model's own image_mean and image_std into {processor_file(directory)}, or start "
         f"`vllm serve {directory}`",
     )
 
 
 def _numbers(value: Any) -> tuple[float, ...]:
-    """The numbers of a list; none where it is not one of numbers."""
+    """The numbers of a list as floats; empty if the value is not a list of numbers."""
     if not isinstance(value, list) or not all(isinstance(each, int | float) for each in value):
         return ()
     return tuple(map(float, value))
 
 
 def linear_map(ours: np.ndarray, theirs: np.ndarray, channels: int) -> LinearMap | None:
-    """The map from our floats of an image to the server's; None where no such map explains them.
+    """The map from our floats of an image to the server's; None if there is no such map.
 
     Both of one shape: patches (n, channels * k), or (..., channels, height, width).
     """
     factors, offsets = [], []
     for x, y in zip(_by_channel(ours, channels), _by_channel(theirs, channels), strict=True):
-        real = (x != 0) | (y != 0)
-        x, y = x[real], y[real]
-        if len(x) < _LEAST_PIXELS or np.ptp(x) == 0:
+        pixels = (x != 0) | (y != 0)
+        x, y = x[pixels], y[pixels]
+        if len(x) < _MIN_PIXELS or np.ptp(x) == 0:
             return None
         factor, offset = np.polyfit(x, y, 1)
-        if np.var(y - (factor * x + offset)) > _UNEXPLAINED * np.var(y) or factor <= 0:
+        if np.var(y - (factor * x + offset)) > _MAX_RESIDUAL * np.var(y) or factor <= 0:
             return None
         factors.append(float(factor))
         offsets.append(float(offset))
@@ -107,14 +107,14 @@ def linear_map(ours: np.ndarray, theirs: np.ndarray, channels: int) -> LinearMap
 
 
 def renormalised(pixels: np.ndarray, used: Normalisation, wanted: Normalisation) -> np.ndarray:
-    """Floats that `used` made, as `wanted` would have made them: float32, the same shape."""
+    """Floats with the normalisation `used`, converted to `wanted`: float32, the same shape."""
     channels = len(used.mean)
-    moved = []
+    converted = []
     for x, m, s, new_m, new_s in zip(
         _by_channel(pixels, channels), used.mean, used.std, wanted.mean, wanted.std, strict=True
     ):
-        moved.append((x * s + m - new_m) / new_s)
-    return _from_channels(np.stack(moved), pixels.shape, channels)
+        converted.append((x * s + m - new_m) / new_s)
+    return _from_channels(np.stack(converted), pixels.shape, channels)
 
 
 def _by_channel(pixels: np.ndarray, channels: int) -> np.ndarray:

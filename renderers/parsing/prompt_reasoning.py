@@ -31,6 +31,6 @@ def ends_in_reasoning(prompt_ids: Sequence[int], format: Format, tokenizer: Temp
         settled = {end, *(tokenizer.control_id(token) for token in format.stop_tokens)}
         return next((token for token in reversed(prompt_ids) if token == start or token in settled), None) == start
     grammar = grammar_of(format, tokenizer)
-    lexer = Lexer(tokenizer, grammar.decoder, grammar.alphabet)
+    lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
     tail = lexer.feed(prompt_ids[-_TAIL:]) + lexer.finish()
     return tail.rstrip().endswith(grammar.reasoning_start)

@@ -10,7 +10,7 @@ import re
 from enum import Enum, auto
 
 from renderers.parsing.grammar import Grammar, Role
-from renderers.parsing.syntaxes.syntax import judged_json
+from renderers.parsing.syntaxes.syntax import CallRegion, make_json_attempt
 from renderers.parsing.transcript import TextBuffer, Transcript
 
 _MARK = re.compile("[\ud800-\udfff]")
@@ -25,14 +25,14 @@ class _Channel(Enum):
     CALL = auto()
 
 
-class MessageMachine:
-    """Reads the text of one turn, in the alphabet, into a transcript."""
+class MessageTurnParser:
+    """Reads the text of one turn, in the encoding, into a transcript."""
 
     def __init__(self, grammar: Grammar, transcript: Transcript, *, reasoning_open: bool) -> None:
         assert grammar.channels is not None
         self._grammar = grammar
         self._out = transcript
-        self._channel_mark = grammar.alphabet[grammar.channels.channel]
+        self._channel_mark = grammar.encoding[grammar.channels.channel]
         self._text = ""
         self._base = 0
         self._parts: list[str] = []  # the message from its start: header, and for a call its body
@@ -56,7 +56,9 @@ class MessageMachine:
             if found is None:
                 break
             position = found.end()
-            self._meet(found.group(), markers.roles[found.group()], self._base + found.start(), self._base + position)
+            self._handle_marker(
+                found.group(), markers.roles[found.group()], self._base + found.start(), self._base + position
+            )
         self._text = self._text[end:]
         self._base += end
 
@@ -74,13 +76,13 @@ class MessageMachine:
             self._parts.append(text)
             self._out.write_call(text)
         elif self._channel is _Channel.REASONING:
-            self._out.think("\n" + text if self._follows else text)
+            self._out.add_reasoning("\n" + text if self._follows else text)
             self._follows = False
         else:
-            self._out.say("\n" + text if self._follows else text)
+            self._out.add_content("\n" + text if self._follows else text)
             self._follows = False
 
-    def _meet(self, marker: str, role: Role, at: int, behind: int) -> None:
+    def _handle_marker(self, marker: str, role: Role, at: int, behind: int) -> None:
         if role is Role.BODY_START:
             self._parts.append(marker)
             self._begin_by_header()
@@ -120,12 +122,13 @@ class MessageMachine:
         elif channel is _Channel.HEADER:
             words = _MARK.split(text)[0]
             if words.strip() and _RECIPIENT.search(words) is None:
-                self._out.say(words)  # an answer without any header
+                self._out.add_content(words)  # an answer without any header
         self._parts = []
 
     def _decode(self, text: str, *, closed: bool) -> None:
         block = self._out.block(text, closed=closed)
         body_end = len(text) - 1 if closed and _MARK.match(text[-1]) else len(text)
-        name, arguments = self._recipient.removeprefix("functions."), block.plain(self._header_length, body_end)
-        attempt = judged_json(block, 0, len(text), name, arguments, closed=closed)
+        name, arguments = self._recipient.removeprefix("functions."), block.plain_text(self._header_length, body_end)
+        region = CallRegion(0, len(text), (self._header_length, body_end), closed)
+        attempt = make_json_attempt(block, region, name, arguments)
         self._out.end_block(text, self._message_at, [attempt], closed=closed)

@@ -1,8 +1,8 @@
-"""Any processor of transformers: what it makes of one image or video, as an item.
+"""Media items from any processor of transformers, run on one image or video at a time.
 
-The model's own code decides pixels, tensors and the text that stands for them; nothing is imitated. Which tensors there
-are, and how those of several items become one, is found at load by running it on probes (`vision.hf_probing`).
-torch and transformers (the extra `processors`) are imported here only, when a processor is loaded.
+The model's own code decides pixels, tensors and placeholder text; nothing is imitated. Which tensors it returns, and
+how those of several items become one, is found at load by running it on probes (`vision.hf_probing`). torch and
+transformers (the extra `processors`) are imported only here, when a processor is loaded.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.media.video_decoding import decode_video, video_decoder_versions
 from renderers.model_files import read_json
-from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, OwnProcessor
+from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorRunner
 from renderers.vision.hf_probing import Layout, item_tensor, probe
 from renderers.vision.normalise import ScaledPixels
 
 EXTRA = "processors"
-# Files that may name code of the repository, and the classes of it that would be run.
+# Files that may name code of the repository, and the classes for which that code would be run.
 _FILES = (
     "processor_config.json",
     "preprocessor_config.json",
@@ -47,26 +47,25 @@ _EMBED_IDS = (
     "video_token_id",
     "video_token_index",
 )
-# Of the processor's settings; nothing of them reaches the tensors.
+# Settings of the processor that do not affect the tensors.
 _NOT_PIXELS = frozenset({"feature_extractor", "auto_map", "name_or_path", "audio_seq_length", "audio_ms_per_token"})
 
 
 class HFProcessor:
-    """Turns media sources into `MediaItem`s by running the model's own processor, each distinct medium once.
+    """Turns media sources into `MediaItem`s by running the model's own processor, each distinct image or video once.
 
-    The tensors of an item are what the processor returns for it alone, except those of the text: numpy arrays of its
-    names and types (bfloat16 as the float32 of equal value), `scale` None. Where the processor's floats are a scale of
-    uint8 patches, bit for bit, they are held as those (`ScaledPixels`), which servers that normalise themselves take.
-    `fields` says how `batch_tensors` makes of several items what the processor returns for them as samples of one
-    batch.
+    The tensors of an item are what the processor returns for it alone, except those of the text: numpy arrays of the
+    same names and types (bfloat16 as the float32 of equal value), `scale` None. Where the floats are exactly uint8
+    patches after rescale and normalise, the patches are kept (`ScaledPixels`) for servers that normalise.
+    `fields` describes how `batch_tensors` makes one batch of several items, as the processor does.
 
-    `layout` is what probing found, or why it found none; media are then refused for that reason. `decode` makes of a
-    source what the processor takes.
+    `layout` is the result of probing, or the error of a probing that failed, for which media are then refused.
+    `decode` turns a source into the processor's input.
     """
 
     def __init__(
         self,
-        own: OwnProcessor,
+        runner: ProcessorRunner,
         layout: Layout | LoadError,
         *,
         fingerprint: str,
@@ -74,13 +73,13 @@ class HFProcessor:
         policy: MediaPolicy,
         store: MediaStore,
     ) -> None:
-        self.modality: Modality = own.modality
-        self.marker = own.marker
-        self.embed_token = own.marker if isinstance(layout, LoadError) else layout.embed_token
+        self.modality: Modality = runner.modality
+        self.marker = runner.marker
+        self.embed_token = runner.marker if isinstance(layout, LoadError) else layout.embed_token
         self.fingerprint = fingerprint
         self.policy = policy
         self.store = store
-        self._own = own
+        self._runner = runner
         self._layout = layout
         self._decode = decode
 
@@ -90,9 +89,9 @@ class HFProcessor:
 
     def process(self, source: MediaSource) -> MediaItem:
         """The item of a source, from the store when it was seen before. Raises `MediaError`."""
-        held = self.store.get(self.mm_hash(source))
-        if held is not None:
-            return held
+        cached = self.store.get(self.mm_hash(source))
+        if cached is not None:
+            return cached
         if isinstance(self._layout, LoadError):
             raise MediaError(
                 f"this model's {self.modality}s cannot be taken: {self._layout}", digest=source.digest
@@ -102,69 +101,69 @@ class HFProcessor:
     def _item(self, source: MediaSource, medium: Medium, layout: Layout) -> MediaItem:
         fields = layout.fields
         try:
-            outcome = self._own.run([medium], raw=layout.scale is not None)
+            output = self._runner.run([medium], raw=layout.scale is not None)
         except PROCESSOR_ERRORS as error:
             raise MediaError(
-                f"{self._own.name} cannot take {self.modality} {source.digest[:12]}: {error}", digest=source.digest
+                f"{self._runner.name} cannot take {self.modality} {source.digest[:12]}: {error}", digest=source.digest
             ) from error
-        if outcome.tensors.keys() != fields.keys():
+        if output.tensors.keys() != fields.keys():
             raise MediaError(
-                f"{self._own.name} returns {', '.join(outcome.tensors)} for {self.modality} {source.digest[:12]}, not "
-                f"{', '.join(fields)} as for every probe",
+                f"{self._runner.name} returns {', '.join(output.tensors)} for {self.modality} {source.digest[:12]}, "
+                f"not {', '.join(fields)} as for every probe",
                 digest=source.digest,
             )
-        tensors = {name: item_tensor(name, array, fields[name]) for name, array in outcome.tensors.items()}
+        tensors = {name: item_tensor(name, array, fields[name]) for name, array in output.tensors.items()}
         for array in tensors.values():
             array.setflags(write=False)
-        pieces = self._expansion(outcome.replacements[0])
+        pieces = self._expansion(output.replacements[0])
         num_tokens = sum(piece.times for piece in pieces if piece.embed)
         only_markers = pieces == (ExpansionPiece(self.marker, num_tokens, embed=True),)
         return MediaItem(
             self.modality,
             self.mm_hash(source),
             source,
-            self._held(source, tensors, layout),
+            self._stored_tensors(source, tensors, layout),
             num_tokens,
             scale=None,
             fields=fields,
             expansion=None if only_markers else pieces,
         )
 
-    def _held(
+    def _stored_tensors(
         self, source: MediaSource, tensors: Mapping[str, np.ndarray], layout: Layout
     ) -> dict[str, np.ndarray | PackedArray]:
-        """The tensors, those of raw pixels with the scale that makes the processor's floats of them."""
-        held: dict[str, np.ndarray | PackedArray] = {**tensors}
+        """The tensors; raw pixels together with the scale that turns them into the processor's floats."""
+        stored: dict[str, np.ndarray | PackedArray] = {**tensors}
         if layout.scale is None:
-            return held
+            return stored
         for name in layout.raw_names:
             if tensors[name].dtype != np.uint8:
                 raise MediaError(
-                    f"{self._own.name} makes {tensors[name].dtype} and not uint8 of {self.modality} "
-                    f"{source.digest[:12]} before it rescales, unlike of every probe",
+                    f"{self._runner.name} makes {tensors[name].dtype} and not uint8 of {self.modality} "
+                    f"{source.digest[:12]} before it rescales, unlike for every probe",
                     digest=source.digest,
                 )
-            held[name] = ScaledPixels(tensors[name], layout.scale)
-        return held
+            stored[name] = ScaledPixels(tensors[name], layout.scale)
+        return stored
 
     def _expansion(self, replacement: str) -> tuple[ExpansionPiece, ...]:
         return tuple(
             piece._replace(embed=True) if piece.text == self.embed_token else piece
-            for piece in self._own.pieces(replacement)
+            for piece in self._runner.pieces(replacement)
         )
 
 
 def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: MediaStore) -> dict[Modality, HFProcessor]:
-    """The processors of a directory's images and videos, as far as its own processor takes them.
+    """The processors for images and videos of a model directory, as far as its own processor takes them.
 
-    Only the processor classes of transformers itself are run, never code of the directory, and nothing is fetched.
+    Only processor classes of transformers itself are run, never code of the directory, and nothing is fetched.
     Raises `MissingExtraError` where a package is missing, else a `LoadError` that names file or class and the cure.
     """
     directory = Path(directory)
     configs = {name: read_json(directory / name) for name in _FILES}
     for name, config in configs.items():
         _refuse_code(directory / name, config)
-    processor = _own_processor(directory)
+    processor = _load_processor(directory)
     name = type(processor).__name__
     if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
         classes = {str(config["processor_class"]) for config in configs.values() if "processor_class" in config}
@@ -185,22 +184,24 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
                 f"{name} names no {modality}_token, the token that a template prints for a {modality}: a newer "
                 "transformers may, and without one its items cannot be placed"
             )
-        own = OwnProcessor(processor, modality, marker, lock)
-        if not own.is_control(marker):
+        runner = ProcessorRunner(processor, modality, marker, lock)
+        if not runner.is_control(marker):
             raise MissingTokenError(marker, str(directory), name)
-        layout = _layout(own, part, configs["config.json"])
-        fingerprint = _fingerprint(processor, part, own, layout)
-        loaded[modality] = HFProcessor(own, layout, fingerprint=fingerprint, decode=decode, policy=policy, store=store)
+        layout = _layout(runner, part, configs["config.json"])
+        fingerprint = _fingerprint(processor, part, runner, layout)
+        loaded[modality] = HFProcessor(
+            runner, layout, fingerprint=fingerprint, decode=decode, policy=policy, store=store
+        )
     return loaded
 
 
-def _layout(own: OwnProcessor, part: Any, config: Mapping[str, Any]) -> Layout | LoadError:
+def _layout(runner: ProcessorRunner, part: Any, config: Mapping[str, Any]) -> Layout | LoadError:
     ids = [config[name] for name in _EMBED_IDS if isinstance(config.get(name), int)]
-    embed_tokens = [token for token in map(own.control_token, ids) if token is not None]
+    embed_tokens = [token for token in map(runner.control_token, ids) if token is not None]
     try:
-        return probe(own, least_frames=getattr(part, "num_frames", None) or 1, embed_tokens=embed_tokens)
+        return probe(runner, min_frames=getattr(part, "num_frames", None) or 1, embed_tokens=embed_tokens)
     except LoadError as error:
-        if own.modality == "image":
+        if runner.modality == "image":
             raise
         return error  # a model whose videos cannot be read still reads images
 
@@ -215,7 +216,7 @@ _DECODERS: Mapping[Modality, Callable[[MediaSource, MediaPolicy], Medium]] = {
 }
 
 
-def _own_processor(directory: Path) -> Any:
+def _load_processor(directory: Path) -> Any:
     what = f"the processor of {directory}"
     # torchvision too, although some classes run without: there they resample otherwise, and pixels must not depend on
     # what happens to be installed.
@@ -239,7 +240,7 @@ def _own_processor(directory: Path) -> Any:
 
 
 def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
-    """transformers itself would ask on the terminal whether to run the code, for some directories."""
+    """Raise `InvalidFileError` for a file that names code: transformers may ask on the terminal whether to run it."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         code = part.get("auto_map") or {}
         # Old tokenizer_config.json files list the two tokenizer classes.
@@ -255,19 +256,19 @@ def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
             raise InvalidFileError(str(path), "audio_tokenizer names another model, which is never loaded; remove it")
 
 
-def _fingerprint(processor: Any, part: Any, own: OwnProcessor, layout: Layout | LoadError) -> str:
-    """16 hex digits. The tokens around the features are those of the tokenizer; an example of the text tells them."""
-    other = {"image": "video_processor", "video": "image_processor"}[own.modality]
+def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Layout | LoadError) -> str:
+    """16 hex digits. The example covers the tokens around the features, which the tokenizer defines."""
+    other = {"image": "video_processor", "video": "image_processor"}[runner.modality]
     settings = {name: value for name, value in processor.to_dict().items() if name != other and name not in _NOT_PIXELS}
     description = {
-        "processor": own.name,
+        "processor": runner.name,
         "part": type(part).__name__,
-        "modality": own.modality,
-        "marker": own.marker,
+        "modality": runner.modality,
+        "marker": runner.marker,
         "example": None if isinstance(layout, LoadError) else layout.example,
         "settings": settings,
         "versions": {package: _version(package) for package in ("transformers", "torch", "torchvision", "pillow")},
-        "decoders": decoder_versions() if own.modality == "image" else video_decoder_versions(),
+        "decoders": decoder_versions() if runner.modality == "image" else video_decoder_versions(),
     }
     return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -44,20 +44,20 @@ def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token
     text, and `LoadError` if it refuses every small conversation or if nothing would ever stop a turn.
     """
     small = smallest_conversation(template)
-    asked = small._replace(
+    conversation = small._replace(
         question={"role": "user", "content": content("probe question", content_form_of(small.question))},
         answer={"role": "assistant", "content": content(_ANSWER, content_form_of(small.answer))},
     )
     try:
-        history = template.print([*asked.opening, asked.answer], tools=asked.tools)
-        prompt = template.print(asked.opening, tools=asked.tools, add_generation_prompt=True)
+        history = template.print([*conversation.opening, conversation.answer], tools=conversation.tools)
+        prompt = template.print(conversation.opening, tools=conversation.tools, add_generation_prompt=True)
     except TemplateError as error:
         raise LoadError(f"the chat template refuses a plain question: {error.template_message}") from error
     for printed in (history, prompt):
         _require_printed_tokens(printed, tokenizer)
 
-    turn_end = _first_control_after_answer(history, len(asked.opening), tokenizer)
-    probe = _Probe(template, tokenizer, asked, history, turn_end, prompt.text)
+    turn_end = _first_control_after_answer(history, len(conversation.opening), tokenizer)
+    probe = _Probe(template, tokenizer, conversation, history, turn_end, prompt.text)
     for family in FAMILIES:
         if (format := probe.fit(family)) is not None:
             return probe.completed(format, eos_token)
@@ -73,11 +73,11 @@ def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token
 
 
 class _Probe(NamedTuple):
-    """A template that is being asked. `turn_end` is the control token printed behind an answer, if any."""
+    """A template that is being conversation. `turn_end` is the control token printed behind an answer, if any."""
 
     template: Template
     tokenizer: TemplateTokenizer
-    asked: ProbeConversation
+    conversation: ProbeConversation
     history: Printed
     turn_end: str | None
     prompt: str
@@ -85,9 +85,9 @@ class _Probe(NamedTuple):
     def fit(self, family: Family) -> Format | None:
         """The family's format, adapted to the template, or None if it is another's."""
         format, has = family.format, self.tokenizer.control_id
-        if any(has(token) is None for token in (format.stop_tokens[0], *family.control)):
+        if any(has(token) is None for token in (format.stop_tokens[0], *family.required_tokens)):
             return None
-        if any(text not in self.template.source for text in family.source):
+        if any(text not in self.template.source for text in family.required_source):
             return None
         if self.turn_end is not None and self.turn_end not in format.stop_tokens:
             return None
@@ -106,7 +106,7 @@ class _Probe(NamedTuple):
         stops = [token for token in format.stop_tokens if self.tokenizer.control_id(token) is not None]
         if eos_token is not None and eos_token not in stops and self.tokenizer.control_id(eos_token) is not None:
             stops.append(eos_token)
-        return replace(self._with_reasoning(format), stop_tokens=tuple(stops), opening=self._opening(format))
+        return replace(self._with_reasoning(format), stop_tokens=tuple(stops), leading_newlines=self._opening(format))
 
     def _opening(self, format: Format) -> str:
         turn = _sampled(self.prompt, self.history.text)[1]
@@ -129,7 +129,7 @@ class _Probe(NamedTuple):
 
     def reads_reasoning(self, format: Format) -> bool:
         """Whether reasoning is read as it was given, wherever the template prints any."""
-        turn = {**self.asked.answer, "reasoning_content": _THOUGHT}
+        turn = {**self.conversation.answer, "reasoning_content": _THOUGHT}
         printed, parsed = self._read_back(turn, format)
         if parsed is None or _THOUGHT not in printed:
             return True
@@ -150,8 +150,8 @@ class _Probe(NamedTuple):
         self, turn: Mapping[str, Any], format: Format, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[str, ParsedResponse | None]:
         """What the template prints for a turn, and what the format reads in it; None if the template refuses it."""
-        tools = self.asked.tools if tools is None else tools
-        *opening, answer = check_messages([*self.asked.opening, turn])
+        tools = self.conversation.tools if tools is None else tools
+        *opening, answer = check_messages([*self.conversation.opening, turn])
         try:
             printed = self.template.print([*opening, answer], tools=tools).text
             prompt = self.template.print(opening, tools=tools, add_generation_prompt=True).text

@@ -1,0 +1,137 @@
+"""What the server generates about images: from the engine's pixels, from files, and from its cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from renderers import MultiModalData
+from renderers.vision.normalise import normalised
+from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
+from rollouts.cli.doctor.image_rendering_checks import as_array, decoded_tensors, same_pixels_cure
+from rollouts.cli.doctor.target import RENDERING, Target, fresh_image, max_logprob_difference, sampled_tokens
+from rollouts.engines.vllm.http.connection import response_error
+from rollouts.engines.vllm.wire.render_response import parse_render_response
+from rollouts.engines.vllm.wire.tensors import tensor_dtype
+
+# The largest difference between floats that were rounded to a dtype, relative to the largest float.
+_ROUNDING = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+
+
+async def image_request(target: Target) -> Finding:
+    """Two different images must give different log-probabilities."""
+    first, second = target.image_prompt(fresh_image()), target.image_prompt(fresh_image())
+    difference = max_logprob_difference(await target.sample(first), await target.sample(second))
+    if difference > 1e-6:
+        return ok(
+            "image request",
+            f"two images give different completions (log-probabilities differ by up to {difference:.2g})",
+        )
+    return failed(
+        "image request",
+        "two different images give exactly the same completion: the server ignores images",
+        'send files: VLLMEngine(media="content_parts"); features may be normalised twice',
+    )
+
+
+async def image_pixels(target: Target) -> Finding:
+    """The engine's pixels must give the log-probabilities that the server's own processing of the same file gives."""
+    check = "image pixels"
+    if target.image_mode != "features":
+        return await _rendered_pixels(target, check)
+    if not target.capabilities.content_parts:
+        return skipped(check, f"vLLM {target.capabilities.version} takes no `content_parts` to compare with")
+    rendered = target.image_prompt(fresh_image())
+    difference = max_logprob_difference(
+        await target.sample(rendered), await target.sample(rendered, engine=target.server_side)
+    )
+    if difference <= target.tolerance:
+        return ok(
+            check, f"log-probabilities equal those after the server's own processing (at most {difference:.2g} apart)"
+        )
+    return failed(
+        check,
+        f"log-probabilities are up to {difference:.2g} from those after the server's own processing of the same file",
+        'send files: VLLMEngine(media="content_parts")',
+    )
+
+
+async def _rendered_pixels(target: Target, check: str) -> Finding:
+    """Where files are sent: whether the renderer, and so the trainer, makes the same pixels of them as the server."""
+    ours = target.image_prompt(fresh_image())
+    response = await target.render(ours)
+    if response.status != 200:
+        raise response_error(RENDERING, response, "comparing pixels")
+    ((item, _),) = (ours.multi_modal_data or MultiModalData()).items_with_ranges()
+    (medium,) = parse_render_response(response.body, RENDERING).media
+    tensors = decoded_tensors(medium)
+    names = sorted(name for name in tensors.keys() & item.keys() if name.startswith("pixel_values"))
+    for name in names:
+        raw = tensors[name].dtype == "uint8" and tensor_dtype(item.tensors[name]) == "uint8"
+        our_pixels, their_pixels = item[name] if raw else normalised(item, name), as_array(tensors[name])
+        if our_pixels.size != their_pixels.size or (tensors[name].dtype == "uint8") != (our_pixels.dtype == np.uint8):
+            return skipped(
+                check,
+                f"{name} has the shape {their_pixels.shape} in the server and {our_pixels.shape} in the renderer: "
+                "the layouts cannot be compared",
+            )
+        difference = float(np.abs(our_pixels.astype(np.float64) - their_pixels.reshape(our_pixels.shape)).max())
+        if difference > _ROUNDING.get(tensors[name].dtype, 0) * float(np.abs(our_pixels).max()):
+            return failed(check, f"{name} is up to {difference:.2g} from the server's", same_pixels_cure(target))
+    if not names:
+        return skipped(
+            check, f"the server shows no pixels under a name of the renderer's: {', '.join(sorted(tensors))}"
+        )
+    return ok(check, f"{', '.join(names)} of an image equal the server's")
+
+
+async def image_cache(target: Target) -> Finding:
+    """An image that the server has seen must be found by its hash alone."""
+    check = "image cache"
+    rendered = target.image_prompt(fresh_image())
+    first = await target.sample(rendered)
+    request = target.request(rendered)
+    payload = target.image_payload(request)
+    response = await target.post_hashes_only(request, payload)
+    if response.status != 200 and payload.is_cache_miss(response.status, response.body.decode(errors="replace")):
+        return failed(
+            check,
+            "an image that was just sent is not found by its hash: every request has to carry the data of its images",
+            "start `vllm serve` without --mm-processor-cache-gb 0, and with --api-server-count 1: each API server has "
+            "a cache of its own",
+        )
+    difference = max_logprob_difference(first, sampled_tokens(response, "a request with known media"))
+    if difference <= target.tolerance:
+        return ok(check, f"an image sent as its hash alone gives the same completion (at most {difference:.2g} apart)")
+    return failed(
+        check,
+        f"the same image sent as its hash alone gives log-probabilities {difference:.2g} from those of the first time",
+        "the server's cache mixes up images: stop `vllm serve` and start it again",
+    )
+
+
+async def unknown_image(target: Target) -> Finding:
+    """A hash that the server does not know must be refused in the way on which sending the image again relies."""
+    check = "cache miss"
+    request = target.request(target.image_prompt(fresh_image()), max_tokens=1)
+    payload = target.image_payload(request)
+    response = await target.post_hashes_only(request, payload)
+    version = target.capabilities.version
+    if await target.health() != 200:
+        return failed(
+            check,
+            "an unknown image hash has ended the server's engine",
+            f"start `vllm serve` again, after pip install --upgrade vllm (this is {version})",
+        )
+    if response.status == 200:
+        return failed(
+            check,
+            "the server answers a request about an image that it never received",
+            f"pip install --upgrade vllm (this is {version}): its completions cannot be trusted",
+        )
+    if payload.is_cache_miss(response.status, response.body.decode(errors="replace")):
+        return ok(check, f"an unknown hash is refused with {response.status}, and the server lives: images are resent")
+    return failed(
+        check,
+        f"an unknown hash is answered with {response.status}, which does not say that the image has to be resent",
+        "pip install --upgrade mmrollouts: this version of vLLM reports a cache miss in another way",
+    )

@@ -1,0 +1,237 @@
+"""The server's tokens, normalisation and tensors of images, as /render shows them, compared with the renderer's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from renderers import MultiModalData, RenderedTokens
+from renderers.vision.normalise import normalised
+from rollouts.cli.doctor.finding import Finding, Outcome, absent, failed, ok, skipped
+from rollouts.cli.doctor.normalisation import (
+    NORMALISATION,
+    linear_map,
+    processor_file,
+    written_normalisation,
+    wrong_normalisation,
+)
+from rollouts.cli.doctor.target import RENDERING, Target, fresh_image
+from rollouts.cli.doctor.token_checks import first_difference
+from rollouts.engines.vllm.http.connection import response_error
+from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item, encoded_entries
+from rollouts.engines.vllm.wire.render_response import RenderedMedia, RenderResponse, parse_render_response
+
+
+async def image_rendering(target: Target) -> list[Finding]:
+    """Tokens, normalisation and tensors of two images of different shapes, as the server renders them."""
+    ours = target.image_prompt(fresh_image(), fresh_image(96, 64))
+    if len(ours.token_ids) >= target.capabilities.max_model_len:
+        ours = target.image_prompt(fresh_image())
+    response = await target.render(ours)
+    findings = []
+    if response.status == 400:  # the server may allow one image only
+        ours = target.image_prompt(fresh_image())
+        response, refusal = await target.render(ours), response
+        if response.status == 200:
+            reason = response_error(RENDERING, refusal, RENDERING).body
+            cure = "start `vllm serve` with --limit-mm-per-prompt '{\"image\": 8}', or as many images as an episode has"
+            findings.append(absent("images per prompt", f"the server refuses two: {reason}", cure))
+    if response.status != 200:
+        raise response_error(RENDERING, response, "comparing images")
+    theirs = parse_render_response(response.body, RENDERING)
+    tokens = await _tokens(target, ours, theirs)
+    findings.append(tokens)
+    if tokens.outcome is not Outcome.OK:
+        return [*findings, skipped("image features", "not checked, because of: image tokens failed")]
+    normalisation = _compared_normalisation(target, ours, theirs)
+    if normalisation is not None:
+        findings.append(normalisation)
+        if normalisation.outcome is Outcome.FAILED:
+            return [*findings, skipped("image features", f"not checked, because of: {NORMALISATION} failed")]
+    return [*findings, _features(target, ours, theirs)]
+
+
+async def _tokens(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
+    """Compare the whole prompt; if the text tokens are known to differ, only the placeholder tokens of the images."""
+    media = ours.multi_modal_data or MultiModalData()
+    our_ranges = [(placeholder.offset, placeholder.end) for _, placeholder in media.items_with_ranges()]
+    their_ranges = [(medium.placeholder.offset, medium.placeholder.end) for medium in theirs.media]
+    whole_prompt = target.is_ok("text tokens")
+    our_ids = ours.token_ids if whole_prompt else _ids_in(ours.token_ids, our_ranges)
+    their_ids = theirs.token_ids if whole_prompt else _ids_in(theirs.token_ids, their_ranges)
+    difference = await first_difference(target, our_ids, their_ids)
+    if difference is None and (len(our_ranges) != len(their_ranges) or (whole_prompt and our_ranges != their_ranges)):
+        difference = f"the server puts images at {their_ranges}, the renderer at {our_ranges}"
+    if difference is None:
+        kind = "ids" if whole_prompt else "ids of the images"
+        return ok("image tokens", f"{len(our_ids)} {kind}, all equal")
+    return failed("image tokens", difference, same_processor_cure(target))
+
+
+def _ids_in(ids: list[int], ranges: list[tuple[int, int]]) -> list[int]:
+    return [token for start, end in ranges for token in ids[start:end]]
+
+
+# Normalisation.
+
+
+def _compared_normalisation(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding | None:
+    """Compare the server's image_mean and image_std, estimated from its floats; None if it shows no floats."""
+    written = written_normalisation(target.directory)
+    if written is None or not (pairs := _float_pairs(ours, theirs, len(written.mean))):
+        return None
+    maps = [linear_map(our_floats, their_floats, len(written.mean)) for our_floats, their_floats in pairs]
+    found = [each for each in maps if each is not None]
+    if len(found) < len(maps):  # the pixels differ by more than a normalisation: the check "image features" reports it
+        return None
+    if all(each.is_identity(target.capabilities.pixel_dtype or "") for each in found):
+        return ok(NORMALISATION, f"the server's floats are those of {written}")
+    return wrong_normalisation(target.directory, written, found[0].of(written), "the server's floats are those of")
+
+
+def _float_pairs(ours: RenderedTokens, theirs: RenderResponse, channels: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The floats of each image, ours and the server's, where both have the same number in a known layout."""
+    pairs = []
+    media = ours.multi_modal_data or MultiModalData()
+    for (item, _), medium in zip(media.items_with_ranges(), theirs.media, strict=True):
+        tensors = decoded_tensors(medium)
+        for name in tensors.keys() & item.keys():
+            if not name.startswith("pixel_values") or tensors[name].dtype == "uint8":
+                continue
+            our_floats, their_floats = normalised(item, name), as_array(tensors[name])
+            if (
+                our_floats.size == their_floats.size
+                and our_floats.dtype.kind == "f"
+                and _has_channels(our_floats, channels)
+            ):
+                pairs.append((our_floats, their_floats.reshape(our_floats.shape)))
+    return pairs
+
+
+def _has_channels(pixels: np.ndarray, channels: int) -> bool:
+    """Whether the shape is that of patches (n, channels * k) or of images (..., channels, height, width)."""
+    shape: tuple[int, ...] = pixels.shape
+    if len(shape) == 2:
+        return shape[1] % channels == 0
+    return len(shape) > 2 and shape[-3] == channels
+
+
+async def hidden_normalisation(target: Target) -> Finding:
+    """What is known about a server that does not show its floats, such as one that normalises on its device."""
+    written = written_normalisation(target.directory)
+    served = await _served_directory(target)
+    theirs = None if served is None else written_normalisation(served)
+    if written is not None and theirs is not None and not theirs.is_near(written):
+        return wrong_normalisation(target.directory, written, theirs, f"{served}, which is served, has")
+    on_device = target.capabilities.pixel_dtype == "uint8"
+    seen = f"the server {'normalises on its device' if on_device else 'has another layout of its floats'}"
+    seen += " and does not show its image_mean and image_std"
+    if theirs is not None:
+        seen += f"; {served}, the directory that it serves by its own report, has those of {target.directory}"
+    return skipped(NORMALISATION, f"{seen}; the check `mismatch, image` covers it where it runs")
+
+
+async def _served_directory(target: Target) -> Path | None:
+    """The directory that the server reports as its model, if it is on this machine and is not --model itself."""
+    if urlsplit(target.connection.base_url).hostname not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    response = await target.connection.request("GET", "/v1/models", name="asking which model is served")
+    cards = response.json().get("data") if response.status == 200 else None
+    roots = [card.get("root") for card in cards or () if card.get("id") == target.capabilities.model]
+    if not roots or not isinstance(roots[0], str):
+        return None
+    return await asyncio.to_thread(_other_directory, Path(roots[0]), target.directory)
+
+
+def _other_directory(served: Path, own: Path) -> Path | None:
+    if not served.is_absolute() or not served.is_dir() or served.resolve() == own.resolve():
+        return None
+    return served
+
+
+# Tensors.
+
+
+def _features(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
+    """Compare the encoded tensors that the engine sends with those that the server makes of the same images."""
+    if target.image_mode != "features":
+        return skipped("image features", f'media="auto" sends images of this model as {target.image_mode}')
+    payload = target.image_payload(target.request(ours))
+    sent = json.loads(b"".join([b"{", *payload.body_field(payload.names.keys()), b"}"]))["features"]["kwargs_data"][
+        "image"
+    ]
+    for our_item, medium in zip(sent, theirs.media, strict=True):
+        if medium.encoded is None:
+            return skipped(
+                "image features",
+                "the server does not show tensors that are in its cache",
+                "start `vllm serve` with --mm-processor-cache-gb 0 for this check",
+            )
+        # By name: servers write the names in an order of their own.
+        if encoded_entries(our_item) != encoded_entries(medium.encoded):
+            return failed("image features", *_difference(target, our_item, medium.encoded))
+    size = sum(len(our_item) for our_item in sent)
+    dtype = target.capabilities.pixel_dtype
+    return ok("image features", f"{len(theirs.media)} images, {size} bytes, equal to the server's; {dtype} pixels")
+
+
+def _difference(target: Target, our_item: str, their_item: str) -> tuple[str, str]:
+    """The difference between two encoded items, and its cure."""
+    ours, theirs = decode_item(our_item), decode_item(their_item)
+    if ours.keys() != theirs.keys():
+        return (
+            f"the server makes the tensors {', '.join(sorted(theirs))} of an image, the renderer "
+            f"{', '.join(sorted(ours))}",
+            f'send files: VLLMEngine(media="content_parts"); or start `vllm serve {target.directory}` if it serves '
+            "another model",
+        )
+    for name, our_tensor in ours.items():
+        their_tensor = theirs[name]
+        if our_tensor.dtype != their_tensor.dtype:
+            flag = "without" if their_tensor.dtype == "uint8" else "with"
+            return (
+                f"{name} is {our_tensor.dtype} in the renderer and {their_tensor.dtype} in the server",
+                f"leave pixel_dtype out of ExpectedCapabilities; start `vllm serve` {flag} "
+                "--no-mm-device-do-normalize on every server behind this address",
+            )
+        our_array, their_array = as_array(our_tensor), as_array(their_tensor)
+        if our_array.shape != their_array.shape:
+            return (
+                f"{name} has the shape {our_array.shape} in the renderer and {their_array.shape} in the server",
+                same_processor_cure(target),
+            )
+        if not np.array_equal(our_array, their_array):
+            count = int(np.count_nonzero(our_array != their_array))
+            return f"{count} of {our_array.size} values of {name} differ", same_pixels_cure(target)
+    return (
+        "the tensors are equal and their encodings differ",
+        "pip install --upgrade mmrollouts: this vLLM encodes features in another way",
+    )
+
+
+def decoded_tensors(medium: RenderedMedia) -> dict[str, DecodedTensor]:
+    """The tensors that the server shows of an item, by name; none if it shows none."""
+    return {} if medium.encoded is None else decode_item(medium.encoded)
+
+
+def as_array(decoded: DecodedTensor) -> np.ndarray:
+    tensor = decoded.tensor
+    return tensor if isinstance(tensor, np.ndarray) else tensor.unpack()
+
+
+def same_processor_cure(target: Target) -> str:
+    return (
+        f"copy {processor_file(target.directory).name} from the directory that is served, or start `vllm serve "
+        f"{target.directory}` without --mm-processor-kwargs and --chat-template"
+    )
+
+
+def same_pixels_cure(target: Target) -> str:
+    return (
+        f"{same_processor_cure(target)}; if few values differ, the two resample differently: "
+        'load_renderer(..., config=RendererConfig(image_backend="torchvision")), or "pillow", as the server does'
+    )
