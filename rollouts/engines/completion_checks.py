@@ -30,9 +30,11 @@ def token_problem(token_ids: object, vocab_size: int | None = None) -> str | Non
     if not token_ids.size:
         return None
     most = MOST_TOKEN_ID if vocab_size is None else vocab_size - 1
-    wrong = (token_ids < 0) | (token_ids > most)
-    if not wrong.any():
+    # Calls of `reduce` cost half of `min` and `max`, and this function runs for every node of a decoded trajectory.
+    fits = most == MOST_TOKEN_ID and token_ids.dtype == np.int32
+    if np.minimum.reduce(token_ids) >= 0 and (fits or np.maximum.reduce(token_ids) <= most):
         return None
+    wrong = (token_ids < 0) | (token_ids > most)
     place = int(wrong.argmax())
     return f"token {place} has id {token_ids[place]}; ids run from 0 to {most}"
 
@@ -65,9 +67,10 @@ def logprob_problem(logprobs: object, count: int) -> str | None:
         return f"log-probabilities are {logprobs.dtype} of shape {logprobs.shape}, not one row of float32"
     if len(logprobs) != count:
         return f"{count} tokens and {len(logprobs)} log-probabilities"
-    usable = (logprobs > MISSING_LOGPROB) & (logprobs <= MOST_LOGPROB)  # False for NaN, too
-    if usable.all():
+    # Both comparisons are False for NaN, too.
+    if not count or (np.minimum.reduce(logprobs) > MISSING_LOGPROB and np.maximum.reduce(logprobs) <= MOST_LOGPROB):
         return None
+    usable = (logprobs > MISSING_LOGPROB) & (logprobs <= MOST_LOGPROB)
     place = int(usable.argmin())
     return f"token {place} has log-probability {logprobs[place]}"
 

@@ -9,6 +9,7 @@ introduced it. Branches, compacted histories and sub-agents need no further rule
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,8 @@ class Turn:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and finite_number(value) is not None
+    """Whether the value is a finite float, or an int that a float can hold. Called for every decoded turn."""
+    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
 
 
 class Branch(NamedTuple):

@@ -12,8 +12,7 @@ from renderers import MediaSource
 from renderers.media.source_directory import source_files, stray_files
 from renderers.regular_files import open_finite, read_finite
 from rollouts.cli.errors import InventoryError, TrajectoryFileError
-from rollouts.cli.trajectory_file.episodes import Damage, OpenFile, open_reader
-from rollouts.cli.trajectory_file.invariants import well_formed_references
+from rollouts.cli.trajectory_file.episodes import OpenFile, Unreadable, open_reader
 from rollouts.trajectory.pixel_forms import AbsentSource
 from transport import RecordReader, TransportError
 
@@ -130,14 +129,10 @@ def _of_episodes(file: OpenFile) -> Inventory:
     references = 0
     damage: dict[str, None] = {}
     for found in file:
-        if isinstance(found, Damage):
-            damage[found.words] = None
+        if isinstance(found, Unreadable):
+            damage[found.reason] = None
             continue
-        shown = well_formed_references(found.trajectory)
-        if shown is None:
-            damage[f"{found.name}: {found.faults[0]}"] = None
-            continue
-        for reference in shown:
+        for reference in found.trajectory.all_media():
             source = reference.source
             if isinstance(source, AbsentSource):
                 damage[f"{source.digest}: its bytes are not in this file"] = None
