@@ -9,10 +9,10 @@ import numpy as np
 
 from renderers import Message, RenderedTokens
 from renderers.placement import placement_error
-from rollouts.engines.protocol import Completion, ending_problem
+from rollouts.engines.protocol import Completion, ending_error
 from rollouts.errors import InvalidTurnError
 from rollouts.trajectory.plain_copy import copied_mapping, plain_copy
-from rollouts.trajectory.token_node import MediaReference, TokenNode, extra_problem, read_only, token_array
+from rollouts.trajectory.token_node import MediaReference, TokenNode, extra_error, read_only, token_array
 
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:
@@ -30,11 +30,11 @@ def media_of(prompt: RenderedTokens) -> list[MediaReference]:
 def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
     """The node of a completion. Raises `InvalidTurnError`."""
     ids = token_array(completion.token_ids, "completion")
-    if (problem := ending_problem(completion)) is not None:
-        raise InvalidTurnError(f"completion: {problem}")
+    if (error := ending_error(completion)) is not None:
+        raise InvalidTurnError(f"completion: {error}")
     for name, rows in extras.items():
-        if (problem := extra_problem(name, rows, len(ids))) is not None:
-            raise InvalidTurnError(f"completion: {problem}")
+        if (error := extra_error(name, rows, len(ids))) is not None:
+            raise InvalidTurnError(f"completion: {error}")
     return TokenNode(
         parent=parent,
         token_ids=ids,

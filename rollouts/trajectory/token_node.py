@@ -13,8 +13,8 @@ from renderers import MediaItem, MediaSource, Message, PlaceholderRange
 from renderers.media.item import Modality
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.completion_checks import logprob_problem, token_problem
-from rollouts.engines.protocol import WeightSpan, weight_span_problem
+from rollouts.engines.completion_checks import logprobs_error, token_ids_error
+from rollouts.engines.protocol import WeightSpan, weight_span_error
 from rollouts.error_texts import quoted
 from rollouts.errors import InvalidNodeError, InvalidTurnError, MissingProcessorError, PixelMismatchError
 from transport import wire_type
@@ -80,26 +80,26 @@ class TokenNode:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        problem = _node_problem(self)
-        if problem is not None:
-            raise InvalidNodeError(f"a node after node {quoted(self.parent)}: {problem}")
+        error = _node_error(self)
+        if error is not None:
+            raise InvalidNodeError(f"a node after node {quoted(self.parent)}: {error}")
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
-def _node_problem(node: TokenNode) -> str | None:
+def _node_error(node: TokenNode) -> str | None:
     """The first value that is wrong, in a sentence; every check relies on those before it."""
     if type(node.parent) is not int or node.parent < -1:
         return "its parent is neither the index of a node nor -1"
-    if (problem := token_problem(node.token_ids)) is not None:
-        return problem
+    if (error := token_ids_error(node.token_ids)) is not None:
+        return error
     count = len(node.token_ids)
     if not _is_mask(node.sampled, count):
         return f"sampled is not a bool array of its {count} tokens"
     sampled_count = int(np.count_nonzero(node.sampled))
-    if (problem := logprob_problem(node.logprobs, sampled_count)) is not None:
-        return f"sampled {problem}"
+    if (error := logprobs_error(node.logprobs, sampled_count)) is not None:
+        return f"sampled {error}"
     if node.content is not None and not _is_mask(node.content, count):
         return f"content is not a bool array of its {count} tokens"
     if not isinstance(node.messages, _SEQUENCES) or not all(isinstance(message, dict) for message in node.messages):
@@ -107,12 +107,12 @@ def _node_problem(node: TokenNode) -> str | None:
     if not isinstance(node.extras, Mapping):
         return "its extras are not a mapping of names to arrays"
     for name, rows in node.extras.items():
-        if (problem := extra_problem(name, rows, count)) is not None:
-            return problem
-    return weight_span_problem(node.weight_spans, sampled_count) or _media_problem(node.media, count)
+        if (error := extra_error(name, rows, count)) is not None:
+            return error
+    return weight_span_error(node.weight_spans, sampled_count) or _media_error(node.media, count)
 
 
-def extra_problem(name: object, rows: object, count: int) -> str | None:
+def extra_error(name: object, rows: object, count: int) -> str | None:
     """Check that `rows` is an array of numbers with one row for each of `count` tokens."""
     if not isinstance(name, str):
         return f"extra {quoted(name)} has no text for a name"
@@ -130,7 +130,7 @@ def _is_mask(array: object, count: int) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.kind == "b" and array.shape == (count,)
 
 
-def _media_problem(media: object, count: int) -> str | None:
+def _media_error(media: object, count: int) -> str | None:
     if not isinstance(media, _SEQUENCES) or not all(map(_is_reference, media)):
         return "media are not references with a source and a range"
     error = placement_error((reference.placeholder for reference in media), count)

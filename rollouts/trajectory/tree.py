@@ -117,11 +117,11 @@ class Trajectory:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        problem = self._problem()
-        if problem is not None:
-            raise InvalidTrajectoryError(f"episode {quoted(self.episode_id)}: {problem}")
+        error = self._first_error()
+        if error is not None:
+            raise InvalidTrajectoryError(f"episode {quoted(self.episode_id)}: {error}")
 
-    def _problem(self) -> str | None:
+    def _first_error(self) -> str | None:
         """The first value that is wrong, in a sentence. Nodes and turns have checked themselves."""
         for name, types in _FIELD_TYPES.items():
             if not isinstance(value := getattr(self, name), types):

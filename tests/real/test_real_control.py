@@ -80,7 +80,7 @@ async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
 
 async def show(connection, rendered, *, data):
     """Status and log-probabilities of a request for an image, with its data or by name."""
-    features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: data)
+    features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: data)
     body = body_of(rendered.token_ids, 4, None, features)
     reply = await connection.request("POST", GENERATE, name="test", body=body)
     return reply.status, logprobs(reply.json()["choices"][0]) if reply.status == 200 else None
@@ -229,7 +229,10 @@ async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, contr
 
 
 @pytest.mark.parametrize(
-    ("vllm_server", "clear_cache"), [("float32", None), ("text", None), ("text", True)], indirect=["vllm_server"]
+    ("vllm_server", "clear_cache"),
+    [("float32", None), ("text", None), ("text", True)],
+    indirect=["vllm_server"],
+    scope="session",  # else the server is of this test alone
 )
 async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_drew_them(
     connection, control, restored, clear_cache

@@ -185,7 +185,7 @@ async def test_weights_reloaded_while_an_image_is_frozen_do_not_kill_the_server(
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_image_that_another_client_has_in_flight_does_not_kill_the_server_either(engine, vllm_server, mode):
     rendered = await covered(engine, vllm_server)
-    features = b"".join(encode_features(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: True))
+    features = b"".join(encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: True))
     ids = ",".join(map(str, rendered.token_ids)).encode()
     sampling = b'{"temperature":0,"logprobs":0,"ignore_eos":true,"max_tokens":%d}' % LONG
     body = b'{"token_ids":[%b],"sampling_params":%b,"features":%b}' % (ids, sampling, features)

@@ -43,7 +43,7 @@ from transport.wire.arrays import (
     is_tensor_dtype,
     tensor_parts,
 )
-from transport.wire.errors import NotSendableError, UnsupportedArrayError
+from transport.wire.errors import NotEncodableError, UnsupportedArrayError
 from transport.wire.limits import DecodeLimits
 from transport.wire.unpacking import as_bytes, build_dict, build_media
 from transport.wire.wire_format import KEY_TYPES
@@ -219,7 +219,7 @@ class _Fields:
     def __init__(self, registered: registry.WireType, obj: Any) -> None:
         try:
             packed = registered.pack(obj)
-        except NotSendableError as error:
+        except NotEncodableError as error:
             raise EncodeError("value", error.reason, error.cure) from error
         self.name, self.version = registered.name, registered.version
         self.fields = packed if isinstance(packed, str) else dict(zip(registered.fields, packed, strict=True))

@@ -23,7 +23,7 @@ from transport.records.compression import Decompression
 from transport.records.layout import FileBytes, Record, find_more, open_regular, scan, take_in
 from transport.wire import codec, container
 from transport.wire.limits import DecodeLimits
-from transport.wire.unpacking import build_media, held_digests
+from transport.wire.unpacking import build_media, omitted_digests
 
 _DEFAULT_LIMITS = DecodeLimits()
 
@@ -129,7 +129,7 @@ class RecordReader:
         """
         record = self._record(index)
         contents = self._contents(record)
-        digests = tuple(dict.fromkeys(held_digests(container.split(contents, self._limits)[0])))
+        digests = tuple(dict.fromkeys(omitted_digests(container.split(contents, self._limits)[0])))
         for digest in digests:
             if digest not in self._verified and self._find_media(digest) is None:
                 raise self._lost_media(record, digest)

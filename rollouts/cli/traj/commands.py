@@ -34,16 +34,16 @@ def ls(
     """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and whether it ended."""
     from rollouts.cli.traj.listing import describe_episode, print_episodes
 
-    troubles: list[str] = []
+    problems: list[str] = []
     with _opened(file) as opened:
-        described = [describe_episode(episode) for episode in _sound(opened, troubles)]
+        described = [describe_episode(episode) for episode in _sound(opened, problems)]
     if as_json:
         sys.stdout.write(json.dumps(described) + "\n")
     elif described:
         print_episodes(described)
     else:
         print_line(f"{file} holds no episodes")
-    for words in troubles:
+    for words in problems:
         print_error(f"not listed: {words}")
 
 
@@ -63,8 +63,8 @@ def show(
         if found is None:
             reasons = "".join(f"; {reason}" for reason in unreadable[:1])
             exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them{reasons}")
-        if found.problem is not None:
-            exit_with_error(f"{found.name}: {found.problem}")
+        if found.violation is not None:
+            exit_with_error(f"{found.name}: {found.violation}")
         facts = describe_episode(found)
         name, group = printable_line(facts["episode"]), printable_line(facts["group"]) or "-"
         print_line(
@@ -94,14 +94,14 @@ def export(
         exit_with_error("say where to: --jsonl OUT, --parquet OUT, or both")
     failed = False
     for out in filter(None, (jsonl, parquet)):
-        troubles: list[str] = []
+        problems: list[str] = []
         files = MediaFiles(out.parent / f"{out.stem}-media")
         with _opened(file) as opened, new_file(out) as path:
-            episodes = _sound(opened, troubles)
+            episodes = _sound(opened, problems)
             write = write_jsonl if out is jsonl else write_parquet
-            written = write(episodes, path, files, troubles)
+            written = write(episodes, path, files, problems)
         print_line(f"{written} episodes in {out}, {len(files)} media")
-        for words in (*troubles, *files.failures):
+        for words in (*problems, *files.failures):
             print_error(f"not exported: {words}")
             failed = True
     if failed:
@@ -164,26 +164,26 @@ def _opened(path: Path) -> Iterator[OpenFile]:
         yield opened
 
 
-def _sound(opened: OpenFile, troubles: list[str]) -> Iterator[Episode]:
-    """The episodes that can be printed; the reasons for all others are appended to `troubles`."""
-    from rollouts.cli.trajectory_file.episodes import Unreadable
+def _sound(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
+    """The episodes that can be printed; the reasons for all others are appended to `problems`."""
+    from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
     for found in opened:
-        if isinstance(found, Unreadable):
-            troubles.append(found.reason)
-        elif found.problem is not None:
-            troubles.append(f"{found.name}: {found.problem}")
+        if isinstance(found, UnreadableRecord):
+            problems.append(found.reason)
+        elif found.violation is not None:
+            problems.append(f"{found.name}: {found.violation}")
         else:
             yield found
 
 
 def _choose(opened: OpenFile, wanted: str, unreadable: list[str]) -> Episode | None:
     """The episode with this id, else with this number. The reasons of unreadable records go to `unreadable`."""
-    from rollouts.cli.trajectory_file.episodes import Unreadable
+    from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
     by_number = None
     for found in opened:
-        if isinstance(found, Unreadable):
+        if isinstance(found, UnreadableRecord):
             unreadable.append(found.reason)
         elif found.trajectory.episode_id == wanted:
             return found

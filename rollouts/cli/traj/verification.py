@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollouts.cli.trajectory_file.episodes import Unreadable, open_file
+from rollouts.cli.trajectory_file.episodes import UnreadableRecord, open_file
 from rollouts.error_texts import quoted
 from rollouts.trajectory.pixel_forms import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
@@ -32,12 +32,12 @@ class Verification:
         with open_file(self.path) as file:
             self.records = file.records
             for found in file:
-                if isinstance(found, Unreadable):
+                if isinstance(found, UnreadableRecord):
                     yield found.reason
                     continue
                 self.episodes += 1
-                if found.problem is not None:
-                    yield f"{found.name}: {found.problem}"
+                if found.violation is not None:
+                    yield f"{found.name}: {found.violation}"
                     continue
                 for reference in found.trajectory.all_media():
                     source = reference.source

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollouts.cli.errors import TrajectoryFileError
-from rollouts.cli.trajectory_file.bounds import excess
+from rollouts.cli.trajectory_file.value_limits import limit_violation
 from rollouts.error_texts import quoted
 from rollouts.trajectory.pixel_forms import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
@@ -19,13 +19,13 @@ from transport import RecordReader, TransportError
 class Episode:
     """The `number`th episode of a file, from record `record`.
 
-    `problem` says why its values cannot be printed or exported; None if they can.
+    `violation` says why its values cannot be printed or exported; None if they can.
     """
 
     number: int
     record: int
     trajectory: Trajectory
-    problem: str | None
+    violation: str | None
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableRecord:
     """A record, or a part of one, that holds no episode. `reason` names the record."""
 
     reason: str
@@ -53,24 +53,24 @@ class OpenFile:
     def unfinished(self) -> int:
         return self.reader.truncated_bytes
 
-    def __iter__(self) -> Iterator[Episode | Unreadable]:
+    def __iter__(self) -> Iterator[Episode | UnreadableRecord]:
         """Every episode in order; one record holds one, or a list of them."""
         number = 0
         for record in range(len(self.reader)):
             try:
                 held = self.reader[record]
             except TransportError as error:
-                yield Unreadable(f"record {record}: {error}")
+                yield UnreadableRecord(f"record {record}: {error}")
                 continue
             found = list(members(held))
             if not found:
-                yield Unreadable(f"record {record}: it holds a {type(held).__name__} and no episode")
+                yield UnreadableRecord(f"record {record}: it holds a {type(held).__name__} and no episode")
             for member in found:
                 if isinstance(member, Trajectory):
                     yield Episode(number, record, member, _unbounded_value(member))
                     number += 1
                 else:
-                    yield Unreadable(f"record {record}: it holds a {type(member).__name__} among its episodes")
+                    yield UnreadableRecord(f"record {record}: it holds a {type(member).__name__} among its episodes")
 
 
 @contextmanager
@@ -116,6 +116,6 @@ def _unbounded_value(trajectory: Trajectory) -> str | None:
     for index, turn in enumerate(trajectory.turns):
         parts.append((f"turn {index}: message or info", (turn.message, turn.info)))
     for name, value in parts:
-        if (reason := excess(value)) is not None:
+        if (reason := limit_violation(value)) is not None:
             return f"{name} hold {reason}"
     return None

@@ -103,7 +103,7 @@ class FeaturesPayload:
         self._pixel_dtype = pixel_dtype
 
     def body_field(self, included: Collection[str]) -> Body:
-        segments = encode_features(self._media, pixel_dtype=self._pixel_dtype, send=included.__contains__)
+        segments = encode_features(self._media, pixel_dtype=self._pixel_dtype, include=included.__contains__)
         return [b'"features":', *segments]
 
     def is_cache_miss(self, status: int, body: str) -> bool:

@@ -124,7 +124,7 @@ class RenderClient:
             "version": version,
             "probe": _tensors_digest(rendered, PROBE_NAME),
         }
-        marker_id = single_token(rendered.token_ids, rendered.media[0]) if takes_images else None
+        marker_id = single_token(rendered.token_ids, rendered.media[0].placeholder) if takes_images else None
         texts = await self._token_texts(model.name, rendered.token_ids)
         return ServerIdentity(
             model=model.name,

@@ -18,11 +18,11 @@ from renderers import MediaSource
 
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 1 << 24
-MAX_BITS: Final = 1 << 13  # beyond about 14,000 Python refuses to write an integer out
+MAX_BITS: Final = 1 << 13  # Python refuses to print an integer of more than about 14,000 bits
 _LEAF: Final = (1, 0)
 
 
-def excess(value: Any) -> str | None:
+def limit_violation(value: Any) -> str | None:
     """Why `value` cannot be walked in bounded time and recursion, or None: too deep, too many parts, an endless int.
 
     A part counts as often as it is found, and is looked at once.
