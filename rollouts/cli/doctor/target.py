@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from renderers import MultiModalData, RenderedTokens, TemplateRenderer
-from renderers.model_files import read_json
+from renderers.file_reading import read_json
 from rollouts.cli.doctor.finding import Finding, Outcome
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
