@@ -412,7 +412,7 @@ def test_a_batch_whose_callers_all_left_does_not_run(engine, renderer, monkeypat
         gone.cancel()
         (queue,) = engine._queues.values()
         assert queue._task is not None
-        await asyncio.wait_for(queue.server, 60)
+        await asyncio.wait_for(queue._task, 60)
         return await asyncio.wait_for(engine.generate(request(prompt(renderer))), 60)
 
     assert asyncio.run(scenario()).completions
