@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollouts.cli.trajectory_file.episodes import UnreadableRecord, open_file
+from rollouts.error_texts import quoted
 from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.step_lists import is_step_source
 
 
 @dataclass(slots=True)
@@ -37,10 +39,18 @@ class Verification:
                     yield found.reason
                     continue
                 self.episodes += 1
-                for violation in found.violations:
-                    yield f"{found.name}: {violation}"
-                if not found.violations:
-                    references = found.trajectory.all_media()
-                    self.media |= {one.source.digest for one in references if not isinstance(one.source, AbsentSource)}
+                if found.violation is not None:
+                    yield f"{found.name}: {found.violation}"
+                    continue
+                for reference in found.trajectory.all_media():
+                    source = reference.source
+                    if isinstance(source, AbsentSource):
+                        continue
+                    self.media.add(source.digest)
+                    if reference.mm_hash.partition("-")[0] != source.digest and not is_step_source(source):
+                        yield (
+                            f"{found.name}: {reference.modality} {quoted(reference.mm_hash)} has the source "
+                            f"{source.digest}, and its name begins with another digest"
+                        )
             if file.unfinished:
                 yield f"the last {file.unfinished} bytes are an incomplete record"
