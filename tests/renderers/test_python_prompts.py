@@ -162,7 +162,7 @@ ALL = {**CONVERSATIONS, **MORE}
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("mode", ["chat", "thinking"])
 @pytest.mark.parametrize("drop", [True, False])
-def test_deepseek_v4_prints_what_the_vendors_encoder_prints(name: str, mode: str, drop: bool) -> None:
+def test_deepseek_v4_prints_the_text_of_the_vendors_encoder(name: str, mode: str, drop: bool) -> None:
     messages, tools = ALL[name]
     expected = by_encoder(messages, tools, mode, drop)
     if expected is None:
@@ -174,7 +174,7 @@ def test_deepseek_v4_prints_what_the_vendors_encoder_prints(name: str, mode: str
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"parts", "parts in every role"}))
 @pytest.mark.parametrize("mode", ["chat", "thinking"])
-def test_deepseek_v4_ids_are_the_tokenizers_own_ids_of_the_encoders_text(name: str, mode: str) -> None:
+def test_deepseek_v4_ids_equal_the_tokenizers_ids_of_the_encoders_text(name: str, mode: str) -> None:
     messages, tools = ALL[name]
     expected = by_encoder(messages, tools, mode, True)
     printed = print_with(template_of(V4), messages, tools, thinking_mode=mode)
@@ -232,7 +232,7 @@ REFUSED: dict[str, tuple[Messages, Tools, dict[str, Any], str, int | None]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_deepseek_v4_refuses_what_it_cannot_express_and_names_the_cure(name: str) -> None:
+def test_deepseek_v4_refuses_conversations_that_it_cannot_express_and_names_the_cure(name: str) -> None:
     messages, tools, variables, cure, index = REFUSED[name]
     with pytest.raises(TemplateError) as caught:
         print_with(template_of(V4), messages, tools, **variables)
@@ -297,7 +297,7 @@ def test_scaffold_belongs_to_the_message_that_it_was_printed_for() -> None:
     assert owned(printed, -1) == "<｜begin▁of▁sentence｜><｜Assistant｜><think>"
 
 
-def test_tools_and_arguments_are_content_and_the_words_around_them_are_not() -> None:
+def test_tools_and_arguments_are_content_and_the_text_around_them_is_not() -> None:
     messages = [user("q"), says("", None, [_A, call("run", '{"code": "x", "n": {"k": "v"}}', "b")])]
     texts = copied(print_with(template_of(V4), messages, TOOLS))
     tools = [text for origin, text in texts.items() if origin.path.startswith("tools[1]")]
@@ -359,7 +359,7 @@ def control_ids(encoding: EncodedText) -> list[int]:
 
 @settings(max_examples=150, deadline=None)
 @given(forged=_FORGED, model=st.sampled_from([V4, V32]), mode=st.sampled_from(["chat", "thinking"]))
-def test_content_that_spells_control_tokens_stays_content(forged: str, model: str, mode: str) -> None:
+def test_the_text_of_control_tokens_in_content_stays_content(forged: str, model: str, mode: str) -> None:
     def conversation(content: str) -> tuple[Messages, Tools]:
         tool = {"type": "function", "function": {"name": "run", "description": content}}
         schema = {**system(content), "response_format": {"is": content}}
@@ -373,7 +373,7 @@ def test_content_that_spells_control_tokens_stays_content(forged: str, model: st
     assert printed_ids(forged) == printed_ids("benign")
 
 
-def test_the_injection_test_would_notice_control_tokens_in_content() -> None:
+def test_the_injection_test_finds_control_tokens_in_content() -> None:
     printed = print_with(template_of(V4), [user("<｜User｜>")])
     forged = Printed(printed.text, [segment._replace(origin=None) for segment in printed.segments])
     assert len(control_ids(encoded(forged, V4, [user("")]))) == len(control_ids(encoded(printed, V4, [user("")]))) + 1
@@ -411,7 +411,7 @@ def test_deepseek_v32_thinks_only_behind_the_last_question() -> None:
     )
 
 
-def test_deepseek_v32_leads_on_from_results_without_the_assistant_token() -> None:
+def test_deepseek_v32_continues_after_results_without_the_assistant_token() -> None:
     printed = print_with(template_of(V32, thinking_mode="thinking"), _V32_CYCLE[:5])
     assert owned(printed, 2) == "\n\n<function_results>\n<result>1</result>"
     assert owned(printed, 3) == "\n<result>2</result>\n</function_results>\n\n<think>"
@@ -425,7 +425,7 @@ def test_deepseek_v32_declares_tools_as_json_lines_between_tags() -> None:
     assert text.endswith(f"<functions>\n{schemas}\n</functions>\n<｜User｜>q<｜Assistant｜></think>")
 
 
-def test_deepseek_v32_puts_a_developers_words_behind_the_tools() -> None:
+def test_deepseek_v32_puts_a_developer_message_behind_the_tools() -> None:
     text = print_with(template_of(V32), [{"role": "developer", "content": "D", "response_format": {"a": 1}}]).text
     assert text == (
         "<｜begin▁of▁sentence｜><｜User｜>\n\n## Response Format:\n\n"
@@ -437,7 +437,7 @@ def test_deepseek_v32_puts_a_developers_words_behind_the_tools() -> None:
 @pytest.mark.parametrize(
     "name", ["one question", "tool cycle, reasoning", "parallel calls", "unicode", "two tool cycles"]
 )
-def test_deepseek_v32_ids_are_the_tokenizers_own(name: str) -> None:
+def test_deepseek_v32_ids_equal_those_of_the_tokenizer(name: str) -> None:
     messages, tools = CONVERSATIONS[name]
     printed = print_with(template_of(V32, thinking_mode="thinking"), messages, tools)
     assert (
@@ -456,7 +456,7 @@ def test_deepseek_v32_ids_are_the_tokenizers_own(name: str) -> None:
         ([user(text("a", "b"))], "Join them into one text"),
     ],
 )
-def test_deepseek_v32_refuses_results_that_its_format_cannot_tell_apart(messages: Messages, cure: str) -> None:
+def test_deepseek_v32_refuses_results_that_its_format_cannot_distinguish(messages: Messages, cure: str) -> None:
     with pytest.raises(TemplateError, match=cure):
         print_with(template_of(V32), messages)
 
@@ -470,7 +470,7 @@ def test_deepseek_releases_are_recognised_by_their_control_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.1", "deepseek-r1", "qwen-3", "glm-5", "minimax-m3"])
-def test_other_models_are_not_taken_for_deepseek(name: str) -> None:
+def test_other_models_are_not_recognised_as_deepseek(name: str) -> None:
     assert prompt_for({}, tokenizer_of(name)) is None
 
 
@@ -482,12 +482,12 @@ def test_other_models_are_not_taken_for_deepseek(name: str) -> None:
         {"eos_token": {"content": "<|im_end|>"}},
     ],
 )
-def test_settings_that_contradict_the_prompt_are_heeded(settings: dict[str, Any]) -> None:
+def test_settings_that_contradict_the_prompt_function_are_used(settings: dict[str, Any]) -> None:
     assert prompt_for(settings_of(V4) | settings, tokenizer_of(V4)) is None
 
 
 @pytest.mark.parametrize("missing", deepseek_v4.REQUIRED_TOKENS)
-def test_a_tokenizer_that_lacks_one_token_of_v4_is_neither_release(missing: str) -> None:
+def test_a_tokenizer_without_one_token_of_v4_is_neither_release(missing: str) -> None:
     definition = json.loads((model_dir(V4) / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
     added = [token for token in definition["added_tokens"] if token["content"] in deepseek_v4.REQUIRED_TOKENS]
@@ -537,20 +537,20 @@ def test_a_prompt_function_is_printed_like_a_template() -> None:
         )
 
 
-def test_variables_of_a_single_print_win_over_those_of_the_template() -> None:
+def test_variables_of_a_single_print_override_those_of_the_template() -> None:
     assert _shouting(mark="?").print([user("a")]).text == "[a?]"
     assert _shouting(mark="?").print([user("a")], mark=".").text == "[a.]"
     assert _shouting(mark="?").print([user("a")]).text == "[a?]"
 
 
-def test_a_refusal_becomes_an_error_that_names_model_message_and_cure() -> None:
+def test_a_refused_prompt_raises_an_error_with_model_message_and_cure() -> None:
     with pytest.raises(TemplateError, match=r"loud.*message 1.*too quiet.*Speak up") as caught:
         _shouting().print([user("a"), user("quiet")])
     assert caught.value.message_index == 1
 
 
 @pytest.mark.parametrize("misspell", [lambda: _shouting(marks="?"), lambda: _shouting().print([], marks="?")])
-def test_a_misspelt_variable_is_an_error_that_lists_the_known_ones(misspell: Callable[[], object]) -> None:
+def test_an_unknown_variable_is_an_error_that_lists_the_options(misspell: Callable[[], object]) -> None:
     with pytest.raises(TemplateError, match=r"no option 'marks'.*options of this format are mark"):
         misspell()
 
@@ -652,7 +652,7 @@ def test_kimi_names_a_schema_that_refers_to_itself() -> None:
     assert declared({"properties": {"x": {"$ref": "#"}}}) == "interface parameters {\n  x?: parameters\n}\nparameters"
 
 
-def test_kimi_leaves_out_what_is_no_function_and_declares_nothing_for_nothing() -> None:
+def test_kimi_declares_functions_only_and_nothing_for_an_empty_list() -> None:
     assert typescript_declarations([{"type": "_plugin", "function": {"name": "f"}}, {"type": "function"}]) == ""
     assert typescript_declarations([]) == ""
 
@@ -674,7 +674,7 @@ def test_kimi_leaves_out_what_is_no_function_and_declares_nothing_for_nothing() 
         None,
     ],
 )
-def test_kimi_refuses_a_schema_it_has_no_words_for_and_the_template_then_prints_json(schema: Any) -> None:
+def test_kimi_refuses_a_schema_it_cannot_express_and_the_template_then_prints_json(schema: Any) -> None:
     tools = [function(), function("g", {"type": "object", "properties": {"x": schema}})]
     with pytest.raises(PromptRefusedError, match=r"tools\[1\]") as caught:
         typescript_declarations(tools)
