@@ -12,11 +12,11 @@ from typing import Any
 
 from renderers.config import RendererConfig
 from renderers.errors import ConfigError, InvalidFileError, LoadError, MissingFileError, ModelNotFoundError, short_repr
+from renderers.file_reading import read_json, read_text
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
-from renderers.model_files import read_json, read_text
 from renderers.parsing.format import Format
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
 from renderers.template.content_forms import ConvertingTemplate

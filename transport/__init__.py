@@ -7,7 +7,6 @@ with RecordWriter("episodes.mmr") as out:
     out.append(trajectory)
 """
 
-import transport.wire.media_values  # noqa: F401  (registers the media values of `renderers`)
 from transport.compact import CompactDecoder, CompactEncoder
 from transport.errors import (
     ChecksumError,

@@ -1,6 +1,6 @@
 """Every exception of `transport`, under one root.
 
-Each one carries what went wrong as attributes, and its message ends with the cure.
+Each one carries the values that went wrong as attributes, and its message ends with the cure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MissingExtraError(TransportError, ImportError):
 
 
 class RegistrationError(TransportError):
-    """A class cannot be registered under the wire name it asks for."""
+    """A class cannot be registered under the given wire name."""
 
     def __init__(self, name: str, reason: str, cure: str) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class RegistrationError(TransportError):
 
 
 class EncodeError(TransportError):
-    """A value cannot be put on the wire; `path` says where inside the object it sits."""
+    """A value cannot be encoded; `path` is its path inside the object."""
 
     def __init__(self, path: str, reason: str, cure: str) -> None:
         self.path = path
@@ -42,11 +42,11 @@ class EncodeError(TransportError):
 
 
 class DecodeError(TransportError):
-    """Bytes that cannot be turned back into an object."""
+    """Bytes cannot be decoded."""
 
 
 class MalformedError(DecodeError):
-    """The bytes are not what this format writes."""
+    """The bytes are not a valid message or record file."""
 
     def __init__(self, what: str, cure: str = "Ask the sender for the message again.") -> None:
         self.what = what
@@ -54,20 +54,20 @@ class MalformedError(DecodeError):
 
 
 class TruncatedError(DecodeError):
-    """The bytes stop early. `expected` and `actual` are byte counts."""
+    """The bytes are incomplete. `expected` and `actual` are byte counts."""
 
     def __init__(self, what: str, expected: int, actual: int) -> None:
         self.what = what
         self.expected = expected
         self.actual = actual
-        super().__init__(f"{what} needs {expected} bytes and {actual} are there. Ask the sender for the message again.")
+        super().__init__(f"{what} needs {expected} bytes and has {actual}. Ask the sender for the message again.")
 
 
 class ChecksumError(DecodeError):
     """Bytes changed between writing and reading.
 
-    `expected` and `actual` are the two checksums in hex, None where the damage hit the checksum's own record. For a
-    record file, `index` is the record that cannot be read and `offset` the byte where what is damaged begins.
+    `expected` and `actual` are the two checksums in hex, None if the header that holds the checksum is damaged. For a
+    record file, `index` is the record that cannot be read and `offset` the byte at which the damage begins.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class ChecksumError(DecodeError):
 class UnknownTypeError(DecodeError):
     """The sender used a type that this process has not registered.
 
-    `declared_in` is the module that declares it, as the sender says, "" where it does not say; `reason` why it could
-    not be had from there. Types of this distribution need no import.
+    `declared_in` is the module that declares it according to the sender, "" if unknown; `reason` is why that module
+    could not be imported. Types of this distribution need no import by the user.
     """
 
     def __init__(self, name: str, declared_in: str = "", reason: str = "") -> None:
@@ -127,24 +127,24 @@ class VersionError(DecodeError):
 
 
 class MissingFieldError(DecodeError):
-    """The sender left out a field that has no default here."""
+    """The message lacks a field that has no default in this process."""
 
     def __init__(self, type_name: str, field: str) -> None:
         self.type_name = type_name
         self.field = field
         super().__init__(
-            f"{type_name} came without its field {field!r}, which has no default. "
+            f"{type_name} was sent without its field {field!r}, which has no default. "
             "Give the field a default, or bring both sides to one version."
         )
 
 
 class MissingMediaError(DecodeError):
-    """A message refers to media that was left out as already held, and it is not held here."""
+    """A message refers to media that the sender omitted and that this process does not have."""
 
     def __init__(self, digest: str) -> None:
         self.digest = digest
         super().__init__(
-            f"media sha256 {digest} was not sent with this message and is not held here. Ask the sender for that media."
+            f"media sha256 {digest} was not sent with this message and is not stored here. Ask the sender for it."
         )
 
 
@@ -162,15 +162,15 @@ class LimitError(DecodeError):
 
 
 class FileLockedError(TransportError):
-    """A record file has a writer, or is being repaired. `pid` and `host` say by whom; None where that is not known."""
+    """A record file is open in a writer or being repaired. `pid` and `host` name that process; None if unknown."""
 
     def __init__(self, path: str, pid: int | None = None, host: str | None = None) -> None:
         self.path = path
         self.pid = pid
         self.host = host
-        holder = "someone" if pid is None else f"process {pid} on {host}"
+        holder = "another process" if pid is None else f"process {pid} on {host}"
         if pid == os.getpid():
-            holder += ", which is this one,"
+            holder += ", which is this process,"
         super().__init__(
             f"{holder} has {path} open for writing, and a file has one writer at a time. "
             "Wait until it is closed, or write to a file of your own and merge the two."
@@ -178,7 +178,7 @@ class FileLockedError(TransportError):
 
 
 class LockingUnavailableError(TransportError):
-    """The file system of a record file cannot lock it, so two writers could not be kept apart."""
+    """The file system of a record file has no locks, so that two writers could open the file at once."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -190,7 +190,7 @@ class LockingUnavailableError(TransportError):
 
 
 class FileDeletedError(TransportError):
-    """A record file was deleted while its writer had it open: nobody could read what is appended."""
+    """A record file was deleted while its writer had it open; further records would be lost."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -207,57 +207,58 @@ class WriterClosedError(TransportError):
 
 
 class WriterBusyError(TransportError):
-    """A signal handler called `append` of a writer whose `append` it had interrupted."""
+    """A signal handler called `append` on a writer while it interrupted another `append` of that writer."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"the writer of {path} is appending already. Let the signal handler set a flag, and append when it is seen."
+            f"the writer of {path} is appending already. "
+            "Set a flag in the signal handler, and append after the interrupted call."
         )
 
 
 class MemoryLimitError(DecodeError):
-    """This process could not get the memory that decompressing takes. `nbytes` is how much it asked for."""
+    """The system refused the memory for decompression. `nbytes` is the number of bytes requested."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         super().__init__(
-            f"decompressing takes {nbytes} bytes of memory, which this process cannot get. "
+            f"decompression needs {nbytes} bytes of memory, which the system refused. "
             "Read the file on a larger machine, or pass DecodeLimits(max_total_bytes=...) to refuse such records."
         )
 
 
 class FileChangedError(TransportError):
-    """A record file is not as its writer left it. `expected` and `actual` are sizes in bytes."""
+    """Another writer changed a record file. `expected` and `actual` are sizes in bytes."""
 
     def __init__(self, path: str, expected: int, actual: int) -> None:
         self.path = path
         self.expected = expected
         self.actual = actual
         super().__init__(
-            f"{path} has {actual} bytes and its writer left it at {expected}: something else wrote to it. "
+            f"{path} has {actual} bytes and had {expected} when it was last used here: another writer changed it. "
             "Give each writer a file of its own."
         )
 
 
 class MessageOrderError(DecodeError):
-    """A message is not the one that follows the last. `expected` and `actual` are message numbers.
+    """A message is not the next message of the connection. `expected` and `actual` are message numbers.
 
-    They are equal where the message follows one of another connection: that one's first message is missing.
+    They are equal if the message belongs to another connection, whose first message was not received.
     """
 
     def __init__(self, expected: int, actual: int) -> None:
         self.expected = expected
         self.actual = actual
-        whose = "another" if expected == actual else "the"
+        which = "another" if expected == actual else "the"
         super().__init__(
-            f"message {actual} of {whose} connection came and message {expected} was to come: sources may be missing. "
+            f"received message {actual} of {which} connection, expected message {expected}: media may be missing. "
             "Deliver every message once and in order, or call restart() on the encoder."
         )
 
 
 class StepMediaError(TransportError):
-    """The media of a step contradict themselves, or are not as they were left. `step` is its place in the list."""
+    """The media of a step are inconsistent, or were edited after shortening. `step` is the index of the step."""
 
     def __init__(self, step: int, reason: str, cure: str) -> None:
         self.step = step

@@ -11,8 +11,10 @@ import jinja2
 from renderers.byte_lru import ByteLRU
 from renderers.cache_key import cache_key
 from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError, WorkLimitError
-from renderers.template.environment import RUN, TracedMessage, TracingEnvironment
+from renderers.template.environment import TracingEnvironment
+from renderers.template.syntax_rewriting import RUN
 from renderers.template.traced import LoopMark, Origin, TracedStr, plain
+from renderers.template.traced_inputs import TracedMessage, traced_message, traced_tools
 from renderers.template.work_limit import InputDict, InputList, TemplateRun
 
 # Characters of what a template says, in an error.
@@ -136,11 +138,6 @@ class ChatTemplate:
         return traced
 
 
-def traced_tools(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Tools whose every text knows its place: `tools[0].function.name`."""
-    return [traced_value(tool, -1, f"tools[{index}]") for index, tool in enumerate(tools)]
-
-
 class TemplateWithTools:
     """Two templates of one model behind one: `default`, and `tool_use` for conversations that offer tools.
 
@@ -196,56 +193,6 @@ def _in_plain_words(message: str) -> str:
         message = message.replace(f"{ours.__module__}.{ours.__qualname__} object", f"{known} object")
         message = message.replace(f"'{ours.__name__}'", f"'{known}'").replace(f'"{ours.__name__}"', f'"{known}"')
     return message
-
-
-def traced_message(message: Mapping[str, Any], index: int) -> TracedMessage:
-    """A checked message as the template sees it: every text in it knows its message and field."""
-    fields: dict[str, Any] = {}
-    for key, value in message.items():
-        if key == "role":
-            fields[key] = value  # one of five known words: templates build control tokens from it
-        elif key == "content" and isinstance(value, list):
-            fields[key] = [_traced_part(part, index, f"content[{i}]") for i, part in enumerate(value)]
-        elif key == "tool_calls":
-            fields[key] = [_with_known_keys(call, index, f"{key}[{i}]") for i, call in enumerate(value)]
-        else:
-            fields[key] = traced_value(value, index, key)
-    return TracedMessage(fields, index)
-
-
-_CALL_KEYS = frozenset(("id", "type", "function", "name", "arguments"))
-
-
-def _with_known_keys(call: Mapping[str, Any], index: int, path: str) -> dict[Any, Any]:
-    """A tool call, or its function: the names of its fields are words of ours, what they hold is content."""
-    return {
-        key if key in _CALL_KEYS else traced_value(key, index, f"{path}.{key}#key"): _with_known_keys(
-            value, index, f"{path}.{key}"
-        )
-        if key == "function"
-        else traced_value(value, index, f"{path}.{key}")
-        for key, value in call.items()
-    }
-
-
-def _traced_part(part: Mapping[str, Any], index: int, path: str) -> dict[str, Any]:
-    # The type is one of a few known words, which templates compare and sometimes print as scaffold.
-    return {key: value if key == "type" else traced_value(value, index, f"{path}.{key}") for key, value in part.items()}
-
-
-def traced_value(value: Any, index: int, path: str) -> Any:
-    if isinstance(value, str):
-        return TracedStr.of(value, Origin(index, path))
-    if isinstance(value, Mapping):
-        return InputDict(
-            {
-                traced_value(key, index, f"{path}.{key}#key"): traced_value(item, index, f"{path}.{key}")
-                for key, item in value.items()
-            }
-        )
-    if isinstance(value, (list, tuple)):
-        return InputList([traced_value(item, index, f"{path}[{i}]") for i, item in enumerate(value)])
-    return value
 
 
 def segments_of(text: str) -> list[Segment]:

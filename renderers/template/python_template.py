@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from renderers.errors import PromptRefusedError, TemplateError, TemplateLimitError
-from renderers.template.chat_template import NESTED_TOO_DEEPLY, Printed, segments_of, traced_message, traced_tools
+from renderers.template.chat_template import NESTED_TOO_DEEPLY, Printed, segments_of
 from renderers.template.traced import LoopMark, Span, TracedStr, plain
+from renderers.template.traced_inputs import traced_message, traced_tools
 
 _LOOP = 0  # a prompt function has one loop, the one over the messages
 

@@ -18,7 +18,7 @@ from tokenizers import Encoding, Tokenizer
 
 from renderers.byte_lru import ByteLRU
 from renderers.errors import InvalidFileError, MissingTokenError, TokenizerError
-from renderers.model_files import read_json
+from renderers.file_reading import read_json
 from renderers.tokens.added_tokens import AddedToken, ControlMatch, ControlPattern, added_tokens
 from renderers.tokens.ascii_encoder import AsciiEncoder
 

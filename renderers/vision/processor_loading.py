@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from renderers.errors import InvalidFileError, LoadError, short_repr
+from renderers.file_reading import read_json
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
-from renderers.model_files import read_json
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor import ImageBackend, MediaProcessor

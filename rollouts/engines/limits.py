@@ -1,4 +1,4 @@
-"""How much one request may ask of an engine."""
+"""Upper bounds for one request of an engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from rollouts.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Bounds that an engine checks before it reserves anything for a request.
-
-    `n` and `max_tokens` are the most that `SamplingParams` may ask for: samples of one prompt, and tokens of each.
-    """
+    """Upper bounds for `SamplingParams.n` and `max_tokens`, checked before anything is reserved for a request."""
 
     n: int = 1024
     max_tokens: int = 2**20
@@ -23,12 +20,12 @@ class EngineLimits:
             raise InvalidRequestError("limits", f"a limit below 1 admits no request: {self}")
 
     def check(self, request: GenerateRequest) -> None:
-        """Raise `InvalidRequestError` for a request that asks for more, naming the field."""
+        """Raise `InvalidRequestError`, naming the field, for a request that exceeds a bound."""
         for name in ("n", "max_tokens"):
-            asked, most = getattr(request.sampling, name), getattr(self, name)
-            if asked > most:
+            value, limit = getattr(request.sampling, name), getattr(self, name)
+            if value > limit:
                 raise InvalidRequestError(
                     request.request_id,
-                    f"{name} is {asked} and this engine takes at most {most}. Ask for less, or give the engine other "
-                    f"EngineLimits({name}=...)",
+                    f"{name} is {value} and this engine takes at most {limit}. Use a smaller one, or give the engine "
+                    f"other EngineLimits({name}=...)",
                 )

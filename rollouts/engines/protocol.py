@@ -1,4 +1,4 @@
-"""What every engine takes and gives: token ids and media in, sampled ids with log-probabilities out."""
+"""The interface of engines: prompts (token ids and media) in, completions (token ids and log-probabilities) out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from renderers import MultiModalData
-from rollouts.engines.completion_checks import logprob_problem, prompt_problem, token_problem
-from rollouts.error_texts import short_repr
+from renderers.placement import PlacedItem
+from rollouts.engines.completion_checks import logprobs_error, prompt_error, token_ids_error
+from rollouts.error_texts import quoted, short_repr
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 from rollouts.numbers import finite_number, whole_number
 from transport import wire_type
@@ -32,14 +33,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.
+    """Sampling options. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.
 
-    Numbers may be numpy's. Raises `InvalidRequestError`, which names the field, for a value of another type or range.
-    How large `n` and `max_tokens` may be is the engine's matter (`EngineLimits`).
+    Numbers may be numpy scalars. Raises `InvalidRequestError`, which names the field, for a value of another type or
+    range. The engine limits `n` and `max_tokens` (`EngineLimits`).
 
-    A `seed` makes a completion a function of (weights, prompt, seed, index), whatever else the engine is doing.
-    `extra` holds sampling options under the engine's own names (`min_p`, `repetition_penalty`...); an engine refuses
-    those that it does not know, for servers ignore them without a word.
+    With a `seed`, a completion depends on (weights, prompt, seed, index) alone, not on other requests. `extra` holds
+    sampling options under the engine's own names (`min_p`, `repetition_penalty`...); an engine refuses options that it
+    does not know, because servers ignore them without an error.
     """
 
     max_tokens: int = 256
@@ -54,7 +55,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("max_tokens", "top_k", "n"):
             value = getattr(self, name)
-            if type(value) is not int:  # most are, and this runs for every request
+            if type(value) is not int:  # skips the conversion of most values; this runs for every request
                 self._set(name, whole_number(value), "an integer")
         if self.seed is not None and type(self.seed) is not int:
             self._set("seed", whole_number(self.seed), "an integer or None")
@@ -64,21 +65,21 @@ class SamplingParams:
                 self._set(name, None if isinstance(value, bool) else finite_number(value), "a finite number")
         if type(self.stop_token_ids) is not tuple or self.stop_token_ids:
             self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
-        named = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
-        self._set("extra", dict(self.extra) if named else None, "a mapping from names to values")
-        problems = {
+        valid = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
+        self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
+        rules = {
             "max_tokens is at least 1": self.max_tokens >= 1,
             "temperature is 0 (greedy) or more": self.temperature >= 0.0,
             "top_p is in (0, 1]": 0.0 < self.top_p <= 1.0,
             "top_k is 0 (off) or more": self.top_k >= 0,
             "n is at least 1": self.n >= 1,
         }
-        broken = [rule for rule, holds in problems.items() if not holds]
+        broken = [rule for rule, holds in rules.items() if not holds]
         if broken:
             raise InvalidRequestError("sampling", f"{'; '.join(broken)}, got {self}")
 
     def _set(self, name: str, value: object, kind: str) -> None:
-        """Keep a value of Python's own types in place of numpy's; None says that the field holds no such value."""
+        """Set a field to its value as a built-in type. Raises `InvalidRequestError` for None: it is not `kind`."""
         if value is None:
             given = getattr(self, name)
             raise InvalidRequestError("sampling", f"{name} is {short_repr(given)} ({type(given).__name__}), not {kind}")
@@ -96,14 +97,14 @@ def _token_ids(values: object) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt. `prompt_ids` holds expanded placeholders; `multi_modal_data` says what they stand for.
+    """One prompt. `prompt_ids` holds expanded placeholders; `multi_modal_data` holds their media.
 
-    `placeholder_token_ids` (as in `RenderedTokens`) names for each modality the token that stands for an unexpanded
-    item; an engine that lets its server process media needs it. `sampled` are the half-open runs of the prompt that
-    earlier completions sampled: a media token in there is text, anywhere else outside of a placeholder it is a mistake.
-    `session_id` is the same for all turns of an episode. Raises `InvalidRequestError` for a field of another type. A
-    smaller `priority` is served earlier by a server that
-    schedules by priority. `prompt_logprobs` asks for the log-probability of each prompt token too.
+    `placeholder_token_ids` (as in `RenderedTokens`) maps each modality to the token of an unexpanded item; an engine
+    whose server processes media needs it. `sampled` holds the half-open ranges of the prompt that earlier completions
+    sampled: a media token inside them is text, a media token elsewhere outside of a placeholder is an error.
+    `session_id` is the same for all turns of an episode. A server that schedules by priority serves a smaller
+    `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too. Raises
+    `InvalidRequestError` for a field of another type.
     """
 
     prompt_ids: Sequence[int]
@@ -128,19 +129,26 @@ class GenerateRequest:
         }
         for name, (value, kind, expected) in kinds.items():
             if not isinstance(value, kind):
-                self._refuse(name, value, expected)
+                raise self._type_error(name, value, expected)
         for pair in self.sampled:
             if not isinstance(pair, Sequence) or len(pair) != 2 or None in map(whole_number, pair):
-                self._refuse("sampled", self.sampled, "a sequence of pairs (start, end)")
+                raise self._type_error("sampled", self.sampled, "a sequence of pairs (start, end)")
         if (priority := whole_number(self.priority)) is None:
-            self._refuse("priority", self.priority, "an integer")
+            raise self._type_error("priority", self.priority, "an integer")
         object.__setattr__(self, "priority", priority)
-        if (words := prompt_problem(self.prompt_ids)) is not None:
-            raise InvalidRequestError(self.request_id, words)
+        if (error := prompt_error(self.prompt_ids)) is not None:
+            raise InvalidRequestError(self.request_id, error)
 
-    def _refuse(self, name: str, value: object, kind: str) -> None:
-        called = self.request_id if isinstance(self.request_id, str) else "request"
-        raise InvalidRequestError(called, f"{name} is {short_repr(value)} ({type(value).__name__}), not {kind}")
+    def _type_error(self, name: str, value: object, expected: str) -> InvalidRequestError:
+        request_id = self.request_id if isinstance(self.request_id, str) else "request"
+        return InvalidRequestError(
+            request_id, f"{name} is {short_repr(value)} ({type(value).__name__}), not {expected}"
+        )
+
+    @property
+    def media(self) -> list[PlacedItem]:
+        """The media items with their placeholder ranges, in prompt order."""
+        return [] if self.multi_modal_data is None else self.multi_modal_data.items_with_ranges()
 
 
 @wire_type("rollouts.WeightSpan")
@@ -157,9 +165,9 @@ class WeightSpan:
 class Completion:
     """One sample: ids int32 (n,), their log-probabilities float32 (n,) under the raw model distribution.
 
-    Raw means before temperature, top-k and top-p, as vLLM reports by default. The stop token is part of the ids.
-    Where the engine reports them: `routed_experts`, integers (prompt + n - 1, layers, experts per token), and
-    `sampling_masks`, per token the ids (int32) that it was drawn from.
+    Raw means before temperature, top-k and top-p, as vLLM reports by default. The ids include the stop token. Some
+    engines also report `routed_experts`, integers (prompt + n - 1, layers, experts per token), and `sampling_masks`,
+    for each token the ids (int32) that it was sampled from.
     """
 
     index: int
@@ -174,7 +182,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateResult:
-    """`prompt_logprobs`, if asked for, is float32 (prompt,) with NaN for the first token, which nothing predicts."""
+    """The completions of one request. `prompt_logprobs`, if requested: float32 (prompt,), NaN for the first token."""
 
     request_id: str
     completions: list[Completion]
@@ -185,8 +193,8 @@ class GenerateResult:
 class Engine(Protocol):
     """Samples from a model. Many requests may be awaited at once, from any event loop.
 
-    An engine may have two attributes more, which `run_episode` uses where they are: `vocab_size`, beyond which ids are
-    refused, and `expecting_request()`, a context manager that is entered while a request is being prepared, for an
+    An engine may have two further attributes, which `run_episode` uses where they exist: `vocab_size`, the limit for
+    token ids, and `expecting_request()`, a context manager that is entered while a request is being prepared, for an
     engine that collects requests into batches.
     """
 
@@ -203,7 +211,7 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
     """Raise unless the result holds n completions with valid ids, each with one valid log-probability.
 
     Token ids are integers from 0, below `vocab_size` where it is given. Log-probabilities are finite and at most 0 (but
-    for rounding); values at or below -9999 are refused too: some servers write that number for one they do not have.
+    for rounding); values at or below -9999 are refused too: some servers write that number for a missing one.
     Raises `MalformedResultError`, `MissingLogProbsError`.
     """
     name = request.request_id
@@ -213,14 +221,14 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
         raise MalformedResultError(name, f"completions are {type(result.completions).__name__}, not a list")
     if len(result.completions) != request.sampling.n:
         raise MalformedResultError(
-            name, f"{len(result.completions)} completions came back, {request.sampling.n} were asked for"
+            name, f"the engine returned {len(result.completions)} completions, the request has n={request.sampling.n}"
         )
     for completion in result.completions:
         _check_completion(name, completion, vocab_size)
     indices = sorted(completion.index for completion in result.completions)
     if indices != list(range(request.sampling.n)):
         raise MalformedResultError(
-            name, f"completions came back with indices {indices}; they run from 0 to {request.sampling.n - 1}"
+            name, f"the completions have indices {indices}; they must run from 0 to {request.sampling.n - 1}"
         )
 
 
@@ -230,33 +238,40 @@ def _check_completion(name: str, completion: Completion, vocab_size: int | None)
     if not isinstance(completion.index, int | np.integer):
         raise MalformedResultError(name, f"a completion has index {completion.index!r:.80}, which is no integer")
     which = f"completion {completion.index}"
-    if (words := token_problem(completion.token_ids, vocab_size)) is not None:
-        raise MalformedResultError(name, f"{which}: {words}")
+    if (error := token_ids_error(completion.token_ids, vocab_size)) is not None:
+        raise MalformedResultError(name, f"{which}: {error}")
     count = len(completion.token_ids)
-    if (words := logprob_problem(completion.logprobs, count)) is not None:
-        raise MissingLogProbsError(name, f"{which}: {words}")
-    if (words := ending_problem(completion)) is not None:
-        raise MalformedResultError(name, f"{which}: {words}")
+    if (error := logprobs_error(completion.logprobs, count)) is not None:
+        raise MissingLogProbsError(name, f"{which}: {error}")
+    if (error := ending_error(completion)) is not None:
+        raise MalformedResultError(name, f"{which}: {error}")
     if not count and completion.finish_reason is not FinishReason.ABORT:
         raise MalformedResultError(name, f"{which} holds no token")
 
 
-def ending_problem(completion: Completion) -> str | None:
-    """What is wrong with how a completion says that it ended and which weights it was sampled from, in words."""
+def ending_error(completion: Completion) -> str | None:
+    """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are valid."""
     if not isinstance(completion.finish_reason, FinishReason):
         return f"finish_reason is {completion.finish_reason!r:.80}, not one of {', '.join(FinishReason)}"
     if not isinstance(completion.stop_token_id, int | np.integer | None):
         return f"stop_token_id is {completion.stop_token_id!r:.80}, not a token id or None"
-    spans = completion.weight_spans
+    return weight_span_error(completion.weight_spans, len(completion.token_ids))
+
+
+def weight_span_error(spans: object, count: int) -> str | None:
+    """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong one."""
     if not isinstance(spans, tuple | list) or not all(isinstance(span, WeightSpan) for span in spans):
-        return f"weight_spans are {spans!r:.80}, not a tuple of WeightSpan"
-    end = 0
+        return "weight_spans are not WeightSpans; pass a tuple of them"
+    previous_end: int | np.integer = 0
     for span in spans:
-        if not isinstance(span.version, str) or not all(
-            isinstance(edge, int | np.integer) for edge in (span.start, span.end)
-        ):
-            return f"{span!r:.80} has no version of text, or no integers for its range"
-        if not end <= span.start <= span.end <= len(completion.token_ids):
-            return f"weight span {span} does not follow {end} within {len(completion.token_ids)} sampled tokens"
-        end = span.end
+        if not isinstance(span.version, str):
+            return f"a weight span has the version {quoted(span.version)}, not a text"
+        if not isinstance(span.start, int | np.integer) or not isinstance(span.end, int | np.integer):
+            return f"weight span {quoted(span.start)}:{quoted(span.end)} has no integers for its range"
+        if not previous_end <= span.start <= span.end <= count:
+            return (
+                f"weight span {span.start}:{span.end} does not begin at {previous_end} or later within {count} "
+                "sampled tokens"
+            )
+        previous_end = span.end
     return None

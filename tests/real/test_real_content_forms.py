@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import corpus
-import httpx
 import numpy as np
 import pytest
 from hf_families import FAMILIES
@@ -114,7 +113,7 @@ IMAGED = [
 
 def theirs(server: VLLMServer, messages: list[dict[str, Any]]) -> list[int]:
     body = {"model": server.model_name, "messages": messages}
-    answer = httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60)
+    answer = server.http.post("/v1/chat/completions/render", json=body)
     ids: list[int] = answer.raise_for_status().json()["token_ids"]
     return ids
 

@@ -7,11 +7,11 @@ import itertools
 import json
 import shutil
 
-import httpx
 import numpy as np
 import pytest
 from make_checkpoint import make_checkpoint
 from safetensors.numpy import load_file, save_file
+from vllm_server import LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts.engines.vllm.capabilities import probe
@@ -80,7 +80,7 @@ async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
 
 async def show(connection, rendered, *, data):
     """Status and log-probabilities of a request for an image, with its data or by name."""
-    features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", send=lambda mm_hash: data)
+    features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: data)
     body = body_of(rendered.token_ids, 4, None, features)
     reply = await connection.request("POST", GENERATE, name="test", body=body)
     return reply.status, logprobs(reply.json()["choices"][0]) if reply.status == 200 else None
@@ -97,7 +97,7 @@ async def in_flight(connection, tokens=3500, request_id=None):
     """
     begun = asyncio.Event()
     task = asyncio.ensure_future(streamed(connection, begun, tokens, request_id))
-    await asyncio.wait_for(begun.wait(), 30)
+    await asyncio.wait_for(begun.wait(), LONGEST_SECONDS)
     return task
 
 
@@ -207,15 +207,15 @@ async def test_a_prefix_cache_in_use_is_not_reset_and_that_is_an_error(connectio
 # Pauses.
 
 
-async def test_pause_abort_ends_what_runs_with_what_it_has(connection, control):
+async def test_pause_abort_ends_what_runs_with_what_it_has(connection, control, vllm_server):
     running = await in_flight(connection)
     await control.pause("abort")
-    ended = await asyncio.wait_for(running, 10)
+    ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert ended["finish_reason"] == "abort"
     assert 0 < len(ended["token_ids"]) < 3500
     assert await control.is_paused()
     assert not await control.is_sleeping()  # of which vLLM's own route says true
-    assert httpx.get(f"{connection.base_url}/is_sleeping").json() == {"is_sleeping": True}  # noqa: ASYNC210
+    assert vllm_server.http.get("/is_sleeping").json() == {"is_sleeping": True}
     await control.resume()
     assert not await control.is_paused()
 
@@ -223,13 +223,16 @@ async def test_pause_abort_ends_what_runs_with_what_it_has(connection, control):
 async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, control):
     running = await in_flight(connection, tokens=1500)
     await control.pause("wait")
-    ended = await asyncio.wait_for(running, 60)
+    ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert (ended["finish_reason"], len(ended["token_ids"])) == ("length", 1500)
     await control.resume()
 
 
 @pytest.mark.parametrize(
-    ("vllm_server", "clear_cache"), [("float32", None), ("text", None), ("text", True)], indirect=["vllm_server"]
+    ("vllm_server", "clear_cache"),
+    [("float32", None), ("text", None), ("text", True)],
+    indirect=["vllm_server"],
+    scope="session",  # else the server is of this test alone
 )
 async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_drew_them(
     connection, control, restored, clear_cache
@@ -286,7 +289,7 @@ async def test_another_process_sees_that_the_weights_were_dropped(connection, co
         await stranger.wake_up(["kv_cache"])
         assert not await stranger.is_sleeping()
     finally:
-        httpx.post(f"{connection.base_url}/wake_up")  # noqa: ASYNC210
+        vllm_server.http.post("/wake_up")
 
 
 # Aborts.
@@ -300,7 +303,7 @@ async def test_an_abort_ends_the_named_request_and_no_other(connection, control)
     await asyncio.sleep(0.2)
     assert not running.done()
     await control.abort(["named"])
-    assert (await asyncio.wait_for(running, 10))["finish_reason"] == "abort"
+    assert (await asyncio.wait_for(running, LONGEST_SECONDS))["finish_reason"] == "abort"
     assert (await beside)["finish_reason"] == "length"
 
 
@@ -402,11 +405,10 @@ async def test_half_loaded_weights_leave_a_paused_server_and_would_have_killed_i
     with pytest.raises(UnsafeControlError, match="kill the server"):
         await control.resume()
     # What a bare /resume would have done:
-    async with httpx.AsyncClient(base_url=connection.base_url, timeout=30) as client:
-        await client.post("/resume")
-        reply = await client.post(GENERATE, json={"token_ids": [5], "sampling_params": {"max_tokens": 1}})
+    vllm_server.http.post("/resume")
+    reply = vllm_server.http.post(GENERATE, json={"token_ids": [5], "sampling_params": {"max_tokens": 1}})
     assert reply.status_code == 500
-    await dead(vllm_server)
+    await vllm_server.until_dead()
     assert not await control.health()
     await asyncio.to_thread(vllm_server.restart)
     assert (await generated(connection))["finish_reason"] == "length"
@@ -418,13 +420,12 @@ async def test_a_reload_alone_makes_vllm_die_of_the_next_known_image(connection,
     expected = await show(connection, image, data=True)
     await reload_through(control, vllm_server.model_dir)
     assert await show(connection, image, data=True) == expected
-    async with httpx.AsyncClient(base_url=connection.base_url, timeout=30) as client:
-        arguments = {"weights_path": str(vllm_server.model_dir)}
-        reply = await client.post("/collective_rpc", json={"method": "reload_weights", "kwargs": arguments})
-        assert reply.status_code == 200
+    arguments = {"weights_path": str(vllm_server.model_dir)}
+    reply = vllm_server.http.post("/collective_rpc", json={"method": "reload_weights", "kwargs": arguments})
+    assert reply.status_code == 200
     status, _ = await show(connection, image, data=False)
     assert status == 500
-    await dead(vllm_server)
+    await vllm_server.until_dead()
     await asyncio.to_thread(vllm_server.restart)
 
 
@@ -434,29 +435,21 @@ async def reload_through(control, directory):
     await control.resume()
 
 
-async def dead(server):
-    async with asyncio.timeout(20):
-        while await asyncio.to_thread(server.is_healthy):
-            await asyncio.sleep(0.1)
-
-
 # Watching.
 
 
-async def test_a_running_request_is_counted(connection, control):
+async def test_a_running_request_is_counted(connection, control, vllm_server):
     assert await control.health()
     assert await control.world_size() == 1
     assert await control.load() == 0
     before = await control.metrics()
     assert (before.running, before.waiting) == (0, 0)
-    running = await in_flight(connection, tokens=2000)
-    async with asyncio.timeout(20):  # the count lags
-        while not (during := await control.metrics()).running:
-            await asyncio.sleep(0.1)
-    assert during.running == 1
+    running = await in_flight(connection, tokens=3500)
+    await vllm_server.until(lambda metrics: metrics.running == 1, during=running)  # the count lags
+    during = await control.metrics()
     assert 0 < during.total("vllm:kv_cache_usage_perc") < 1
     await running
     after = await control.metrics()
-    for name, tokens in (("vllm:generation_tokens_total", 2000), ("vllm:prompt_tokens_total", 3)):
+    for name, tokens in (("vllm:generation_tokens_total", 3500), ("vllm:prompt_tokens_total", 3)):
         assert after.total(name) - before.total(name) == tokens
     assert after.sleep_level == 0

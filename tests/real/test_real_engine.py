@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import numpy as np
 import pytest
 from make_checkpoint import make_checkpoint
+from vllm_server import GENERATED, LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
-from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.errors import OverlongPromptError, ServerUnreachableError, WeightUpdateError
 
 LONG = 1500  # tokens: ten seconds or so
-GENERATED = "vllm:generation_tokens_total"
 _made = iter(range(10**6))
 
 
@@ -126,9 +124,8 @@ async def test_an_image_that_someone_elses_call_made_the_server_drop_is_sent_aga
 ):
     rendered = prompt(renderer, image())
     before = await engine.generate(request_for(rendered))
-    async with httpx.AsyncClient(base_url=vllm_server.base_url, timeout=30) as other:
-        for call in (route, *(["/resume"] if "pause" in route else []), "/reset_prefix_cache"):
-            (await other.post(call)).raise_for_status()
+    for call in (route, *(["/resume"] if "pause" in route else []), "/reset_prefix_cache"):
+        vllm_server.http.post(call).raise_for_status()
     wire = Wire(engine, monkeypatch)
     after = await engine.generate(request_for(rendered))
     assert after.completions[0].token_ids.tolist() == before.completions[0].token_ids.tolist()
@@ -226,38 +223,28 @@ async def test_an_overlong_prompt_is_refused_with_both_numbers(engine, renderer)
 # Cancelling, pausing, aborting.
 
 
-async def metrics(vllm_server):
-    async with httpx.AsyncClient(verify=False, timeout=30) as client:
-        return ServerMetrics.parse((await client.get(f"{vllm_server.base_url}/metrics")).text)
-
-
-async def in_flight(vllm_server, call, requests=1):
-    """Return when the server runs what `call` asked for, which must not be over by then."""
-    async with asyncio.timeout(60):
-        while (await metrics(vllm_server)).running < requests:
-            assert not call.done(), f"over before it was seen to run: {call}"
-            await asyncio.sleep(0.02)
+async def in_flight(server, engine, request):
+    """A call of which the server has generated some tokens and which is not done."""
+    before = await server.metrics()
+    call = asyncio.ensure_future(engine.generate(request))
+    await server.until_generating(call, before, request.sampling.n)
+    return call
 
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_cancelling_a_call_frees_its_place_on_the_server(engine, renderer, vllm_server, n):
-    before = (await metrics(vllm_server)).total(GENERATED)
-    call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, image()), n=n)))
-    await in_flight(vllm_server, call, n)
+    before = (await vllm_server.metrics()).total(GENERATED)
+    call = await in_flight(vllm_server, engine, long_request(prompt(renderer, image()), n=n))
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    async with asyncio.timeout(60):
-        while (await metrics(vllm_server)).running:
-            await asyncio.sleep(0.02)
-    assert (await metrics(vllm_server)).total(GENERATED) - before < n * LONG  # it did not go on to the end
+    await vllm_server.until(lambda metrics: metrics.running == 0)
+    assert (await vllm_server.metrics()).total(GENERATED) - before < n * LONG  # it did not go on to the end
 
 
 async def test_an_aborted_request_returns_what_it_has(engine, renderer, vllm_server):
     request = long_request(prompt(renderer, image()))
-    call = asyncio.ensure_future(engine.generate(request))
-    await in_flight(vllm_server, call)
-    await asyncio.sleep(0.3)
+    call = await in_flight(vllm_server, engine, request)
     await engine.abort([request.request_id])
     (completion,) = (await call).completions
     assert completion.finish_reason is FinishReason.ABORT
@@ -296,9 +283,7 @@ async def test_a_completion_cut_by_a_pause_goes_on_after_it(engine, renderer, la
 async def test_a_weight_version_set_during_a_pause_begins_where_the_completion_goes_on(
     engine, renderer, vllm_server, labelled_back, mode
 ):
-    call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, image()), n=2)))
-    await in_flight(vllm_server, call, 2)
-    await asyncio.sleep(0.3)
+    call = await in_flight(vllm_server, engine, long_request(prompt(renderer, image()), n=2))
     await engine.control.pause(mode)
     await engine.control.update_weight_version("newer")
     await engine.control.resume()
@@ -354,11 +339,10 @@ async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_an
 async def test_a_server_killed_in_mid_flight_ends_the_call_with_a_typed_error(vllm_server, renderer):
     limits = HttpLimits(retries=2, backoff_seconds=0.05, longest_backoff_seconds=0.1)
     async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
-        call = asyncio.ensure_future(engine.generate(long_request(prompt(renderer, image()))))
-        await in_flight(vllm_server, call)
+        call = await in_flight(vllm_server, engine, long_request(prompt(renderer, image())))
         await asyncio.to_thread(vllm_server.kill)
         with pytest.raises(ServerUnreachableError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(LONGEST_SECONDS):
                 await call
 
 
@@ -369,15 +353,14 @@ async def test_a_server_killed_in_mid_flight_and_started_again_answers_after_all
     async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
         rendered = prompt(renderer, image())
         await engine.generate(request_for(rendered))  # the server has the image, and loses it
-        call = asyncio.ensure_future(engine.generate(long_request(rendered)))
-        await in_flight(vllm_server, call)
+        call = await in_flight(vllm_server, engine, long_request(rendered))
         await asyncio.to_thread(vllm_server.kill)
         await asyncio.to_thread(vllm_server.restart)
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(LONGEST_SECONDS):
             (completion,) = (await call).completions
     assert len(completion.token_ids) == LONG
 
 
 async def test_nothing_is_left_running_when_the_engine_has_been_used(engine, vllm_server):
-    assert (await metrics(vllm_server)).running == 0
+    await vllm_server.until(lambda metrics: metrics.running == 0)
     assert isinstance(engine, VLLMEngine)

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -50,7 +49,7 @@ def rendered_by(server, shown):
     """The ids and features that the server itself makes of a message with images."""
     parts = [{"type": "image_url", "image_url": {"url": data_url(pixels)}} for pixels in shown]
     body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]}
-    answer = httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60)
+    answer = server.http.post("/v1/chat/completions/render", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -7,7 +7,6 @@ import base64
 import io
 import json
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -47,7 +46,7 @@ def image(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
 def asked(server: VLLMServer, messages: list[dict], **options) -> dict:
     """What the server itself answers, by another client."""
     body = {"model": server.model_name, "messages": messages, **options}
-    return httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60).raise_for_status().json()
+    return server.http.post("/v1/chat/completions/render", json=body).raise_for_status().json()
 
 
 def as_url(pixels: np.ndarray) -> str:

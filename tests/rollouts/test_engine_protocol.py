@@ -37,7 +37,7 @@ def test_a_missing_or_invented_logprob_is_an_error_and_never_zero(logprobs, word
 
 
 def test_too_few_completions_are_an_error():
-    with pytest.raises(MalformedResultError, match="0 completions came back, 1 were asked for"):
+    with pytest.raises(MalformedResultError, match="returned 0 completions, the request has n=1"):
         check_result(REQUEST, result([5], [-0.1], count=0))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-import rollouts.engines.local as local
+import rollouts.engines.local.engine as local
 from renderers import MultiModalData, PlaceholderRange
 from rollouts import Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.limits import EngineLimits
@@ -411,8 +411,8 @@ def test_a_batch_whose_callers_all_left_does_not_run(engine, renderer, monkeypat
         await asyncio.sleep(0)
         gone.cancel()
         (queue,) = engine._queues.values()
-        assert queue.server is not None
-        await asyncio.wait_for(queue.server, 60)
+        assert queue._task is not None
+        await asyncio.wait_for(queue._task, 60)
         return await asyncio.wait_for(engine.generate(request(prompt(renderer))), 60)
 
     assert asyncio.run(scenario()).completions

@@ -297,7 +297,7 @@ def test_a_program_that_writes_without_asking_for_the_lock_is_noticed_and_its_re
         first.append("mine")
         with path.open("ab") as file:
             file.write(both[path.stat().st_size :])
-        with pytest.raises(FileChangedError, match="something else wrote"):
+        with pytest.raises(FileChangedError, match="another writer changed"):
             first.append("lost")
         with pytest.raises(FileChangedError):
             first.close()

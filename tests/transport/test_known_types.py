@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,19 @@ def run(code: str, *arguments: object) -> str:
 
 
 def declarations() -> dict[str, str]:
-    """Every wire name that a module of the three packages registers, and that module; read, not imported."""
-    found = {}
+    """Every wire name that a module of the three packages registers, and that module; read, not imported.
+
+    The classes of `renderers` are registered from the table, so they are looked for by the name of the class.
+    """
+    found = {name: home for name, home in DECLARED_IN.items() if home.startswith("renderers.")}
+    for name, home in found.items():
+        cls = getattr(importlib.import_module(home), name.removeprefix("renderers."))
+        assert (cls.__module__, cls.__name__) == (home, name.removeprefix("renderers."))
     for package in ("renderers", "transport", "rollouts"):
         for path in (TREE / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "wire_type":
+                call = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "wire_type"
+                if call and isinstance(node.args[0], ast.Constant):
                     module = ".".join(path.relative_to(TREE).with_suffix("").parts)
                     found[ast.literal_eval(node.args[0])] = module
     return found

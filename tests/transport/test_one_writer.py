@@ -89,7 +89,7 @@ def test_a_second_writer_in_the_same_process_is_refused_and_nothing_is_lost(path
     with pytest.raises(FileLockedError) as caught:
         RecordWriter(path)
     assert (caught.value.pid, caught.value.host, caught.value.path) == (os.getpid(), socket.gethostname(), str(path))
-    assert "which is this one" in str(caught.value)
+    assert "which is this process" in str(caught.value)
     first.append("precious")
     first.close()
     with RecordWriter(path) as second:
@@ -159,7 +159,7 @@ def test_a_killed_writer_is_not_named_as_the_one_that_has_the_file_open(path: Pa
     with file_lock.locked(path), pytest.raises(FileLockedError) as caught:
         RecordWriter(path)
     assert (caught.value.pid, caught.value.host) == (None, None)
-    assert str(caught.value).startswith("someone has")
+    assert str(caught.value).startswith("another process has")
 
 
 def test_the_name_of_the_writer_is_in_the_header_only_while_it_has_the_file_open(path: Path) -> None:

@@ -40,12 +40,12 @@ def test_arrays_of_every_dtype_are_exact_on_both_sides_of_the_boundary(
     data: st.DataObject, dtype: str, beyond: int, shape: tuple[int, ...]
 ) -> None:
     kind = np.dtype(dtype)
-    count = wire_format.INLINE_BYTES // kind.itemsize + beyond
+    count = wire_format.MAX_INLINE_BYTES // kind.itemsize + beyond
     fill = data.draw(st.binary(min_size=kind.itemsize, max_size=kind.itemsize)) if kind.kind not in "Ub?" else None
     raw = fill * count if fill is not None else bytes(count * kind.itemsize)
     array = np.frombuffer(raw, kind).reshape(shape)
     frames = encode_frames([array])
-    assert len(frames) == (2 if array.nbytes > wire_format.INLINE_BYTES else 1)
+    assert len(frames) == (2 if array.nbytes > wire_format.MAX_INLINE_BYTES else 1)
     for back in (decode(encode([array]))[0], decode_frames(frames)[0]):
         assert type(back) is np.ndarray
         assert back.dtype.str == array.dtype.str

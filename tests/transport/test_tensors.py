@@ -77,7 +77,7 @@ def test_without_torch_a_tensor_rests_as_its_bytes_and_is_sent_on_unchanged(monk
 @pytest.mark.parametrize("dtype", _TENSOR_ITEM_BYTES)
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_tensors_of_every_dtype_are_exact_on_both_sides_of_the_boundary(dtype: str, beyond: int) -> None:
-    count = wire_format.INLINE_BYTES // _TENSOR_ITEM_BYTES[dtype] + beyond
+    count = wire_format.MAX_INLINE_BYTES // _TENSOR_ITEM_BYTES[dtype] + beyond
     raw = torch.arange(count * _TENSOR_ITEM_BYTES[dtype], dtype=torch.uint8) % 2
     tensor = raw.view(getattr(torch, dtype))
     assert len(encode_frames(tensor)) == 1 + beyond

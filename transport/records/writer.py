@@ -24,7 +24,7 @@ from transport.records.layout import (
     scan,
 )
 from transport.wire import codec
-from transport.wire.fresh_bytes import joined
+from transport.wire.joining import join_buffers
 from transport.wire.wire_format import Buffer
 
 
@@ -160,7 +160,7 @@ class RecordWriter:
     def _write(self, parts: list[Buffer], count: int) -> None:
         self._settle_tail()
         # One write call: a process killed between two would more often leave half a record.
-        data = memoryview(joined(parts))
+        data = memoryview(join_buffers(parts))
         self._reach = self._tail[0] + data.nbytes
         self._torn = True
         written = 0

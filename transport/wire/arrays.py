@@ -1,4 +1,4 @@
-"""numpy arrays and torch tensors as (description, raw bytes), and back.
+"""Encoding numpy arrays and torch tensors as a description and raw bytes, and decoding them.
 
 The raw bytes are the elements in C order, in the byte order that the dtype names.
 """
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 DtypeName: TypeAlias = "str | list[object]"
 
-# The spellings `dtype.str` has for plain element types. np.dtype() itself reads far more ("O", "f4,f4", "(9,9)f4"), and
-# a message must not reach that.
+# The forms of `dtype.str` for plain element types. np.dtype() accepts many more ("O", "f4,f4", "(9,9)f4"), which a
+# message must not use.
 _DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
 _MAX_DIMENSIONS = 64
 _MAX_NESTED_DTYPES = 16
-_MAX_TEXT_OVERLAP = 16  # text fields that may lie over the same bytes; each is looked through
+_MAX_TEXT_OVERLAP = 16  # text fields that may share the same bytes; each of them is searched
 
-# Vectors of these few dtypes make up most of what is sent; a message names them by their place here. Only append.
+# Most arrays are vectors of these dtypes; a message holds the position in this tuple. Only append.
 _COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
 _COMMON_CODES = {dtype: code for code, dtype in enumerate(_COMMON_DTYPES)}
-# Nearly every array of such a dtype has the very object; hashing a dtype takes ten times as long.
+# Nearly every array of such a dtype has this dtype object; hashing a dtype takes ten times as long as its id().
 _COMMON_IDS = {id(dtype): code for code, dtype in enumerate(_COMMON_DTYPES)}
 
 _TENSOR_ITEM_BYTES = {
     "bool": 1,
     **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
-    **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),  # the last: two numbers an element
+    **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),  # float4_e2m1fn_x2 has two numbers per element
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
     **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
@@ -50,10 +50,10 @@ _TENSOR_ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawTensor:
-    """A torch tensor where torch, or its dtype, is not installed: dtype by torch's name, shape, elements as bytes.
+    """A decoded torch tensor on a machine without torch or without its dtype: torch's dtype name, shape, raw bytes.
 
-    `data` is a read-only uint8 array of `prod(shape) * item size` bytes, in C order. Encoding it again sends the tensor
-    it stands for, so a relay needs no torch.
+    `data` is a read-only uint8 array of `prod(shape) * item size` bytes, in C order. A `RawTensor` is encoded as the
+    tensor, so that a process which only forwards messages needs no torch.
     """
 
     dtype: str
@@ -66,31 +66,31 @@ class RawTensor:
 
 
 def is_array(obj: object) -> bool:
-    """A numpy array of the plain class. Other subclasses mean more than their elements (a mask, field names)."""
+    """Whether `obj` is a plain numpy array. A subclass holds more than its elements (a mask, field names)."""
     return type(obj) is np.ndarray or type(obj) is np.memmap
 
 
 def is_tensor(obj: object) -> bool:
-    """A torch tensor or parameter, or one at rest as `RawTensor`."""
+    """Whether `obj` is a torch tensor, a torch parameter or a `RawTensor`."""
     if type(obj) is RawTensor:
         return True
-    torch = sys.modules.get("torch")  # without torch loaded there is no tensor to meet
+    torch = sys.modules.get("torch")  # no tensor exists while torch is not loaded
     return torch is not None and (type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter)
 
 
 def is_tensor_dtype(name: str) -> bool:
-    """Whether torch's dtype of this name can be sent."""
+    """Whether tensors of torch's dtype of this name can be sent."""
     return name in _TENSOR_ITEM_BYTES
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> DtypeName:
-    """The dtype's name on the wire, for a structured one a list (see `wire`). Raises `UnsupportedArrayError`."""
+    """The dtype's wire name, for a structured one a list (see `wire_format`). Raises `UnsupportedArrayError`."""
     if dtype.hasobject:
         raise UnsupportedArrayError(
             f"dtype {dtype} holds Python objects", "Convert it to a numeric dtype, or send a list with .tolist()."
         )
     name = dtype.str if dtype.names is None else _describe_fields(dtype)
-    # Third-party element types (ml_dtypes.bfloat16) all call themselves '<V2'; they would come back as plain bytes.
+    # The name of every third-party element type (ml_dtypes.bfloat16) is '<V2'; they would come back as plain bytes.
     if dtype.names is None and (not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype):
         raise UnsupportedArrayError(
             f"dtype {dtype} has no name on the wire", "Send array.view(numpy.uint8) beside its name."
@@ -115,7 +115,7 @@ def _describe_fields(dtype: np.dtype[Any], depth: int = 0) -> list[object]:
 
 
 def vector_code(array: npt.NDArray[Any]) -> int | None:
-    """The number of the dtype of a one-dimensional array, if it has one."""
+    """The number of the dtype if `array` is a vector of a common dtype, else None."""
     if array.ndim != 1:
         return None
     dtype = array.dtype
@@ -130,15 +130,15 @@ def array_bytes(array: npt.NDArray[Any]) -> Bytes:
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
     if array.dtype.names is not None:
-        # As a structure, a copy would take the fields and leave between them what its memory held before.
+        # A copy with the structured dtype would copy the fields only, and the padding would keep old memory contents.
         array = array.view(np.dtype((np.void, array.dtype.itemsize)))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
-    """dtype name, shape and flat uint8 elements. A view gives its own elements, not its storage.
+    """dtype name, shape and elements as flat uint8. For a view only its elements, not its whole storage.
 
-    Shares memory with a contiguous tensor on the CPU. Gradients are not part of it.
+    Shares memory with a contiguous tensor on the CPU. Gradients are left out.
     """
     if isinstance(tensor, RawTensor):
         if min(tensor.shape, default=0) < 0 or (
@@ -176,17 +176,17 @@ def _make_dtype(spec: Any) -> np.dtype[Any]:
         made: np.dtype[Any] = np.dtype(spec)
     except (TypeError, ValueError, OverflowError) as error:
         raise MalformedError(
-            f"array dtype {_dtype_words(spec)} does not exist on this machine", "Send it as another dtype."
+            f"array dtype {_print_dtype(spec)} does not exist on this machine", "Send it as another dtype."
         ) from error
     return made
 
 
-def _dtype_words(spec: Any) -> str:
+def _print_dtype(spec: Any) -> str:
     return f"with {len(spec['names'])} fields" if isinstance(spec, dict) else f"{spec!s:.80}"
 
 
 def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
-    """The structured dtype, every part of it checked before numpy sees it."""
+    """The structured dtype; every part is checked before it is passed to numpy."""
     if (
         depth > _MAX_NESTED_DTYPES
         or [type(part) for part in described] != [int, bool, list]
@@ -194,7 +194,7 @@ def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
     ):
         raise MalformedError(f"structured dtype of depth {depth} is not [size, aligned, fields]")
     size, aligned, rows = described
-    formats: dict[str, np.dtype[Any]] = {}  # by field name; in a list, looking for a name takes time for each field
+    formats: dict[str, np.dtype[Any]] = {}  # by field name, which a dict finds at once
     offsets = []
     for name, inner, offset, shape in rows:
         if type(name) is not str or not name or name in formats or type(offset) is not int:
@@ -217,7 +217,7 @@ def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
 
 
 def build_vector(code: int, data: object) -> npt.NDArray[Any]:
-    """A read-only view on `data`, which must be bytes, one-dimensional, of the dtype that has this number.
+    """A one-dimensional, read-only view on `data`, which must be bytes, with the dtype of this number.
 
     CPython keeps the contents of `bytes` at multiples of 16, so the view is aligned for every dtype.
     """
@@ -236,9 +236,9 @@ def build_array(name: object, shape: object, data: bytes | memoryview) -> npt.ND
     dtype = read_dtype(name)
     dims = _read_shape(shape, dtype.itemsize, len(data))
     try:
-        # frombuffer refuses an empty buffer; an ndarray over it is fine, and allocates nothing.
+        # frombuffer() refuses an empty buffer; ndarray() does not, and allocates nothing.
         flat = np.frombuffer(data, dtype).reshape(dims) if data else np.ndarray(dims, dtype, buffer=data)
-    except (TypeError, ValueError, OverflowError) as error:  # more dimensions or larger ones than this numpy takes
+    except (TypeError, ValueError, OverflowError) as error:  # more or larger dimensions than this numpy supports
         raise MalformedError(f"array of shape {dims} and dtype {dtype!s:.80} cannot exist here") from error
     _check_text(flat)
     return flat
@@ -247,18 +247,18 @@ def build_array(name: object, shape: object, data: bytes | memoryview) -> npt.ND
 def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch.Tensor | RawTensor:
     """A tensor where torch is installed, else a `RawTensor`.
 
-    The tensor owns a copy: torch has no read-only tensors, and an in-place operation on a view would change the
-    received bytes or, on a mapped file, kill the process.
+    The tensor has a copy of the data: torch has no read-only tensors, and an in-place operation on a view would change
+    the received bytes or, on a mapped file, end the process.
     """
-    at_rest = build_raw_tensor(name, shape, data)
+    raw_tensor = build_raw_tensor(name, shape, data)
     try:
         import torch
     except ImportError:
-        return at_rest
-    dtype = getattr(torch, at_rest.dtype, None)
-    if dtype is None:  # the youngest dtypes are not in every version
-        return at_rest
-    raw, dims = at_rest.data, at_rest.shape
+        return raw_tensor
+    dtype = getattr(torch, raw_tensor.dtype, None)
+    if dtype is None:  # the newest dtypes are not in every version
+        return raw_tensor
+    raw, dims = raw_tensor.data, raw_tensor.shape
     try:
         return torch.from_numpy(raw.copy()).view(dtype).reshape(dims) if raw.size else torch.empty(dims, dtype=dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
@@ -266,7 +266,7 @@ def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch
 
 
 def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> RawTensor:
-    """The tensor at rest, its elements a read-only view on `data`."""
+    """A `RawTensor` with a read-only view on `data`."""
     if type(name) is not str or name not in _TENSOR_ITEM_BYTES:
         raise UnknownTypeError(f"torch.{name:.80}" if type(name) is str else quoted(name))
     dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], len(data))
@@ -280,11 +280,11 @@ def pack_scalar(scalar: np.generic) -> list[object]:
     name = describe_dtype(scalar.dtype)
     if scalar.dtype.kind in "SU" and np.asarray(scalar)[()] != scalar:
         raise UnsupportedArrayError("numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
-    return [name, scalar.tobytes()[: scalar.dtype.itemsize]]  # numpy gives an empty string four bytes
+    return [name, scalar.tobytes()[: scalar.dtype.itemsize]]  # numpy returns four bytes for an empty string
 
 
 def build_scalar(payload: object) -> np.generic:
-    """The numpy scalar for what `pack_scalar` gave."""
+    """The numpy scalar for a payload of `pack_scalar`."""
     if type(payload) is not list or len(payload) != 2 or type(payload[1]) is not bytes:
         raise MalformedError("numpy scalar is not a pair of dtype and bytes")
     dtype = read_dtype(payload[0])
@@ -300,14 +300,14 @@ def build_scalar(payload: object) -> np.generic:
 
 
 def _check_text(array: npt.NDArray[Any]) -> None:
-    """Refuse code points past Unicode's last; reading such an element fails inside numpy, long after decoding."""
+    """Refuse code points beyond Unicode; reading such an element would fail inside numpy, long after decoding."""
     _check_text_fields(array, array.nbytes * _MAX_TEXT_OVERLAP)
 
 
 def _check_text_fields(array: npt.NDArray[Any], allowed: int) -> int:
-    """Check the text in an array and in its fields, at most `allowed` bytes; return how many of those are left.
+    """Check the text in an array and in its fields, at most `allowed` bytes; return how many bytes are left to check.
 
-    Fields may overlap, so that a few bytes can be the text of any number of fields.
+    Fields may overlap, so that any number of fields can share a few bytes.
     """
     if array.size == 0:
         return allowed
@@ -337,7 +337,7 @@ def _read_dims(shape: object) -> tuple[int, ...]:
 
 
 def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, ...]:
-    """The shape, once it is known to describe exactly the bytes that came."""
+    """The shape, after a check that it describes exactly `data_bytes` bytes."""
     dims = _read_dims(shape)
     if item_bytes == 0:
         raise MalformedError("array whose elements have no bytes")

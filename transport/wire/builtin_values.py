@@ -1,7 +1,7 @@
-"""Values of Python's own classes that msgpack lacks: large ints, complex, Decimal, UUID, paths, dates, times, zones.
+"""Values of Python's own classes that msgpack cannot pack: large ints, complex, Decimal, UUID, paths, dates, times.
 
-Each becomes an entry of its own: a tag and a payload of plain values. A datetime's zone is an entry, too, and so one
-object after decoding however many datetimes share it.
+Each becomes an entry: a tag and a payload of plain values. The zone of a datetime is an entry, too, so that datetimes
+which share a zone object share it after decoding.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import Any, Final
 
 from transport.errors import MalformedError
 from transport.wire import wire_format
-from transport.wire.errors import NotSendableError
+from transport.wire.errors import NotEncodableError
 from transport.wire.quoting import quoted
 
 _POSIX: Final = "posix"
 _WINDOWS: Final = "windows"
 
-# What ZoneInfo may be asked for. It reads files and imports packages by this name, and it came from outside.
+# The zone names that are passed to ZoneInfo, which reads files and imports packages by this name: a message is
+# untrusted.
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(?:/[A-Za-z0-9_+-]{1,32}){0,3}")
 
-# Every way in which these constructors refuse their arguments. A zone that is not there is a LookupError or, for the
-# name of a folder of zones, an OSError.
-_REFUSALS: Final = (ArithmeticError, LookupError, OSError, TypeError, ValueError)
+# What these constructors raise for wrong arguments: LookupError for a zone that does not exist, OSError for the name of
+# a folder of zones.
+_CONSTRUCTOR_ERRORS: Final = (ArithmeticError, LookupError, OSError, TypeError, ValueError)
 
 
 def _pack_int(number: int) -> bytes:
@@ -59,7 +60,7 @@ def _build_path(flavour: str, concrete: bool, text: str) -> pathlib.PurePath:
     if flavour not in (_POSIX, _WINDOWS):
         raise ValueError(f"flavour {quoted(flavour)}")
     pure = pathlib.PurePosixPath if flavour == _POSIX else pathlib.PureWindowsPath
-    # A path of the other flavour names nothing on this machine; read as one of ours, it might.
+    # A concrete path of the other flavour names no file here; as a Path of this machine it might name a wrong one.
     return pathlib.Path(text) if concrete and issubclass(pathlib.Path().__class__, pure) else pure(text)
 
 
@@ -103,7 +104,7 @@ def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) 
 
 def _pack_zone(zone: zoneinfo.ZoneInfo) -> str:
     if zone.key is None or not _ZONE.fullmatch(zone.key):
-        raise NotSendableError(f"time zone with the key {zone.key!r:.80}", "Use a ZoneInfo made from a zone's name.")
+        raise NotEncodableError(f"time zone with the key {zone.key!r:.80}", "Use a ZoneInfo made from a zone's name.")
     return zone.key
 
 
@@ -139,8 +140,8 @@ PACKERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
     ),
 }
 
-# tag -> what the value is called, the types its parts may have, the constructor. The types are exact: datetime, for
-# one, takes bytes for a pickled state.
+# tag -> name of the value for errors, the types of its parts, the constructor. The types are exact, because a
+# constructor may accept others: datetime accepts bytes as a pickled state.
 _BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
     wire_format.TAG_INT: ("integer", ((bytes,),), _build_int),
     wire_format.TAG_COMPLEX: ("complex number", ((float,), (float,)), _build_complex),
@@ -162,19 +163,19 @@ def is_builtin_tag(tag: int) -> bool:
 
 
 def _quoted_parts(parts: list[Any]) -> str:
-    """As many as a value is made of."""
+    """At most ten parts, for an error."""
     return ", ".join(map(quoted, parts[:10]))
 
 
 def build_builtin(tag: int, payload: object) -> object:
-    """The value for the payload that its packer made. Raises `MalformedError`."""
+    """The value of a payload. Raises `MalformedError`."""
     name, kinds, build = _BUILDERS[tag]
     parts = payload if type(payload) is list and len(kinds) > 1 else [payload]
     if len(parts) != len(kinds) or any(type(part) not in allowed for part, allowed in zip(parts, kinds, strict=True)):
-        raise MalformedError(f"{name} of {_quoted_parts(parts)} is not made of what one is made of")
+        raise MalformedError(f"{name} of {_quoted_parts(parts)} has parts of other types or another number")
     try:
         return build(*parts)
-    except _REFUSALS as error:
+    except _CONSTRUCTOR_ERRORS as error:
         cure = (
             "Install the package tzdata here."
             if tag == wire_format.TAG_ZONE

@@ -1,11 +1,11 @@
-"""Frames in one run of bytes, each aligned, with a checksum over the part that says what they are.
+"""A container: the frames of a message in one bytes object, each aligned, with a checksum over the header.
 
     offset 0     magic, format version, number of frames F, CRC-32
     16           F frame lengths, unsigned 64-bit
     ...          frame 0, frame 1, ...: each at the next multiple of 64 bytes
 
-All integers are little-endian. The CRC-32 covers everything before it, the lengths and frame 0. The other frames are
-left to what carries the bytes (a file has a checksum per record) and, for media, to their digests.
+All integers are little-endian. The CRC-32 covers the bytes before it, the lengths and frame 0. It does not cover the
+other frames: a file has a checksum per record, and media have their digests.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Final
 import numpy as np
 
 from transport.errors import ChecksumError, MalformedError, TruncatedError
-from transport.wire.fresh_bytes import joined
+from transport.wire.joining import join_buffers
 from transport.wire.limits import DecodeLimits
 from transport.wire.unpacking import as_bytes, check_version
 from transport.wire.wire_format import Buffer
 
-ALIGNMENT: Final = 64  # a cache line, and more than any element type asks for
+ALIGNMENT: Final = 64  # a cache line, and more than any element type requires
 _MAGIC: Final = b"MMRT"
 _VERSION: Final = 2
-_FIXED: Final = struct.Struct("<4sHxxI")
+_START: Final = struct.Struct("<4sHxxI")
 _CHECKSUM: Final = struct.Struct("<I")
-_LENGTHS_AT: Final = _FIXED.size + _CHECKSUM.size
+_LENGTHS_START: Final = _START.size + _CHECKSUM.size
 
 
 def aligned(size: int) -> int:
-    """`size` rounded up to a whole number of alignments."""
+    """`size` rounded up to a multiple of `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -42,41 +42,41 @@ def join(frames: Sequence[Buffer]) -> bytes:
 
 
 def join_parts(header: Sequence[Buffer], frames: Sequence[Buffer]) -> bytes:
-    """`join` for a first frame that comes in parts."""
+    """`join` for a first frame that is given in parts."""
     sizes = [sum(memoryview(part).nbytes for part in header), *[memoryview(frame).nbytes for frame in frames]]
     lengths = struct.pack(f"<{len(sizes)}Q", *sizes)
-    fixed = _FIXED.pack(_MAGIC, _VERSION, len(sizes))
-    end = _LENGTHS_AT + len(lengths)
-    parts: list[Buffer] = [fixed, _CHECKSUM.pack(_crc(fixed, lengths, *header)), lengths, bytes(aligned(end) - end)]
+    start = _START.pack(_MAGIC, _VERSION, len(sizes))
+    end = _LENGTHS_START + len(lengths)
+    parts: list[Buffer] = [start, _CHECKSUM.pack(_crc(start, lengths, *header)), lengths, bytes(aligned(end) - end)]
     parts += header
     end = aligned(end) + sizes[0]
     for frame, size in zip(frames, sizes[1:], strict=True):
         parts.append(bytes(aligned(end) - end))
         parts.append(frame)
         end = aligned(end) + size
-    return joined(parts)
+    return join_buffers(parts)
 
 
 def split(buffer: Buffer, limits: DecodeLimits) -> list[memoryview]:
     """The frames as views on `buffer`."""
     view = as_bytes(buffer)
     limits.check("max_total_bytes", view.nbytes)
-    if view.nbytes < _LENGTHS_AT:
-        raise TruncatedError("message container", _LENGTHS_AT, view.nbytes)
-    magic, version, count = _FIXED.unpack_from(view)
+    if view.nbytes < _LENGTHS_START:
+        raise TruncatedError("message container", _LENGTHS_START, view.nbytes)
+    magic, version, count = _START.unpack_from(view)
     if magic != _MAGIC:
         raise MalformedError(f"message container starts with {magic!r}, not {_MAGIC!r}")
     check_version("message container", version)
     limits.check("max_frames", count)
-    lengths_end = _LENGTHS_AT + 8 * count
+    lengths_end = _LENGTHS_START + 8 * count
     if view.nbytes < lengths_end:
         raise TruncatedError("table of frame lengths", lengths_end, view.nbytes)
-    frames = _cut(view, lengths_end, np.frombuffer(view[_LENGTHS_AT:lengths_end], "<u8").tolist())
+    frames = _split_frames(view, lengths_end, np.frombuffer(view[_LENGTHS_START:lengths_end], "<u8").tolist())
     _check_header(view, lengths_end, frames)
     return frames
 
 
-def _cut(view: memoryview, end: int, lengths: list[int]) -> list[memoryview]:
+def _split_frames(view: memoryview, end: int, lengths: list[int]) -> list[memoryview]:
     frames: list[memoryview] = []
     for length in lengths:
         start = aligned(end)
@@ -90,8 +90,8 @@ def _cut(view: memoryview, end: int, lengths: list[int]) -> list[memoryview]:
 
 
 def _check_header(view: memoryview, lengths_end: int, frames: list[memoryview]) -> None:
-    (expected,) = _CHECKSUM.unpack_from(view, _FIXED.size)
-    actual = _crc(view[: _FIXED.size], view[_LENGTHS_AT:lengths_end], *frames[:1])
+    (expected,) = _CHECKSUM.unpack_from(view, _START.size)
+    actual = _crc(view[: _START.size], view[_LENGTHS_START:lengths_end], *frames[:1])
     if actual != expected:
         raise ChecksumError("message header", f"{expected:08x}", f"{actual:08x}")
 

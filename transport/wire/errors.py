@@ -1,12 +1,12 @@
-"""The errors of values that have no form on the wire, before their place in the object is known."""
+"""The errors of values without a wire format, before their path in the object is known."""
 
 from __future__ import annotations
 
 from transport.errors import TransportError
 
 
-class NotSendableError(TransportError, ValueError):
-    """A value has no form on the wire. The codec raises an `EncodeError` from this error and adds the place."""
+class NotEncodableError(TransportError, ValueError):
+    """A value has no wire format. The encoder raises an `EncodeError` from it, which has the path of the value."""
 
     def __init__(self, reason: str, cure: str) -> None:
         self.reason = reason
@@ -14,5 +14,5 @@ class NotSendableError(TransportError, ValueError):
         super().__init__(reason, cure)
 
 
-class UnsupportedArrayError(NotSendableError):
-    """An array or tensor that has no form on the wire."""
+class UnsupportedArrayError(NotEncodableError):
+    """An array or tensor has no wire format."""

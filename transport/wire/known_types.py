@@ -1,7 +1,11 @@
-"""Where the wire types of this distribution are declared, so that a receiver need not import them before it decodes.
+"""The modules that declare the wire types of this distribution, so that a program need not import them to decode.
 
-Nothing that a message says is ever imported: the name in it is a key of this table, and the modules are those written
-here, parts of the same installation. A name that is not here is known only once a program has imported its declaration.
+No module is imported because a message names it: the type name in a message is only a key of this table, and the
+modules in the table are parts of the same installation. A name that is not in the table is known only after the program
+has imported the module that declares it.
+
+The names "renderers.CLASS" belong to classes of `renderers`, which does not import `transport`; `registry` registers
+them when it first needs them. All other names are registered by `@wire_type` in the module of the table.
 """
 
 from __future__ import annotations
@@ -14,13 +18,13 @@ from typing import Final
 # Strings, because `transport` imports nothing from `rollouts`.
 DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "renderers.ExpansionPiece": "transport.wire.media_values",
-        "renderers.MediaItem": "transport.wire.media_values",
-        "renderers.MultiModalData": "transport.wire.media_values",
-        "renderers.PixelScale": "transport.wire.media_values",
-        "renderers.PlaceholderRange": "transport.wire.media_values",
-        "renderers.StillPatches": "transport.wire.media_values",
-        "renderers.TensorField": "transport.wire.media_values",
+        "renderers.ExpansionPiece": "renderers.media.item",
+        "renderers.MediaItem": "renderers.media.item",
+        "renderers.MultiModalData": "renderers.rendered",
+        "renderers.PixelScale": "renderers.media.pixel_scale",
+        "renderers.PlaceholderRange": "renderers.rendered",
+        "renderers.StillPatches": "renderers.vision.patches",
+        "renderers.TensorField": "renderers.media.item",
         "rollouts.AbsentSource": "rollouts.trajectory.pixel_forms",
         "rollouts.Bfloat16Array": "rollouts.bfloat16",
         "rollouts.FinishReason": "rollouts.engines.protocol",
@@ -47,7 +51,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
 def import_declaration(name: str) -> str:
     """Import the module that declares the wire type `name`; returns the module's name, "" if none is known.
 
-    Raises `ImportError` where the module needs what is not installed.
+    Raises `ImportError` where the module needs a package that is not installed.
     """
     module = DECLARED_IN.get(name, "")
     if module:

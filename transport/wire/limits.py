@@ -1,4 +1,4 @@
-"""How much a message may cost the process that decodes it."""
+"""Limits on the memory that decoding a message may take."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from dataclasses import dataclass
 from transport.errors import LimitError
 
 MAX_DEPTH = 1000
-"""Objects inside each other that the encoder writes, and the decoder accepts by default."""
+"""The depth of nested objects that the encoder writes at most and the decoder accepts by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """Bounds checked before anything is allocated.
+    """Limits that are checked before memory is allocated.
 
-    `max_frames` (media left out as held count, too) and `max_total_bytes` bound the message with its large arrays and
-    media, which are views and cost no memory of their own. In a compressed record file they do: there `max_total_bytes`
-    bounds what all that one reader decompressed and that is still in use takes together.
+    `max_frames` (omitted media count, too) and `max_total_bytes` limit the whole message. Its large arrays and media
+    are views on the received bytes and take no further memory, except in a compressed record file: there
+    `max_total_bytes` limits the sum of all decompressed bytes of one reader that are still in use.
 
-    `max_header_bytes` bounds the part that becomes Python objects, small arrays among them: up to about 100 bytes of
-    memory for each byte of it. `max_objects` counts tuples, sets and registered objects; each may take what the
-    defaults of its class make in addition (a `Trajectory` of which nothing was sent some 500 bytes). `max_depth` counts
-    the same inside each other; lists and dicts between two of those may nest 1024 deep (a fixed limit of msgpack).
+    `max_header_bytes` limits the part that becomes Python objects, small arrays included; each byte of it can take
+    about 100 bytes of memory. `max_objects` limits the number of tuples, sets and registered objects; the default
+    values of a class take memory in addition (about 500 bytes for a `Trajectory` without any field). `max_depth` limits
+    how deep these nest; between two of them lists and dicts may nest 1024 deep (a fixed limit of msgpack).
 
-    Raises `ValueError` for a limit that is not an integer from 0: nothing is above a NaN, which would be no limit.
+    Raises `ValueError` for a limit that is not an integer of at least 0 (a NaN would be no limit, because no number is
+    greater than NaN).
     """
 
     max_frames: int = 1 << 16
@@ -45,8 +46,15 @@ class DecodeLimits:
             raise LimitError(limit, allowed, actual)
 
 
+def require_limits(limits: object) -> DecodeLimits:
+    """`limits`, if they are `DecodeLimits`. Raises `TypeError`."""
+    if not isinstance(limits, DecodeLimits):
+        raise TypeError(f"limits is {limits!r:.80} and must be a DecodeLimits. Leave it out for the default limits.")
+    return limits
+
+
 def checked_limit(name: str, value: object, least: int) -> int:
-    """An integer from `least`, numpy's among them, as an int. Raises `ValueError`."""
+    """`value`, an integer (of numpy, too) of at least `least`, as an int. Raises `ValueError`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -1,14 +1,15 @@
-"""From frames back to the object. Nothing is believed before it is checked, and nothing is copied.
+"""Decoding frames. Every part of a message is checked before it is used, and no large buffer is copied.
 
-The header is parsed twice: first without building anything, which proves that every length in it is backed by bytes,
-then for real. A few hostile bytes can therefore not ask for gigabytes of list.
+The header is parsed twice: first with msgpack's `skip`, which builds no objects and proves that the message holds as
+many bytes as its lengths announce; then to build the objects. A message of a few bytes can therefore not allocate a
+list of gigabytes.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import msgpack
 
@@ -18,66 +19,57 @@ from transport.errors import ChecksumError, MalformedError, MissingMediaError, T
 from transport.wire import registry, wire_format
 from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
 from transport.wire.builtin_values import build_builtin, is_builtin_tag
-from transport.wire.limits import DecodeLimits
+from transport.wire.limits import DecodeLimits, require_limits
 from transport.wire.quoting import quoted
 
-FindMedia = Callable[[str], MediaSource | None]
+FindMedia: TypeAlias = Callable[[str], MediaSource | None]
 
-_TYPE_ROWS = (wire_format.TYPE_ROW, wire_format.TYPE_ROW + 1)
-# Everything msgpack raises on bytes it cannot read, by its own account and by trial.
-_MSGPACK_ERRORS = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
+_TYPE_ROW_LENGTHS: Final = (wire_format.TYPE_ROW_LENGTH, wire_format.TYPE_ROW_LENGTH + 1)
+# The exceptions that msgpack documents for bytes it cannot read, and those that it was found to raise.
+_MSGPACK_ERRORS: Final = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
 
 
 def unpack(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, find_media: FindMedia) -> Any:
-    """The object that `pack` was given. `find_media` supplies media that the sender left out."""
+    """The object that `pack` encoded. `find_media` supplies the media that the sender left out."""
     views = [as_bytes(frame) for frame in frames]
-    limits.check("max_frames", len(views))
+    require_limits(limits).check("max_frames", len(views))
     limits.check("max_total_bytes", sum(view.nbytes for view in views))
     if not views:
         raise TruncatedError("message", wire_format.PRELUDE.size, 0)
     limits.check("max_header_bytes", views[0].nbytes)
     entries, body = _read_prelude(views[0])
-    _check_structure(body, 2 + entries)
     building = _Building(limits, find_media, body.nbytes)
     building.count_objects(entries)
-    values = msgpack.Unpacker(
-        strict_map_key=False,
-        ext_hook=building.resolve,
-        object_pairs_hook=build_dict,
-        max_buffer_size=max(body.nbytes, 1),
-    )
-    values.feed(body)
+    unpacker = _unpacker(body, ext_hook=building.resolve, object_pairs_hook=build_dict)
     try:
-        building.take_types(values.unpack())
-        building.take_blobs(values.unpack(), views[1:])
-        read, take = values.unpack, building.take_entry
+        building.read_types(unpacker.unpack())
+        building.read_blobs(unpacker.unpack(), views[1:])
+        read, build = unpacker.unpack, building.build_entry
         for _ in range(entries):
-            take(read())
+            build(read())
     except _MSGPACK_ERRORS as error:
         raise MalformedError(f"message header is not valid: {error}") from error
     return building.root()
 
 
-def held_digests(header: memoryview) -> list[str]:
-    """The digests of the media that a message leaves out, from its first frame alone; needs none of its types."""
-    entries, body = _read_prelude(header)
-    _check_structure(body, 2 + entries)
-    tables = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(body.nbytes, 1))
-    tables.feed(body)
+def omitted_digests(header: memoryview) -> list[str]:
+    """The digests of the media that a message omits, from its first frame alone; needs none of its types."""
+    _, body = _read_prelude(header)
+    unpacker = _unpacker(body)
     try:
-        tables.skip()
-        table = tables.unpack()
+        unpacker.skip()
+        table = unpacker.unpack()
     except _MSGPACK_ERRORS as error:
         raise MalformedError(f"message header is not valid: {error}") from error
     rows = table if type(table) is list else []
-    return [row[1] for row in rows if type(row) is list and len(row) == 2 and row[0] == wire_format.BLOB_HELD]
+    return [row[1] for row in rows if type(row) is list and len(row) == 2 and row[0] == wire_format.BLOB_OMITTED]
 
 
 def as_bytes(buffer: wire_format.Buffer) -> memoryview:
-    """A flat, read-only view: what is decoded from it cannot be used to change what was received."""
+    """A flat, read-only view: a value that is decoded from it cannot be used to change the received bytes."""
     try:
         view = memoryview(buffer).toreadonly()
-        return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses a view with nothing in it
+        return view.cast("B") if view.nbytes else memoryview(b"")  # cast() refuses an empty view
     except TypeError as error:
         raise MalformedError(f"frame is not a contiguous buffer: {error}", "Pass bytes or a memoryview.") from error
 
@@ -89,30 +81,33 @@ def check_version(what: str, version: int) -> None:
 
 
 def _read_prelude(header: memoryview) -> tuple[int, memoryview]:
+    """The number of entries, and what follows the prelude: the two tables and the entries, complete."""
     if header.nbytes < wire_format.PRELUDE.size:
         raise TruncatedError("message header", wire_format.PRELUDE.size, header.nbytes)
     magic, version, entries = wire_format.PRELUDE.unpack_from(header)
     if magic != wire_format.PRELUDE_MAGIC:
         raise MalformedError(f"message header starts with {magic!r}, not {wire_format.PRELUDE_MAGIC!r}")
     check_version("message", version)
-    return entries, header[wire_format.PRELUDE.size :]
-
-
-def _check_structure(body: memoryview, expected: int) -> None:
-    """Prove that `body` is `expected` complete msgpack values and nothing more, without building them."""
-    skipping = msgpack.Unpacker(max_buffer_size=max(body.nbytes, 1))
-    skipping.feed(body)
+    body = header[wire_format.PRELUDE.size :]
+    unpacker = _unpacker(body)
     try:
-        for _ in range(expected):
-            skipping.skip()
+        for _ in range(2 + entries):
+            unpacker.skip()
     except _MSGPACK_ERRORS as error:
         raise MalformedError(f"message header breaks off or is not msgpack: {error!r}") from error
-    if skipping.tell() != body.nbytes:
-        raise MalformedError(f"message header has {body.nbytes - skipping.tell()} bytes after its last entry")
+    if unpacker.tell() != body.nbytes:
+        raise MalformedError(f"message header has {body.nbytes - unpacker.tell()} bytes after its last entry")
+    return entries, body
+
+
+def _unpacker(body: memoryview, **hooks: Any) -> msgpack.Unpacker:
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(body.nbytes, 1), **hooks)
+    unpacker.feed(body)
+    return unpacker
 
 
 def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
-    """A dict whose keys are safe to hash (see `wire.KEY_TYPES`) and distinct."""
+    """A dict whose keys are distinct and safe to hash (see `wire_format.KEY_TYPES`)."""
     for key, _ in pairs:
         kind = type(key)
         if kind is int and key.bit_length() > wire_format.KEY_BITS:
@@ -126,21 +121,21 @@ def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
 
 
 class _Building:
-    """One message being rebuilt."""
+    """The state of one message that is being decoded."""
 
-    def __init__(self, limits: DecodeLimits, find_media: FindMedia, size: int) -> None:
+    def __init__(self, limits: DecodeLimits, find_media: FindMedia, header_bytes: int) -> None:
         self.limits = limits
         self.find_media = find_media
-        self.objects = 0  # entries, those of the runs read so far each by itself
-        self.unclaimed = size  # bytes of the header that no value of a run has been counted against
+        self.objects = 0  # entries so far; each object of a run counts as one
+        self.run_bytes_left = header_bytes  # header bytes minus the number of values in the runs so far
         self.types: list[registry.SentType] = []
         self.blobs: list[object] = []
-        self.built: dict[int, tuple[object, int]] = {}  # by number, with how deep each nests
-        self.depth = 0  # of the deepest entry that the current one refers to
+        self.built: dict[int, tuple[object, int]] = {}  # object and depth of each entry, by number
+        self.depth = 0  # of the current entry, as far as its references have been resolved
         self.roots: list[object] = []
 
     def resolve(self, code: int, data: bytes) -> object:
-        """The object a reference stands for; msgpack calls this for each."""
+        """The object of a reference; msgpack calls this for each extension value."""
         number = int.from_bytes(data, "big")
         if code == wire_format.REF_ENTRY:
             built = self.built.get(number)
@@ -156,51 +151,51 @@ class _Building:
             return ()
         raise MalformedError(f"reference {code}:{data[:8].hex()} to something that has not come before it")
 
-    def take_types(self, table: object) -> None:
-        if type(table) is not list or any(type(row) is not list or len(row) not in _TYPE_ROWS for row in table):
+    def read_types(self, table: object) -> None:
+        if type(table) is not list or any(type(row) is not list or len(row) not in _TYPE_ROW_LENGTHS for row in table):
             raise MalformedError("type table is not a list of [name, version, fields], some with a module")
         self.types = [_find_type(*row) for row in table]
 
-    def take_blobs(self, table: object, frames: list[memoryview]) -> None:
+    def read_blobs(self, table: object, frames: list[memoryview]) -> None:
         if type(table) is not list:
             raise MalformedError("blob table is not a list")
-        # Nearly all rows are vectors; only the others are looked at before anything is built.
+        # Nearly all rows are vectors; only the others are checked before the first blob is built.
         others = [row for row in table if type(row) is not list or len(row) != 2 or type(row[0]) is not int]
         if any(type(row) is not list or not row for row in others):
             raise MalformedError("blob table is not a list of descriptions")
-        elsewhere = [row for row in others if type(row[0]) is not int and len(row) != 4]
-        self.limits.check("max_frames", len(elsewhere))
-        carried = sum(row[0] != wire_format.BLOB_HELD for row in elsewhere)
-        if carried != len(frames):
-            raise MalformedError(f"message describes {carried} arrays and media and carries {len(frames)}")
-        following = iter(frames)
+        not_inline = [row for row in others if type(row[0]) is not int and len(row) != 4]
+        self.limits.check("max_frames", len(not_inline))
+        framed = sum(row[0] != wire_format.BLOB_OMITTED for row in not_inline)
+        if framed != len(frames):
+            raise MalformedError(f"message describes {framed} arrays and media and carries {len(frames)}")
+        frames_left = iter(frames)
         self.blobs = [
-            build_vector(*row) if type(row[0]) is int and len(row) == 2 else self.build_blob(row, following)
+            build_vector(*row) if type(row[0]) is int and len(row) == 2 else self.build_blob(row, frames_left)
             for row in table
         ]
 
-    def build_blob(self, row: list[Any], following: Iterator[memoryview]) -> object:
+    def build_blob(self, row: list[Any], frames_left: Iterator[memoryview]) -> object:
         if type(row[0]) is int or len(row) == 4:
             return _build_inline(row)
-        if row[0] == wire_format.BLOB_HELD:
-            return self.held_media(row)
-        return _build_framed(row, next(following))
+        if row[0] == wire_format.BLOB_OMITTED:
+            return self.omitted_media(row)
+        return _build_framed(row, next(frames_left))
 
-    def held_media(self, row: list[Any]) -> MediaSource:
+    def omitted_media(self, row: list[Any]) -> MediaSource:
         if len(row) != 2 or type(row[1]) is not str:
-            raise MalformedError("description of held media is not a digest")
+            raise MalformedError("description of omitted media is not a digest")
         source = self.find_media(row[1])
         if source is None:
             raise MissingMediaError(row[1])
         return source
 
-    def take_entry(self, entry: object) -> None:
+    def build_entry(self, entry: object) -> None:
         if type(entry) is list and len(entry) == 4:
-            return self.take_run(*entry)
+            return self.build_run(*entry)
         if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not int or entry[0] in self.built:
             raise MalformedError("entry is not [id, tag, payload] with an id of its own")
         number, tag, payload = entry
-        depth = self.take_depth()
+        depth = self.end_depth()
         if type(tag) is not int:
             raise MalformedError(f"entry tag {quoted(tag)} is not a number")
         if tag >= wire_format.TAG_TYPES:
@@ -211,26 +206,26 @@ class _Building:
             self.roots.append(payload)
             self.built[number] = None, depth
         else:
-            self.built[number] = _build_entry(tag, payload), depth
+            self.built[number] = _build_value(tag, payload), depth
 
-    def take_run(self, first: Any, tag: Any, count: Any, columns: Any) -> None:
+    def build_run(self, first: Any, tag: Any, count: Any, columns: Any) -> None:
         if any(type(number) is not int for number in (first, tag, count)) or type(columns) is not list:
             raise MalformedError("run of entries is not [first id, tag, count, columns]")
         if not wire_format.TAG_TYPES <= tag < wire_format.TAG_TYPES + len(self.types):
             raise MalformedError(f"tag {tag} of a run is none of the type table")
         sent = self.types[tag - wire_format.TAG_TYPES]
-        if not sent.comes_in_runs or len(columns) != sent.width:
+        if not sent.allows_runs or len(columns) != sent.width:
             raise MalformedError(f"run of {sent.type.name} does not have its {sent.width} columns, or cannot be one")
-        # Before anything is made: columns may be numbers of blobs, and those of many runs the same.
-        self.unclaimed -= max(count, 0) * sent.width
-        if self.unclaimed < 0:
+        # Before an object is built: a column may be the number of a blob, and many runs may name the same blobs.
+        self.run_bytes_left -= max(count, 0) * sent.width
+        if self.run_bytes_left < 0:
             raise MalformedError(f"run of {count} objects of {sent.type.name} in a message too short for them")
         self.count_objects(max(count, 1) - 1)
-        depth = self.take_depth()
+        depth = self.end_depth()
         objects = sent.build_run([self.column(column, count) for column in columns])
-        others = len(self.built)
+        entries_before = len(self.built)
         self.built.update(zip(range(first, first + count), zip(objects, itertools.repeat(depth)), strict=False))
-        if count < 1 or len(self.built) < others + count:
+        if count < 1 or len(self.built) < entries_before + count:
             raise MalformedError(f"run of {count} entries whose ids are not their own")
 
     def column(self, column: Any, count: int) -> list[Any]:
@@ -238,18 +233,21 @@ class _Building:
         if type(column) is int and column >= 0:
             values = self.blobs[column : column + count]
         elif type(column) is dict and list(column) == [wire_format.TUPLES]:
-            values = _tuples(column[wire_format.TUPLES])
+            values = column[wire_format.TUPLES]
+            if type(values) is not list or any(type(value) is not list for value in values):
+                raise MalformedError("column of tuples is not a list of lists")
+            values = list(map(tuple, values))
         if type(values) is not list or len(values) != count:
             raise MalformedError(f"column of a run is not {count} values")
         return values
 
     def count_objects(self, more: int) -> None:
-        """Before they are made: what a class gives its fields by default may take any amount of memory."""
+        """Check `max_objects` before the objects are built: the defaults of a class may take any amount of memory."""
         self.objects += more
         self.limits.check("max_objects", self.objects)
 
-    def take_depth(self) -> int:
-        """How deep the current entry nests, and on to the next."""
+    def end_depth(self) -> int:
+        """The depth of the current entry, all of whose references are resolved; starts the next entry."""
         depth, self.depth = self.depth, 0
         if depth > self.limits.max_depth:
             self.limits.check("max_depth", depth)
@@ -259,12 +257,6 @@ class _Building:
         if len(self.roots) != 1:
             raise MalformedError(f"message has {len(self.roots)} roots instead of one")
         return self.roots[0]
-
-
-def _tuples(lists: Any) -> list[tuple[Any, ...]]:
-    if type(lists) is not list or any(type(one) is not list for one in lists):
-        raise MalformedError("column of tuples is not a list of lists")
-    return list(map(tuple, lists))
 
 
 def _find_type(name: object, version: object, fields: object, declared_in: object = "") -> registry.SentType:
@@ -299,7 +291,7 @@ def _build_framed(row: list[Any], data: memoryview) -> object:
 
 
 def build_media(digest: str, data: memoryview) -> MediaSource:
-    """The source, once its bytes are known to hash to its digest. Raises `ChecksumError`."""
+    """The source, after its bytes were verified against its digest. Raises `ChecksumError`."""
     source = MediaSource(digest, data)
     try:
         source.verify()
@@ -308,7 +300,7 @@ def build_media(digest: str, data: memoryview) -> MediaSource:
     return source
 
 
-def _build_entry(tag: int, payload: Any) -> object:
+def _build_value(tag: int, payload: Any) -> object:
     if tag == wire_format.TAG_SCALAR:
         return build_scalar(payload)
     if is_builtin_tag(tag):

@@ -1,36 +1,37 @@
-"""The numbers both directions agree on: what a message's header frame is made of.
+"""The wire format of a message: its header frame, and the constants that the encoder and the decoder share.
 
 A message is a list of frames. Frame 0, the header, is `PRELUDE` followed by msgpack values; each further frame holds
 the raw bytes of one large array or one media source.
 
     prelude      magic, format version, number of entries N
-    type table   [[name, version, [field, ...]], ...]: the registered types in this message. Those that are not of
-                 this distribution have one value more, the module that declares them, for the error of a receiver
-                 that does not know them; it is never imported
+    type table   [[name, version, [field, ...]], ...]: the registered types in this message. The row of a type that
+                 is not part of this distribution has a fourth value, the module that declares the type, for the error
+                 of a receiver without the type; it is never imported
     blob table   [[kind, ...], ...]: one row per array, tensor and media source
     N entries    [id, tag, payload] or [id, tag, count, columns]: children first, the root last
 
-A row of the blob table holds the bytes themselves or describes the next frame that no row before it has described:
+A row of the blob table holds the bytes or describes a frame; rows and frames have the same order:
 
-    ["array", dtype, shape, bytes]   ["tensor", dtype, shape, bytes]   held here
-    [dtype number, bytes]                                              held here, a vector of a common dtype
+    ["array", dtype, shape, bytes]   ["tensor", dtype, shape, bytes]   bytes in the row
+    [dtype number, bytes]                                              bytes in the row, a vector of a common dtype
     ["array", dtype, shape]          ["tensor", dtype, shape]          in a frame
     ["media", sha256]                                                  in a frame
-    ["held", sha256]                                                   nowhere: the receiver has it
+    ["held", sha256]                                                   omitted: the receiver has it
 
-The payload of a dataclass or pydantic model is its values in the order in which the type table names its fields (those
-of a model end with `MODEL_REST`), that of an enum is the member's name; its tag is `TAG_TYPES` and its place in the
-type table. `shape` and `dtype` are a list of sizes and numpy's or torch's name for the elements; for a structured numpy
-dtype `[itemsize, aligned, [[name, dtype, offset, shape], ...]]`.
+The payload of a dataclass or pydantic model is its values in the order of the fields in its row of the type table (for
+a model the last one is `MODEL_REST`); the payload of an enum is the member's name. The tag is `TAG_TYPES` plus the
+number of the row. `shape` and `dtype` are a list of sizes and numpy's or torch's name for the elements; for a
+structured numpy dtype `[itemsize, aligned, [[name, dtype, offset, shape], ...]]`.
 
-Neighbouring objects of one dataclass go as a run. Their ids count up from the first one's. For each field there is a
-column, a list of `count` values. Where these are arrays that nothing has referred to before, it is the number of the
-first one's blob, the others' following it; where they are tuples of one element or none, {`TUPLES`: those as lists}.
+Neighbouring entries of one dataclass are sent as a run. Their ids are consecutive, from the first id upwards. The run
+has one column per field, a list of `count` values. If all values are arrays without an earlier reference, the column is
+the number of the first array's blob, and the other blobs follow it; if all values are tuples of at most one element,
+the column is {`TUPLES`: the tuples as lists}.
 
-Inside a payload or column, msgpack's own types stand for themselves. Everything else is an extension value: the number
-of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`), big-endian, in as few of 1, 2 or 4 bytes as hold it, or, without
-bytes, an empty tuple (`EMPTY_TUPLE`). Extension values cannot collide with anything in a user's dict, and entries that
-stand beside each other instead of inside each other need no recursion on either side.
+Inside a payload or column, values of msgpack's own types are packed directly. Every other value is an extension value:
+the number of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`), big-endian, in the smallest of 1, 2 or 4 bytes that
+holds it, or, without bytes, an empty tuple (`EMPTY_TUPLE`). No dict of a user can be mistaken for an extension value.
+Entries are stored side by side and not inside each other, so neither side needs recursion.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from __future__ import annotations
 import struct
 from typing import Final, TypeAlias
 
-# 2 says of no type where it is declared, and is written where nothing needs to be said. 1, which is still read, had no
-# runs of objects and no empty tuples of their own.
+# A message of version 2 has no modules in its type table, and is written if no type needs one. Version 1, which is
+# still read, has no runs and no code for empty tuples.
 FORMAT_VERSION: Final = 3
-UNDECLARED_VERSION: Final = 2
-TYPE_ROW: Final = 3  # values in a row of the type table that does not say where the type is declared
+VERSION_WITHOUT_MODULES: Final = 2
+TYPE_ROW_LENGTH: Final = 3  # of a row of the type table without a module
 PRELUDE: Final = struct.Struct("<4sHxxI")  # magic, format version, number of entries
 PRELUDE_MAGIC: Final = b"MMRH"
 
@@ -50,15 +51,15 @@ REF_ENTRY: Final = 1
 REF_BLOB: Final = 2
 EMPTY_TUPLE: Final = 3
 
-# An array or tensor of at most this many bytes stands in the header; the receiver reads either form at any size. As a
-# frame of its own a vector costs 25 bytes and on average 32 of padding, and 20 us to encode and decode together; in the
-# header 8 bytes, and 6 us at 64 bytes, 12 at 1024, 16 at 2048, 27 at 4096, all of the growth being copies. Below the
-# break-even, because a message with large arrays should not be copied at all.
-INLINE_BYTES: Final = 1024
+# The data of an array or tensor of at most this many bytes are part of the header; the receiver reads both forms at any
+# size. A vector in a frame of its own costs 25 bytes, on average 32 bytes of padding, and 20 us to encode and decode.
+# In the header it costs 8 bytes, and 6 us at 64 bytes, 12 us at 1024, 16 us at 2048, 27 us at 4096; the increase is
+# copying. The limit is below the break-even point, because large arrays should not be copied.
+MAX_INLINE_BYTES: Final = 1024
 
-# A run needs this many fields. A value takes at least a byte, and so an object of a run at least this many, against
-# some 250 that it takes in the receiver's memory.
-RUN_FIELDS: Final = 3
+# The fewest fields of a class that is sent in runs. A value takes at least one byte of the message, so an object of a
+# run takes at least this many bytes, and about 250 bytes of the receiver's memory.
+MIN_RUN_FIELDS: Final = 3
 TUPLES: Final = 0
 
 TAG_ROOT: Final = 0
@@ -77,19 +78,19 @@ TAG_DATETIME: Final = 12
 TAG_TIMEDELTA: Final = 13
 TAG_OFFSET: Final = 14  # a fixed offset from UTC
 TAG_ZONE: Final = 15  # a time zone by its name
-TAG_TYPES: Final = 16  # and above: registered types, by their place in the type table
+TAG_TYPES: Final = 16  # and above: registered types, by their row in the type table
 
-# The last value of a pydantic model, under a name that no field can have: None, or [names of fields that were not set,
-# {name: value} of what the model has beyond its fields].
+# The name of the last value of a pydantic model, which no field can have. The value is None, or [names of the fields
+# that were not set, {name: value} of the extra values].
 MODEL_REST: Final = "*"
 
 BLOB_ARRAY: Final = "array"
 BLOB_TENSOR: Final = "tensor"
 BLOB_MEDIA: Final = "media"
-BLOB_HELD: Final = "held"
+BLOB_OMITTED: Final = "held"
 
-# Dict keys and set members must hash, and hashing what a message composes (tuples of chosen ints) can be made to
-# collide until decoding takes hours. These types cannot be, an int of more than 64 bits excepted.
+# Dict keys and set members are hashed. A hostile message could choose tuples of ints whose hashes all collide, and
+# decoding would take hours. Values of these types cannot be chosen so, except ints of more than 64 bits.
 KEY_TYPES: Final = frozenset({str, int, bytes, float, bool, type(None)})
 KEY_BITS: Final = 64
 

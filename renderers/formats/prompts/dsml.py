@@ -19,9 +19,9 @@ from typing import Any
 
 from renderers.errors import PromptRefusedError, short_repr
 from renderers.messages import ROLES
-from renderers.template.chat_template import traced_value
 from renderers.template.json_dump import traced_json
 from renderers.template.traced import plain, traced_join
+from renderers.template.traced_inputs import traced_value
 
 BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"

@@ -27,9 +27,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from renderers.errors import PromptRefusedError, TemplateLimitError
-from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Printed, traced_value
+from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Printed
 from renderers.template.json_dump import traced_json
 from renderers.template.traced import TracedStr, plain, traced_join, traced_text
+from renderers.template.traced_inputs import traced_value
 
 _VARIABLE = "tools_ts_str"
 _INDENT = "  "

@@ -40,8 +40,8 @@ def ls(
             print_media(inventory)
         else:
             print_line(f"{target} holds no media")
-    for damage in inventory.damage:
-        print_error(f"not listed: {damage}")
+    for problem in inventory.problems:
+        print_error(f"not listed: {problem}")
 
 
 @media_commands.command()
@@ -50,9 +50,9 @@ def verify(target: Target) -> None:
     from rollouts.cli.media.verification import verify_all
 
     with _inventory(target) as inventory:
-        failed = len(inventory.damage)
-        for damage in inventory.damage:
-            print_line(damage)
+        failed = len(inventory.problems)
+        for problem in inventory.problems:
+            print_line(problem)
         for finding in verify_all(inventory.media):
             failed += finding.fatal
             print_line(f"{finding.digest}: {finding.reason}")
@@ -86,9 +86,9 @@ def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path |
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         exit_with_error(f"{out} cannot be made: {error.strerror or error}")
-    failed = len(inventory.damage)
-    for damage in inventory.damage:
-        print_error(f"not exported: {damage}")
+    failed = len(inventory.problems)
+    for problem in inventory.problems:
+        print_error(f"not exported: {problem}")
     written = 0
     for medium in inventory.media:
         try:

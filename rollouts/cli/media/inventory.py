@@ -9,11 +9,10 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from renderers import MediaSource
+from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
-from renderers.regular_files import open_finite, read_finite
 from rollouts.cli.errors import InventoryError, TrajectoryFileError
-from rollouts.cli.trajectory_file.episodes import Damage, OpenFile, open_reader
-from rollouts.cli.trajectory_file.invariants import well_formed_references
+from rollouts.cli.trajectory_file.episodes import OpenFile, UnreadableRecord, open_reader
 from rollouts.trajectory.pixel_forms import AbsentSource
 from transport import RecordReader, TransportError
 
@@ -37,12 +36,12 @@ class Medium:
 
     def open(self) -> BinaryIO:
         """From its first byte. Raises `OSError`."""
-        return io.BytesIO(self.read().data) if self.path is None else open_finite(self.path)
+        return io.BytesIO(self.read().data) if self.path is None else open_readable(self.path)
 
     def read(self) -> MediaSource:
         """All of it, not verified. Raises `OSError`."""
         if self.path is not None:
-            return MediaSource(self.digest, read_finite(self.path))
+            return MediaSource(self.digest, read_bytes(self.path))
         if self.reader is None:
             return MediaSource(self.digest, self.data)
         try:
@@ -55,12 +54,12 @@ class Medium:
 class Inventory:
     """`media` by digest for a store, as they first appear for trajectories.
 
-    `damage` says what cannot be read at all: records with a wrong checksum, files that no store would serve.
+    `problems` says what cannot be read at all: records with a wrong checksum, files that no store would serve.
     `references` is None for a store. Media of a record file can be read until `close`.
     """
 
     media: list[Medium]
-    damage: list[str]
+    problems: list[str]
     references: int | None = None
     records: int = 0
     reader: RecordReader | None = None
@@ -104,13 +103,13 @@ def _of_store(directory: Path) -> Inventory:
             f"no media store: it holds files such as {first.relative_to(directory)}, and none that is named by its "
             "digest. Pass the directory that a MediaStore was given, or a trajectory file",
         )
-    damage = [
+    problems = [
         f"{path.relative_to(directory)}: not named by a digest, never served"
         for path in (first, *stray)
         # Hidden files are being written, or were when their writer died; a store removes them by itself.
         if path is not None and not path.name.startswith(".")
     ]
-    return Inventory(media, damage)
+    return Inventory(media, problems)
 
 
 def _of_records(path: Path) -> Inventory:
@@ -128,24 +127,20 @@ def _of_records(path: Path) -> Inventory:
 def _of_episodes(file: OpenFile) -> Inventory:
     media: dict[str, Medium] = {}
     references = 0
-    damage: dict[str, None] = {}
+    problems: dict[str, None] = {}
     for found in file:
-        if isinstance(found, Damage):
-            damage[found.words] = None
+        if isinstance(found, UnreadableRecord):
+            problems[found.reason] = None
             continue
-        shown = well_formed_references(found.trajectory)
-        if shown is None:
-            damage[f"{found.name}: {found.faults[0]}"] = None
-            continue
-        for reference in shown:
+        for reference in found.trajectory.all_media():
             source = reference.source
             if isinstance(source, AbsentSource):
-                damage[f"{source.digest}: its bytes are not in this file"] = None
+                problems[f"{source.digest}: its bytes are not in this file"] = None
                 continue
             medium = media.setdefault(source.digest, Medium(source.digest, source.nbytes, reader=file.reader))
             medium.uses += 1
             medium.episodes[found.trajectory.episode_id] = None
             references += 1
     if file.unfinished:
-        damage[f"{file.unfinished} bytes at the end are no whole record: cut off, or never finished"] = None
-    return Inventory(list(media.values()), list(damage), references, file.records, file.reader)
+        problems[f"{file.unfinished} bytes at the end are no whole record: cut off, or never finished"] = None
+    return Inventory(list(media.values()), list(problems), references, file.records, file.reader)

@@ -34,16 +34,16 @@ def ls(
     """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and whether it ended."""
     from rollouts.cli.traj.listing import describe_episode, print_episodes
 
-    troubles: list[str] = []
+    problems: list[str] = []
     with _opened(file) as opened:
-        described = [describe_episode(episode) for episode in _sound(opened, troubles)]
+        described = [describe_episode(episode) for episode in _sound(opened, problems)]
     if as_json:
         sys.stdout.write(json.dumps(described) + "\n")
     elif described:
         print_episodes(described)
     else:
         print_line(f"{file} holds no episodes")
-    for words in troubles:
+    for words in problems:
         print_error(f"not listed: {words}")
 
 
@@ -58,11 +58,13 @@ def show(
     from rollouts.cli.traj.tree import tree_lines
 
     with _opened(file) as opened:
-        found = _choose(opened, episode)
+        unreadable: list[str] = []
+        found = _choose(opened, episode, unreadable)
         if found is None:
-            exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them")
-        if found.faults:
-            exit_with_error(f"{found.name}: {found.faults[0]}")
+            reasons = "".join(f"; {reason}" for reason in unreadable[:1])
+            exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them{reasons}")
+        if found.violation is not None:
+            exit_with_error(f"{found.name}: {found.violation}")
         facts = describe_episode(found)
         name, group = printable_line(facts["episode"]), printable_line(facts["group"]) or "-"
         print_line(
@@ -92,14 +94,14 @@ def export(
         exit_with_error("say where to: --jsonl OUT, --parquet OUT, or both")
     failed = False
     for out in filter(None, (jsonl, parquet)):
-        troubles: list[str] = []
+        problems: list[str] = []
         files = MediaFiles(out.parent / f"{out.stem}-media")
         with _opened(file) as opened, new_file(out) as path:
-            episodes = _sound(opened, troubles)
+            episodes = _sound(opened, problems)
             write = write_jsonl if out is jsonl else write_parquet
-            written = write(episodes, path, files, troubles)
+            written = write(episodes, path, files, problems)
         print_line(f"{written} episodes in {out}, {len(files)} media")
-        for words in (*troubles, *files.failures):
+        for words in (*problems, *files.failures):
             print_error(f"not exported: {words}")
             failed = True
     if failed:
@@ -162,29 +164,29 @@ def _opened(path: Path) -> Iterator[OpenFile]:
         yield opened
 
 
-def _sound(opened: OpenFile, troubles: list[str]) -> Iterator[Episode]:
-    """The episodes that are sound; what is wrong with the others goes to `troubles`, a line each."""
-    from rollouts.cli.trajectory_file.episodes import Damage
+def _sound(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
+    """The episodes that can be printed; the reasons for all others are appended to `problems`."""
+    from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
     for found in opened:
-        if isinstance(found, Damage):
-            troubles.append(found.words)
-        elif found.faults:
-            troubles.append(f"{found.name}: {found.faults[0]}")
+        if isinstance(found, UnreadableRecord):
+            problems.append(found.reason)
+        elif found.violation is not None:
+            problems.append(f"{found.name}: {found.violation}")
         else:
             yield found
 
 
-def _choose(opened: OpenFile, wanted: str) -> Episode | None:
-    """By id, or else by number."""
-    from rollouts.cli.trajectory_file.episodes import Damage
+def _choose(opened: OpenFile, wanted: str, unreadable: list[str]) -> Episode | None:
+    """The episode with this id, else with this number. The reasons of unreadable records go to `unreadable`."""
+    from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
     by_number = None
     for found in opened:
-        if isinstance(found, Damage):
-            continue
-        if found.trajectory.episode_id == wanted:
+        if isinstance(found, UnreadableRecord):
+            unreadable.append(found.reason)
+        elif found.trajectory.episode_id == wanted:
             return found
-        if str(found.number) == wanted:
+        elif str(found.number) == wanted:
             by_number = found
     return by_number

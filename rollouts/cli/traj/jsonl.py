@@ -15,10 +15,10 @@ from rollouts.trajectory.token_node import MediaReference, TokenNode
 from rollouts.trajectory.tree import Turn
 
 
-def write_jsonl(episodes: Iterable[Episode], path: Path, files: MediaFiles, troubles: list[str]) -> int:
+def write_jsonl(episodes: Iterable[Episode], path: Path, files: MediaFiles, problems: list[str]) -> int:
     """Write the episodes to the new file `path`, a line each; how many that were.
 
-    `troubles` gets a line for each that has no form in JSON and was left out. Raises `OSError`.
+    `problems` gets a line for each that has no form in JSON and was left out. Raises `OSError`.
     """
     written = 0
     with path.open("w", encoding="ascii") as lines:
@@ -26,7 +26,7 @@ def write_jsonl(episodes: Iterable[Episode], path: Path, files: MediaFiles, trou
             try:
                 line = json_line(episode, files)
             except NoJsonFormError as error:
-                troubles.append(f"{episode.name}: {error}")
+                problems.append(f"{episode.name}: {error}")
                 continue
             lines.write(line)
             written += 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 1024
 
 
-def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, troubles: list[str]) -> int:
+def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, problems: list[str]) -> int:
     """Write the nodes of the episodes to the new file `path`; how many episodes that were.
 
     Columns: `number` (of the episode in its file), `episode_id`, `group_id`, `seed`, `episode_reward`, `done`,
@@ -34,7 +34,7 @@ def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, tr
     `content` list<bool>, `logprobs` list<float> (sampled tokens only), `weight_spans`, `media` (offsets count from the
     node's first token), `messages` (JSON), `extras` (each an array as bytes, with its name, dtype and shape); for a
     node that is a completion `turn`, `finish_reason`, `reward`, and `message` and `info` as JSON, else null. An episode
-    without nodes has no row. `troubles` gets a line for each episode that was left out because a value has no form in
+    without nodes has no row. `problems` gets a line for each episode that was left out because a value has no form in
     JSON. Raises `MissingExtraError`, `OSError`.
     """
     try:
@@ -50,7 +50,7 @@ def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, tr
             try:
                 rows += list(_rows(episode, files))  # all of them or none
             except NoJsonFormError as error:
-                troubles.append(f"{episode.name}: {error}")
+                problems.append(f"{episode.name}: {error}")
                 continue
             written += 1
             if len(rows) >= _ROWS_AT_ONCE:

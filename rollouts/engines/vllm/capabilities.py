@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast, get_args
 
-from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.server_probe import (
     PROBE_NAME,
     json_object,
@@ -263,7 +264,7 @@ def _rendered_image(reply: HttpResponse) -> _Images | None:
         held = ", ".join(f"{name} ({each.dtype})" for name, each in tensors.items())
         log.warning("the server makes %s of an image, none of them %s; it gets source files", held, _dtypes())
         return _Images()
-    token = single_token(answer.token_ids, medium)
+    token = single_token(answer.token_ids, medium.placeholder)
     shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, medium.placeholder.length)
     return _Images(
         cast(PixelDtype, pixels.dtype),

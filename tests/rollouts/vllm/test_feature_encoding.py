@@ -184,7 +184,7 @@ def test_the_head_of_raw_bytes_is_the_shortest_that_msgpack_has(length):
 def test_features_are_one_json_object_with_null_for_what_the_server_has():
     first, second = image(name='quo"te'), image(seed=1, name="second")
     data = MultiModalData.from_items([(first, PlaceholderRange(3, 6)), (second, PlaceholderRange(11, 6))])
-    segments = encode_features(data, pixel_dtype="uint8", send=lambda name: name == "second")
+    segments = encode_features(data, pixel_dtype="uint8", include=lambda name: name == "second")
     written = json.loads(b"".join(segments))
     assert written["mm_hashes"] == {"image": ['quo"te', "second"]}
     assert written["mm_placeholders"] == {"image": [{"offset": 3, "length": 6}, {"offset": 11, "length": 6}]}
@@ -336,7 +336,7 @@ GOOD = ["uint8", [2], msgpack.ExtType(3, b"ab")]
         ({"x": 1}, "not map"),
         ({"x": {}}, "data and field"),
         ({"x": {"field": 1, "data": 1}}, "data and field"),
-        ({"x": {"data": 1, "other": 1}}, "no field"),
+        ({"x": {"data": 1, "other": 1}}, "no field after"),
         (one(None), "holds nil"),
         (one("text"), "holds str"),
         (one({}), "holds map"),
@@ -352,8 +352,8 @@ GOOD = ["uint8", [2], msgpack.ExtType(3, b"ab")]
         (one(["uint8", [1] * 17, msgpack.ExtType(3, b"a")]), "17 dimensions"),
         (one(["uint8", [2], msgpack.ExtType(1, b"ab")]), "extension type 1"),  # a pickle, to vLLM
         (one(["uint8", [2], msgpack.ExtType(2, b"ab")]), "extension type 2"),
-        (one(["uint8", [2], 1]), "has int"),  # an index of a buffer that never comes
-        (one(["uint8", [2], b"ab"]), "has bytes"),
+        (one(["uint8", [2], 1]), "has int instead"),  # an index of a buffer that never comes
+        (one(["uint8", [2], b"ab"]), "has bytes instead"),
         (one(["uint8", [2]]), "shape and bytes"),
         (one(GOOD, 3), "not array"),
         (one(GOOD, ["batched"]), "kind and its options"),
@@ -363,14 +363,14 @@ GOOD = ["uint8", [2], msgpack.ExtType(3, b"ab")]
         (one(GOOD, ["flat", {"dim": 1, "slices": []}]), "axis 1"),
         (one(GOOD, ["flat", {"dim": -1, "slices": []}]), "axis -1"),
         (one(["uint8", [], msgpack.ExtType(3, b"a")], ["flat", {"slices": []}]), "axis 0"),
-        ({"y" * 300: 1}, "300 bytes"),
+        ({"y" * 300: 1}, "300 exceeds"),
         (dict.fromkeys(map(str, range(300)), 1), "300 tensors"),
-        (b"", "1 bytes were announced"),
+        (b"", "end before a value"),
         (b"\xc1", "0xc1"),
         (b"\xdf\xff\xff\xff\xff", "4294967295 tensors"),
-        (b"\x81\xdb\xff\xff\xff\xffx", "4294967295 bytes were announced"),
-        (b"\x81\xa1\xff\x80", "not UTF-8"),
-        (msgpack.packb(one(GOOD)) + b"\0", "behind the last"),
+        (b"\x81\xdb\xff\xff\xff\xffx", "end within a value"),
+        (b"\x81\xa1\xff\x80", "utf-8"),
+        (msgpack.packb(one(GOOD)) + b"\0", "after the last"),
         (b"\x82" + msgpack.packb(one(GOOD))[1:] * 2, "twice"),
     ],
 )

@@ -741,6 +741,6 @@ async def test_the_limits_of_a_request_can_be_set(server):
 
 
 async def test_a_sampling_option_that_is_no_json_is_an_error_of_the_request(engine, server):
-    with pytest.raises(InvalidRequestError, match="no JSON"):
+    with pytest.raises(InvalidRequestError, match="cannot be written as JSON"):
         await engine.generate(request(sampling={"extra": {"min_p": np.float32(1)}}))
     assert server.generations == []

@@ -122,7 +122,7 @@ class _Rendering:
                 "server with --mm-processor-cache-gb 0, render on one started with `vllm launch render`, or load a "
                 "renderer from the model's directory",
             )
-        filling = single_token(answer.token_ids, medium)
+        filling = single_token(answer.token_ids, medium.placeholder)
         if filling is None or filling != self.server.marker_id:
             raise CapabilityError(
                 self._name,

@@ -12,7 +12,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rollouts.engines.vllm.http.connection import Body, HttpResponse, ServerConnection, response_error
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.exchange import Body
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.media.image_file import ImageFile
 from rollouts.engines.vllm.server_probe import (
     PROBE_NAME,
@@ -124,7 +126,7 @@ class RenderClient:
             "version": version,
             "probe": _tensors_digest(rendered, PROBE_NAME),
         }
-        marker_id = single_token(rendered.token_ids, rendered.media[0]) if takes_images else None
+        marker_id = single_token(rendered.token_ids, rendered.media[0].placeholder) if takes_images else None
         texts = await self._token_texts(model.name, rendered.token_ids)
         return ServerIdentity(
             model=model.name,

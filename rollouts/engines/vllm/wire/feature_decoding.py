@@ -1,17 +1,18 @@
-"""Reading an entry of kwargs_data as vLLM's `/render` writes it. Nothing in it is believed.
+"""Decodes an entry of kwargs_data as vLLM's `/render` writes it, without trust in its content.
 
-A msgpack library builds what the bytes describe, and a few megabytes can describe gigabytes of empty lists. Here every
-value is read because the format wants one of its kind in that place; everything else is refused or stepped over, and
-tensors stay views of the one decoded buffer.
+`msgpack.unpackb` builds whatever the bytes describe, and a few megabytes can describe gigabytes of empty lists. Here
+each value is read only after its type was checked; everything unexpected is refused, slices are skipped, and tensors
+are views of the one decoded buffer.
 """
 
 from __future__ import annotations
 
 import binascii
-import struct
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, NoReturn
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
+import msgpack
 import numpy as np
 
 from renderers.media.item import TensorField
@@ -22,28 +23,39 @@ from rollouts.engines.vllm.wire.tensors import (
     ServerNumbers,
     ServerTensor,
     Tensor,
-    count_of,
 )
 from rollouts.errors import MalformedResultError
 
-_MOST_TENSORS = 256
-_MOST_DIMENSIONS = 16
-_MOST_ELEMENTS = 2**40  # also of shapes with a 0 in them, which no byte need stand behind
-_MOST_NUMBERS = 2**16
-_MOST_VALUES = 2**20  # in the slices of one field, which are stepped over
-_LONGEST_NAME = 256
-_DEEPEST_LIST = 8
-_RAW_TENSOR = 3
+T = TypeVar("T")
 
-Kind = Literal["map", "array", "str", "bytes", "ext", "int", "float", "bool", "nil"]
+_MAX_TENSORS = 256
+_MAX_DIMENSIONS = 16
+_MAX_ELEMENTS = 2**40  # also of shapes with a 0, which need no bytes
+_MAX_NUMBERS = 2**16
+_MAX_NAME_BYTES = 256
+_MAX_LIST_DEPTH = 8
+_RAW_TENSOR = 3  # vLLM's extension type
+
+# Types by first byte, and the bytes before the content of an extension type. Source: the msgpack specification.
+_TYPES: Mapping[int, str] = {
+    **dict.fromkeys((*range(0x80), *range(0xCC, 0xD4), *range(0xE0, 0x100)), "int"),
+    **dict.fromkeys((*range(0x80, 0x90), 0xDE, 0xDF), "map"),
+    **dict.fromkeys((*range(0x90, 0xA0), 0xDC, 0xDD), "array"),
+    **dict.fromkeys((*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB), "str"),
+    **dict.fromkeys((0xC4, 0xC5, 0xC6), "bytes"),
+    **dict.fromkeys((0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)), "ext"),
+    **{0xC0: "nil", 0xC2: "bool", 0xC3: "bool", 0xCA: "float", 0xCB: "float"},
+}
+_EXT_HEADER_BYTES = {0xC7: 3, 0xC8: 4, 0xC9: 6, **dict.fromkeys(range(0xD4, 0xD9), 2)}
+_ARRAY_HEADER_BYTES = {0xDC: 3, 0xDD: 5, **dict.fromkeys(range(0x90, 0xA0), 1)}
 
 
 class DecodedTensor(NamedTuple):
-    """A tensor of an item, how the server makes a batch of it, and torch's name of its type ("" for plain numbers).
+    """A tensor of an item, its field (how a batch is made of it), and torch's name of its dtype ("" for numbers).
 
-    `tensor` is an array, a read-only view of what was received, where `features.encode_item` writes that again byte for
-    byte; else (floats, and unusual fields) a `ServerTensor` or `ServerNumbers`, of which it does. Both can be a tensor
-    of a `MediaItem`.
+    `tensor` is a read-only array that views the received bytes if `feature_encoding.encode_item` writes that array as
+    the same bytes again; otherwise (floats, unusual fields) it is a `ServerTensor` or `ServerNumbers`, which
+    `encode_item` writes unchanged. Both are valid tensors of a `MediaItem`.
     """
 
     tensor: Tensor
@@ -54,85 +66,77 @@ class DecodedTensor(NamedTuple):
 def decode_item(encoded: str | bytes, *, name: str = "kwargs_data") -> dict[str, DecodedTensor]:
     """The tensors of one entry of kwargs_data by name, in the server's order.
 
-    Raises `MalformedResultError` under `name`, with the place, for everything that vLLM does not write.
+    Raises `MalformedResultError` for request `name`, with the byte position, for anything that vLLM does not write.
     """
-    cursor = _Cursor(_from_base64(encoded, name), name)
-    tensors: dict[str, DecodedTensor] = {}
-    for _ in range(cursor.count("map", _MOST_TENSORS, "tensors")):
-        key = cursor.text("the name of a tensor")
-        if key in tensors:
-            cursor.refuse(f"{key!r} comes twice")
-        tensors[key] = _entry(cursor, key)
-    cursor.end()
-    return tensors
+    reader = _Reader(encoded, name)
+    return {key: _tensor_entry(reader, key) for key in reader.tensor_names()}
 
 
 def encoded_entries(encoded: str | bytes, *, name: str = "kwargs_data") -> dict[str, bytes]:
-    """The exact msgpack of each tensor with its field, by name.
+    """The msgpack bytes of each tensor with its field, by name.
 
-    What two encoders wrote is the same if these are equal; vLLM writes the names in an order that differs from one
-    server process to the next. Raises `MalformedResultError`.
+    Two encoded items are equal if these are: vLLM writes the names in an order that differs between server processes.
+    Raises `MalformedResultError`.
     """
-    cursor = _Cursor(_from_base64(encoded, name), name)
+    reader = _Reader(encoded, name)
     entries: dict[str, bytes] = {}
-    for _ in range(cursor.count("map", _MOST_TENSORS, "tensors")):
-        key = cursor.text("the name of a tensor")
-        start = cursor.position
-        cursor.skip(_MOST_VALUES)
-        entries[key] = bytes(cursor.data[start : cursor.position])
-    cursor.end()
+    for key in reader.tensor_names():
+        start = reader.position
+        reader.skip()
+        entries[key] = bytes(reader.data[start : reader.position])
     return entries
 
 
-def _from_base64(encoded: str | bytes, name: str) -> memoryview:
-    try:
-        return memoryview(binascii.a2b_base64(encoded, strict_mode=True))
-    except ValueError as error:  # binascii.Error, and text that is not ASCII
-        raise MalformedResultError(name, f"{len(encoded)} characters are not base64: {error}") from error
-
-
-def _entry(cursor: _Cursor, key: str) -> DecodedTensor:
+def _tensor_entry(reader: _Reader, key: str) -> DecodedTensor:
     """{"data": ..., "field": ...}"""
-    if (count := cursor.count("map", 2, "members")) != 2 or cursor.text("a member") != "data":
-        cursor.refuse(f"{key!r} is not a map of data and field, but of {count}")
-    start = cursor.position
-    value = _tensor(cursor, key) if cursor.is_tensor() else _numbers(cursor, key, _DEEPEST_LIST)
-    end = cursor.position
-    if cursor.text("a member") != "field":
-        cursor.refuse(f"behind the data of {key!r} is no field")
-    how = _field(cursor, key)
+    if (count := reader.count("map", 2, "members")) != 2 or reader.value("str", "a member") != "data":
+        reader.refuse(f"{key!r} is not a map of data and field, but of {count} members")
+    start = reader.position
+    value = _tensor(reader, key) if reader.next_is_tensor() else _numbers(reader, key, _MAX_LIST_DEPTH)
+    end = reader.position
+    if reader.value("str", "a member") != "field":
+        reader.refuse(f"{key!r} has no field after its data")
+    field = _field(reader, key)
     if isinstance(value, ServerTensor):
-        if how.kind == "flat" and not 0 <= how.dim < len(value.shape):
-            cursor.refuse(f"{key!r} of shape {value.shape} is joined along axis {how.dim}")
-        tensor = ServerTensor(value.dtype, value.shape, value.raw, how.keep_on_cpu, how.dim)
-        ours = how.keep_on_cpu == (how.kind == "batched" and key in KEPT_ON_CPU)
-        plain = value.dtype not in FLOATS and ours and how.dim == 0
-        return DecodedTensor(tensor.unpack() if plain else tensor, TensorField(how.kind), value.dtype)
-    if how.kind == "flat":
-        cursor.refuse(f"{key!r} is flat, but no tensor")
-    numbers = ServerNumbers(bytes(cursor.data[start:end]), _rectangular(cursor, key, value), how.keep_on_cpu)
-    return DecodedTensor(numbers, TensorField(how.kind), "")
+        if field.kind == "flat" and not 0 <= field.dim < len(value.shape):
+            reader.refuse(f"{key!r} of shape {value.shape} is joined along axis {field.dim}")
+        tensor = ServerTensor(value.dtype, value.shape, value.raw, field.keep_on_cpu, field.dim)
+        is_default = field.dim == 0 and field.keep_on_cpu == (field.kind == "batched" and key in KEPT_ON_CPU)
+        as_array = value.dtype not in FLOATS and is_default
+        return DecodedTensor(tensor.unpack() if as_array else tensor, TensorField(field.kind), value.dtype)
+    if field.kind == "flat":
+        reader.refuse(f"{key!r} is flat, but no tensor")
+    try:
+        array = np.array(value)
+    except ValueError:
+        reader.refuse(f"{key!r} is a list of lists of different lengths")
+    array.setflags(write=False)
+    numbers = ServerNumbers(bytes(reader.data[start:end]), array, field.keep_on_cpu)
+    return DecodedTensor(numbers, TensorField(field.kind), "")
 
 
-def _tensor(cursor: _Cursor, key: str) -> ServerTensor:
+def _tensor(reader: _Reader, key: str) -> ServerTensor:
     """[dtype, shape, Ext(3, raw)]"""
-    if cursor.count("array", 3, "members of a tensor") != 3:
-        cursor.refuse(f"{key!r} is not a type, a shape and bytes")
-    dtype = cursor.text("a type")
+    if reader.count("array", 3, "members of a tensor") != 3:
+        reader.refuse(f"{key!r} is not a list of dtype, shape and bytes")
+    dtype = reader.value("str", "a dtype")
     if dtype not in ITEM_BYTES:
-        cursor.refuse(f"{key!r} is of type {dtype!r}; known are {', '.join(ITEM_BYTES)}")
-    sides = cursor.count("array", _MOST_DIMENSIONS, "dimensions")
-    shape = tuple(cursor.whole_number("a side") for _ in range(sides))
-    if count_of(tuple(max(1, side) for side in shape)) > _MOST_ELEMENTS:
-        cursor.refuse(f"{key!r} has the shape {shape}")
-    kind, payload = cursor.read()
-    if kind != "ext":
-        cursor.refuse(f"{key!r} has {kind} where its bytes should be")
-    code, raw = payload
-    if code != _RAW_TENSOR:
-        cursor.refuse(f"{key!r} is of extension type {code}, not {_RAW_TENSOR}, raw bytes")
-    if len(raw) != count_of(shape) * ITEM_BYTES[dtype]:
-        cursor.refuse(f"{key!r} of {dtype} {shape} has {len(raw)} bytes")
+        reader.refuse(f"{key!r} has the dtype {dtype!r}; supported are {', '.join(ITEM_BYTES)}")
+    shape = tuple(
+        reader.value("int", "a dimension") for _ in range(reader.count("array", _MAX_DIMENSIONS, "dimensions"))
+    )
+    if any(size < 0 for size in shape) or math.prod(max(1, size) for size in shape) > _MAX_ELEMENTS:
+        reader.refuse(f"{key!r} has the shape {shape}")
+    if (kind := reader.next_type()) != "ext":
+        reader.refuse(f"{key!r} has {kind} instead of its bytes")
+    start = reader.position
+    reader.skip()
+    content = start + _EXT_HEADER_BYTES[reader.data[start]]
+    raw = reader.data[content : reader.position]
+    if (code := reader.data[content - 1]) != _RAW_TENSOR:
+        reader.refuse(f"{key!r} is of extension type {code}, not {_RAW_TENSOR} (raw bytes)")
+    if len(raw) != math.prod(shape) * ITEM_BYTES[dtype]:
+        reader.refuse(f"{key!r} of {dtype} {shape} has {len(raw)} bytes")
     return ServerTensor(dtype, shape, np.asarray(raw))
 
 
@@ -142,186 +146,119 @@ class _Field(NamedTuple):
     dim: int = 0
 
 
-def _field(cursor: _Cursor, key: str) -> _Field:
-    """[kind, {...}]; the slices and sizes are those of the prompt that was rendered, and stepped over."""
-    if cursor.count("array", 2, "members of a field") != 2:
-        cursor.refuse(f"the field of {key!r} is not a kind and its options")
-    kind = cursor.text("a kind")
+def _field(reader: _Reader, key: str) -> _Field:
+    """[kind, {...}]; slices and batch size are those of the rendered prompt, and skipped."""
+    if reader.count("array", 2, "members of a field") != 2:
+        reader.refuse(f"the field of {key!r} is not a kind and its options")
+    kind = reader.value("str", "a kind")
     keep_on_cpu, dim = False, 0
-    for _ in range(cursor.count("map", 8, "options")):
-        match cursor.text("an option"):
+    for _ in range(reader.count("map", 8, "options")):
+        match reader.value("str", "an option"):
             case "keep_on_cpu":
-                keep_on_cpu = bool(cursor.value("bool", "keep_on_cpu"))
+                keep_on_cpu = reader.value("bool", "keep_on_cpu")
             case "dim":
-                dim = int(cursor.value("int", "dim"))
+                dim = reader.value("int", "dim")
             case "slices" | "batch_size":
-                cursor.skip(_MOST_VALUES)
+                reader.skip()
             case other:
-                cursor.refuse(f"the field of {key!r} has the option {other!r}")
-    match kind:
-        case "flat" | "batched" | "shared":
-            return _Field(kind, keep_on_cpu, dim)
-        case _:
-            cursor.refuse(f"{key!r} is {kind!r}; fields are flat, batched or shared")
+                reader.refuse(f"the field of {key!r} has the option {other!r}")
+    if kind not in ("flat", "batched", "shared"):
+        reader.refuse(f"the field of {key!r} is {kind!r}, not flat, batched or shared")
+    return _Field(kind, keep_on_cpu, dim)
 
 
-def _numbers(cursor: _Cursor, key: str, depth: int) -> Any:
+def _numbers(reader: _Reader, key: str, max_depth: int) -> Any:
     """A number or nested lists of numbers."""
-    if cursor.is_tensor():
-        cursor.refuse(
-            f"{key!r} is a list of tensors, which are not read: load a renderer from the directory of the model"
+    if reader.next_is_tensor():
+        reader.refuse(
+            f"{key!r} is a list of tensors, which is not supported: load a renderer from the directory of the model"
         )
-    kind, value = cursor.read()
+    reader.count_number(key)
+    kind = reader.next_type()
     if kind in ("int", "float"):
-        cursor.spend(key)
-        return value
-    if kind != "array" or depth == 0:
-        cursor.refuse(f"{key!r} holds {kind} where a tensor or a number should be")
-    if value > _MOST_NUMBERS:
-        cursor.refuse(f"{key!r} has {value} numbers; at most {_MOST_NUMBERS} are read")
-    cursor.spend(key)
-    return [_numbers(cursor, key, depth - 1) for _ in range(value)]
+        return reader.value(kind, key)
+    if kind != "array" or max_depth == 0:
+        reader.refuse(f"{key!r} holds {kind} instead of a tensor or a number")
+    return [_numbers(reader, key, max_depth - 1) for _ in range(reader.count("array", _MAX_NUMBERS, "numbers"))]
 
 
-def _rectangular(cursor: _Cursor, key: str, numbers: Any) -> np.ndarray:
-    try:
-        array = np.array(numbers)
-    except ValueError:
-        cursor.refuse(f"{key!r} is a list of lists of different lengths")
-    array.setflags(write=False)
-    return array
+class _Reader:
+    """Reads msgpack values one at a time, each only if it has the expected type."""
 
-
-class _Cursor:
-    """A place in msgpack bytes; every step is checked against their end."""
-
-    def __init__(self, data: memoryview, name: str) -> None:
-        self.data = data
-        self.position = 0
+    def __init__(self, encoded: str | bytes, name: str) -> None:
         self._name = name
-        self._numbers = _MOST_NUMBERS
+        try:
+            self.data = memoryview(binascii.a2b_base64(encoded, strict_mode=True))
+        except ValueError as error:  # binascii.Error, and text that is not ASCII
+            raise MalformedResultError(name, f"{len(encoded)} characters are not base64: {error}") from error
+        self._unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(self.data)), max_str_len=_MAX_NAME_BYTES)
+        self._unpacker.feed(self.data)
+        self._numbers = 0
+
+    @property
+    def position(self) -> int:
+        return int(self._unpacker.tell())
 
     def refuse(self, reason: str) -> NoReturn:
         raise MalformedResultError(self._name, f"{reason} (byte {self.position} of {len(self.data)})")
 
-    def spend(self, key: str) -> None:
-        """Count a number or a list of them."""
-        self._numbers -= 1
-        if self._numbers < 0:
-            self.refuse(f"{key!r} holds more than {_MOST_NUMBERS} numbers and lists")
+    def tensor_names(self) -> Iterator[str]:
+        """The keys of the item; the caller reads the value of each before the next one."""
+        names: set[str] = set()
+        for _ in range(self.count("map", _MAX_TENSORS, "tensors")):
+            key = self.value("str", "the name of a tensor")
+            if key in names:
+                self.refuse(f"{key!r} comes twice")
+            names.add(key)
+            yield key
+        if self.position != len(self.data):
+            self.refuse("there are bytes after the last tensor")
 
-    def is_tensor(self) -> bool:
-        """Whether a list comes that begins with text, as a tensor does."""
-        here = self.position
-        kind, count = self.read()
-        starts_with_text = kind == "array" and count > 0 and self.read()[0] == "str"
-        self.position = here
-        return starts_with_text
+    def count_number(self, key: str) -> None:
+        """Count a number, or a list of them, against the limit of the item."""
+        self._numbers += 1
+        if self._numbers > _MAX_NUMBERS:
+            self.refuse(f"{key!r} holds more than {_MAX_NUMBERS} numbers and lists")
 
-    def value(self, wanted: Kind, what: str) -> Any:
-        kind, value = self.read()
-        if kind != wanted:
+    def next_type(self, position: int | None = None) -> str:
+        """The type of the next value, or of the value at a position."""
+        start = self.position if position is None else position
+        if start >= len(self.data):
+            self.refuse("the data end before a value")
+        return _TYPES.get(self.data[start]) or self.refuse(f"0x{self.data[start]:02x} is no msgpack type")
+
+    def next_is_tensor(self) -> bool:
+        """Whether the next value is a list that begins with text, as a tensor does."""
+        if self.next_type() != "array":
+            return False
+        start = self.position
+        header = _ARRAY_HEADER_BYTES[self.data[start]]
+        count = int.from_bytes(self.data[start + 1 : start + header], "big") if header > 1 else self.data[start] & 0x0F
+        return count > 0 and self.next_type(start + header) == "str"
+
+    def value(self, wanted: str, what: str) -> Any:
+        """The next value, which must be a str, int, float or bool."""
+        if (kind := self.next_type()) != wanted:
             self.refuse(f"{what} is {kind}, not {wanted}")
-        return value
+        return self._read(self._unpacker.unpack)
 
     def count(self, wanted: Literal["map", "array"], most: int, what: str) -> int:
-        count = int(self.value(wanted, what))
-        if count > most:
+        """The number of entries of the next value, which must be a map or an array; its entries are read next."""
+        if (kind := self.next_type()) != wanted:
+            self.refuse(f"{what} are {kind}, not {wanted}")
+        header = self._unpacker.read_map_header if wanted == "map" else self._unpacker.read_array_header
+        if (count := int(self._read(header))) > most:
             self.refuse(f"{count} {what}; at most {most} are read")
         return count
 
-    def whole_number(self, what: str) -> int:
-        number = int(self.value("int", what))
-        if number < 0:
-            self.refuse(f"{what} is {number}")
-        return number
+    def skip(self) -> None:
+        """Skip the next value; no object is built."""
+        self._read(self._unpacker.skip)
 
-    def text(self, what: str) -> str:
-        raw = self.value("str", what)
-        if len(raw) > _LONGEST_NAME:
-            self.refuse(f"{what} is {len(raw)} bytes long")
+    def _read(self, method: Callable[[], T]) -> T:
         try:
-            return str(raw, "utf-8")
-        except UnicodeDecodeError:
-            self.refuse(f"{what} is not UTF-8")
-
-    def skip(self, most: int) -> None:
-        """Step over one value, however deep, that consists of `most` values or fewer."""
-        left = 1
-        while left:
-            kind, value = self.read()
-            left += {"map": 2, "array": 1}[kind] * value - 1 if kind in ("map", "array") else -1
-            most -= 1
-            if most < left:
-                self.refuse("more values than are read")
-
-    def end(self) -> None:
-        if self.position != len(self.data):
-            self.refuse("bytes behind the last tensor")
-
-    def read(self) -> tuple[Kind, Any]:
-        """The next value; of a list or map only the head: how many values or pairs follow."""
-        lead = self._take(1)[0]
-        if lead < 0x80:
-            return "int", lead
-        if lead < 0x90:
-            return "map", lead & 0x0F
-        if lead < 0xA0:
-            return "array", lead & 0x0F
-        if lead < 0xC0:
-            return "str", self._take(lead & 0x1F)
-        if lead >= 0xE0:
-            return "int", lead - 0x100
-        read = _READERS.get(lead)
-        if read is None:
-            self.refuse(f"0x{lead:02x} begins nothing")
-        return read(self)
-
-    def _take(self, count: int) -> memoryview:
-        start, self.position = self.position, self.position + count
-        if self.position > len(self.data):
-            self.position = start
-            self.refuse(f"{count} bytes were announced, {len(self.data) - start} are left")
-        return self.data[start : start + count]
-
-    def _size(self, width: int) -> int:
-        return int.from_bytes(self._take(width), "big")
-
-    def _ext(self, size: int) -> tuple[Kind, Any]:
-        return "ext", (self._take(1)[0], self._take(size))
-
-    def _float(self, layout: str) -> tuple[Kind, Any]:
-        return "float", struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
-
-
-def _readers() -> Mapping[int, Callable[[_Cursor], tuple[Kind, Any]]]:
-    """What follows each first byte. Source: the msgpack specification."""
-    readers: dict[int, Callable[[_Cursor], tuple[Kind, Any]]] = {
-        0xC0: lambda c: ("nil", None),
-        0xC2: lambda c: ("bool", False),
-        0xC3: lambda c: ("bool", True),
-        0xCA: lambda c: c._float(">f"),
-        0xCB: lambda c: c._float(">d"),
-        0xDC: lambda c: ("array", c._size(2)),
-        0xDD: lambda c: ("array", c._size(4)),
-        0xDE: lambda c: ("map", c._size(2)),
-        0xDF: lambda c: ("map", c._size(4)),
-    }
-    for power in range(3):
-        width = 1 << power
-        readers[0xC4 + power] = lambda c, w=width: ("bytes", c._take(c._size(w)))  # type: ignore[misc]
-        readers[0xC7 + power] = lambda c, w=width: c._ext(c._size(w))  # type: ignore[misc]
-        readers[0xD9 + power] = lambda c, w=width: ("str", c._take(c._size(w)))  # type: ignore[misc]
-    for power in range(4):
-        width = 1 << power
-        readers[0xCC + power] = lambda c, w=width: ("int", c._size(w))  # type: ignore[misc]
-        readers[0xD0 + power] = lambda c, w=width: (  # type: ignore[misc]
-            "int",
-            int.from_bytes(c._take(w), "big", signed=True),
-        )
-    for power in range(5):
-        readers[0xD4 + power] = lambda c, w=1 << power: c._ext(w)  # type: ignore[misc]
-    return readers
-
-
-_READERS = _readers()
+            return method()
+        except msgpack.OutOfData:
+            self.refuse("the data end within a value")
+        except ValueError as error:  # text that is too long or not UTF-8, an unknown type, too many nested lists
+            self.refuse(f"a value cannot be read: {error}")

@@ -1,14 +1,14 @@
-"""Media as `/inference/v1/generate` takes them: byte for byte what vLLM's own `/render` writes, without vllm.
+"""Encodes media for `/inference/v1/generate` as the same bytes that vLLM's own `/render` writes; vllm is not needed.
 
     features = {"mm_hashes": {"image": [...]}, "mm_placeholders": {"image": [{"offset": 4, "length": 70}]},
                 "kwargs_data": {"image": ["gq5pbWFn...", null]}}
 
 An entry of kwargs_data is the base64 of a msgpack map: name -> {"data": [dtype, shape, Ext(3, raw bytes)], "field":
-[kind, how to batch it]}. Source: vLLM 0.20 to 0.33, `mm_serde.encode_mm_kwargs_item`. vLLM writes the names of an item
-in the order of a Python set of strings, which differs from one server process to the next; here they are sorted.
+[kind, options for making a batch]}. Source: vLLM 0.20 to 0.33, `mm_serde.encode_mm_kwargs_item`. vLLM writes the names
+of an item in the order of a Python set of strings, which differs between server processes; here they are sorted.
 
-Tensors are written piece by piece: of an image that is held packed or as uint8, neither its floats nor all of its
-patches ever exist at once, only their base64.
+Tensors are written block by block: the floats of a uint8 image, or all its unpacked patches, never exist in memory as
+a whole; only their base64 does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import binascii
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from renderers.media.item import TensorField
 from renderers.vision.normalise import normalise
 from renderers.vision.patches import StillPatches
 from rollouts.bfloat16 import Bfloat16Array
-from rollouts.engines.vllm.http.connection import Body
+from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.wire.tensors import (
     FLOATS,
     ITEM_BYTES,
@@ -38,44 +39,43 @@ from rollouts.engines.vllm.wire.tensors import (
     ServerNumbers,
     ServerTensor,
     Tensor,
-    count_of,
     raw_pixels,
     tensor_dtype,
     tensor_shape,
 )
 
-#: Of a tensor, written at a time: they stay in the processor's cache from the patches to the base64.
+#: Size of a block: small enough to stay in the CPU's cache from the patches to the base64.
 _BLOCK_BYTES = 192 * 2**10
 
 _RAW_TENSOR = 3  # vLLM's extension type
 
 
 def encode_features(
-    data: MultiModalData, *, pixel_dtype: PixelDtype, send: Callable[[str], bool] = lambda mm_hash: True
+    data: MultiModalData, *, pixel_dtype: PixelDtype, include: Callable[[str], bool] = lambda mm_hash: True
 ) -> Body:
     """The JSON object `features`, in segments to be sent one after another.
 
-    `pixel_dtype` is what the server wants (`ServerCapabilities.pixel_dtype`). Of items whose hash `send` refuses only
-    hash and place are written: the server has them. The media must have passed `validation.check_request`.
+    `pixel_dtype` is `ServerCapabilities.pixel_dtype`. If `include` is False for the hash of an item, its data is null:
+    the server holds it. The media must have passed `request_checks.check_request`.
     """
-    places = {
-        modality: [{"offset": where.offset, "length": where.length} for where in ranges]
+    placeholders = {
+        modality: [{"offset": placeholder.offset, "length": placeholder.length} for placeholder in ranges]
         for modality, ranges in data.mm_placeholders.items()
     }
-    head = json.dumps({"mm_hashes": data.mm_hashes, "mm_placeholders": places}, separators=(",", ":"))
+    head = json.dumps({"mm_hashes": data.mm_hashes, "mm_placeholders": placeholders}, separators=(",", ":"))
     segments: list[bytes | memoryview] = []
     text = f'{head[:-1]},"kwargs_data":{{'
     for number, (modality, items) in enumerate(data.mm_items.items()):
         text += f"{',' if number else ''}{json.dumps(modality)}:["
-        written: dict[int, Body] = {}  # an item that is shown twice is encoded once
-        for place, item in enumerate(items):
-            text += "," if place else ""
-            if not send(item.mm_hash):
+        encoded: dict[int, Body] = {}  # an item that occurs twice is encoded once
+        for index, item in enumerate(items):
+            text += "," if index else ""
+            if not include(item.mm_hash):
                 text += "null"
                 continue
-            if id(item) not in written:
-                written[id(item)] = encode_item(item, pixel_dtype=pixel_dtype, siblings=items)
-            segments += [f'{text}"'.encode(), *written[id(item)]]
+            if id(item) not in encoded:
+                encoded[id(item)] = encode_item(item, pixel_dtype=pixel_dtype, siblings=items)
+            segments += [f'{text}"'.encode(), *encoded[id(item)]]
             text = '"'
         text += "]"
     return [*segments, f"{text}}}}}".encode()]
@@ -84,10 +84,10 @@ def encode_features(
 def encode_item(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> Body:
     """One entry of kwargs_data, base64 in segments. `siblings` are all items of its modality in the prompt, in order.
 
-    uint8 pixels of an item with a scale become what the server wants; so do the floating tensors of other families,
-    which vLLM casts to the model's type; what a server sent goes back as it came.
+    uint8 pixels of an item with a scale are converted to `pixel_dtype`, and so are float tensors, which vLLM would cast
+    to the model's dtype. Tensors that a server made are written unchanged.
     """
-    # One piece of memory, for which numpy asks for large pages: a fifth faster than many small ones.
+    # One buffer, for which numpy requests huge pages: a fifth faster than many small buffers.
     text = np.empty(encoded_nbytes(item, pixel_dtype=pixel_dtype, siblings=siblings), dtype=np.uint8).data
     end = 0
     for part in _base64(_pieces(item, pixel_dtype, siblings)):
@@ -97,20 +97,20 @@ def encode_item(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[
 
 
 def encoded_nbytes(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> int:
-    """How many bytes `encode_item` gives; nothing is encoded."""
+    """The number of bytes that `encode_item` returns, without encoding anything."""
     pieces = _pieces(item, pixel_dtype, siblings)
     count = sum(piece.nbytes if isinstance(piece, _Payload) else len(piece) for piece in pieces)
     return (count + 2) // 3 * 4
 
 
 def wire_dtype(item: MediaItem, name: str, pixel_dtype: PixelDtype) -> str:
-    """torch's name of the type that a tensor of an item is sent in."""
+    """torch's name of the dtype in which a tensor of an item is sent."""
     tensor = item.tensors[name]
-    held = tensor_dtype(tensor)
+    dtype = tensor_dtype(tensor)
     if raw_pixels(item, name) is not None:
         return pixel_dtype
-    if isinstance(tensor, ServerTensor) or pixel_dtype == "uint8" or held not in FLOATS:
-        return held
+    if isinstance(tensor, ServerTensor) or pixel_dtype == "uint8" or dtype not in FLOATS:
+        return dtype
     return pixel_dtype
 
 
@@ -118,7 +118,7 @@ def wire_dtype(item: MediaItem, name: str, pixel_dtype: PixelDtype) -> str:
 
 
 class _Payload(NamedTuple):
-    """The raw bytes of a tensor, made when they are needed."""
+    """The raw bytes of a tensor; `blocks` computes them."""
 
     nbytes: int
     blocks: Callable[[], Iterator[np.ndarray]]
@@ -135,7 +135,7 @@ def _pieces(item: MediaItem, pixel_dtype: PixelDtype, siblings: Sequence[MediaIt
             yield tensor.packed
         else:
             dtype, shape = wire_dtype(item, name, pixel_dtype), tensor_shape(tensor)
-            nbytes = count_of(shape) * ITEM_BYTES[dtype]
+            nbytes = math.prod(shape) * ITEM_BYTES[dtype]
             head = packer.pack_array_header(3) + packer.pack(dtype) + packer.pack(list(shape))
             yield head + _ext_header(nbytes)
             yield _Payload(nbytes, lambda name=name, dtype=dtype: _blocks(item, name, dtype))  # type: ignore[misc]
@@ -143,7 +143,7 @@ def _pieces(item: MediaItem, pixel_dtype: PixelDtype, siblings: Sequence[MediaIt
 
 
 def _ext_header(nbytes: int) -> bytes:
-    """The shortest, as msgspec chooses."""
+    """The shortest header for a tensor of `nbytes` bytes, which is also msgspec's choice."""
     if nbytes in (1, 2, 4, 8, 16):
         return bytes((0xD3 + nbytes.bit_length(), _RAW_TENSOR))  # 1 -> 0xD4, 16 -> 0xD8
     for kind, width in ((0xC7, 1), (0xC8, 2), (0xC9, 4)):
@@ -153,7 +153,7 @@ def _ext_header(nbytes: int) -> bytes:
 
 
 def _field(name: str, tensor: Tensor, field: TensorField, siblings: Sequence[MediaItem]) -> list[object]:
-    """How the server makes a batch of it, with the keys of vLLM's field classes in their order."""
+    """The kind and options with which the server makes a batch; keys in the order of vLLM's field classes."""
     if isinstance(tensor, ServerTensor | ServerNumbers):
         keep_on_cpu = tensor.keep_on_cpu
     else:
@@ -169,11 +169,11 @@ def _field(name: str, tensor: Tensor, field: TensorField, siblings: Sequence[Med
 
 
 def _slices(name: str, dim: int, siblings: Sequence[MediaItem]) -> list[list[list[int | None]]]:
-    """For every item of the prompt, where its rows lie in the tensor of all."""
+    """For every item of the prompt, the slices of its rows in the joined tensor."""
     rows = [tensor_shape(other.tensors[name])[dim] for other in siblings if name in other.tensors]
-    everything: list[list[int | None]] = [[None, None, None]] * dim
+    whole_axes: list[list[int | None]] = [[None, None, None]] * dim
     return [
-        [*everything, [end - count, end, None]] for count, end in zip(rows, itertools.accumulate(rows), strict=True)
+        [*whole_axes, [end - count, end, None]] for count, end in zip(rows, itertools.accumulate(rows), strict=True)
     ]
 
 
@@ -181,7 +181,7 @@ def _slices(name: str, dim: int, siblings: Sequence[MediaItem]) -> list[list[lis
 
 
 def _blocks(item: MediaItem, name: str, dtype: str) -> Iterator[np.ndarray]:
-    """uint8 (nbytes of the block,), little-endian, in row-major order."""
+    """The bytes of a tensor, converted to `dtype`: arrays of uint8 (nbytes of the block,), little-endian, row-major."""
     tensor = item.tensors[name]
     raw = raw_pixels(item, name)
     if raw is not None:
@@ -189,20 +189,21 @@ def _blocks(item: MediaItem, name: str, dtype: str) -> Iterator[np.ndarray]:
         return
     match tensor:
         case ServerTensor():
-            whole, held = tensor.raw, "uint8"
+            flat, flat_dtype = tensor.raw, "uint8"
         case Bfloat16Array() if dtype == "bfloat16":
-            whole, held = tensor.bits.reshape(-1).view(np.uint8), "uint8"
+            flat, flat_dtype = tensor.bits.reshape(-1).view(np.uint8), "uint8"
         case _:
-            whole, held = item[name].reshape(-1), dtype
-    step = _BLOCK_BYTES // ITEM_BYTES[held]
-    for start in range(0, len(whole), step):
-        part = whole[start : start + step]
-        yield part if held == "uint8" else _raw(part, dtype)
+            flat, flat_dtype = item[name].reshape(-1), dtype
+    step = _BLOCK_BYTES // ITEM_BYTES[flat_dtype]
+    for start in range(0, len(flat), step):
+        part = flat[start : start + step]
+        yield part if flat_dtype == "uint8" else _to_bytes(part, dtype)
 
 
 def _pixel_blocks(raw: RawPixels, dtype: str) -> Iterator[np.ndarray]:
+    """The blocks of uint8 pixels, normalised unless `dtype` is uint8."""
     tensor, scale = raw
-    row_bytes = count_of(tensor_shape(tensor)[1:]) * ITEM_BYTES[dtype]
+    row_bytes = math.prod(tensor_shape(tensor)[1:]) * ITEM_BYTES[dtype]
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
     if isinstance(tensor, StillPatches):
         parts = (tensor.packed[start : start + step] for start in range(0, len(tensor.packed), step))
@@ -216,12 +217,12 @@ def _pixel_blocks(raw: RawPixels, dtype: str) -> Iterator[np.ndarray]:
         if dtype == "bfloat16":
             yield normalise(part, scale, dtype="bfloat16").reshape(-1).view(np.uint8)
         else:
-            floats_or_pixels = part if isinstance(part, np.ndarray) and dtype == "uint8" else normalise(part, scale)
-            yield _raw(floats_or_pixels, dtype)
+            values = part if isinstance(part, np.ndarray) and dtype == "uint8" else normalise(part, scale)
+            yield _to_bytes(values, dtype)
 
 
 def _unpacked(parts: Iterable[np.ndarray], temporal: int) -> Iterator[np.ndarray]:
-    """Packed patches with all their time slots, each block in the memory of the one before."""
+    """Packed patches repeated for each time slot; every block reuses the same memory."""
     block: np.ndarray | None = None
     for part in parts:
         count, channels, size = part.shape
@@ -231,8 +232,8 @@ def _unpacked(parts: Iterable[np.ndarray], temporal: int) -> Iterator[np.ndarray
         yield block[:count].reshape(-1)
 
 
-def _raw(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The bytes of an array in a type, which numpy has or which is bfloat16."""
+def _to_bytes(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The array converted to a numpy dtype or to bfloat16, as uint8 (nbytes,)."""
     if dtype == "bfloat16":
         return float32_to_bfloat16(array).astype("<u2", copy=False).reshape(-1).view(np.uint8)
     wanted = np.dtype(dtype).newbyteorder("<")
@@ -243,16 +244,16 @@ def _raw(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _base64(pieces: Iterator[bytes | _Payload]) -> Iterator[bytes]:
-    """One base64 text, in segments, however the bytes come in pieces."""
+    """The base64 of all pieces as one text, in segments."""
     rest = b""
-    # The same memory for every block: new memory is slower than all of the copying.
+    # One buffer for all blocks: allocating new memory costs more than copying.
     buffer = bytearray(_BLOCK_BYTES)
     for piece in pieces:
         if isinstance(piece, bytes):
             rest += piece
             continue
         for block in piece.blocks():
-            # What is left of the block before is less than 3 bytes, which go in front; so does what is no tensor.
+            # First the bytes not encoded yet: fewer than 3 of the previous block, and the bytes between tensors.
             end = len(rest) + len(block)
             if end > len(buffer):
                 buffer = bytearray(end)

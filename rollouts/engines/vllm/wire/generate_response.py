@@ -1,4 +1,4 @@
-"""What `/inference/v1/generate` answers, whole or in chunks, read into arrays and checked."""
+"""Reads responses of `/inference/v1/generate`, whole or in chunks, into checked arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUTED_EXPERT_DTYPES = ("uint8", "uint16", "int32")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenDelta:
-    """Tokens of completion `index` that have just arrived: ids int32 (n,) and their log-probabilities float32 (n,)."""
+    """New tokens of completion `index`: ids int32 (n,) and their log-probabilities float32 (n,)."""
 
     index: int
     token_ids: np.ndarray
@@ -31,7 +31,7 @@ class TokenDelta:
 
 @dataclass(slots=True)
 class _Choice:
-    """One sample as far as it has arrived."""
+    """The part of one sample that was received so far."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -44,14 +44,14 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class PromptExpansion:
-    """What the server made of logical ids: the prompt as it was run, and (offset, length) by modality."""
+    """A server's expansion of logical ids: the prompt that it ran, and (offset, length) of each item by modality."""
 
     prompt_ids: list[int]
     placeholders: Mapping[str, list[tuple[int, int]]]
 
 
 class Generation:
-    """The samples of one request, fed with one whole response or with the chunks of a streamed one."""
+    """Accumulates the samples of one request from a whole response, or from the chunks of a streamed one."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
@@ -61,84 +61,86 @@ class Generation:
         self._placeholders: Any = None
 
     def add_response(self, text: bytes) -> list[TokenDelta]:
-        """Take in a response or a chunk, and return the tokens in it.
+        """Add a response or a chunk and return its tokens.
 
-        Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for what breaks a streamed answer off.
+        Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for an error in a streamed response.
         """
         try:
             payload = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise self._malformed(f"the answer is no JSON ({error}): {text[:200]!r}") from error
+            raise self._malformed(f"the response is not JSON ({error}): {text[:200]!r}") from error
         if not isinstance(payload, dict):
-            raise self._malformed(f"the answer is {type(payload).__name__}, not an object")
-        if isinstance(failure := payload.get("error"), dict):  # in a streamed answer it comes after HTTP 200
+            raise self._malformed(f"the response is {type(payload).__name__}, not an object")
+        if isinstance(failure := payload.get("error"), dict):  # in a streamed response it follows HTTP 200
             status = failure["code"] if isinstance(failure.get("code"), int) else 500
             raise server_error(self._name, "the server stopped generating", status, str(failure.get("message"))[:500])
         try:
-            return self._take(payload)
+            return self._add(payload)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise self._malformed(f"the answer has not the shape of vLLM's ({error!r}): {text[:200]!r}") from error
+            raise self._malformed(f"the response does not have vLLM's shape ({error!r}): {text[:200]!r}") from error
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a token has come."""
+        """Whether a token was received."""
         return any(choice.token_ids for choice in self._choices)
 
     @classmethod
     def aborted(cls, name: str, count: int) -> Self:
-        """What a request comes to that ends before the server has heard of it."""
-        answer = cls(name, count)
-        for choice in answer._choices:
+        """The result of a request that ends before it is sent: `count` samples without tokens."""
+        generation = cls(name, count)
+        for choice in generation._choices:
             choice.finish_reason = FinishReason.ABORT
-        return answer
+        return generation
 
     def completions(self, prompt_tokens: int, fallback_version: str) -> list[Completion]:
-        """The samples by index, checked. `fallback_version` labels tokens where the server names no weights."""
+        """The samples by index, checked. `fallback_version` labels tokens without a weight version of the server."""
         return [
             self._completion(index, choice, prompt_tokens, fallback_version)
             for index, choice in enumerate(self._choices)
         ]
 
     def has_prompt_logprobs(self, prompt_tokens: int) -> bool:
-        """Whether log-probabilities of the whole prompt came; a cut may fall before they are known."""
+        """Whether log-probabilities of the whole prompt were received; an aborted response may lack them."""
         return isinstance(self._prompt_logprobs, list) and len(self._prompt_logprobs) == prompt_tokens
 
     def prompt_logprobs(self, prompt_ids: Sequence[int]) -> np.ndarray:
         """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
         entries = self._prompt_logprobs
         if not isinstance(entries, list) or len(entries) != len(prompt_ids):
-            given = len(entries) if isinstance(entries, list) else 0
-            raise MissingLogProbsError(self._name, f"{given} prompt log-probabilities for {len(prompt_ids)} tokens")
+            count = len(entries) if isinstance(entries, list) else 0
+            raise MissingLogProbsError(self._name, f"{count} prompt log-probabilities for {len(prompt_ids)} tokens")
         values = np.full(len(entries), np.nan, dtype=np.float32)
-        for place, (entry, token) in enumerate(zip(entries, prompt_ids, strict=True)):
-            if place == 0:
+        for position, (entry, token) in enumerate(zip(entries, prompt_ids, strict=True)):
+            if position == 0:
                 continue
-            found = entry.get(str(token)) if isinstance(entry, dict) else None
-            value = found.get("logprob") if isinstance(found, dict) else None
+            fields = entry.get(str(token)) if isinstance(entry, dict) else None
+            value = fields.get("logprob") if isinstance(fields, dict) else None
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
                 or not math.isfinite(value)
                 or value <= -9999
             ):
-                raise MissingLogProbsError(self._name, f"prompt token {place} (id {token}) has log-probability {value}")
-            values[place] = value
+                raise MissingLogProbsError(
+                    self._name, f"prompt token {position} (id {token}) has log-probability {value}"
+                )
+            values[position] = value
         return values
 
     def prompt_expansion(self) -> PromptExpansion:
-        """What `return_token_ids` asked for. Raises `MalformedResultError` where it did not come."""
+        """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if missing."""
         if self._prompt_ids is None:
-            raise self._malformed("the answer lacks `prompt_token_ids`, without which its expansion cannot be checked")
+            raise self._malformed("the response lacks `prompt_token_ids`, which are needed to check its expansion")
         try:
             ranges = {
-                str(modality): [(int(place["offset"]), int(place["length"])) for place in places]
-                for modality, places in (self._placeholders or {}).items()
+                str(modality): [(int(each["offset"]), int(each["length"])) for each in placeholders]
+                for modality, placeholders in (self._placeholders or {}).items()
             }
             return PromptExpansion([int(token) for token in self._prompt_ids], ranges)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._malformed(f"`mm_placeholders` cannot be read ({error!r})") from error
 
-    def _take(self, payload: Mapping[str, Any]) -> list[TokenDelta]:
+    def _add(self, payload: Mapping[str, Any]) -> list[TokenDelta]:
         if payload.get("prompt_logprobs") is not None:
             self._prompt_logprobs = payload["prompt_logprobs"]
         if payload.get("prompt_token_ids") is not None:
@@ -149,12 +151,12 @@ class Generation:
 
     def _extend(self, index: int, part: Mapping[str, Any]) -> TokenDelta:
         if not 0 <= index < len(self._choices):
-            raise self._malformed(f"choice {index} came back, {len(self._choices)} were asked for")
+            raise self._malformed(f"the response has choice {index}; {len(self._choices)} were requested")
         choice = self._choices[index]
         ids = part["token_ids"]
         content = (part.get("logprobs") or {}).get("content")
         if ids and content is None:
-            raise MissingLogProbsError(self._name, f"choice {index} came back without log-probabilities")
+            raise MissingLogProbsError(self._name, f"choice {index} has tokens without log-probabilities")
         logprobs = self._logprobs(index, ids, content or [])
         choice.logprobs += logprobs
         choice.token_ids += ids
@@ -167,28 +169,28 @@ class Generation:
         return TokenDelta(index, self._int32(index, ids), np.array(logprobs, dtype=np.float32))
 
     def _logprobs(self, index: int, ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> list[float]:
-        """The log-probabilities of a run of tokens, in either of the shapes that servers use."""
+        """The log-probabilities of new tokens, from either of the two shapes that servers use."""
         if len(content) != len(ids):
             raise MissingLogProbsError(
                 self._name, f"choice {index} has {len(ids)} tokens and {len(content)} log-probabilities"
             )
         if content and "token_id" in content[0]:
-            named = [entry["token_id"] for entry in content]
+            logprob_ids = [entry["token_id"] for entry in content]
         else:  # up to vLLM 0.31: the shape of chat completions, with "token_id:N" for the text
-            named = [int(entry["token"].removeprefix("token_id:")) for entry in content]
-        if named != list(ids):
-            place = next(place for place, pair in enumerate(zip(named, ids, strict=True)) if pair[0] != pair[1])
-            raise self._malformed(
-                f"choice {index}: log-probability {place} is of token {named[place]}, not of token {ids[place]}"
+            logprob_ids = [int(entry["token"].removeprefix("token_id:")) for entry in content]
+        if logprob_ids != list(ids):
+            at, (wrong, right) = next(
+                (at, pair) for at, pair in enumerate(zip(logprob_ids, ids, strict=True)) if pair[0] != pair[1]
             )
+            raise self._malformed(f"choice {index}: log-probability {at} is of token {wrong}, not of token {right}")
         values = [entry["logprob"] for entry in content]
         if None in values:
-            raise MissingLogProbsError(self._name, f"choice {index}, token {values.index(None)} has none")
+            raise MissingLogProbsError(self._name, f"choice {index}: token {values.index(None)} has none")
         return [float(value) for value in values]
 
     def _completion(self, index: int, choice: _Choice, prompt_tokens: int, fallback_version: str) -> Completion:
         if choice.finish_reason is None:
-            raise self._malformed(f"choice {index} never finished")
+            raise self._malformed(f"choice {index} has no finish reason")
         try:
             reason = FinishReason(choice.finish_reason)
         except ValueError:
@@ -209,7 +211,7 @@ class Generation:
         )
 
     def _stop_token(self, reason: FinishReason, stop: Any, ids: Sequence[int]) -> int | None:
-        """The stop token, which is the last of the ids; servers name none where it is the model's own end."""
+        """The stop token, which is the last id; a server does not name it if it is the model's own end token."""
         if reason is not FinishReason.STOP or isinstance(stop, str):
             return None
         if not ids or (stop is not None and stop != ids[-1]):
@@ -225,8 +227,8 @@ class Generation:
             raise self._malformed(f"choice {index}: weight versions cannot be read ({error!r})") from error
         if not spans:
             return (WeightSpan(fallback, 0, count),) if count else ()
-        edges = [0, *(edge for span in spans for edge in (span.start, span.end)), count]
-        if any(edges[place] != edges[place + 1] for place in range(0, len(edges), 2)):
+        starts, ends = [*(span.start for span in spans), count], [0, *(span.end for span in spans)]
+        if starts != ends:
             raise self._malformed(f"choice {index}: weight versions {spans} do not cover its {count} tokens")
         return tuple(span for span in spans if span.end > span.start)
 
@@ -236,7 +238,7 @@ class Generation:
         try:
             parts = [np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) for text in encoded]
         except (binascii.Error, TypeError, ValueError, EOFError, OSError) as error:
-            raise self._malformed(f"choice {index}: routed experts are no .npy array ({error})") from error
+            raise self._malformed(f"choice {index}: routed experts are not an .npy array ({error})") from error
         experts = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if experts.ndim != 3 or len(experts) != rows or experts.dtype.name not in _ROUTED_EXPERT_DTYPES:
             raise self._malformed(
@@ -249,9 +251,9 @@ class Generation:
         try:
             array = np.asarray(ids)
         except ValueError as error:
-            raise self._malformed(f"choice {index} holds token ids of no single row ({error})") from error
+            raise self._malformed(f"choice {index} has token ids that are not a flat list ({error})") from error
         if len(array) and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31):
-            raise self._malformed(f"choice {index} holds token ids that are no 32-bit integers")
+            raise self._malformed(f"choice {index} has token ids that are not 32-bit integers of at least 0")
         return array.astype(np.int32)
 
     def _malformed(self, reason: str) -> MalformedResultError:

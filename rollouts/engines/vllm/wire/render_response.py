@@ -1,4 +1,4 @@
-"""What a server's `/render` answers: token ids, and for each medium its placeholder and perhaps its tensors."""
+"""The response of `/render`: token ids, and for each image or video its placeholder and perhaps its tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollouts.errors import MalformedResultError
 
 
 class RenderedMedia(NamedTuple):
-    """A medium in a rendered prompt. `encoded` is its `kwargs_data`, None where the server left it out."""
+    """An image or video in a rendered prompt. `encoded` is its `kwargs_data`, None where the server left it out."""
 
     modality: str
     name: str
@@ -21,27 +21,27 @@ class RenderedMedia(NamedTuple):
 
 
 class RenderResponse(NamedTuple):
-    """`media` are in prompt order, their ranges apart from each other and inside the prompt."""
+    """A checked response: `media` are in prompt order, with ranges inside the prompt that do not overlap."""
 
     token_ids: list[int]
     media: list[RenderedMedia]
 
 
 def parse_render_response(body: bytes, name: str) -> RenderResponse:
-    """Check an answer's shape. Raises `MalformedResultError` under `name`."""
+    """Decode and check the body of a response. Raises `MalformedResultError` for request `name`."""
     try:
-        answer = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise MalformedResultError(name, f"/render answered with {len(body)} bytes that are not JSON") from error
-    if not isinstance(answer, dict):
-        raise MalformedResultError(name, f"/render answered with a {type(answer).__name__}, not an object")
-    ids = answer.get("token_ids")
-    if not isinstance(ids, list) or not ids or any(type(one) is not int or one < 0 for one in ids):
-        raise MalformedResultError(name, "/render answered without `token_ids`, a list of numbers from 0 on")
-    media = [] if answer.get("features") is None else _media(answer["features"], name)
-    if (misplacement := placement_error((medium.placeholder for medium in media), len(ids))) is not None:
-        medium = media[misplacement.position]
-        raise MalformedResultError(name, f"/render: {medium.modality} {medium.name[:40]} {misplacement.reason}")
+    if not isinstance(content, dict):
+        raise MalformedResultError(name, f"/render answered with a {type(content).__name__}, not an object")
+    ids = content.get("token_ids")
+    if not isinstance(ids, list) or not ids or any(type(token) is not int or token < 0 for token in ids):
+        raise MalformedResultError(name, "/render answered without `token_ids`, a list of ints of at least 0")
+    media = [] if content.get("features") is None else _media(content["features"], name)
+    if (misplacement := placement_error((item.placeholder for item in media), len(ids))) is not None:
+        wrong = media[misplacement.position]
+        raise MalformedResultError(name, f"/render: {wrong.modality} {wrong.name[:40]} {misplacement.reason}")
     return RenderResponse(ids, media)
 
 
@@ -55,36 +55,43 @@ def _media(features: Any, name: str) -> list[RenderedMedia]:
     if names.keys() != ranges.keys():
         raise MalformedResultError(name, f"/render named {sorted(names)} and placed {sorted(ranges)}")
     media = [
-        medium
+        item
         for modality in names
-        for medium in _of_modality(modality, names[modality], ranges[modality], data.get(modality), name)
+        for item in _media_of_modality(modality, names[modality], ranges[modality], data.get(modality), name)
     ]
-    return sorted(media, key=lambda medium: medium.placeholder.offset)
+    return sorted(media, key=lambda item: item.placeholder.offset)
 
 
-def _of_modality(modality: str, names: Any, ranges: Any, data: Any, name: str) -> list[RenderedMedia]:
+def _media_of_modality(modality: str, names: Any, ranges: Any, data: Any, name: str) -> list[RenderedMedia]:
     if not isinstance(names, list) or not isinstance(ranges, list):
-        raise MalformedResultError(name, f"/render answered with {modality}s that are no lists")
+        raise MalformedResultError(
+            name, f"/render answered with mm_hashes or mm_placeholders of {modality} not in lists"
+        )
     data = [None] * len(names) if data is None else data
     if not isinstance(data, list) or not len(names) == len(ranges) == len(data):
         raise MalformedResultError(
-            name, f"/render named {len(names)} {modality}s, placed {len(ranges)} and sent other data than those"
+            name,
+            f"/render sent {len(names)} hashes of {modality}, {len(ranges)} placeholders and data of another number",
         )
     return [
-        _medium(modality, each, where, encoded, name) for each, where, encoded in zip(names, ranges, data, strict=True)
+        _rendered_media(modality, mm_hash, placeholder, encoded, name)
+        for mm_hash, placeholder, encoded in zip(names, ranges, data, strict=True)
     ]
 
 
-def _medium(modality: str, hashed: Any, where: Any, encoded: Any, name: str) -> RenderedMedia:
-    offset, length = (where.get("offset"), where.get("length")) if isinstance(where, Mapping) else (None, None)
+def _rendered_media(modality: str, mm_hash: Any, placeholder: Any, encoded: Any, name: str) -> RenderedMedia:
+    fields = placeholder if isinstance(placeholder, Mapping) else {}
+    offset, length = fields.get("offset"), fields.get("length")
     if type(offset) is not int or type(length) is not int:
-        raise MalformedResultError(name, f"/render placed a {modality} at {where!r:.80}, not at an offset and a length")
-    if not isinstance(hashed, str) or not isinstance(encoded, str | None):
-        raise MalformedResultError(name, f"/render named or sent a {modality} as something other than text")
-    return RenderedMedia(modality, hashed, PlaceholderRange(offset, length), encoded)
+        raise MalformedResultError(
+            name, f"/render sent the {modality} placeholder {placeholder!r:.80}, not an offset and a length"
+        )
+    if not isinstance(mm_hash, str) or not isinstance(encoded, str | None):
+        raise MalformedResultError(name, f"/render sent a hash or data of {modality} that is no text")
+    return RenderedMedia(modality, mm_hash, PlaceholderRange(offset, length), encoded)
 
 
-def single_token(token_ids: Sequence[int], medium: RenderedMedia) -> int | None:
-    """The token that fills a placeholder, or None where it is not one and the same throughout."""
-    filling = set(token_ids[medium.placeholder.offset : medium.placeholder.end])
-    return filling.pop() if len(filling) == 1 else None
+def single_token(token_ids: Sequence[int], placeholder: PlaceholderRange) -> int | None:
+    """The token that fills a placeholder, or None if it holds different tokens."""
+    tokens = set(token_ids[placeholder.offset : placeholder.end])
+    return tokens.pop() if len(tokens) == 1 else None

@@ -1,4 +1,4 @@
-"""The JSON body of `/inference/v1/generate`, as segments: what is large is never copied into one string."""
+"""The JSON body of `/inference/v1/generate`, as segments, so that large data is never copied into one string."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 
 from rollouts.engines.protocol import GenerateRequest
-from rollouts.engines.vllm.http.connection import Body
+from rollouts.engines.vllm.http.exchange import Body
 from rollouts.errors import InvalidRequestError
 
-#: So many tokens to a chunk that a streamed answer has two: the first token, which tells that the prompt and its media
-#: have arrived in the engine, and all the others.
+#: Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the prompt and
+#: its media have reached the engine, and all other tokens.
 _ONE_CHUNK = 1_000_000
 
-#: How an answer comes: whole (None), the first token and then the rest ("first"), or token by token ("each").
+#: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token ("each").
 Chunks = Literal["first", "each"] | None
 
 
@@ -30,7 +30,10 @@ def request_body(
     chunks: Chunks,
     return_prompt: bool,
 ) -> Body:
-    """`media` is the member that describes them, without comma, or empty."""
+    """The body of a request. `media` is `MediaPayload.body_field`: one member of the object, or empty.
+
+    Raises `InvalidRequestError` for sampling options that JSON cannot represent.
+    """
     head: dict[str, Any] = {
         "request_id": request.request_id,
         "model": model,
@@ -44,7 +47,9 @@ def request_body(
     try:
         opening = json.dumps(head, separators=(",", ":"), allow_nan=False)[:-1].encode()
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(request.request_id, f"a sampling option is no JSON ({error}): {head}") from error
+        raise InvalidRequestError(
+            request.request_id, f"a sampling option cannot be written as JSON ({error}): {head}"
+        ) from error
     plain = prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist()
     ids = json.dumps(plain, separators=(",", ":")).encode()
     comma = (b",",) if media else ()
@@ -52,7 +57,7 @@ def request_body(
 
 
 def _sampling(request: GenerateRequest, chunks: Chunks) -> Mapping[str, Any]:
-    """Every value that decides what is sampled, said outright: what is left out, servers fill with their own."""
+    """Every sampling parameter, explicitly: a server fills missing ones with its own defaults."""
     sampling = request.sampling
     fields: dict[str, Any] = {
         "n": sampling.n,
@@ -62,7 +67,7 @@ def _sampling(request: GenerateRequest, chunks: Chunks) -> Mapping[str, Any]:
         "top_k": sampling.top_k,
         "seed": sampling.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": 0,  # of the sampled token only
         "detokenize": False,
         **sampling.extra,
     }

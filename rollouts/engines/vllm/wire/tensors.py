@@ -1,8 +1,7 @@
-"""Tensors as vLLM's wire has them: the names of their types, and what numpy cannot say of those that a server sent."""
+"""Types for tensors on vLLM's wire: dtype names, and tensors of a server that numpy cannot represent."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -16,10 +15,10 @@ from renderers.vision.normalise import ScaledPixels
 from renderers.vision.patches import StillPatches
 from rollouts.bfloat16 import Bfloat16Array
 
-#: What a server wants pixels in: raw where it normalises on its device, else normalised, in the model's own type.
+#: The dtype of pixels that a server expects: uint8 where it normalises on its device, else the model's own dtype.
 PixelDtype = Literal["uint8", "float32", "bfloat16", "float16"]
 
-#: Bytes of an element, by torch's name of the type.
+#: Bytes of an element, by torch's name of the dtype.
 ITEM_BYTES: Mapping[str, int] = {
     "bool": 1,
     "uint8": 1,
@@ -37,8 +36,8 @@ ITEM_BYTES: Mapping[str, int] = {
 }
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
-#: What vLLM's models read on the host, such as sizes that decide how features are cut, and so leave there. Elsewhere it
-#: would only be copied back and forth; the others must not be named here, for they are needed on the device.
+#: Tensors that vLLM's models read on the host, such as the sizes that decide how features are split. They stay there,
+#: so that they are not copied to the device and back; all other tensors are needed on the device.
 KEPT_ON_CPU = frozenset(
     {
         "image_grid_thw",
@@ -60,9 +59,8 @@ KEPT_ON_CPU = frozenset(
 class ServerTensor:
     """A tensor exactly as a server sent it: `raw` is uint8 (nbytes,), little-endian, in row-major order.
 
-    `dtype` is torch's name, `keep_on_cpu` and `dim` (the axis along which flat tensors are joined) are what its field
-    said. A `PackedArray`: `unpack` gives numpy's array of the same shape, read-only; bfloat16, which numpy does not
-    have, as the float32 of equal value.
+    `dtype` is torch's name; `keep_on_cpu` and `dim` (the axis along which flat tensors are joined) are options of its
+    field. A `PackedArray`: `unpack` returns a read-only numpy array of the same shape; bfloat16 becomes float32.
     """
 
     dtype: str
@@ -80,7 +78,7 @@ class ServerTensor:
             array = bfloat16_to_float32(self.raw.view("<u2").reshape(self.shape))
         else:
             array = self.raw.view(np.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)
-        if not array.flags.aligned:  # it may begin anywhere in what was received
+        if not array.flags.aligned:  # it may begin at any byte of the response
             array = array.copy()
         array.setflags(write=False)
         return array
@@ -88,7 +86,7 @@ class ServerTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerNumbers:
-    """A number, or nested lists of numbers, as a server sent them in a tensor's place; `packed` is their msgpack."""
+    """A number, or nested lists of numbers, that a server sent instead of a tensor; `packed` is their msgpack."""
 
     packed: bytes
     values: np.ndarray
@@ -106,7 +104,7 @@ Tensor = np.ndarray | PackedArray
 
 
 def tensor_shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape of the array, without unpacking it where that can be had."""
+    """The shape of a tensor, without unpacking those types whose shape is known."""
     match tensor:
         case np.ndarray():
             return tensor.shape
@@ -124,7 +122,7 @@ def tensor_shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def tensor_dtype(tensor: Tensor) -> str:
-    """torch's name of the type of the elements."""
+    """torch's name of the dtype of a tensor."""
     match tensor:
         case np.ndarray():
             return tensor.dtype.name
@@ -141,21 +139,17 @@ def tensor_dtype(tensor: Tensor) -> str:
 
 
 class RawPixels(NamedTuple):
-    """uint8 pixels of an item, and what makes floats of them."""
+    """uint8 pixels of an item, and the scale that turns them into floats."""
 
     pixels: np.ndarray | StillPatches
     scale: PixelScale
 
 
 def raw_pixels(item: MediaItem, name: str) -> RawPixels | None:
-    """The pixels of a tensor before rescale and normalise, where the item holds them; None for every other tensor."""
+    """The uint8 pixels before rescale and normalise, if a tensor holds them; None for every other tensor."""
     tensor = item.tensors[name]
     if isinstance(tensor, ScaledPixels):
         return RawPixels(tensor.pixels, tensor.scale)
     if item.scale is None or tensor_dtype(tensor) != "uint8":
         return None
     return RawPixels(tensor if isinstance(tensor, StillPatches) else item[name], item.scale)
-
-
-def count_of(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)

@@ -1,4 +1,4 @@
-"""Where inside an object another one sits, for errors that say so."""
+"""Paths of parts inside an object, such as `.tags[0]`, for errors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def locate(container: Any, target: object) -> str:
-    """The steps from a container to the very object `target`. Slow: it looks at everything."""
+def find_path(container: Any, target: object) -> str:
+    """The path from a container to the object `target`, by identity; "" if it is not found. Slow: visits every part."""
     seen = set()
     stack = [(container, "")]
     while stack:
@@ -18,12 +18,12 @@ def locate(container: Any, target: object) -> str:
         if id(value) in seen or (value is not container and not isinstance(value, list | dict)):
             continue
         seen.add(id(value))
-        stack.extend((part, path + step) for step, part in steps_into(value))
+        stack.extend((part, path + step) for step, part in parts_of(value))
     return ""
 
 
-def steps_into(container: Any) -> Iterator[tuple[str, object]]:
-    """What a container holds, each part behind the step that leads to it."""
+def parts_of(container: Any) -> Iterator[tuple[str, object]]:
+    """The parts of a container, each with the path step that leads to it."""
     if isinstance(container, dict):
         for key, value in container.items():
             yield f"[{key!r}]", value

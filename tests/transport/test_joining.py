@@ -1,4 +1,4 @@
-"""Large containers are filled in place: the same bytes as a join, and bytes like any others."""
+"""join_buffers() gives the bytes that bytes.join() gives, also on huge pages."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 
 from transport import decode, encode
-from transport.wire import fresh_bytes
-from transport.wire.fresh_bytes import joined
+from transport.wire import joining
+from transport.wire.joining import join_buffers
 
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize("size", [0, 1, 4 * MIB - 1, 4 * MIB, 4 * MIB + 4097])
 @pytest.mark.parametrize("advise", [True, False])
-def test_parts_of_every_kind_are_joined_as_bytes_joins_them(
+def test_buffers_of_every_kind_are_joined_as_bytes_join_does(
     size: int, advise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not advise:
-        monkeypatch.setattr(fresh_bytes, "_advise", None)
+        monkeypatch.setattr(joining, "_find_madvise", lambda: None)
     rest = np.random.default_rng(1).bytes(size)
     parts = [b"", b"head", bytearray(b"\0" * 7), np.arange(9.0).data, memoryview(rest), np.empty((0, 3)).data]
     expected = b"head" + b"\0" * 7 + np.arange(9.0).tobytes() + rest
-    made = joined(parts)
+    made = join_buffers(parts)
     assert type(made) is bytes
     assert made == expected
     assert hash(made) == hash(expected)

@@ -1,0 +1,164 @@
+"""Samples the completions of several requests together: one prefill of the distinct prompts, one decoding loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from renderers.placement import PlacedItem
+from rollouts.engines.local.sampling import RowSampler
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    SamplingParams,
+    WeightSpan,
+)
+from rollouts.models.placed_rows import place_rows
+from rollouts.models.qwen3_vl import VisionFeatures, hidden_states, next_hidden_states
+
+# Sampled tokens are stored in blocks of this many columns.
+_BLOCK_COLUMNS = 256
+
+
+class _Sample(NamedTuple):
+    """One completion to sample: number `number` of request `request`, after prompt `prompt` (indices in the batch)."""
+
+    request: int
+    number: int
+    prompt: int
+
+
+class Batch:
+    """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the model's."""
+
+    def __init__(
+        self,
+        model: Any,
+        requests: Sequence[GenerateRequest],
+        encode_images: Callable[[Sequence[Any]], list[VisionFeatures]],
+        max_length: int,
+    ) -> None:
+        self._model = model
+        self._requests = requests
+        self._encode_images = encode_images
+        self._max_length = max_length
+        self._prompts: list[tuple[np.ndarray, list[PlacedItem]]] = []  # distinct ones
+        self._samples: list[_Sample] = []
+        prompt_indices: dict[tuple[Any, ...], int] = {}
+        for request_index, request in enumerate(requests):
+            media = request.media
+            key = (tuple(request.prompt_ids), tuple((item.mm_hash, item_range.offset) for item, item_range in media))
+            prompt = prompt_indices.setdefault(key, len(prompt_indices))
+            if prompt == len(self._prompts):
+                self._prompts.append((np.asarray(request.prompt_ids, dtype=np.int64), media))
+            self._samples += [_Sample(request_index, number, prompt) for number in range(request.sampling.n)]
+
+    def run(self, weight_version: str) -> list[GenerateResult]:
+        """Sample every completion; the results are in the order of the requests."""
+        logits, cache, mask, positions = self._prefill()
+        ids, logprobs = self._decode(logits, cache, mask, positions)
+        completions: list[list[Completion]] = [[] for _ in self._requests]
+        for sample, row_ids, row_logprobs in zip(self._samples, ids, logprobs, strict=True):
+            stopped = int(row_ids[-1]) in self._requests[sample.request].sampling.stop_token_ids
+            completion = Completion(
+                index=sample.number,
+                token_ids=row_ids,
+                logprobs=row_logprobs,
+                finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+                stop_token_id=int(row_ids[-1]) if stopped else None,
+                weight_spans=(WeightSpan(weight_version, 0, len(row_ids)),),
+            )
+            completions[sample.request].append(completion)
+        return [
+            GenerateResult(request.request_id, of_request)
+            for request, of_request in zip(self._requests, completions, strict=True)
+        ]
+
+    def _prefill(self) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
+        """Logits (samples, vocabulary), cache, attention mask and next positions after the prompts."""
+        config, device = self._model.config, self._model.device
+        rows = place_rows(
+            [ids for ids, _ in self._prompts],
+            [media for _, media in self._prompts],
+            pad_id=config.text_config.pad_token_id or 0,
+            merge_size=config.vision_config.spatial_merge_size,
+            side="left",
+        )
+        cache = DynamicCache(config=config.text_config)
+        hidden = hidden_states(self._model, rows, self._encode_images(rows.items), cache=cache)
+        logits = self._model.lm_head(hidden[:, -1])
+        prompts = torch.tensor([sample.prompt for sample in self._samples], device=device)
+        if len(self._samples) > len(self._prompts):
+            cache.batch_select_indices(prompts)
+        mask = torch.from_numpy(rows.attention_mask).to(device)[prompts]
+        return logits[prompts], cache, mask, torch.from_numpy(rows.next_positions).to(device)[prompts]
+
+    def _decode(
+        self, logits: torch.Tensor, cache: DynamicCache, mask: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The sampled ids (int32) and log-probabilities (float32) of each sample."""
+        device = logits.device
+        params = [self._requests[sample.request].sampling for sample in self._samples]
+        sampler = RowSampler(params, [sample.number for sample in self._samples], device)
+        max_tokens = torch.tensor([self._max_tokens(sample) for sample in self._samples], device=device)
+        stops = _stop_table(params, device)
+        sampled_ids = _GrowingTable(len(params), torch.int32, device)
+        sampled_logprobs = _GrowingTable(len(params), torch.float32, device)
+        lengths = torch.zeros(len(params), dtype=torch.int64, device=device)
+        active = torch.arange(len(params), device=device)  # the sample of each row that still generates
+
+        for step in range(int(max_tokens.max())):
+            ids, logprobs = sampler.sample(logits, step)
+            sampled_ids.set(active, step, ids.to(torch.int32))
+            sampled_logprobs.set(active, step, logprobs)
+            lengths[active] = step + 1
+            unfinished = ~(ids[:, None] == stops[active]).any(-1) & (step + 1 < max_tokens[active])
+            if not bool(unfinished.any()):
+                break
+            if not bool(unfinished.all()):
+                rows = unfinished.nonzero()[:, 0]
+                active, ids, mask, positions = active[rows], ids[rows], mask[rows], positions[rows]
+                sampler.keep(rows)
+                cache.batch_select_indices(rows)
+            mask = torch.cat([mask, mask.new_ones((len(mask), 1))], dim=1)
+            logits = self._model.lm_head(next_hidden_states(self._model, ids, positions, mask, cache))
+            positions = positions + 1
+
+        counts = lengths.tolist()
+        return sampled_ids.rows(counts), sampled_logprobs.rows(counts)
+
+    def _max_tokens(self, sample: _Sample) -> int:
+        room = self._max_length - len(self._prompts[sample.prompt][0])
+        return min(self._requests[sample.request].sampling.max_tokens, room)
+
+
+class _GrowingTable:
+    """A table of one row a sample that grows by blocks: most completions end long before their `max_tokens`."""
+
+    def __init__(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._rows, self._dtype, self._device = rows, dtype, device
+        self._blocks: list[torch.Tensor] = []
+
+    def set(self, rows: torch.Tensor, column: int, values: torch.Tensor) -> None:
+        block, place = divmod(column, _BLOCK_COLUMNS)
+        if block == len(self._blocks):
+            self._blocks.append(torch.zeros((self._rows, _BLOCK_COLUMNS), dtype=self._dtype, device=self._device))
+        self._blocks[block][rows, place] = values
+
+    def rows(self, lengths: Sequence[int]) -> list[np.ndarray]:
+        """The first `lengths[i]` values of each row i, as arrays of their own."""
+        table = torch.cat(self._blocks, dim=1).cpu().numpy()
+        return [row[:length].copy() for row, length in zip(table, lengths, strict=True)]
+
+
+def _stop_table(params: Sequence[SamplingParams], device: torch.device) -> torch.Tensor:
+    """Stop ids int64 (rows, largest number of stop ids of a row), padded with -1."""
+    width = max(1, *(len(p.stop_token_ids) for p in params)) if params else 1
+    table = [[*p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))] for p in params]
+    return torch.tensor(table, dtype=torch.int64, device=device)

@@ -1,0 +1,186 @@
+"""`LocalEngine`: checks requests, queues them for a worker thread that owns the model, and replaces its weights."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from renderers.byte_lru import ByteLRU
+from renderers.placement import item_placement_error
+from rollouts.engines.limits import EngineLimits
+from rollouts.engines.local.request_queue import RequestQueue, closed_error
+from rollouts.engines.protocol import GenerateRequest, GenerateResult
+from rollouts.errors import InvalidRequestError, MissingExtraError, OverlongPromptError
+
+try:
+    import torch
+    from transformers import AutoModelForImageTextToText
+except ImportError as error:
+    raise MissingExtraError("LocalEngine", "torch", "torch") from error
+
+from rollouts.engines.local.batch import Batch
+from rollouts.engines.local.weights import matched_weights
+from rollouts.models.qwen3_vl import VisionFeatures, require_qwen3_vl, vision_features
+
+
+class LocalEngine:
+    """`Engine` over a `Qwen3VLForConditionalGeneration` in this process.
+
+    Requests that arrive while the model is busy, or in the same round of the event loop, run as one batch. Identical
+    prompts are prefilled once, and an image is encoded once per weight version.
+
+    `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded images,
+    `request_limits` the size of one request.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        weight_version: str = "0",
+        max_batch_rows: int = 512,
+        max_feature_bytes: int = 256 * 2**20,
+        request_limits: EngineLimits | None = None,
+    ) -> None:
+        require_qwen3_vl(model, "Serve other models with vLLM, and sample from them with VLLMEngine")
+        self._model = model.eval()
+        self._request_limits = request_limits or EngineLimits()
+        self._max_batch_rows = max_batch_rows
+        self._features: ByteLRU[str, VisionFeatures] = ByteLRU(max_feature_bytes)  # by mm_hash
+        self._weight_version = weight_version
+        self._max_length = int(model.config.text_config.max_position_embeddings)
+        self._vocab_size = int(model.config.text_config.vocab_size)
+        self._queues: dict[asyncio.AbstractEventLoop, RequestQueue] = {}
+        # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
+        self._closed = threading.Event()
+
+    @classmethod
+    def from_pretrained(
+        cls, directory: str | Path, *, attn_implementation: str | dict[str, str] = "sdpa", **options: Any
+    ) -> Self:
+        """Load a checkpoint directory in float32."""
+        model = AutoModelForImageTextToText.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation=attn_implementation
+        )
+        return cls(model, **options)
+
+    @property
+    def weight_version(self) -> str:
+        return self._weight_version
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids of the model, including those that its tokenizer has no token for."""
+        return self._vocab_size
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample `n` completions. Raises `InvalidRequestError`, `OverlongPromptError` or `EngineClosedError`."""
+        self._request_limits.check(request)
+        self._check(request)
+        return await self._queue().generate(request)
+
+    @contextmanager
+    def expecting_request(self) -> Iterator[None]:
+        """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
+
+        Episodes whose prompts are rendered on threads then end up in one batch, and what that batch holds does not
+        depend on timing. A batch starts without announced requests that take longer than a quarter of a second.
+        """
+        with self._queue().expecting_request():
+            yield
+
+    async def update_weights(self, weights: Mapping[str, Any], version: str) -> None:
+        """Replace every parameter with tensors or arrays of the same shapes, by the names of `state_dict()`.
+
+        Of names that are one tensor in the model (`lm_head.weight` where it is tied to the embedding) one is enough;
+        several must agree. Buffers may be left out. Runs between batches. Raises `WeightUpdateError`, changing nothing,
+        if names, shapes or tied tensors differ.
+        """
+        self._refuse_if_closed("update_weights")
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._load, weights, version)
+
+    async def close(self) -> None:
+        """Fail the waiting requests and stop the worker thread once its batch is done."""
+        self._closed.set()
+        for loop, queue in self._queues.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(queue.fail_all, closed_error("waiting"))
+        await asyncio.to_thread(self._worker.shutdown)
+
+    # On the event loop.
+
+    def _queue(self) -> RequestQueue:
+        """The queue of the running event loop."""
+        for loop in [loop for loop in self._queues if loop.is_closed()]:
+            del self._queues[loop]
+        running = asyncio.get_running_loop()
+        if running not in self._queues:
+            self._queues[running] = RequestQueue(self._run, self._worker, self._closed, self._max_batch_rows)
+        return self._queues[running]
+
+    def _refuse_if_closed(self, request_id: str) -> None:
+        if self._closed.is_set():
+            raise closed_error(request_id)
+
+    def _check(self, request: GenerateRequest) -> None:
+        self._refuse_if_closed(request.request_id)
+        name, sampling = request.request_id, request.sampling
+        if request.prompt_logprobs or sampling.extra:
+            unknown = "prompt_logprobs" if request.prompt_logprobs else f"sampling option {min(sampling.extra)!r}"
+            raise InvalidRequestError(name, f"LocalEngine has no {unknown}; VLLMEngine does")
+        if sampling.seed is not None and sampling.seed < 0:
+            raise InvalidRequestError(name, f"seed is {sampling.seed}; LocalEngine takes 0 or more")
+        ids = np.asarray(request.prompt_ids, dtype=np.int64)
+        if not len(ids):
+            raise InvalidRequestError(name, "the prompt is empty")
+        if len(ids) >= self._max_length:
+            raise OverlongPromptError(name, len(ids), self._max_length)
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            raise InvalidRequestError(
+                name,
+                f"token ids run from {ids.min()} to {ids.max()}, the vocabulary from 0 to {self._vocab_size - 1}",
+            )
+        if (error := item_placement_error(request.media, len(ids))) is not None:
+            raise InvalidRequestError(name, error)
+        for item, item_range in request.media:
+            placeholder = getattr(self._model.config, f"{item.modality}_token_id")
+            for start, end in item_range.runs:
+                if np.any(ids[start:end] != placeholder):
+                    raise InvalidRequestError(name, f"tokens {start}:{end} are not all the {item.modality} placeholder")
+
+    # On the worker thread.
+
+    def _run(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
+        with torch.inference_mode():
+            return Batch(self._model, requests, self._encode_images, self._max_length).run(self._weight_version)
+
+    def _encode_images(self, items: Sequence[Any]) -> list[VisionFeatures]:
+        """Features of images; those that the current weights have encoded before come from the cache."""
+        features: dict[str, VisionFeatures] = {}
+        missing = []
+        for item in items:
+            if (cached := self._features.get(item.mm_hash)) is None:
+                missing.append(item)
+            else:
+                features[item.mm_hash] = cached
+        if missing:
+            for item, encoded in zip(missing, vision_features(self._model, missing), strict=True):
+                features[item.mm_hash] = encoded
+                self._features.put(item.mm_hash, encoded, encoded.nbytes)
+        return [features[item.mm_hash] for item in items]
+
+    def _load(self, weights: Mapping[str, Any], version: str) -> None:
+        with torch.no_grad():
+            for target, value in matched_weights(self._model, weights):
+                # Arrays from the wire are read-only, which torch cannot represent: they are copied.
+                target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
+        self._features.clear()
+        self._weight_version = version

@@ -1,0 +1,164 @@
+"""The waiting requests of one event loop, collected into batches.
+
+What one batch holds must depend on the requests alone, not on timing: rows of a batch influence each other's rounding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from rollouts.engines.protocol import GenerateRequest, GenerateResult
+from rollouts.errors import EngineClosedError
+
+# How many rounds of the event loop must pass without a new request before a batch starts: enough for the task of a
+# finished episode to wake, step its environment and request again, so that a batch does not depend on timing.
+_QUIET_ROUNDS = 4
+
+# A batch waits for announced requests until none has arrived for this long.
+_ANNOUNCED_SECONDS = 0.25
+
+
+class _Waiting(NamedTuple):
+    request: GenerateRequest
+    result: asyncio.Future[GenerateResult]
+
+
+class RequestQueue:
+    """Collects requests into batches of at most `max_rows` completions and lets `run` generate them on `worker`.
+
+    All methods but `fail_all` must be called on the event loop of the queue. Requests are failed once `closed` is set.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[GenerateRequest]], list[GenerateResult]],
+        worker: ThreadPoolExecutor,
+        closed: threading.Event,
+        max_rows: int,
+    ) -> None:
+        self._run = run
+        self._worker = worker
+        self._closed = closed
+        self._max_rows = max_rows
+        self._arrived: list[_Waiting] = []  # since the last batch was collected
+        self._collected: list[_Waiting] = []
+        self._task: asyncio.Task[None] | None = None
+        self._announced = 0
+        self._none_announced = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Wait for the batch that holds this request."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(request, loop.create_future())
+        self._arrived.append(waiting)
+        if self._task is None:
+            self._task = loop.create_task(self._run_batches())
+        return await waiting.result
+
+    @contextmanager
+    def expecting_request(self) -> Iterator[None]:
+        """Announce a request that is made at the end of the block, if it is made; the next batch waits for it."""
+        self._announced += 1
+        try:
+            yield
+        finally:
+            self._announced -= 1
+            if not self._announced:
+                self._none_announced.set()
+
+    def fail_all(self, error: BaseException) -> None:
+        """Raise `error` in every waiting call."""
+        _fail(self._collected, error)
+        _fail(self._arrived, error)
+
+    async def _run_batches(self) -> None:
+        """Run batches until no request is waiting."""
+        loop = asyncio.get_running_loop()
+        try:
+            while await self._collect():
+                if self._closed.is_set():
+                    self.fail_all(closed_error("waiting"))
+                    return
+                batch = self._take_batch()
+                if not batch:  # every caller was cancelled
+                    continue
+                running = loop.run_in_executor(self._worker, self._run, [entry.request for entry in batch])
+                await asyncio.wait([running])
+                # Whatever stopped the batch is raised in the waiting calls; it would not be seen anywhere else.
+                if (error := running.exception()) is not None:
+                    _fail(batch, error)
+                    continue
+                for entry, result in zip(batch, running.result(), strict=True):
+                    if not entry.result.done():
+                        entry.result.set_result(result)
+        finally:
+            self._task = None
+
+    async def _collect(self) -> bool:
+        """Wait until no request has arrived for some rounds of the loop; returns whether any request waits.
+
+        New requests are sorted by their contents: which of several threads finished first must not decide the order of
+        the rows of a batch.
+        """
+        quiet, count, wait_for_announced = 0, len(self._arrived), True
+        while quiet < _QUIET_ROUNDS:
+            await asyncio.sleep(0)
+            if wait_for_announced and self._announced:
+                wait_for_announced = await self._wait_for_announced()
+                quiet = 0
+            quiet = quiet + 1 if len(self._arrived) == count else 0
+            count = len(self._arrived)
+        self._collected += sorted(self._arrived, key=_sort_key)
+        self._arrived.clear()
+        return bool(self._collected)
+
+    async def _wait_for_announced(self) -> bool:
+        """Wait for announced requests; False if none has arrived for a while and some are still missing."""
+        while self._announced:
+            count = len(self._arrived)
+            self._none_announced.clear()
+            try:
+                await asyncio.wait_for(self._none_announced.wait(), _ANNOUNCED_SECONDS)
+            except TimeoutError:
+                if len(self._arrived) == count:
+                    return False
+        return True
+
+    def _take_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        rows = 0
+        while self._collected:
+            entry = self._collected[0]
+            if batch and rows + entry.request.sampling.n > self._max_rows:
+                break
+            self._collected.pop(0)
+            if not entry.result.done():  # its caller was cancelled
+                batch.append(entry)
+                rows += entry.request.sampling.n
+        return batch
+
+
+def closed_error(request_id: str) -> EngineClosedError:
+    return EngineClosedError(request_id, "the engine is closed")
+
+
+def _fail(entries: list[_Waiting], error: BaseException) -> None:
+    for entry in entries:
+        if not entry.result.done():
+            entry.result.set_exception(error)
+    entries.clear()
+
+
+def _sort_key(entry: _Waiting) -> tuple[bytes, tuple[str, ...], int]:
+    """A sort key of what a request asks for. Requests with the same key are alike, or have no seed."""
+    request = entry.request
+    hashes = tuple(item.mm_hash for item, _ in request.media)
+    seed = request.sampling.seed
+    return np.asarray(request.prompt_ids, np.int64).tobytes(), hashes, -1 if seed is None else seed
