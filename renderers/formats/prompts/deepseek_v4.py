@@ -13,9 +13,9 @@ Properties of that encoder, all implemented here:
   declared.
 
 Three things differ on purpose. Arguments given as a dict are printed like the JSON text that they represent (the
-encoder reads text only and would wrap a dict as one parameter). Text parts of a user are joined by blank lines, like those of a
-tool. And values that the encoder would print as Python (`None`, a list, `[Unsupported image]`), or drop silently, are
-refused.
+encoder reads text only and would wrap a dict as one parameter). Text parts of a user are joined by blank lines, like
+those of a tool. And values that the encoder would print as Python (`None`, a list, `[Unsupported image]`), or drop
+silently, are refused.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ def deepseek_v4_prompt(
 
     `thinking_mode` is "chat" or "thinking"; `drop_thinking` omits reasoning of earlier turns where no tools are
     declared; `reasoning_effort` selects a text at the start in thinking mode, and needs `release` ("preview" or
-    "0731"), which decides between the texts of that name. `tools` are added to the system message at the start, or to an empty
-    one added there. A message may have the encoder's own fields: `tools` and `response_format` (system and developer),
-    `task`, `wo_eos`.
+    "0731"), which decides between the texts of that name. `tools` are added to the system message at the start, or to
+    an empty one added there. A message may have the encoder's own fields: `tools` and `response_format` (system and
+    developer), `task`, `wo_eos`.
     """
     thinking = check_thinking_mode(thinking_mode)
     effort_text = _effort_text(reasoning_effort, release)

@@ -14,8 +14,8 @@
 
 The Jinja chat template of these models reads the text from the variable `tools_ts_str`; without it, the tools are
 printed as JSON, on which the models were not trained. `tokenization_kimi.py` sorts the keys of the tools, makes the
-text (`tool_declaration_ts.py`, which this module follows) and passes both to the template. `tool_variables` does the same,
-and `TypeScriptToolTemplate` wraps such a chat template.
+text (`tool_declaration_ts.py`, which this module follows) and passes both to the template. `tool_variables` does the
+same, and `TypeScriptToolTemplate` wraps such a chat template.
 
 Sources: the two files as copied in other libraries (tinker-cookbook has the second, unchanged). Where that code fails
 on a schema, the tokenizer falls back to JSON, and so does `tool_variables`.
