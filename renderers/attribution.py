@@ -1,14 +1,14 @@
-"""From encoded text to a layout: who owns each token, which ones are sampled, where the media sit."""
+"""From printed text to a token layout: the owner of each token, which tokens are sampled, where the media are."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from renderers.media.item import MediaItem, Modality
-from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
+from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan, merge_adjacent
 from renderers.template.chat_template import Printed, Segment
 from renderers.tokens.encoding import PrintedControl, encode_printed
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -17,7 +17,7 @@ from renderers.vision.media_markers import MediaSlot, replace_markers
 
 
 class TokenLayout(NamedTuple):
-    """A rendered conversation but for the pixels: expanded ids, attribution, and the range of each item."""
+    """A rendered conversation without its pixels: expanded ids, attribution, and the range of each item."""
 
     token_ids: list[int]
     spans: tuple[TokenSpan, ...]
@@ -27,7 +27,7 @@ class TokenLayout(NamedTuple):
     def with_media(
         self, items: Sequence[MediaItem], tool_names: list[str | None], markers: Mapping[int, Modality]
     ) -> RenderedTokens:
-        """Fresh `RenderedTokens`; for a model without `markers` there are no media at all (None against empty)."""
+        """New `RenderedTokens` with these items; its `multi_modal_data` is None for a model without `markers`."""
         media = MultiModalData.from_items(zip(items, self.ranges, strict=True)) if markers else None
         return RenderedTokens(
             self.token_ids.copy(),
@@ -40,7 +40,7 @@ class TokenLayout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """About what this holds: list slots and int objects, span tuples with their ints."""
+        """About how many bytes this takes: list slots and int objects, span tuples with their ints."""
         return 36 * len(self.token_ids) + 200 * len(self.spans) + 100 * len(self.ranges)
 
 
@@ -55,64 +55,64 @@ def attribute(
     markers: Mapping[int, Modality],
     begin: int = 0,
 ) -> TokenLayout:
-    """Encode what was printed from `begin` on, attribute every token, expand each media marker into its item's tokens.
+    """Encode the text from character `begin` on, attribute every token, expand each marker into its item's tokens.
 
-    `markers` are the tokens that a template prints for an item. `shape` None says that nothing here would be sampled:
-    the text begins behind the last assistant turn. Raises `PlaceholderCountError` when the template printed more or
-    fewer markers than there are `slots`.
+    `markers` are the tokens that a template prints for an item. `shape` is None where no token would be sampled: the
+    text begins behind the last assistant turn. Raises `PlaceholderCountError` when the template printed more or fewer
+    markers than there are `slots`.
     """
     owners = [_owner(segment, roles) for segment in printed.segments]
-    printed, controls, times, stretches = replace_markers(
+    printed, controls, repeats_at, expansions = replace_markers(
         printed, controls, slots, markers, owners, tokenizer, begin=begin
     )
     turns = [] if shape is None else _turns(printed, controls, roles, shape)
-    marks = {segment.start for segment in printed.segments} | {turn.begin for turn in turns}
-    marks.update(itertools.chain.from_iterable((stretch.start, stretch.end) for stretch in stretches))
-    ascending = sorted(marks)
-    encoded = encode_printed(printed.text, controls, tokenizer, ascending, begin=begin)
-    token_at = dict(zip(ascending, encoded.tokens_at, strict=True))
-    shown = [control for control in controls if control.start >= begin]
-    token_of = {control.start: index for control, index in zip(shown, encoded.control_at, strict=True)}
-    media = [range(token_at[stretch.start], token_at[stretch.end]) for stretch in stretches]
+    boundaries = {segment.start for segment in printed.segments} | {turn.begin for turn in turns}
+    boundaries.update(itertools.chain.from_iterable((expansion.start, expansion.end) for expansion in expansions))
+    characters = sorted(boundaries)
+    encoded = encode_printed(printed.text, controls, tokenizer, characters, begin=begin)
+    token_at = dict(zip(characters, encoded.tokens_at, strict=True))
+    encoded_controls = [control for control in controls if control.start >= begin]
+    control_token = {control.start: token for control, token in zip(encoded_controls, encoded.control_at, strict=True)}
+    media = [range(token_at[expansion.start], token_at[expansion.end]) for expansion in expansions]
 
-    words, borrowed = _words(turns, token_at, token_of, len(encoded.ids))
-    edges = {0, len(encoded.ids), *encoded.tokens_at, *itertools.chain.from_iterable(words.values())}
-    edges.update(itertools.chain.from_iterable((token, token + 1) for token in borrowed))
+    sampled_ranges, stop_owners = _sampled_ranges(turns, token_at, control_token, len(encoded.ids))
+    edges = {0, len(encoded.ids), *encoded.tokens_at, *itertools.chain.from_iterable(sampled_ranges.values())}
+    edges.update(itertools.chain.from_iterable((token, token + 1) for token in stop_owners))
     first_token = [token_at[segment.start] for segment in printed.segments]
 
-    # Everything is constant between two edges.
+    # All attributes are constant between two edges.
     in_media = set(itertools.chain.from_iterable(media))
     spans: list[TokenSpan] = []
     for start, end in itertools.pairwise(sorted(edges)):
         index = bisect.bisect_right(first_token, start) - 1
-        owner = borrowed.get(start, owners[index])
-        begin_words, end_words = words.get(owner, (0, 0))
-        sampled = begin_words <= start < end_words
+        owner = stop_owners.get(start, owners[index])
+        sampled_start, sampled_end = sampled_ranges.get(owner, (0, 0))
+        sampled = sampled_start <= start < sampled_end
         is_body = start in in_media or _is_body(printed.segments[index])
         is_assistant = owner >= 0 and roles[owner] == "assistant"
         spans.append(TokenSpan(start, end, owner, sampled, sampled if is_assistant else is_body))
-    repeats = {token_of[start]: count for start, count in times.items()}
-    embeds = [[token_of[start] for start in stretch.embeds] for stretch in stretches]
-    whole = [stretch.whole for stretch in stretches]
-    return _repeated(encoded.ids, _merged(spans), list(roles), repeats, media, embeds, whole)
+    repeats = {control_token[start]: count for start, count in repeats_at.items()}
+    embeds = [[control_token[start] for start in expansion.embeds] for expansion in expansions]
+    whole = [expansion.whole for expansion in expansions]
+    return _with_repeats(encoded.ids, _merged(spans), list(roles), repeats, media, embeds, whole)
 
 
-def _words(
-    turns: Sequence[_Turn], token_at: Mapping[int, int], token_of: Mapping[int, int], total: int
+def _sampled_ranges(
+    turns: Sequence[_Turn], token_at: Mapping[int, int], control_token: Mapping[int, int], total: int
 ) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-    """Assistant -> the tokens that it samples; and token -> owner, for stops that the next role's region printed."""
-    words: dict[int, tuple[int, int]] = {}
-    borrowed: dict[int, int] = {}
+    """Assistant message -> its sampled tokens; stop token -> assistant message, where the next message prints it."""
+    ranges: dict[int, tuple[int, int]] = {}
+    stop_owners: dict[int, int] = {}
     for turn in turns:
-        end = total if turn.end is None else token_of[turn.end.control.start] + 1
+        end = total if turn.end is None else control_token[turn.end.control.start] + 1
         if turn.end is not None and not turn.end.inside:
-            borrowed[end - 1] = turn.message
-        words[turn.message] = (token_at[turn.begin], end)
-    return words, borrowed
+            stop_owners[end - 1] = turn.message
+        ranges[turn.message] = (token_at[turn.begin], end)
+    return ranges, stop_owners
 
 
 class _Turn(NamedTuple):
-    """What the assistant of this message samples: from character `begin` to its turn's end."""
+    """The text that an assistant message samples: from character `begin` to the end of its turn."""
 
     message: int
     begin: int
@@ -133,34 +133,35 @@ def _turns(printed: Printed, controls: Sequence[PrintedControl], roles: Sequence
 
 
 def _owner(segment: Segment, roles: Sequence[str]) -> int:
-    """Who printed it; but what tools and users say is theirs even inside an assistant's turn (Gemma 4's results)."""
+    """The message that a segment belongs to: the one that it was printed for.
+
+    Content of a tool or user message that is printed inside an assistant's turn (Gemma 4's tool results) belongs to
+    the message that it was copied from.
+    """
     if segment.origin is None or not _is_body(segment) or segment.owner < 0 or roles[segment.owner] != "assistant":
         return segment.owner
-    said_by = segment.origin.message_index
-    return segment.owner if roles[said_by] == "assistant" else said_by
+    source = segment.origin.message_index
+    return segment.owner if roles[source] == "assistant" else source
 
 
 def _is_body(segment: Segment) -> bool:
-    """Whether it is text of some message's content: a name in a header is not."""
-    return _is_from_message(segment) and segment.origin is not None and segment.origin.path.startswith("content")
+    """Whether the segment is text of a message's content; a name in a header is not."""
+    origin = segment.origin
+    return origin is not None and origin.message_index >= 0 and origin.path.startswith("content")
 
 
-def _is_from_message(segment: Segment) -> bool:
-    return segment.origin is not None and segment.origin.message_index >= 0
-
-
-def _merged(stretches: Sequence[TokenSpan]) -> list[TokenSpan]:
-    """Neighbours of equal attribution made one."""
+def _merged(spans: Sequence[TokenSpan]) -> list[TokenSpan]:
+    """The spans, with neighbours of equal attribution merged."""
     merged: list[TokenSpan] = []
-    for stretch in stretches:
-        if merged and merged[-1][2:] == stretch[2:]:
-            merged[-1] = merged[-1]._replace(end=stretch.end)
+    for span in spans:
+        if merged and merged[-1][2:] == span[2:]:
+            merged[-1] = merged[-1]._replace(end=span.end)
         else:
-            merged.append(stretch)
+            merged.append(span)
     return merged
 
 
-def _repeated(
+def _with_repeats(
     ids: list[int],
     spans: Sequence[TokenSpan],
     roles: list[str],
@@ -169,13 +170,13 @@ def _repeated(
     embeds: Sequence[Sequence[int]],
     whole: Sequence[bool],
 ) -> TokenLayout:
-    """The layout with each token of `repeats` as often as its item takes it."""
+    """The layout with each token of `repeats` repeated as often as its item needs; all positions are moved to match."""
     if not media:
         return TokenLayout(ids, tuple(spans), roles, [])
     repeated = sorted(repeats)
     added = [0, *itertools.accumulate(repeats[token] - 1 for token in repeated)]
 
-    def moved(token: int) -> int:
+    def new_position(token: int) -> int:
         return token + added[bisect.bisect_left(repeated, token)]
 
     expanded: list[int] = []
@@ -186,25 +187,15 @@ def _repeated(
         position = token + 1
     expanded += ids[position:]
     ranges = []
-    for tokens, held, is_whole in zip(media, embeds, whole, strict=True):
-        offset, end = moved(tokens.start), moved(tokens.stop)
-        runs = _joined((moved(token) - offset, moved(token) - offset + repeats[token]) for token in held)
+    for tokens, embed_tokens, is_whole in zip(media, embeds, whole, strict=True):
+        offset, end = new_position(tokens.start), new_position(tokens.stop)
+        starts = ((new_position(token) - offset, repeats[token]) for token in embed_tokens)
+        runs = tuple(merge_adjacent((start, start + count) for start, count in starts))
         sparse = None if runs == ((0, end - offset),) else runs
         ranges.append(PlaceholderRange(offset, end - offset, sparse, is_whole))
     return TokenLayout(
         expanded,
-        tuple(span._replace(start=moved(span.start), end=moved(span.end)) for span in spans),
+        tuple(span._replace(start=new_position(span.start), end=new_position(span.end)) for span in spans),
         roles,
         ranges,
     )
-
-
-def _joined(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ascending half-open runs, those that touch made one."""
-    joined: list[tuple[int, int]] = []
-    for start, end in runs:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((start, end))
-    return tuple(joined)

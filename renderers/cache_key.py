@@ -1,4 +1,4 @@
-"""A key for plain data: equal for equal values of equal types, and for nothing else."""
+"""A cache key for plain data: equal keys for equal values of equal types only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def cache_key(value: Any) -> bytes | None:
-    """Bytes that stand for strings, numbers, None and lists, tuples and dicts of them; None for anything else.
+    """Key of a value made of strings, numbers, None, lists, tuples and dicts; None for any other value.
 
-    `marshal` by itself would also take numpy's numbers and arrays, and write those of different types as equal bytes.
+    `marshal` by itself also accepts numpy's numbers and arrays, and writes those of different types as equal bytes.
     """
     try:
         # Version 2 writes equal values as equal bytes; later ones depend on which objects are shared.
         return marshal.dumps(value, 2) if _is_plain(value) else None
-    except (RecursionError, ValueError):  # nested too deep for either
+    except (RecursionError, ValueError):  # nested too deeply for `_is_plain` or `marshal`
         return None
 
 

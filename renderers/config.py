@@ -1,4 +1,4 @@
-"""How a renderer is to behave, where the model's own files leave a choice."""
+"""Options of a renderer, where the model's own files leave a choice."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from renderers.tokens.encoding import BodyPolicy
 from renderers.vision.processor import ImageBackend
 
 ContentConversion = Literal["auto", "as_given"]
-"""Whether messages are shown to the template in a form of content that it reads, or as they are."""
+"""Whether content is converted to a form that the template reads, or passed to it unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendererConfig:
-    """Options of `load_renderer` and `create_renderer`; every default is what the model's files say.
+    """Options of `load_renderer` and `create_renderer`; by default the model's files decide.
 
-    chat_template: the template's text or a path, or the name of one of the model's own templates (`rag`); wins over
-        the one that the model would take.
-    format: a `Format` or the name of a family (`renderers.formats.names()`); wins over what probing finds.
+    chat_template: the template's text or a path, or the name of one of the model's own templates (`rag`); used in
+        place of the model's default template.
+    format: a `Format` or the name of a family (`renderers.formats.names()`); used in place of the one that probing
+        finds.
     chat_template_kwargs: variables for the template, e.g. `{"enable_thinking": False}`.
-    content_form: `auto` shows each message to the template in a form of content that the template reads for its role,
-        as inference servers do: a string as a list with one text part where only parts are read, text parts as one
-        string, joined by line breaks, where only strings are read. `as_given` leaves every message as it is, as
+    content_form: `auto` converts the content of each message to a form that the template reads for its role, as
+        inference servers do: a string to a list with one text part where only parts are read, text parts to one
+        string, joined by line breaks, where only strings are read. `as_given` leaves every message unchanged, as
         `apply_chat_template` does.
-    thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: such a turn
-        is rendered anew), `tool_cycle` (until a user speaks again), `all`.
+    thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: the bridge
+        is refused), `tool_cycle` (until the next user message), `all`.
     history: what a bridge does where a full render would print earlier messages differently than when they were
-        sampled (Mistral's templates move a system message into the last user turn): `template` refuses, so that such
-        a turn is rendered anew; `as_sampled` goes on from the tokens that the policy saw and prints only what the
-        template prints behind them. `bridge_stats.overridden` counts those. Reasoning has its own option.
-    body_policies: role -> `text`, `parse` or `error`, for control tokens spelled in content.
+        sampled (Mistral's templates move a system message into the last user turn): `template` refuses, so that the
+        caller renders the whole conversation; `as_sampled` extends the tokens that the policy saw and sampled.
+        `bridge_stats.overridden` counts the latter. Reasoning has its own option.
+    body_policies: role -> `text`, `parse` or `error`: what a control token written in content becomes.
     image_backend: which of transformers' two image processors the pixels of Qwen-VL equal: `torchvision` or `pillow`;
         None follows preprocessor_config.json.
-    cache_bytes: how much memory each of the two caches (encoded text, laid out conversations) may hold.
+    cache_bytes: memory limit of each of the two caches (encoded text, rendered layouts).
 
-    A dataclass and not a pydantic model, which alone would take a third of the time of `import renderers`.
+    A dataclass and not a pydantic model, because importing pydantic would take a third of the time of
+    `import renderers`.
     """
 
     chat_template: str | Path | None = None

@@ -36,7 +36,7 @@ class RendererError(Exception):
 
 
 class ConfigError(RendererError, ValueError):
-    """An option of a renderer has a value that it cannot have."""
+    """An option of a renderer has an invalid value."""
 
     def __init__(self, option: str, value: object, allowed: Iterable[str]) -> None:
         self.option = option
@@ -46,7 +46,7 @@ class ConfigError(RendererError, ValueError):
 
 
 class LoadError(RendererError):
-    """A renderer could not be built from what the directory or repository holds."""
+    """A renderer could not be built from the files of the directory or repository."""
 
 
 class ModelNotFoundError(LoadError):
@@ -62,7 +62,7 @@ class ModelNotFoundError(LoadError):
 
 
 class MissingFileError(LoadError):
-    """The directory lacks a file without which no renderer can be built."""
+    """The directory has no file of this name, and a renderer needs it."""
 
     def __init__(self, directory: str, filename: str, cure: str) -> None:
         self.directory = directory
@@ -71,7 +71,7 @@ class MissingFileError(LoadError):
 
 
 class InvalidFileError(LoadError):
-    """A file of the model is there but does not hold what its name promises."""
+    """A file of the model does not hold valid content."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -90,20 +90,20 @@ class MissingExtraError(LoadError, ImportError):
 
 
 class MissingTokenError(LoadError):
-    """The template or the vision part needs a control token that the tokenizer does not have."""
+    """The template, the format or the media processor needs a control token that the tokenizer does not have."""
 
     def __init__(self, token: str, model: str, needed_by: str) -> None:
         self.token = token
         self.model = model
         self.needed_by = needed_by
         super().__init__(
-            f"the tokenizer of {model} has no token {token!r}, which {needed_by} needs: it would be spelled out as "
+            f"the tokenizer of {model} has no token {token!r}, which {needed_by} needs: it would be encoded as "
             "plain text. Add it to added_tokens in tokenizer.json, or load the tokenizer that belongs to this template."
         )
 
 
 class UnknownFormatError(LoadError):
-    """No family of formats goes by this name."""
+    """No family of formats has this name."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
@@ -113,7 +113,7 @@ class UnknownFormatError(LoadError):
 
 
 class MessageError(RendererError):
-    """A conversation is not one a renderer can read. `message_index` and `part_index` say where."""
+    """A conversation is malformed. `message_index` and `part_index` name the place."""
 
     def __init__(self, reason: str, *, message_index: int | None = None, part_index: int | None = None) -> None:
         self.reason = reason
@@ -126,25 +126,26 @@ class MessageError(RendererError):
 
 
 class UnknownRoleError(MessageError):
-    """A message has a role that is not one of `messages.ROLES`."""
+    """A message has a role that is not in `messages.ROLES`."""
 
 
 class UnknownPartError(MessageError):
-    """A content part has a type that no renderer knows."""
+    """A content part has a type that is not in `messages.PART_TYPES`."""
 
 
 class UnsupportedModalityError(MessageError):
-    """An image or video was given to a model that cannot see it."""
+    """A message holds an image or video that the model cannot read."""
 
 
 class ControlTokenInContentError(MessageError):
-    """Content spells a control token and the body policy of its role is `error`."""
+    """Content holds the text of a control token, and the body policy of its role is `error`."""
 
 
 class TemplateError(RendererError):
     """The chat template refused the conversation or failed on it.
 
-    `template_message` is what the template said, `message_index` the message that it was at (None: before any).
+    `template_message` is the template's own message; `message_index` is the message that it was printing (None: before
+    the first).
     """
 
     def __init__(self, template_message: str, *, model: str, cure: str, message_index: int | None = None) -> None:
@@ -156,7 +157,7 @@ class TemplateError(RendererError):
 
 
 class TemplateLimitError(TemplateError):
-    """The chat template would not come to an end, or would print more than memory holds."""
+    """The chat template was stopped because it would run without end or print more than memory holds."""
 
     def __init__(self, reason: str, *, model: str, message_index: int | None = None) -> None:
         super().__init__(
@@ -192,11 +193,11 @@ class TemplateSyntaxError(LoadError):
 
 
 class TokenizerError(RendererError):
-    """Text could not be turned into the ids that it stands for."""
+    """Text could not be encoded."""
 
 
 class PlaceholderCountError(RendererError):
-    """The template printed another number of media placeholders than the message holds media parts.
+    """The template printed more or fewer media placeholders than the message has media parts.
 
     `parts` are (part index, source digest) of the message's parts of that modality; `expected` is their number.
     """
@@ -220,19 +221,19 @@ class PlaceholderCountError(RendererError):
 
 
 class LogicalIdsError(RendererError):
-    """The ids with one marker for each item are not known."""
+    """The ids with one marker for each item cannot be computed from the expanded ids."""
 
     def __init__(self) -> None:
         super().__init__(
             "text that the processor puts around an image merges with the text beside it into one token, so the ids "
-            "without the expansion cannot be read off those with it; send the features instead of raw media"
+            "without the expansion cannot be computed from those with it; send the features instead of raw media"
         )
 
 
 class MediaError(RendererError):
     """An image or a video could not be accepted.
 
-    `message_index` and `part_index` say where, once known; `digest` names the source, where there is one already.
+    `message_index` and `part_index` name the place, once known; `digest` is that of the source, None before it is read.
     """
 
     def __init__(self, reason: str, *, digest: str | None = None) -> None:
@@ -243,13 +244,13 @@ class MediaError(RendererError):
         super().__init__(reason)
 
     def at(self, message_index: int, part_index: int) -> Self:
-        """A copy that names the content part that holds the medium; one error may be that of several parts."""
-        placed = type(self).__new__(type(self))
-        placed.__dict__.update(self.__dict__)
-        placed.message_index = message_index
-        placed.part_index = part_index
-        placed.args = (f"message {message_index}, part {part_index}: {self.reason}",)
-        return placed
+        """A copy that names the content part that holds the medium; one error may be raised for several parts."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.message_index = message_index
+        copy.part_index = part_index
+        copy.args = (f"message {message_index}, part {part_index}: {self.reason}",)
+        return copy
 
 
 class MediaPolicyError(MediaError):
@@ -269,7 +270,7 @@ class MediaTimeoutError(MediaFetchError):
 
 
 class BlockingFetchError(MediaFetchError):
-    """A URL would have to be fetched on the thread of a running event loop, which would stand still meanwhile."""
+    """A URL would have to be fetched on the thread of a running event loop, and would block that loop."""
 
 
 class MediaLimitError(MediaError):
@@ -281,7 +282,7 @@ class MediaDecodeError(MediaError):
 
 
 class MediaTypeError(MediaDecodeError):
-    """The bytes are something else than was announced or is expected: a page, a drawing program, an archive."""
+    """The bytes are of another type than declared or expected: a web page, a vector drawing, an archive."""
 
 
 class MediaStoreError(MediaError):
@@ -289,7 +290,7 @@ class MediaStoreError(MediaError):
 
 
 class MediaDigestError(MediaError):
-    """Source bytes, or the pixels made from them, do not match the digest they travel under."""
+    """Source bytes, or the pixels made from them, do not match their digest."""
 
     def __init__(self, expected: str, actual: str, what: str = "media source") -> None:
         self.expected = expected
@@ -301,7 +302,7 @@ class MediaDigestError(MediaError):
 
 
 class TrainingSampleError(RendererError):
-    """A conversation cannot be made into training samples as asked."""
+    """Training samples cannot be built from a conversation with the given options."""
 
 
 class UnreachableTurnError(TrainingSampleError):
@@ -311,21 +312,21 @@ class UnreachableTurnError(TrainingSampleError):
         self.message_index = message_index
         self.reason = reason
         super().__init__(
-            f"message {message_index} is not what the model would have sampled there: {reason}. Take its loss away "
-            "with message_loss_mask, or use build_training_sample, which trains on history as the template prints it."
+            f"message {message_index} is not what the model would have sampled there: {reason}. Exclude it with "
+            "message_loss_mask, or use build_training_sample, which trains on history as the template prints it."
         )
 
 
 class MessageLossMaskError(TrainingSampleError):
-    """`message_loss_mask` does not say for each message whether it carries loss."""
+    """`message_loss_mask` is not one bool per message."""
 
 
 class NoTrainedTokensError(TrainingSampleError):
-    """Nothing of the conversation would carry loss."""
+    """No token of the conversation would carry loss."""
 
 
 class PoolClosedError(RendererError):
-    """The pool was closed before it took the call."""
+    """The pool was closed before a thread began the call."""
 
     def __init__(self) -> None:
         super().__init__("this RendererPool is closed; make calls before close(), or inside its `with` block")

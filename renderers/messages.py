@@ -16,11 +16,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 IMAGE_PART_TYPES = ("image", "image_url")
 VIDEO_PART_TYPES = ("video", "video_url")
-# Names under which messages carry reasoning; the first one found counts.
+# Keys of a message that hold reasoning; the first one present is used.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 PART_TYPES = ("text", *IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
-# Names under which a part may hold its medium: OpenAI's and Hugging Face's, the last three as in transformers.
+# Keys of a part that may hold its medium: those of OpenAI and Hugging Face; the last three as in transformers.
 _MEDIA_KEYS = (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES, "url", "path", "base64")
 
 
@@ -38,7 +38,7 @@ class ImagePart(TypedDict, total=False):
 
 
 class VideoPart(TypedDict, total=False):
-    """A video: bytes, frames, an array, a URL or a path. `fps` says how many of the frames given make a second."""
+    """A video: bytes, frames, an array, a URL or a path. `fps` is the number of given frames per second."""
 
     type: Required[Literal["video", "video_url"]]
     video: Any
@@ -78,11 +78,11 @@ class Message(TypedDict, total=False):
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]], *, first_index: int = 0) -> list[dict[str, Any]]:
-    """Return the conversation as fresh dicts without None-valued keys, or raise a `MessageError` naming the place.
+    """Return the conversation as new dicts without None-valued keys; raise a `MessageError` that names the place.
 
     Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are dropped here, so
     that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` may be None and is dropped too, as
-    `apply_chat_template` of transformers does: templates would print the word None.
+    in `apply_chat_template` of transformers: templates would print the word None.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise MessageError(f"a conversation is a list of messages, not {type(messages).__name__}")
@@ -90,7 +90,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]], *, first_index: int = 
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
-    """Raise a `MessageError` for tools that are no list of dicts, each a schema or one wrapped as OpenAI does."""
+    """Raise a `MessageError` unless tools are a list of dicts, each a schema, bare or wrapped in OpenAI's form."""
     if tools is None:
         return
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
@@ -114,8 +114,8 @@ def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, 
 
 
 def media_value(part: Mapping[str, Any]) -> Any:
-    """What a media part holds, whatever its shape: `{"image": ...}`, `{"image_url": {"url": ...}}`, `{"url": ...}`,
-    `{"path": ...}`, `{"base64": ...}`; None if nothing.
+    """The medium in a media part of any form: `{"image": ...}`, `{"image_url": {"url": ...}}`, `{"url": ...}`,
+    `{"path": ...}`, `{"base64": ...}`; None if there is none.
     """
     name = next((name for name in _MEDIA_KEYS if part.get(name) is not None), None)
     if name is None:
@@ -127,10 +127,10 @@ def media_value(part: Mapping[str, Any]) -> Any:
 
 
 def message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Per message, the name of the tool that a tool message answers; None for other roles and where it cannot be known.
+    """Per message, the name of the tool whose result a tool message holds; None for other roles and where unknown.
 
     The name is the message's own `name`, else that of the call with its `tool_call_id` in the nearest earlier assistant
-    turn that made one: ids are often used again in later turns, and answers may come in any order.
+    turn with such a call: ids are often used again in later turns, and results may be in any order.
     """
     names: list[str | None] = []
     called: dict[str, str] = {}
@@ -146,14 +146,14 @@ def message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None
 
 
 def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same checked messages with a mark in place of every image and video: all that a template sees of them."""
-    shown = []
+    """The checked messages with a placeholder text in place of every image and video, as a template gets them."""
+    replaced = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list) and any(part["type"] != "text" for part in content):
             message = {**message, "content": [_part_without_media(part) for part in content]}
-        shown.append(dict(message))
-    return shown
+        replaced.append(dict(message))
+    return replaced
 
 
 def _part_without_media(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _part_without_media(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def part_kind(part: Mapping[str, Any]) -> str:
-    """text, image or video. Templates are shown only these; transformers too makes `image` of OpenAI's `image_url`."""
+    """The type of a part for templates: `text`, `image` or `video`; as in transformers, `image_url` is an `image`."""
     kind: str = part["type"]
     return "image" if kind in IMAGE_PART_TYPES else "video" if kind in VIDEO_PART_TYPES else kind
 

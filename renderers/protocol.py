@@ -1,4 +1,4 @@
-"""What the rest of the world may assume of a renderer."""
+"""The interface of a renderer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @runtime_checkable
 class Renderer(Protocol):
-    """Messages <-> tokens for one model."""
+    """Turns messages into tokens and back for one model."""
 
     def render(
         self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False
@@ -43,7 +43,7 @@ class Renderer(Protocol):
 
 @runtime_checkable
 class MultimodalRenderer(Renderer, Protocol):
-    """A renderer of a model that sees; `mm_token_type_id_map` maps placeholder ids to 1 (image) or 2 (video)."""
+    """A renderer of a multimodal model; `mm_token_type_id_map` maps placeholder ids to 1 (image) or 2 (video)."""
 
     @property
     def mm_token_type_id_map(self) -> dict[int, int]: ...
@@ -61,5 +61,5 @@ class MultimodalRenderer(Renderer, Protocol):
 
 
 def is_multimodal(renderer: object) -> bool:
-    """Whether the model behind the renderer sees. Asks what the object can do, not which class it is."""
+    """Whether the renderer's model reads images or videos. Holds for any object with a `mm_token_type_id_map`."""
     return bool(getattr(renderer, "mm_token_type_id_map", None))

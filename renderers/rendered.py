@@ -1,4 +1,4 @@
-"""What rendering returns: token ids, who owns each of them, and the media that some of them stand for."""
+"""The result of rendering: token ids, the message that owns each of them, and the media of the placeholder tokens."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from renderers.messages import ROLES
 
 T = TypeVar("T")
 
-#: How models tell the modality of a token (`mm_token_type_ids` of transformers).
+#: The number that stands for a modality in `mm_token_type_ids`, as in transformers.
 TOKEN_TYPE_IDS: Mapping[str, int] = {"image": 1, "video": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderRange:
-    """Where the tokens that replace one media marker sit: `token_ids[offset : offset + length]`.
+    """The position of the tokens that replace one media marker: `token_ids[offset : offset + length]`.
 
-    `embed_runs` are the half-open runs of tokens, counted from `offset`, that stand for the item's features; None says
+    `embed_runs` are the half-open runs of tokens, counted from `offset`, that stand for the item's features; None means
     all of them. The others are text: the time stamps of a video, the row numbers of image tiles. `whole` is False
-    where text at an edge of what replaced the marker merges with its neighbours into one token, which is then outside.
+    where text at an edge of the replacement merges with the text beside it into one token, which the range leaves out.
     """
 
     offset: int
@@ -73,28 +73,28 @@ class MultiModalData:
     mm_items: dict[str, list[MediaItem]] = field(default_factory=dict)
 
     @classmethod
-    def from_items(cls, placed: Iterable[tuple[MediaItem, PlaceholderRange]]) -> MultiModalData:
-        """Collect items with their ranges; the order given is kept within each modality."""
+    def from_items(cls, items: Iterable[tuple[MediaItem, PlaceholderRange]]) -> MultiModalData:
+        """Collect items with their ranges; each modality keeps their order."""
         data = cls()
-        for item, where in placed:
+        for item, placeholder in items:
             data.mm_hashes.setdefault(item.modality, []).append(item.mm_hash)
-            data.mm_placeholders.setdefault(item.modality, []).append(where)
+            data.mm_placeholders.setdefault(item.modality, []).append(placeholder)
             data.mm_items.setdefault(item.modality, []).append(item)
         return data
 
     def items_with_ranges(self) -> list[tuple[MediaItem, PlaceholderRange]]:
         """Every item with its range, over all modalities, in prompt order."""
-        placed = [
+        pairs = [
             pair
             for modality, ranges in self.mm_placeholders.items()
             for pair in zip(self.mm_items[modality], ranges, strict=True)
         ]
-        return sorted(placed, key=lambda pair: pair[1].offset)
+        return sorted(pairs, key=lambda pair: pair[1].offset)
 
-    def followed_by(self, later: MultiModalData | None, offset: int) -> MultiModalData:
-        """These items at unchanged offsets, then `later`'s, moved right by `offset` tokens."""
-        moved = [] if later is None else [(item, where.shifted(offset)) for item, where in later.items_with_ranges()]
-        return MultiModalData.from_items([*self.items_with_ranges(), *moved])
+    def followed_by(self, later: MultiModalData, offset: int) -> MultiModalData:
+        """These items at unchanged offsets, then those of `later`, their offsets increased by `offset` tokens."""
+        shifted = [(item, placeholder.shifted(offset)) for item, placeholder in later.items_with_ranges()]
+        return MultiModalData.from_items([*self.items_with_ranges(), *shifted])
 
     def is_empty(self) -> bool:
         return not any(self.mm_items.values())
@@ -104,7 +104,7 @@ class MultiModalData:
 
 
 class TokenSpan(NamedTuple):
-    """Tokens `start:end` share one owner and one kind. `message_index` is -1 for scaffold without a message."""
+    """Tokens `start:end` have equal attribution. `message_index` is -1 for scaffold without a message."""
 
     start: int
     end: int
@@ -118,15 +118,15 @@ class RenderedTokens:
     """A rendered conversation.
 
     `token_ids` is a plain list of ints: it goes into JSON and is compared with `==`. It is expanded: an image has all
-    its placeholder tokens. `placeholder_token_ids` names for each modality the token that the template prints for an
-    item; it is the only token of an item in `logical_ids`. Attribution is kept as spans that
-    partition the tokens; the per-token columns are built when first read. `message_roles` and `message_tool_names` have
-    one entry per message; the latter names the tool that a tool message answers and is None elsewhere.
+    its placeholder tokens. `placeholder_token_ids` maps each modality to the token that the template prints for an
+    item; it is the only token of an item in `logical_ids`. Attribution is stored as spans that partition the tokens;
+    the per-token columns are built when first read. `message_roles` and `message_tool_names` have one entry per
+    message; the latter is the name of the tool whose result a tool message holds, None elsewhere.
 
-    Most templates print each message in one piece, in the order of the conversation, but they need not: a template may
-    move the tool list into a later message or sort tool results. Everything here holds then too. Where a message owns
-    several separate pieces, `message_token_spans` gives the hull, which covers tokens of others; all other methods see
-    the pieces.
+    Most templates print each message in one piece, in the order of the conversation, but a template may also move the
+    tool list into a later message or sort tool results. Where a message owns several separate pieces,
+    `message_token_spans` gives the range from the first to the last of them, which covers tokens of other messages;
+    all other methods treat the pieces separately.
     """
 
     token_ids: list[int]
@@ -140,7 +140,7 @@ class RenderedTokens:
 
     @cached_property
     def message_indices(self) -> list[int]:
-        """Per token, the index of the message that it belongs to; -1 is scaffold without a message."""
+        """Per token, the index of the message that owns it; -1 is scaffold without a message."""
         return self._column(lambda span: span.message_index, -1)
 
     @cached_property
@@ -155,70 +155,73 @@ class RenderedTokens:
 
     @cached_property
     def mm_token_type_ids(self) -> list[int]:
-        """Per token, 1 where it stands for features of an image, 2 for those of a video, else 0; by range, not id."""
+        """Per token, 1 where it stands for features of an image, 2 for those of a video, else 0.
+
+        Read off the ranges, not the ids: a sampled placeholder token is text.
+        """
         types = [0] * len(self.token_ids)
         for modality, ranges in self._placeholders().items():
-            for start, end in itertools.chain.from_iterable(where.runs for where in ranges):
+            for start, end in itertools.chain.from_iterable(placeholder.runs for placeholder in ranges):
                 types[start:end] = [TOKEN_TYPE_IDS[modality]] * (end - start)
         return types
 
-    # Logical ids: as a server takes them that expands media itself.
+    # Logical ids: the input of a server that expands media itself.
 
     @cached_property
     def logical_ids(self) -> list[int]:
-        """The token ids with a single marker in place of each item. Raises `LogicalIdsError` where they are unknown."""
+        """The token ids with a single marker in place of each item. Raises `LogicalIdsError` where unknown."""
         logical: list[int] = []
         position = 0
-        for modality, where in self._markers():
-            logical += self.token_ids[position : where.offset]
+        for modality, placeholder in self._media_ranges():
+            logical += self.token_ids[position : placeholder.offset]
             logical.append(self.placeholder_token_ids[modality])
-            position = where.end
+            position = placeholder.end
         return logical + self.token_ids[position:]
 
     @cached_property
     def expanded_positions(self) -> np.ndarray:
-        """int64 (number of logical ids + 1,): where each logical token begins in `token_ids`, and the last one ends."""
+        """int64 (number of logical ids + 1,): where each logical token begins in `token_ids`; then the end."""
         lengths = np.ones(len(self.logical_ids), dtype=np.int64)
         removed = 0
-        for _, where in self._markers():
-            lengths[where.offset - removed] = where.length
-            removed += where.length - 1
+        for _, placeholder in self._media_ranges():
+            lengths[placeholder.offset - removed] = placeholder.length
+            removed += placeholder.length - 1
         return np.concatenate([[0], np.cumsum(lengths)])
 
     @cached_property
     def logical_positions(self) -> np.ndarray:
-        """int64 (number of token ids,): for each expanded token, the logical token that it comes from."""
+        """int64 (number of token ids,): for each expanded token, the index of its logical token."""
         return np.repeat(np.arange(len(self.logical_ids)), np.diff(self.expanded_positions))
 
-    def _markers(self) -> list[tuple[str, PlaceholderRange]]:
+    def _media_ranges(self) -> list[tuple[str, PlaceholderRange]]:
         """(modality, range) of every item in prompt order."""
-        placed = [(modality, where) for modality, ranges in self._placeholders().items() for where in ranges]
-        if any(not where.whole for _, where in placed):
+        pairs = [(modality, each) for modality, ranges in self._placeholders().items() for each in ranges]
+        if not all(placeholder.whole for _, placeholder in pairs):
             raise LogicalIdsError
-        return sorted(placed, key=lambda pair: pair[1].offset)
+        return sorted(pairs, key=lambda pair: pair[1].offset)
 
     def _placeholders(self) -> Mapping[str, list[PlaceholderRange]]:
         return {} if self.multi_modal_data is None else self.multi_modal_data.mm_placeholders
 
     def content_mask_for_roles(self, roles: Collection[str]) -> list[bool]:
         """Per token, whether it is the body of a message of one of these roles. Raises `UnknownRoleError`."""
-        wanted = check_roles(roles)
-        return self._column(lambda span: span.content and self._role_of(span) in wanted, False)
+        names = check_roles(roles)
+        return self._column(lambda span: span.content and self._role_of(span) in names, False)
 
     def sampled_mask_for_roles(self, roles: Collection[str]) -> list[bool]:
         """Per token, whether the model would have sampled it in a message of one of these roles.
 
         Raises `UnknownRoleError`.
         """
-        wanted = check_roles(roles)
-        return self._column(lambda span: span.sampled and self._role_of(span) in wanted, False)
+        names = check_roles(roles)
+        return self._column(lambda span: span.sampled and self._role_of(span) in names, False)
 
     # Per message.
 
     def tokens_per_message(self, n_messages: int | None = None, *, sampled_only: bool = False) -> list[int]:
-        """How many tokens each message owns, scaffold around it included; of the first `n_messages` if given.
+        """How many tokens each message owns, with the scaffold around it; only the first `n_messages` if given.
 
-        `sampled_only` counts what the model would have sampled: a length penalty must not count the template's tokens.
+        `sampled_only` counts only tokens that the model would have sampled, for example for a length penalty.
         """
         counts = [0] * len(self.message_roles)
         for span in self._owned():
@@ -227,15 +230,12 @@ class RenderedTokens:
         return counts[:n_messages]
 
     def message_token_spans(self) -> list[tuple[int, int] | None]:
-        """Per message, the half-open token range from its first to its last token; None where it printed nothing."""
+        """Per message, the half-open range from its first to its last token; None where nothing was printed."""
         return [(runs[0][0], runs[-1][1]) if runs else None for runs in self.message_token_runs()]
 
     def message_token_runs(self) -> list[list[tuple[int, int]]]:
-        """Per message, the half-open token ranges that are its own, ascending: one unless the template moves text."""
-        runs: list[list[tuple[int, int]]] = [[] for _ in self.message_roles]
-        for span in self._owned():
-            _extend(runs[span.message_index], span)
-        return runs
+        """Per message, the half-open token ranges that it owns, ascending: one unless the template moves text."""
+        return self._runs(self._owned())
 
     # Per role.
 
@@ -247,16 +247,12 @@ class RenderedTokens:
         return counts
 
     def role_token_spans(self) -> dict[str, list[tuple[int, int]]]:
-        """Role -> the token ranges of its messages, in the order of the messages; none crosses a message boundary."""
+        """Role -> the token ranges of its messages, in the order of the messages."""
         return self._runs_by_role(self.message_token_runs())
 
     def content_token_spans_by_role(self) -> dict[str, list[tuple[int, int]]]:
-        """Role -> the token ranges of its bodies, in the order of the messages; none crosses a message boundary."""
-        runs: list[list[tuple[int, int]]] = [[] for _ in self.message_roles]
-        for span in self._owned():
-            if span.content:
-                _extend(runs[span.message_index], span)
-        return self._runs_by_role(runs)
+        """Role -> the token ranges of its message bodies, in the order of the messages."""
+        return self._runs_by_role(self._runs(span for span in self._owned() if span.content))
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -267,6 +263,13 @@ class RenderedTokens:
 
     def _role_of(self, span: TokenSpan) -> str | None:
         return self.message_roles[span.message_index] if 0 <= span.message_index < len(self.message_roles) else None
+
+    def _runs(self, spans: Iterable[TokenSpan]) -> list[list[tuple[int, int]]]:
+        """Per message, its spans as ranges, adjacent ones merged."""
+        runs: list[list[tuple[int, int]]] = [[] for _ in self.message_roles]
+        for span in spans:
+            runs[span.message_index].append((span.start, span.end))
+        return [merge_adjacent(each) for each in runs]
 
     def _runs_by_role(self, runs: Sequence[list[tuple[int, int]]]) -> dict[str, list[tuple[int, int]]]:
         by_role: dict[str, list[tuple[int, int]]] = {role: [] for role in self.message_roles}
@@ -281,16 +284,19 @@ class RenderedTokens:
         return column
 
 
-def _extend(runs: list[tuple[int, int]], span: TokenSpan) -> None:
-    """Add a span to ascending ranges; what touches the last one makes it longer."""
-    if runs and runs[-1][1] == span.start:
-        runs[-1] = (runs[-1][0], span.end)
-    else:
-        runs.append((span.start, span.end))
+def merge_adjacent(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending half-open ranges, with those merged that touch."""
+    merged: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def check_roles(roles: Collection[str]) -> frozenset[str]:
-    """The roles, or a single one, as a set; raises `UnknownRoleError` for a name that is no role."""
+    """The roles, or a single role, as a set. Raises `UnknownRoleError` for a name that is not a role."""
     names = frozenset((roles,) if isinstance(roles, str) else roles)
     if unknown := sorted(names.difference(ROLES)):
         raise UnknownRoleError(f"unknown role {short_repr(unknown[0])}; a role is one of {', '.join(ROLES)}")

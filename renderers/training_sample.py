@@ -1,13 +1,13 @@
-"""Supervised training samples: a rendered conversation and the tokens of it that carry loss.
+"""Supervised training samples: a rendered conversation and which of its tokens carry loss.
 
-`build_training_sample` takes the whole conversation as the template prints it. `build_training_samples` also asks what
-the model would have seen when it sampled each turn, and makes several samples where the template rewrites history:
+`build_training_sample` uses the whole conversation as the template prints it. `build_training_samples` puts each turn
+behind the prompt that the model would have seen, and makes several samples where the template rewrites history:
 
     user: a / assistant: <think>r</think>b / user: c / assistant: <think>s</think>d
 
-Qwen3's template prints the first turn without its reasoning once a user speaks again. One sample of the whole
-conversation would never train `r`, and would train `b` where no model ever says it. Two samples train each turn as it
-was sampled:
+Qwen3's template prints the first turn without its reasoning once another user message follows. One sample of the whole
+conversation would never train `r`, and would train `b` behind a prompt that no model ever gets. Two samples train each
+turn as it was sampled:
 
     user: a / assistant: [<think>r</think>b]
     user: a / assistant: b / user: c / assistant: [<think>s</think>d]
@@ -29,7 +29,7 @@ from renderers.rendered import MultiModalData, RenderedTokens, check_roles
 from renderers.sampled_turn import (
     SampledTurn,
     TokenRange,
-    placed_media,
+    media_with_ranges,
     sampled_turn,
     with_final_stop,
 )
@@ -38,11 +38,11 @@ from renderers.template_renderer import TemplateRenderer
 
 @dataclass(frozen=True)
 class RenderedTrainingSample:
-    """A token sequence of length n and which of its tokens carry loss.
+    """A token sequence and which of its tokens carry loss.
 
-    `loss_ranges` are half-open, ascending and apart; `trained_messages` are the indices (in the whole conversation) of
-    the messages that they belong to. `rendered` holds the tokens with their attribution. The per-token columns are
-    built when first read.
+    `loss_ranges` are half-open, ascending and do not touch; `trained_messages` are the indices (in the whole
+    conversation) of the messages that they belong to. `rendered` holds the tokens with their attribution. The
+    per-token columns are built when first read.
     """
 
     rendered: RenderedTokens = field(repr=False)
@@ -55,7 +55,7 @@ class RenderedTrainingSample:
 
     @cached_property
     def loss_mask(self) -> list[bool]:
-        """Per token, whether predicting it is trained."""
+        """Per token, whether it carries loss."""
         mask = [False] * len(self)
         for start, end in self.loss_ranges:
             mask[start:end] = [True] * (end - start)
@@ -68,13 +68,13 @@ class RenderedTrainingSample:
 
     @property
     def multi_modal_data(self) -> MultiModalData | None:
-        """The media of the sample; None if it shows none."""
+        """The media of the sample; None if it has none."""
         media = self.rendered.multi_modal_data
         return None if media is None or media.is_empty() else media
 
     @cached_property
     def mm_token_type_ids(self) -> list[int] | None:
-        """Per token 0 for text, 1 for an image's and 2 for a video's placeholder; None if the sample shows neither."""
+        """Per token 0 for text, 1 for an image placeholder, 2 for a video placeholder; None without media."""
         return None if self.multi_modal_data is None else self.rendered.mm_token_type_ids
 
     @property
@@ -97,15 +97,15 @@ def build_training_sample(
 ) -> RenderedTrainingSample:
     """The whole conversation as the template prints it, with loss on what the model would have sampled.
 
-    - `role_to_mask(message)` False takes the loss away from a message's sampled tokens.
-    - `content_sft_roles`: messages of these roles carry loss on their body, never on the scaffold around it. Only body
-      that is text: an image's placeholders are not predicted.
-    - `message_loss_mask`, one bool (or 0/1) per message: False takes all loss away from a message.
+    - `role_to_mask(message)` False: the sampled tokens of this message carry no loss.
+    - `content_sft_roles`: messages of these roles carry loss on the text of their body, never on the scaffold around it
+      or on placeholders of images.
+    - `message_loss_mask`, one bool (or 0/1) per message. False: no token of this message carries loss.
     - `ensure_final_stop`: if the conversation ends with a trained turn that the template does not close (GLM closes it
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
-    Raises `NoTrainedTokensError` if no token carries loss, `MessageLossMaskError`, `UnknownRoleError`, and whatever
-    rendering raises.
+    Raises `NoTrainedTokensError` if no token carries loss, `MessageLossMaskError`, `UnknownRoleError`, and the errors
+    of rendering.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
@@ -127,37 +127,36 @@ def build_training_samples(
     """As few samples as possible in which every trained turn follows exactly the prompt that the model would have seen.
 
     That prompt is the conversation before the turn, rendered with the generation prompt; the turn follows as the
-    template prints it at the end of a conversation. Where the whole conversation, rendered once, says the same for
-    every trained turn, the result is that one sample. Otherwise a turn shares a sample with a later one if the later
-    one's prompt continues it token for token; a sample then ends with its last trained turn. Each trained turn, and
-    each body of `content_sft_roles`, carries loss in exactly one sample. Samples come in the order of their last turns.
+    template prints it at the end of a conversation. Where the whole conversation, rendered once, has the same tokens
+    for every trained turn, the result is that one sample. Otherwise a turn shares a sample with a later one if the
+    later one's prompt continues it token for token; a sample then ends with its last trained turn. Each trained turn,
+    and each body of `content_sft_roles`, carries loss in exactly one sample. Samples are ordered by their last turns.
 
-    Options and errors are those of `build_training_sample`; `ensure_final_stop` is about the last turn of each sample.
-    Also raises `UnreachableTurnError` for a trained turn that no sampling can give: the template refuses the prompt
-    before it, or the prompt opens reasoning that the printed turn never closes.
+    Options and errors are those of `build_training_sample`; `ensure_final_stop` applies to the last turn of each
+    sample. Also raises `UnreachableTurnError` for a trained turn that cannot be sampled: the template refuses the
+    prompt before it, or the prompt opens reasoning that the printed turn never closes.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     whole = renderer.render(messages, tools=tools)
-    found = (sampled_turn(renderer, messages, index, tools) for index in sorted(plan.turns))
-    turns = [turn for turn in found if turn is not None]
+    sampled = (sampled_turn(renderer, messages, index, tools) for index in sorted(plan.turns))
+    turns = [turn for turn in sampled if turn is not None]
 
     bodies = set(plan.bodies)
     samples = []
-    for ending in _endings(whole, turns, bodies):
-        rendered = ending.rendered
-        if ensure_final_stop and ending.turns and (rendered is not whole or ending.turns[-1] == len(messages) - 1):
-            rendered = with_final_stop(renderer, rendered, messages, ending.turns[-1], tools)
-        sample = _sample(rendered, ending.turns, bodies)
+    for rendered, trained in _shared_sequences(whole, turns, bodies):
+        if ensure_final_stop and trained and (rendered is not whole or trained[-1] == len(messages) - 1):
+            rendered = with_final_stop(renderer, rendered, messages, trained[-1], tools)
+        sample = _sample(rendered, trained, bodies)
         bodies.difference_update(sample.trained_messages)
         samples.append(sample)
     return _with_loss(samples, messages, plan)
 
 
-# What carries loss.
+# Which messages carry loss.
 
 
 class _LossPlan(NamedTuple):
-    """The messages that carry loss: on what was sampled (`turns`), on the body (`bodies`)."""
+    """The messages that carry loss on their sampled tokens (`turns`) or on their body (`bodies`)."""
 
     turns: frozenset[int]
     bodies: frozenset[int]
@@ -173,7 +172,7 @@ class _LossPlan(NamedTuple):
         check_messages(messages)
         chosen = _chosen_messages(messages, message_loss_mask)
         body_roles = check_roles(content_sft_roles or ())
-        # An assistant's body is what it sampled.
+        # The body of an assistant message is its sampled tokens.
         bodies = {index for index in chosen if messages[index]["role"] in body_roles - {"assistant"}}
         turns = {
             index
@@ -203,12 +202,12 @@ def _sample(rendered: RenderedTokens, turns: Collection[int], bodies: Collection
         for span in rendered.spans
         if (span.sampled and span.message_index in turns) or (span.content and span.message_index in bodies)
     ]
-    # One more zero on either side: every stretch of ones then has two edges.
+    # One more zero on either side, so that every run of ones has two edges.
     mask = np.zeros(len(rendered) + 2, dtype=np.int8)
     for span in trained:
         mask[span.start + 1 : span.end + 1] = 1
-    for _, where in placed_media(rendered):
-        mask[where.offset + 1 : where.end + 1] = 0
+    for _, placeholder in media_with_ranges(rendered):
+        mask[placeholder.offset + 1 : placeholder.end + 1] = 0
     edges = np.flatnonzero(np.diff(mask)).reshape(-1, 2)
     return RenderedTrainingSample(
         rendered,
@@ -220,7 +219,7 @@ def _sample(rendered: RenderedTokens, turns: Collection[int], bodies: Collection
 def _with_loss(
     samples: Sequence[RenderedTrainingSample], messages: Messages, plan: _LossPlan
 ) -> list[RenderedTrainingSample]:
-    """Those samples that train anything."""
+    """The samples with a token that carries loss. Raises `NoTrainedTokensError` if there is none."""
     trained = [sample for sample in samples if sample.loss_ranges]
     if not trained:
         chosen = sorted(plan.turns | plan.bodies)
@@ -237,27 +236,23 @@ def _with_loss(
 # Which turns share a sample.
 
 
-class _Ending(NamedTuple):
-    """Tokens of a sample and the turns that it trains."""
+def _shared_sequences(
+    whole: RenderedTokens, turns: Sequence[SampledTurn], bodies: Collection[int]
+) -> list[tuple[RenderedTokens, list[int]]]:
+    """The fewest token sequences that hold every turn, each with the turns that it trains.
 
-    rendered: RenderedTokens
-    turns: list[int]
-
-
-def _endings(whole: RenderedTokens, turns: Sequence[SampledTurn], bodies: Collection[int]) -> list[_Ending]:
-    """The fewest token sequences that show every turn: those that no other one continues.
-
-    `whole` is one of them if it continues the last turn, if a body stands behind that turn, or if there is no turn.
+    A sequence is left out where another one continues it. `whole` is one of them if it continues the last turn, if a
+    trained body comes after that turn, or if there is no turn.
     """
-    waiting = list(turns)
+    remaining = list(turns)
     candidates = [turn.rendered for turn in turns]
-    if not waiting or waiting[-1].is_shown_by(whole) or max(bodies, default=-1) > waiting[-1].message_index:
+    if not remaining or remaining[-1].is_prefix_of(whole) or max(bodies, default=-1) > remaining[-1].message_index:
         candidates.append(whole)
-    endings = []
-    # From the end: what a later sequence continues has found its place before its own comes.
+    sequences = []
+    # Longest sequences first: each takes all turns that it continues.
     for rendered in reversed(candidates):
-        shown = [turn.message_index for turn in waiting if turn.is_shown_by(rendered)]
-        if shown or rendered is whole:
-            endings.append(_Ending(rendered, shown))
-            waiting = [turn for turn in waiting if turn.message_index not in shown]
-    return endings[::-1]
+        trained = [turn.message_index for turn in remaining if turn.is_prefix_of(rendered)]
+        if trained or rendered is whole:
+            sequences.append((rendered, trained))
+            remaining = [turn for turn in remaining if turn.message_index not in trained]
+    return sequences[::-1]

@@ -1,4 +1,4 @@
-"""Where an assistant's words begin and where its turn ends, in what a template printed."""
+"""Where the sampled text of an assistant begins and where its turn ends, in the text that a template printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from renderers.tokens.encoding import PrintedControl
 
 
 class Region(NamedTuple):
-    """The stretch that a template printed for one message: characters `start:end` and its segments `first:last`."""
+    """The text that a template printed for one message: characters `start:end`, which are segments `first:last`."""
 
     start: int
     end: int
@@ -19,12 +19,12 @@ class Region(NamedTuple):
 
 
 class TurnShape(NamedTuple):
-    """What surrounds the words of an assistant.
+    """What a template prints around the sampled text of an assistant.
 
-    `generation_prompt` is printed before them; `prompt_controls` are the ranges of its control tokens, which are never
-    cut in half. `stop_ids` are tokens that a model samples to end its turn; `close_ids` are those that a template
-    writes in their place once the turn is history (harmony: `<|end|>` for `<|return|>`). `sampled_ids` are all tokens
-    that a turn may begin with, stop tokens included.
+    `generation_prompt` is printed before it; `prompt_controls` are the character ranges of its control tokens.
+    `stop_ids` are tokens that a model samples to end its turn; `close_ids` are those that a template prints in their
+    place once the turn is history (harmony: `<|end|>` for `<|return|>`). `sampled_ids` are all tokens that a turn may
+    begin with, stop tokens included.
     """
 
     generation_prompt: str
@@ -35,7 +35,7 @@ class TurnShape(NamedTuple):
 
 
 class TurnEnd(NamedTuple):
-    """The token that ends a turn. `inside`: it belongs to the turn's own region, not to the next role's (GLM)."""
+    """The token that ends a turn. `inside`: it is in the turn's own region, not in that of the next message (GLM)."""
 
     control: PrintedControl
     inside: bool
@@ -43,20 +43,21 @@ class TurnEnd(NamedTuple):
 
 def regions(printed: Printed) -> Mapping[int, Region]:
     """Message index -> its region, from its first segment to its last."""
-    found: dict[int, Region] = {}
+    by_message: dict[int, Region] = {}
     for index, segment in enumerate(printed.segments):
-        known = found.get(segment.owner)
-        start, first = (segment.start, index) if known is None else (known.start, known.first)
-        found[segment.owner] = Region(start, segment.end, first, index + 1)
-    return found
+        region = by_message.get(segment.owner)
+        start, first = (segment.start, index) if region is None else (region.start, region.first)
+        by_message[segment.owner] = Region(start, segment.end, first, index + 1)
+    return by_message
 
 
 def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: Region, shape: TurnShape) -> int:
-    """The character where the model's words begin: behind as much of the generation prompt as was printed.
+    """The character where the sampled text begins: behind as much of the generation prompt as was printed.
 
-    History is printed with another reasoning state than the prompt (`<think>` opened or not), so the two may part
-    company anywhere; a control token is never cut in half and nothing that content says counts as prompt. Where the
-    template knows no generation prompt, the words begin behind the last control token before the first of them.
+    A template may print history with another reasoning state than the prompt (`<think>` opened or not), so the printed
+    turn may differ from the generation prompt at any character. The start is moved back where it would lie inside a
+    control token, and content never counts as generation prompt. Where the template has no generation prompt, the
+    sampled text begins behind the last control token before the message's content.
     """
     limit = region.start
     for segment in printed.segments[region.first : region.last]:
@@ -84,11 +85,12 @@ def turn_end(
 ) -> TurnEnd | None:
     """The token that ends the turn of assistant `turn`, or None if the template prints none.
 
-    It is the first stop token that the template prints behind the start of the words; failing that, the first closing
-    token behind the last word; failing that, the first control token behind the region, if the model may stop at it.
+    The first of these that exists: the first stop token that the template prints behind the start of the sampled text;
+    the first closing token behind the last character of the message's content; the first control token behind the
+    region, if it is a stop token.
     """
     begin = sampled_start(printed, controls, region, shape)
-    words_end = max(
+    content_end = max(
         (s.end for s in printed.segments[region.first : region.last] if s.origin and s.origin.message_index == turn),
         default=begin,
     )
@@ -97,6 +99,6 @@ def turn_end(
             continue
         if control.start >= region.end:
             return TurnEnd(control, False) if control.token_id in shape.stop_ids else None
-        if control.token_id in shape.stop_ids or (control.token_id in shape.close_ids and control.start >= words_end):
+        if control.token_id in shape.stop_ids or (control.token_id in shape.close_ids and control.start >= content_end):
             return TurnEnd(control, True)
     return None

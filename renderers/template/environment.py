@@ -1,12 +1,13 @@
-"""The Jinja environment in which chat templates run: what transformers offers them, made provenance-preserving.
+"""The Jinja environment in which chat templates run: that of transformers, made to keep provenance and count work.
 
 Settings and helpers follow `transformers.utils.chat_template_utils` (trim_blocks, lstrip_blocks, loop controls, tojson
-without ASCII escaping, raise_exception, strftime_now, the `{% generation %}` tag). Six places in Jinja would silently
-drop spans, and each is replaced here: the `concat` that joins a template's output, the text of a printed list or dict,
-the operators `~` and `%`, methods called on string literals (`', '.join(items)`), and filters that build new strings.
+without ASCII escaping, raise_exception, strftime_now, the `{% generation %}` tag). Six operations of Jinja would
+silently drop spans, and each is replaced here or in `syntax_rewriting`: the `concat` that joins a template's output,
+the text of a printed list or dict, the operators `~` and `%`, methods called on string literals (`', '.join(items)`),
+and filters that build new strings.
 
-A template also must come to an end. What it does is counted (`template.work`) in loops, calls, filters and the
-operators that make something larger than their operands: `+`, `*`, `**`, `~`, `%`, lists and slices.
+A template must also end. Its work is counted (`work_limit`) in loops, calls, filters and the operators whose result is
+larger than their operands: `+`, `*`, `**`, `~`, `%`, lists and slices.
 """
 
 from __future__ import annotations
@@ -18,18 +19,15 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.nodes as nodes
-import jinja2.parser
 import jinja2.sandbox
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from renderers.template.json_dump import traced_json
-from renderers.template.operation_costs import FILTER_COSTS, added, listed, multiplied, raised_to, sliced
+from renderers.template.operation_costs import FILTER_COSTS
+from renderers.template.syntax_rewriting import FILTERS, GenerationTag, rewrite
 from renderers.template.traced import (
-    LoopMark,
-    Span,
     TracedStr,
     plain,
     spend_on_width,
@@ -39,41 +37,27 @@ from renderers.template.traced import (
     traced_percent,
     traced_text,
 )
-from renderers.template.work_limit import STEP, TemplateRun, spend, spend_on_text_of, spend_on_text_times
-
-_JOIN, _ENTER, _TESTED, _LEAVE = "_traced_join", "_enter_loop_body", "_tested_in_loop", "_leave_loop"
-_ADDED, _MULTIPLIED, _RAISED, _LISTED, _SLICED = "_added", "_multiplied", "_raised", "_listed", "_sliced"
-#: The variable of a template run that holds its `TemplateRun`.
-RUN = "_run"
+from renderers.template.work_limit import STEP, spend, spend_on_text_of, spend_on_text_times
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-# The sandbox allows all public methods of a string; formatting can reach attributes, and it replaces those two.
+# The sandbox allows all public methods of a string but `format` and `format_map`, which it replaces: they could read
+# attributes. `is_safe_attribute` forbids `encode`.
 _SAFE_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {
     "encode",
     "format",
     "format_map",
 }
-# Methods of bytes, integers and dicts that make what no operation counts; `dict.fromkeys` is a function of ours.
+# Methods of bytes, integers and dicts whose work is not counted; `_TemplateDict` has a counted `fromkeys`.
 _UNCOUNTED = frozenset(
     ("center", "expandtabs", "fromkeys", "join", "ljust", "replace", "rjust", "to_bytes", "translate", "zfill")
 )
-
-
-class TracedMessage(dict[str, Any]):
-    """A message as the template sees it; knows its index, so that a loop over messages can be followed."""
-
-    __slots__ = ("_index",)
-
-    def __init__(self, fields: dict[str, Any], index: int) -> None:
-        super().__init__(fields)
-        self._index = index
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox whose templates print `TracedStr`."""
 
     concat = staticmethod(functools.partial(traced_join, ""))
-    intercepted_binops = frozenset("%")  # `'%s' % (traced,)` is plain: Python asks the tuple, not what is in it
+    intercepted_binops = frozenset("%")  # Python drops the spans in `'%s' % (traced,)`
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
@@ -101,27 +85,16 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             dict=_TemplateDict(),
             namespace=_TemplateNamespace,
         )
-        self.filters |= {
-            _JOIN: self.concat,
-            _ENTER: _enter_loop_body,
-            _TESTED: _tested_in_loop,
-            _LEAVE: _leave_loop,
-            _ADDED: added,
-            _MULTIPLIED: multiplied,
-            _RAISED: raised_to,
-            _LISTED: listed,
-            _SLICED: sliced,
-        }
+        self.filters |= FILTERS
 
     def compile_chat_template(self, source: str) -> jinja2.Template:
-        """Parse, add the loop marks, rewrite operators, compile. Raises `jinja2.TemplateSyntaxError`."""
+        """Parse, rewrite and compile a template. Raises `jinja2.TemplateSyntaxError`."""
         tree = self.parse(source)
-        _LoopMarker().mark(tree)
-        _rewrite_operators(tree)
+        rewrite(tree)
         return self.from_string(tree)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the sandbox's own, which checks the same few attributes at every access, for half the time of a print."""
+        """As in the sandbox, whose checks of common attributes would take half the time of a print."""
         if isinstance(obj, dict):
             if attribute not in _DICT_ATTRIBUTES and attribute in obj:
                 return obj[attribute]
@@ -135,9 +108,10 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As the sandbox's own; what a traced string has beside the methods of a string is not for templates.
+        """As in the sandbox; also forbids the attributes of a traced string that `str` does not have, and `encode`.
 
-        Nor is `encode`: decoded again, content would pass for text of the template and could spell control tokens.
+        Content that a template encodes and decodes again would count as text of the template and could become control
+        tokens.
         """
         if isinstance(obj, TracedStr) and (attr == "encode" or not hasattr(str, attr)):
             return False
@@ -146,7 +120,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return bool(super().is_safe_attribute(obj, attr, value))
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Methods of string literals run on a traced copy, so that `'\\n'.join(traced)` stays traced."""
+        """Call methods of plain strings on a traced copy, so that `'\\n'.join(traced)` stays traced."""
         owner = getattr(obj, "__self__", None)
         spend(STEP + len(owner) if isinstance(owner, str) else STEP)
         if isinstance(owner, str) and not isinstance(owner, TracedStr):
@@ -154,7 +128,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` runs in Jinja's own formatter (it must not reach attributes); its fields keep their spans."""
+        """`str.format` in Jinja's own formatter, which forbids unsafe attributes; its fields keep their spans."""
         safe_format = super().wrap_str_format(value)
         if safe_format is None:
             return None
@@ -165,7 +139,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         def formatted(*args: Any, **kwargs: Any) -> str:
             positional, named = ((), args[0]) if value.__name__ == "format_map" and args else (args, kwargs)
             formatter.vformat(plain(template), positional, named)
-            expected = safe_format(*args, **kwargs)  # raises what a wrong call raises
+            expected = safe_format(*args, **kwargs)  # raises the errors of a wrong call
             if not (isinstance(template, TracedStr) and template.spans):
                 text = traced_format(
                     template,
@@ -180,7 +154,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _CountingFormatter(jinja2.sandbox.SandboxedFormatter):
-    """Counts what a field is about to become."""
+    """Counts the text of a field before it is made."""
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         spend_on_text_of(value)
@@ -192,131 +166,8 @@ class _CountingFormatter(jinja2.sandbox.SandboxedFormatter):
         return str(super().format_field(value, format_spec))
 
 
-class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` prints its body: who sampled what is read off the trace instead."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return [nodes.Scope(body)]
-
-
-class _LoopMarker:
-    """Puts `_enter_loop_body(n, target)` at the start of every loop body and `_leave_loop(n)` after the loop.
-
-    The mark at the start names the message that the body is about to print for; a body left early (`continue`,
-    `break`) needs nothing more, because the next entry or the end of the loop replaces it.
-    """
-
-    def __init__(self) -> None:
-        self.loops = 0
-
-    def mark(self, node: nodes.Node) -> None:
-        for field, value in node.iter_fields():
-            if isinstance(value, list):
-                setattr(node, field, [marked for child in value for marked in self._marked(child)])
-            elif isinstance(value, nodes.Node):
-                self.mark(value)
-
-    def _marked(self, child: Any) -> list[Any]:
-        if not isinstance(child, nodes.Node):
-            return [child]
-        self.mark(child)
-        if not isinstance(child, nodes.For):
-            return [child]
-        self.loops += 1
-        number = nodes.Const(self.loops)
-        target = child.target
-        names = [target] if isinstance(target, nodes.Name) else list(target.find_all(nodes.Name))
-        targets: list[nodes.Expr] = [nodes.Name(name.name, "load") for name in names]
-        if child.test is not None:  # a loop that its test leaves empty has no body to count in
-            child.test = nodes.Filter(
-                child.test, _TESTED, [nodes.Name(RUN, "load")], [], None, None, lineno=child.lineno
-            )
-        child.body.insert(0, _print_call(_ENTER, [number, nodes.Name(RUN, "load"), *targets], child.lineno))
-        # With the variable it is no constant, which Jinja would print at compile time, without its mark.
-        return [child, _print_call(_LEAVE, [number, nodes.Name(RUN, "load")], child.lineno)]
-
-
-def _print_call(function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Output:
-    # Filters are called directly, functions through the checks of the sandbox: ten times the price.
-    call = nodes.Filter(arguments[0], function, arguments[1:], [], None, None, lineno=lineno)
-    return nodes.Output([call], lineno=lineno)
-
-
-def _rewrite_operators(node: nodes.Node) -> None:
-    """Turn `a ~ b`, `a + b + c`, `a * b`, `a ** b`, `[a, b]` and `a[1:]` into calls of what traces and counts."""
-    for field, value in node.iter_fields():
-        children = value if isinstance(value, list) else [value]
-        replaced = [_rewritten(child) for child in children]
-        if any(new is not old for new, old in zip(replaced, children, strict=True)):
-            setattr(node, field, replaced if isinstance(value, list) else replaced[0])
-
-
-def _rewritten(child: Any) -> Any:
-    if not isinstance(child, nodes.Node):
-        return child
-    if isinstance(child, nodes.Add):
-        # From the left: joined at once, a sum of texts takes half the time of its additions one by one.
-        terms: list[nodes.Expr] = [child.right]
-        while isinstance(child.left, nodes.Add):
-            child = child.left
-            terms.append(child.right)
-        operands = [_rewritten(term) for term in (child.left, *reversed(terms))]
-        return _filter(nodes.List(operands, lineno=child.lineno), _ADDED)
-    _rewrite_operators(child)
-    match child:
-        case nodes.Concat():
-            return _filter(nodes.List(child.nodes, lineno=child.lineno), _JOIN)
-        case nodes.Mul():
-            return _filter(child.left, _MULTIPLIED, child.right)
-        case nodes.Pow():
-            return _filter(child.left, _RAISED, child.right)
-        case nodes.Getitem(arg=nodes.Slice() as cut):
-            bounds = (bound or nodes.Const(None) for bound in (cut.start, cut.stop, cut.step))
-            return _filter(child.node, _SLICED, *bounds)
-        case nodes.List() | nodes.Dict() if _holds_variables(child):
-            return _filter(child, _LISTED)
-        case nodes.Tuple(ctx="load") if _holds_variables(child):
-            return _filter(child, _LISTED)
-    return child
-
-
-def _holds_variables(literal: nodes.Expr) -> bool:
-    return not all(isinstance(inner, (nodes.Const, nodes.Pair)) for inner in literal.find_all(nodes.Expr))
-
-
-def _filter(node: nodes.Expr, name: str, *arguments: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
-
-
-def _enter_loop_body(loop: int, run: TemplateRun, *targets: Any) -> str:
-    run.spend(STEP)
-    for target in targets:
-        if isinstance(target, TracedMessage):
-            run.entered.append(target._index)
-            return _loop_mark(loop, target._index)
-    return ""
-
-
-def _tested_in_loop(condition: Any, run: TemplateRun) -> Any:
-    run.spend(STEP)
-    return condition
-
-
-def _leave_loop(loop: int, _: TemplateRun) -> str:
-    return _loop_mark(loop, None)
-
-
-@functools.lru_cache(4096)
-def _loop_mark(loop: int, message_index: int | None) -> str:
-    return TracedStr("", (Span(0, 0, LoopMark(loop, message_index)),))
-
-
 def _tainting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter: its work is counted, and a plain string that it makes from traced input counts as content."""
+    """Wrap a filter: its work is counted, and a plain string made from traced input counts as content."""
     first = int(hasattr(function, "jinja_pass_arg"))  # a context, evaluation context or environment before the value
     count: Callable[..., None] = FILTER_COSTS.get(name, spend_on_text_of)
 
@@ -338,7 +189,7 @@ def _join_filter(eval_context: Any, value: Any, d: str = "", attribute: str | in
 
 
 def _indent_filter(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """As Jinja's own filter, which joins with a plain string."""
+    """Jinja's `indent`, which would join with a plain string."""
     spend((s.count("\n") + 1) * (len(width) if isinstance(width, str) else width))
     indention = width if isinstance(width, str) else " " * width
     lines = TracedStr(s, s.spans if isinstance(s, TracedStr) else ()) + "\n"
@@ -367,7 +218,7 @@ def _as_traced(value: Any) -> TracedStr:
 
 
 def _printed(value: Any) -> Any:
-    """What `{{ value }}` prints: the text of a list or a dict is content, as what it holds is."""
+    """The text that `{{ value }}` prints; the text of a list or a dict counts as content."""
     return value if isinstance(value, (str, jinja2.Undefined)) else traced_text(value)
 
 
@@ -388,7 +239,7 @@ def _raise_exception(message: str) -> None:
 
 
 class _TemplateDict:
-    """`dict(...)` and `dict.fromkeys(...)`, without the class that a template could climb from."""
+    """`dict(...)` and `dict.fromkeys(...)`, without access to the class `dict` and its attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         made = dict(*args, **kwargs)
@@ -402,7 +253,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """A namespace that a template cannot use to reach into Python's internals."""
+    """A namespace that refuses names with a leading underscore, which lead to Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # as Jinja's own: `self` may be the name of an attribute
         self, *values = args
@@ -416,7 +267,7 @@ class _TemplateNamespace(Namespace):
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
-        return "<Namespace>"  # a namespace may hold another one twice, and that one too
+        return "<Namespace>"  # nested namespaces could make a text of exponential size
 
 
 _PLAIN_OBJECTS = frozenset((_TemplateNamespace, LoopContext))

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from renderers.errors import InvalidFileError, LoadError, MediaError, MissingExtraError, MissingTokenError
+from renderers.file_reading import read_json
 from renderers.media.decoding import decode_image, decoder_versions
 from renderers.media.item import ExpansionPiece, MediaItem, Modality, PackedArray
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.media.video_decoding import decode_video, video_decoder_versions
-from renderers.model_files import read_json
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorRunner
 from renderers.vision.hf_probing import Layout, item_tensor, probe
 from renderers.vision.normalise import ScaledPixels

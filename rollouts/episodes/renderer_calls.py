@@ -11,9 +11,6 @@ from rollouts.episodes.errors import RendererFailedError
 from rollouts.episodes.exception_wrapping import wrap_exceptions
 from rollouts.errors import RolloutsError
 
-#: The pool's threads already queue the calls; a lower limit would only wake each waiting episode once more.
-_MAX_PENDING = 65_536
-
 
 @contextmanager
 def renderer_pool(renderer: Renderer | RendererPool) -> Iterator[RendererPool]:
@@ -24,7 +21,7 @@ def renderer_pool(renderer: Renderer | RendererPool) -> Iterator[RendererPool]:
     if _is_pool(renderer):
         yield renderer  # type: ignore[misc]  # it has the methods that are used, if not the class
         return
-    pool = RendererPool(renderer, max_pending=_MAX_PENDING)
+    pool = RendererPool(renderer)
     try:
         yield pool
     finally:

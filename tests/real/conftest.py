@@ -116,11 +116,11 @@ def _server_survives(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _check_awake(server: VLLMServer) -> None:
-    paused = httpx.get(f"{server.base_url}/is_paused", timeout=10).json()["is_paused"]
-    asleep = httpx.get(f"{server.base_url}/is_sleeping", timeout=10).json()["is_sleeping"]
+    paused = server.http.get("/is_paused").json()["is_paused"]
+    asleep = server.http.get("/is_sleeping").json()["is_sleeping"]
     if asleep:
-        httpx.post(f"{server.base_url}/wake_up", timeout=30)
+        server.http.post("/wake_up")
     if paused:
-        httpx.post(f"{server.base_url}/resume", timeout=30)
+        server.http.post("/resume")
     if paused or asleep:
         pytest.fail(f"this test left the server {'asleep' if asleep else 'paused'}")

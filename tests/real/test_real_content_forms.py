@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import corpus
-import httpx
 import numpy as np
 import pytest
 from hf_families import FAMILIES
@@ -114,7 +113,7 @@ IMAGED = [
 
 def theirs(server: VLLMServer, messages: list[dict[str, Any]]) -> list[int]:
     body = {"model": server.model_name, "messages": messages}
-    answer = httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60)
+    answer = server.http.post("/v1/chat/completions/render", json=body)
     ids: list[int] = answer.raise_for_status().json()["token_ids"]
     return ids
 
@@ -138,7 +137,7 @@ def test_images_beside_strings_make_the_prompt_that_the_server_makes(
     assert len(rendered.multi_modal_data) == 2
 
 
-def test_as_given_the_prompt_is_another_where_the_template_reads_one_form_only(served: VLLMServer) -> None:
+def test_without_conversion_the_prompt_differs_where_the_template_reads_one_form_only(served: VLLMServer) -> None:
     """The planted fault: without conversion the comparison above fails."""
     given = load_renderer(served.model_dir, config=RendererConfig(content_form="as_given"))
     expected = theirs(served, CONVERSATIONS["mixed"])

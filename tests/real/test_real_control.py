@@ -7,11 +7,11 @@ import itertools
 import json
 import shutil
 
-import httpx
 import numpy as np
 import pytest
 from make_checkpoint import make_checkpoint
 from safetensors.numpy import load_file, save_file
+from vllm_server import LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts.engines.vllm.capabilities import probe
@@ -97,7 +97,7 @@ async def in_flight(connection, tokens=3500, request_id=None):
     """
     begun = asyncio.Event()
     task = asyncio.ensure_future(streamed(connection, begun, tokens, request_id))
-    await asyncio.wait_for(begun.wait(), 30)
+    await asyncio.wait_for(begun.wait(), LONGEST_SECONDS)
     return task
 
 
@@ -169,7 +169,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_what_a_call_leaves_in_the_caches(connection, control, vllm_server, image, name):
+async def test_which_caches_a_call_empties(connection, control, vllm_server, image, name):
     """The table of `caches`'s docstring."""
     call, keeps_pixels, keeps_prompts = CALLS[name]
     control.model_dir = vllm_server.model_dir
@@ -207,23 +207,23 @@ async def test_a_prefix_cache_in_use_is_not_reset_and_that_is_an_error(connectio
 # Pauses.
 
 
-async def test_pause_abort_ends_what_runs_with_what_it_has(connection, control):
+async def test_pause_abort_ends_running_requests_with_the_tokens_they_have(connection, control, vllm_server):
     running = await in_flight(connection)
     await control.pause("abort")
-    ended = await asyncio.wait_for(running, 10)
+    ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert ended["finish_reason"] == "abort"
     assert 0 < len(ended["token_ids"]) < 3500
     assert await control.is_paused()
     assert not await control.is_sleeping()  # of which vLLM's own route says true
-    assert httpx.get(f"{connection.base_url}/is_sleeping").json() == {"is_sleeping": True}  # noqa: ASYNC210
+    assert vllm_server.http.get("/is_sleeping").json() == {"is_sleeping": True}
     await control.resume()
     assert not await control.is_paused()
 
 
-async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, control):
+async def test_pause_wait_returns_when_running_requests_are_finished(connection, control):
     running = await in_flight(connection, tokens=1500)
     await control.pause("wait")
-    ended = await asyncio.wait_for(running, 60)
+    ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert (ended["finish_reason"], len(ended["token_ids"])) == ("length", 1500)
     await control.resume()
 
@@ -234,7 +234,7 @@ async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, contr
     indirect=["vllm_server"],
     scope="session",  # else the server is of this test alone
 )
-async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_drew_them(
+async def test_pause_keep_freezes_requests_and_their_tokens_are_labelled_with_their_weights(
     connection, control, restored, clear_cache
 ):
     undisturbed = await generated(connection, tokens=1500)
@@ -253,7 +253,7 @@ async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_dre
     np.testing.assert_allclose(logprobs(ended), logprobs(undisturbed), atol=1e-4)
 
 
-async def test_what_is_sent_to_a_paused_server_waits_for_it(connection, control):
+async def test_a_request_to_a_paused_server_waits(connection, control):
     await control.pause()
     waiting = asyncio.ensure_future(generated(connection))
     await asyncio.sleep(0.3)
@@ -289,7 +289,7 @@ async def test_another_process_sees_that_the_weights_were_dropped(connection, co
         await stranger.wake_up(["kv_cache"])
         assert not await stranger.is_sleeping()
     finally:
-        httpx.post(f"{connection.base_url}/wake_up")  # noqa: ASYNC210
+        vllm_server.http.post("/wake_up")
 
 
 # Aborts.
@@ -303,11 +303,11 @@ async def test_an_abort_ends_the_named_request_and_no_other(connection, control)
     await asyncio.sleep(0.2)
     assert not running.done()
     await control.abort(["named"])
-    assert (await asyncio.wait_for(running, 10))["finish_reason"] == "abort"
+    assert (await asyncio.wait_for(running, LONGEST_SECONDS))["finish_reason"] == "abort"
     assert (await beside)["finish_reason"] == "length"
 
 
-async def test_aborting_everything_counts_it(connection, control):
+async def test_abort_all_returns_the_number_of_requests(connection, control):
     running = [await in_flight(connection, request_id=f"r{each}") for each in range(2)]
     assert await control.abort_all() == 2
     assert {(await request)["finish_reason"] for request in running} == {"abort"}
@@ -316,7 +316,7 @@ async def test_aborting_everything_counts_it(connection, control):
 # Weights.
 
 
-async def test_new_weights_answer_otherwise_and_the_first_ones_come_back_exactly(
+async def test_new_weights_change_log_probabilities_and_the_first_weights_restore_them_exactly(
     connection, control, vllm_server, image, other, restored
 ):
     before = await generated(connection, tokens=12), await show(connection, image, data=True)
@@ -334,14 +334,14 @@ async def test_new_weights_answer_otherwise_and_the_first_ones_come_back_exactly
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)
-async def test_a_running_request_of_text_is_put_back_into_the_queue_where_that_is_wanted(connection, control):
+async def test_preempt_puts_a_running_request_of_text_back_into_the_queue(connection, control):
     running = await in_flight(connection, tokens=1500)
     await control.reset_prefix_cache(preempt=True)
     assert len((await running)["token_ids"]) == 1500
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)
-async def test_an_update_under_a_kept_request_computes_what_it_has_anew(
+async def test_an_update_under_a_kept_request_computes_its_cache_again(
     connection, control, vllm_server, other, restored
 ):
     """Without that, its later tokens would come from new weights over a cache of old ones, as of no policy at all."""
@@ -356,7 +356,7 @@ async def test_an_update_under_a_kept_request_computes_what_it_has_anew(
     np.testing.assert_allclose(logprobs(again), logprobs(ended)[split:], atol=1e-4)
 
 
-async def test_files_that_do_not_fit_never_reach_the_server(connection, control, vllm_server, tmp_path):
+async def test_a_checkpoint_that_does_not_fit_is_not_loaded(connection, control, vllm_server, tmp_path):
     before = await generated(connection)
     bad = shutil.copytree(vllm_server.model_dir, tmp_path / "bad")
     weights = load_file(bad / "model.safetensors")
@@ -367,7 +367,7 @@ async def test_files_that_do_not_fit_never_reach_the_server(connection, control,
     assert await generated(connection) == before
 
 
-async def test_the_planted_fault_a_checkpoint_that_lacks_a_tensor_is_loaded_by_vllm_without_a_word(
+async def test_the_planted_fault_vllm_loads_a_checkpoint_that_lacks_a_tensor_without_an_error(
     connection, control, vllm_server, tmp_path, restored
 ):
     """Why the files are looked at first: HTTP 200, and garbage from then on."""
@@ -382,7 +382,7 @@ async def test_the_planted_fault_a_checkpoint_that_lacks_a_tensor_is_loaded_by_v
     assert logprobs(await generated(connection)) == logprobs(before)
 
 
-async def test_after_a_directory_that_cannot_be_read_the_weights_of_before_are_put_back(connection, control):
+async def test_after_a_directory_that_cannot_be_read_the_previous_weights_are_loaded_again(connection, control):
     before = await generated(connection)
     with pytest.raises(WeightUpdateError, match="loaded again; the server runs with them"):
         await control.update_weights_from_directory("/no/such/directory", "never", check=False)
@@ -390,7 +390,7 @@ async def test_after_a_directory_that_cannot_be_read_the_weights_of_before_are_p
     assert await control.weight_version() == "default"
 
 
-async def test_half_loaded_weights_leave_a_paused_server_and_would_have_killed_it(
+async def test_partly_loaded_weights_leave_a_paused_server_and_would_have_killed_it(
     connection, control, vllm_server, tmp_path
 ):
     vllm_server.restartable()
@@ -405,29 +405,27 @@ async def test_half_loaded_weights_leave_a_paused_server_and_would_have_killed_i
     with pytest.raises(UnsafeControlError, match="kill the server"):
         await control.resume()
     # What a bare /resume would have done:
-    async with httpx.AsyncClient(base_url=connection.base_url, timeout=30) as client:
-        await client.post("/resume")
-        reply = await client.post(GENERATE, json={"token_ids": [5], "sampling_params": {"max_tokens": 1}})
+    vllm_server.http.post("/resume")
+    reply = vllm_server.http.post(GENERATE, json={"token_ids": [5], "sampling_params": {"max_tokens": 1}})
     assert reply.status_code == 500
-    await dead(vllm_server)
+    await vllm_server.until_dead()
     assert not await control.health()
     await asyncio.to_thread(vllm_server.restart)
     assert (await generated(connection))["finish_reason"] == "length"
     await control.update_weights_from_directory(vllm_server.model_dir, "default")  # no grudge against the new process
 
 
-async def test_a_reload_alone_makes_vllm_die_of_the_next_known_image(connection, control, vllm_server, image):
+async def test_the_bare_reload_route_makes_vllm_die_of_the_next_known_image(connection, control, vllm_server, image):
     vllm_server.restartable()
     expected = await show(connection, image, data=True)
     await reload_through(control, vllm_server.model_dir)
     assert await show(connection, image, data=True) == expected
-    async with httpx.AsyncClient(base_url=connection.base_url, timeout=30) as client:
-        arguments = {"weights_path": str(vllm_server.model_dir)}
-        reply = await client.post("/collective_rpc", json={"method": "reload_weights", "kwargs": arguments})
-        assert reply.status_code == 200
+    arguments = {"weights_path": str(vllm_server.model_dir)}
+    reply = vllm_server.http.post("/collective_rpc", json={"method": "reload_weights", "kwargs": arguments})
+    assert reply.status_code == 200
     status, _ = await show(connection, image, data=False)
     assert status == 500
-    await dead(vllm_server)
+    await vllm_server.until_dead()
     await asyncio.to_thread(vllm_server.restart)
 
 
@@ -437,29 +435,21 @@ async def reload_through(control, directory):
     await control.resume()
 
 
-async def dead(server):
-    async with asyncio.timeout(20):
-        while await asyncio.to_thread(server.is_healthy):
-            await asyncio.sleep(0.1)
-
-
 # Watching.
 
 
-async def test_a_running_request_is_counted(connection, control):
+async def test_a_running_request_is_counted(connection, control, vllm_server):
     assert await control.health()
     assert await control.world_size() == 1
     assert await control.load() == 0
     before = await control.metrics()
     assert (before.running, before.waiting) == (0, 0)
-    running = await in_flight(connection, tokens=2000)
-    async with asyncio.timeout(20):  # the count lags
-        while not (during := await control.metrics()).running:
-            await asyncio.sleep(0.1)
-    assert during.running == 1
+    running = await in_flight(connection, tokens=3500)
+    await vllm_server.until(lambda metrics: metrics.running == 1, during=running)  # the count lags
+    during = await control.metrics()
     assert 0 < during.total("vllm:kv_cache_usage_perc") < 1
     await running
     after = await control.metrics()
-    for name, tokens in (("vllm:generation_tokens_total", 2000), ("vllm:prompt_tokens_total", 3)):
+    for name, tokens in (("vllm:generation_tokens_total", 3500), ("vllm:prompt_tokens_total", 3)):
         assert after.total(name) - before.total(name) == tokens
     assert after.sleep_level == 0

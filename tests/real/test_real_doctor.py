@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -227,4 +226,4 @@ async def _target(server: VLLMServer) -> AsyncIterator[Target]:
 
 def test_the_server_still_answers_others(vllm_server):
     body = {"model": vllm_server.model_name, "prompt": "a", "max_tokens": 2}
-    assert httpx.post(f"{vllm_server.base_url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert vllm_server.http.post("/v1/completions", json=body).status_code == 200

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -50,7 +49,7 @@ def rendered_by(server, shown):
     """The ids and features that the server itself makes of a message with images."""
     parts = [{"type": "image_url", "image_url": {"url": data_url(pixels)}} for pixels in shown]
     body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]}
-    answer = httpx.post(f"{server.base_url}/v1/chat/completions/render", json=body, timeout=60)
+    answer = server.http.post("/v1/chat/completions/render", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -98,7 +97,7 @@ def test_several_images_of_one_prompt_are_encoded_as_the_server_does(vllm_server
 
 
 @every_mode
-def test_what_the_server_rendered_is_decoded_and_goes_back_byte_for_byte(vllm_server):
+def test_an_item_that_the_server_rendered_is_decoded_and_encoded_byte_for_byte(vllm_server):
     (theirs,) = assert_same_features(vllm_server, images([(256, 192)]))
     decoded = decode_item(theirs)
     assert decoded["pixel_values"].dtype == PIXEL_DTYPE[vllm_server.mode]
@@ -220,7 +219,7 @@ def test_what_vllm_writes_is_read_and_what_we_write_vllm_reads(vllm_venv):
     assert ask_vllm(vllm_venv, [{"read": one} for one in ours]) == ours
 
 
-def test_a_real_item_that_breaks_off_is_refused(vllm_venv):
+def test_a_truncated_real_item_is_refused(vllm_venv):
     (whole,) = ask_vllm(vllm_venv, [{"write": [("pixels", "flat", (3, 4), "uint8", 0)]}])
     raw = base64.b64decode(whole)
     for end in range(len(raw)):

@@ -6,20 +6,19 @@ vLLM 0.32 gives a worker no pixels of such an image, and dies where it has to en
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from make_checkpoint import make_checkpoint
-from vllm_server import VLLMServer
+from vllm_server import LONGEST_SECONDS, VLLMServer
 
 from renderers import RenderedTokens, load_renderer
 from rollouts import Completion, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.errors import ServerError, ServerUnreachableError, UnsafeControlError
 
@@ -63,11 +62,6 @@ def asked(rendered: RenderedTokens, tokens: int = LONG, **more: Any) -> Generate
     )
 
 
-async def metrics(server: VLLMServer) -> ServerMetrics:
-    async with httpx.AsyncClient(base_url=server.base_url, timeout=30) as client:
-        return ServerMetrics.parse((await client.get("/metrics")).text)
-
-
 async def covered(engine: VLLMEngine, server: VLLMServer) -> RenderedTokens:
     """A prompt that the server has computed before: whoever asks again hits its blocks."""
     rendered = shown(server)
@@ -77,14 +71,10 @@ async def covered(engine: VLLMEngine, server: VLLMServer) -> RenderedTokens:
 
 async def in_flight(server: VLLMServer, call: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
     """A call that is being generated, and whose prompt was found in the prefix cache."""
-    hits = (await metrics(server)).total(HITS)
+    before = await server.metrics()
     task = asyncio.ensure_future(call())
-    async with asyncio.timeout(30):
-        while (await metrics(server)).total(HITS) == hits:
-            assert not task.done(), task
-            await asyncio.sleep(0.05)
-    await asyncio.sleep(0.3)
-    assert not task.done()
+    await server.until_generating(task, before)
+    assert (await server.metrics()).total(HITS) > before.total(HITS)
     return task
 
 
@@ -93,17 +83,11 @@ async def one(engine: VLLMEngine, request: GenerateRequest) -> Completion:
     return completion
 
 
-async def dead(server: VLLMServer) -> None:
-    async with asyncio.timeout(30):
-        while await asyncio.to_thread(server.is_healthy):
-            await asyncio.sleep(0.1)
-
-
 # Pauses.
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_completion_behind_a_covered_image_is_the_same_after_a_pause_of_any_mode(engine, vllm_server, mode):
+async def test_a_completion_with_a_cached_image_is_the_same_after_a_pause_of_any_mode(engine, vllm_server, mode):
     rendered = await covered(engine, vllm_server)
     undisturbed = await one(engine, asked(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
@@ -111,12 +95,12 @@ async def test_a_completion_behind_a_covered_image_is_the_same_after_a_pause_of_
     await asyncio.sleep(0.2)
     assert running.done() == (mode == "wait")
     await engine.control.resume()
-    ended = await asyncio.wait_for(running, 120)
+    ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert ended.token_ids.tolist() == undisturbed.token_ids.tolist()
     np.testing.assert_allclose(ended.logprobs, undisturbed.logprobs, atol=1e-4)
 
 
-async def test_clearing_the_caches_of_what_is_kept_is_refused_and_harms_nothing(engine, vllm_server):
+async def test_clearing_the_caches_of_kept_requests_is_refused_without_damage(engine, vllm_server):
     rendered = await covered(engine, vllm_server)
     running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
     with pytest.raises(UnsafeControlError, match="vLLM dies"):
@@ -130,13 +114,12 @@ async def test_the_planted_fault_the_bare_route_kills_vllm(engine, vllm_server):
     vllm_server.restartable()
     rendered = await covered(engine, vllm_server)
     running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
-    async with httpx.AsyncClient(base_url=vllm_server.base_url, timeout=60) as client:
-        (await client.post("/pause?mode=keep&clear_cache=true")).raise_for_status()
-        (await client.post("/resume")).raise_for_status()
+    for call in ("/pause?mode=keep&clear_cache=true", "/resume"):
+        (await asyncio.to_thread(vllm_server.http.post, call)).raise_for_status()
     with pytest.raises((ServerError, ServerUnreachableError)) as caught:
-        await asyncio.wait_for(running, 120)
+        await asyncio.wait_for(running, LONGEST_SECONDS)
     assert vllm_server.base_url in str(caught.value)
-    await dead(vllm_server)
+    await vllm_server.until_dead()
     await asyncio.to_thread(vllm_server.restart)
 
 
@@ -144,7 +127,7 @@ async def test_the_planted_fault_the_bare_route_kills_vllm(engine, vllm_server):
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_after_new_weights_a_completion_behind_a_covered_image_is_of_the_policy_that_its_spans_name(
+async def test_after_new_weights_a_completion_with_a_cached_image_comes_from_the_weights_that_its_spans_name(
     engine, vllm_server, restored, tmp_path, mode
 ):
     other = make_checkpoint(tmp_path / "other", "float32", seed=12)
@@ -152,7 +135,7 @@ async def test_after_new_weights_a_completion_behind_a_covered_image_is_of_the_p
     undisturbed = await one(engine, asked(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
     await engine.control.update_weights_from_directory(other, "other", mode)
-    ended = await asyncio.wait_for(running, 120)
+    ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     versions = [span.version for span in ended.weight_spans]
     if mode == "wait":
         assert versions == ["default"]
@@ -177,28 +160,31 @@ async def test_weights_reloaded_while_an_image_is_frozen_do_not_kill_the_server(
     await engine.control.pause("keep")
     await engine.control.reload_weights(vllm_server.model_dir)
     await engine.control.resume()
-    ended = await asyncio.wait_for(running, 120)
+    ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert ended.token_ids.tolist() == undisturbed.token_ids.tolist()
     np.testing.assert_allclose(ended.logprobs, undisturbed.logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_image_that_another_client_has_in_flight_does_not_kill_the_server_either(engine, vllm_server, mode):
+async def test_an_update_during_the_request_of_another_client_does_not_kill_the_server(engine, vllm_server, mode):
     rendered = await covered(engine, vllm_server)
     features = b"".join(encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: True))
     ids = ",".join(map(str, rendered.token_ids)).encode()
-    sampling = b'{"temperature":0,"logprobs":0,"ignore_eos":true,"max_tokens":%d}' % LONG
+    # One that is to be ended is so long that it cannot be over before.
+    sampling = b'{"temperature":0,"logprobs":0,"ignore_eos":true,"max_tokens":%d}' % (LONG if mode == "wait" else 3500)
     body = b'{"token_ids":[%b],"sampling_params":%b,"features":%b}' % (ids, sampling, features)
 
-    async def stranger() -> Any:
-        async with httpx.AsyncClient(base_url=vllm_server.base_url, timeout=120) as client:
-            headers = {"content-type": "application/json"}
-            return (await client.post("/inference/v1/generate", content=body, headers=headers)).json()["choices"][0]
+    async def stranger(body: bytes = body) -> Any:
+        headers = {"content-type": "application/json"}
+        response = await asyncio.to_thread(
+            vllm_server.http.post, "/inference/v1/generate", content=body, headers=headers
+        )
+        return response.json()["choices"][0]
 
-    await stranger()  # whose blocks are its own, for it sends no cache salt
+    await stranger(re.sub(rb'"max_tokens":\d+', b'"max_tokens":4', body))  # its blocks are its own: it sends no salt
     running = await in_flight(vllm_server, stranger)
     await engine.control.update_weights_from_directory(vllm_server.model_dir, "default", mode)
-    ended = await asyncio.wait_for(running, 120)
+    ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert ended["finish_reason"] == ("length" if mode == "wait" else "abort")
     assert await engine.control.health()
 
@@ -238,12 +224,12 @@ def sessions(
 
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
-async def test_the_planted_fault_vllm_dies_of_a_preempted_request_whose_image_its_hit_covered(engine, vllm_server):
+async def test_the_planted_fault_vllm_dies_of_a_preempted_request_with_a_cached_image(engine, vllm_server):
     vllm_server.restartable()
     tasks = sessions(engine, vllm_server, 24, 256, {})
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=300)
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=LONGEST_SECONDS)
     assert any(task.exception() for task in done), "vLLM survived: say so in docs/vllm.md"
-    await dead(vllm_server)
+    await vllm_server.until_dead()
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -251,21 +237,19 @@ async def test_the_planted_fault_vllm_dies_of_a_preempted_request_whose_image_it
 
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
-async def test_what_does_not_read_the_prefix_cache_survives_being_preempted(engine, vllm_server):
-    before = (await metrics(vllm_server)).preemptions
-    await asyncio.gather(*sessions(engine, vllm_server, 16, 256, {"skip_reading_prefix_cache": True}))
-    assert (await metrics(vllm_server)).preemptions > before
+async def test_requests_that_do_not_read_the_prefix_cache_survive_preemption(engine, vllm_server):
+    before = (await vllm_server.metrics()).preemptions
+    await asyncio.gather(*sessions(engine, vllm_server, 8, 256, {"skip_reading_prefix_cache": True}))
+    assert (await vllm_server.metrics()).preemptions > before
 
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
-async def test_a_pause_that_waits_ends_what_is_in_the_queue_before_it_clears_the_caches(engine, vllm_server):
+async def test_a_pause_that_waits_ends_queued_requests_before_it_clears_the_caches(engine, vllm_server):
     """The encoder's cache holds all of these images, so that being preempted alone does no harm."""
-    before = (await metrics(vllm_server)).preemptions
+    before = (await vllm_server.metrics()).preemptions
     tasks = sessions(engine, vllm_server, 8, 64, {})
-    async with asyncio.timeout(60):
-        while (now := await metrics(vllm_server)).preemptions == before or not now.waiting:
-            await asyncio.sleep(0.05)
+    await vllm_server.until(lambda now: now.preemptions > before and now.waiting > 0)
     await engine.control.pause("wait")
     await engine.control.resume()
-    await asyncio.wait_for(asyncio.gather(*tasks), 200)
+    await asyncio.wait_for(asyncio.gather(*tasks), LONGEST_SECONDS)
     assert await engine.control.health()

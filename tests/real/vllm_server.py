@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import pytest
 
+from rollouts.engines.vllm.control.metrics import ServerMetrics
+
 MODEL_NAME = "tiny-qwen3vl"
+
+#: How long a test waits for a state that a working server always reaches, also on a busy machine.
+LONGEST_SECONDS = 300.0
+
+GENERATED = "vllm:generation_tokens_total"
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -109,8 +118,18 @@ class VLLMServer:
     venv: Path | None = None
     model_name: str = MODEL_NAME
     killed: bool = field(default=False, init=False)
+    #: No trust store, which takes longer to load than most requests; no connections that a restart would break.
+    http: httpx.Client = field(init=False, repr=False)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
     _watchdog: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(
+            base_url=self.base_url,
+            verify=False,
+            timeout=LONGEST_SECONDS,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
 
     @classmethod
     def start(cls, venv: Path, model_dir: Path, mode: str, log_dir: Path) -> VLLMServer:
@@ -188,9 +207,34 @@ class VLLMServer:
 
     def is_healthy(self) -> bool:
         try:
-            return httpx.get(f"{self.base_url}/health", timeout=5).status_code == 200
+            return self.http.get("/health").status_code == 200
         except httpx.TransportError:
             return False
+
+    # States that tests wait for.
+
+    async def metrics(self) -> ServerMetrics:
+        return ServerMetrics.parse((await asyncio.to_thread(self.http.get, "/metrics")).raise_for_status().text)
+
+    async def until(
+        self, condition: Callable[[ServerMetrics], bool], *, during: asyncio.Future[Any] | None = None
+    ) -> None:
+        """Wait until the metrics fulfil a condition. It must happen before `during` is done."""
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while not condition(await self.metrics()):
+                assert during is None or not during.done(), f"done before the server was seen in that state: {during}"
+                await asyncio.sleep(0.02)
+
+    async def until_generating(self, call: asyncio.Future[Any], before: ServerMetrics, requests: int = 1) -> None:
+        """Wait until the server runs the requests of `call` and has generated some tokens since `before`."""
+        tokens = before.total(GENERATED) + 10 * requests
+        await self.until(lambda now: now.running >= requests and now.total(GENERATED) >= tokens, during=call)
+        assert not call.done()
+
+    async def until_dead(self) -> None:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while await asyncio.to_thread(self.is_healthy):
+                await asyncio.sleep(0.05)
 
     def log_tail(self, lines: int = 30) -> str:
         if self.log_path is None:
@@ -217,9 +261,12 @@ class VLLMServer:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port below those that the system gives to outgoing connections, one of which could take it meanwhile."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _inherited() -> dict[str, str]:

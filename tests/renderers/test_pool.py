@@ -1,4 +1,4 @@
-"""The pool: the renderer's own answers, off the event loop, under many threads and several loops."""
+"""RendererPool: the results of its renderer, off the event loop, with many threads and several loops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import functools
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from renderers import MultimodalRenderer, RenderedTokens, Renderer, TemplateRenderer, is_multimodal, load_renderer
 from renderers.errors import MessageError, PoolClosedError, TemplateError
-from renderers.pool import RendererPool, _Places
+from renderers.pool import RendererPool
 
 MESSAGES = [corpus.user("Hi")]
 
@@ -31,7 +30,7 @@ def fresh_qwen() -> TemplateRenderer:
 
 
 class Gate:
-    """A renderer that waits inside `render` until it is let go, and counts who is inside."""
+    """A renderer that waits inside `render` until `open` is set, and counts the calls inside."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -70,12 +69,12 @@ class Gate:
 
 
 async def entered(gate: Gate, count: int = 1) -> None:
-    """Wait until so many calls more are inside."""
+    """Wait until `count` more calls are inside `render`."""
     for _ in range(count):
         assert await asyncio.to_thread(gate.entered.acquire, True, 30)
 
 
-async def test_every_method_gives_what_the_renderer_gives() -> None:
+async def test_every_method_returns_the_result_of_the_renderer() -> None:
     renderer = qwen()
     messages, tools = corpus.CONVERSATIONS["tool cycle"]
     prompt = renderer.render_ids(messages[:1], tools=tools, add_generation_prompt=True)
@@ -105,7 +104,7 @@ def _columns(rendered: RenderedTokens) -> tuple[list[int], list[bool]]:
     return rendered.token_ids, rendered.sampled_mask
 
 
-def test_a_pool_is_a_renderer_and_sees_if_its_renderer_sees(renderer: TemplateRenderer) -> None:
+def test_a_pool_is_a_renderer_and_is_multimodal_if_its_renderer_is(renderer: TemplateRenderer) -> None:
     with RendererPool(renderer) as seeing, RendererPool(qwen()) as reading, RendererPool(Gate()) as plain:
         assert isinstance(seeing, Renderer)
         assert isinstance(seeing, MultimodalRenderer)
@@ -116,7 +115,7 @@ def test_a_pool_is_a_renderer_and_sees_if_its_renderer_sees(renderer: TemplateRe
             assert blind.mm_token_type_id_map == {}
 
 
-async def test_images_go_through_a_bridge_behind_a_pool(renderer: TemplateRenderer) -> None:
+async def test_a_pool_bridges_conversations_with_images(renderer: TemplateRenderer) -> None:
     image = {"type": "image", "image": np.zeros((32, 32, 3), dtype=np.uint8)}
     prompt = renderer.render([corpus.user([image])], add_generation_prompt=True)
     arguments = (prompt.token_ids, renderer.get_stop_token_ids()[:1], [corpus.user([image])])
@@ -148,14 +147,14 @@ def test_many_threads_on_one_tokenizer_get_equal_results() -> None:
             assert got == expected
 
 
-async def test_many_coroutines_get_each_their_own_result() -> None:
+async def test_each_of_many_coroutines_gets_its_own_result() -> None:
     renderer = qwen()
-    async with RendererPool(renderer, threads=4, max_pending=3) as pool:
+    async with RendererPool(renderer, threads=4) as pool:
         results = await asyncio.gather(*(pool.render_ids_async([corpus.user(f"n {n}")]) for n in range(200)))
     assert results == [renderer.render_ids([corpus.user(f"n {n}")]) for n in range(200)]
 
 
-async def test_the_event_loop_runs_on_while_the_renderer_works() -> None:
+async def test_the_event_loop_is_not_blocked_while_the_renderer_works() -> None:
     gate = Gate()
     async with RendererPool(gate, threads=1) as pool:
         working = asyncio.ensure_future(pool.render_async(MESSAGES))
@@ -166,7 +165,7 @@ async def test_the_event_loop_runs_on_while_the_renderer_works() -> None:
         assert len(await working) == 1
 
 
-async def test_errors_come_out_of_the_call_that_caused_them() -> None:
+async def test_errors_are_raised_by_the_call_that_caused_them() -> None:
     async with RendererPool(qwen(), threads=2) as pool:
         outcomes = await asyncio.gather(
             pool.render_async(MESSAGES),
@@ -180,31 +179,17 @@ async def test_errors_come_out_of_the_call_that_caused_them() -> None:
         assert await pool.render_async(MESSAGES) == outcomes[0]
 
 
-async def test_no_more_calls_are_handed_out_than_may_be_pending() -> None:
-    gate = Gate()
-    async with RendererPool(gate, threads=8, max_pending=2) as pool:
-        calls = [asyncio.ensure_future(pool.render_async([n])) for n in range(20)]
-        await entered(gate, 2)
-        await asyncio.sleep(0)
-        assert len(gate.calls) == 2
-        gate.open.set()
-        await asyncio.gather(*calls)
-    assert gate.most_inside <= 2
-    assert sorted(number for (number,) in gate.calls) == list(range(20))
-
-
-async def test_calls_wait_in_the_order_in_which_they_came() -> None:
+async def test_calls_run_in_the_order_in_which_they_were_made() -> None:
     gate = Gate()
     gate.open.set()
-    async with RendererPool(gate, threads=1, max_pending=1) as pool:
+    async with RendererPool(gate, threads=1) as pool:
         await asyncio.gather(*(pool.render_async([n]) for n in range(30)))
     assert gate.calls == [[n] for n in range(30)]
 
 
-@pytest.mark.parametrize("max_pending", [1, 8])
-async def test_a_call_cancelled_before_its_turn_never_runs(max_pending: int) -> None:
+async def test_a_call_cancelled_before_a_thread_begins_it_never_runs() -> None:
     gate = Gate()
-    async with RendererPool(gate, threads=1, max_pending=max_pending) as pool:
+    async with RendererPool(gate, threads=1) as pool:
         first = asyncio.ensure_future(pool.render_async(["first"]))
         await entered(gate)
         second = asyncio.ensure_future(pool.render_async(["second"]))
@@ -218,30 +203,6 @@ async def test_a_call_cancelled_before_its_turn_never_runs(max_pending: int) -> 
     assert gate.calls == [["first"], ["third"]]
 
 
-async def test_cancelled_calls_give_their_places_back() -> None:
-    gate = Gate()
-    async with RendererPool(gate, threads=2, max_pending=2) as pool:
-        calls = [asyncio.ensure_future(pool.render_async([n])) for n in range(10)]
-        await entered(gate, 2)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        gate.open.set()
-        again = [asyncio.ensure_future(pool.render_async(["again"])) for _ in range(4)]
-        assert len(await asyncio.wait_for(asyncio.gather(*again), 30)) == 4
-
-
-async def test_a_call_cancelled_while_its_place_is_on_the_way_hands_it_on() -> None:
-    places = _Places(1)
-    await places.take()
-    cancelled, next_one = asyncio.ensure_future(places.take()), asyncio.ensure_future(places.take())
-    await asyncio.sleep(0)
-    places.give_back()  # granted to the first in line, who hears of it when the loop turns
-    cancelled.cancel()
-    await asyncio.wait_for(next_one, 30)
-    assert cancelled.cancelled()
-
-
 def test_several_event_loops_share_one_pool() -> None:
     renderer = qwen()
     expected = renderer.render_ids(MESSAGES)
@@ -249,34 +210,35 @@ def test_several_event_loops_share_one_pool() -> None:
     async def work() -> list[list[int]]:
         return await asyncio.gather(*(pool.render_ids_async(MESSAGES) for _ in range(50)))
 
-    with RendererPool(renderer, threads=2, max_pending=2) as pool, ThreadPoolExecutor(4) as loops:
+    with RendererPool(renderer, threads=2) as pool, ThreadPoolExecutor(4) as loops:
         for result in loops.map(asyncio.run, [work() for _ in range(4)]):
             assert result == [expected] * 50
         assert asyncio.run(work()) == [expected] * 50
 
 
-async def test_a_closed_pool_refuses_and_lets_the_work_under_way_finish() -> None:
+async def test_a_closed_pool_refuses_new_calls_and_finishes_earlier_ones() -> None:
     gate = Gate()
-    pool = RendererPool(gate, threads=1, max_pending=1)
+    pool = RendererPool(gate, threads=1)
     working = asyncio.ensure_future(pool.render_async(["working"]))
     await entered(gate)
     waiting = asyncio.ensure_future(pool.render_async(["waiting"]))
     await asyncio.sleep(0)
     closing = asyncio.ensure_future(pool.aclose())
+    await asyncio.sleep(0)
     with pytest.raises(PoolClosedError):
-        await waiting
+        await pool.render_async(MESSAGES)
     assert not closing.done()
     gate.open.set()
     await closing
-    assert len(await working) == 1
+    assert len(await working) == len(await waiting) == 1
     with pytest.raises(PoolClosedError):
         await pool.render_async(MESSAGES)
     await pool.aclose()
     pool.close()
-    assert gate.calls == [["working"]]
+    assert gate.calls == [["working"], ["waiting"]]
 
 
-async def test_the_callers_context_reaches_the_thread() -> None:
+async def test_context_variables_of_the_caller_hold_on_the_thread() -> None:
     episode = contextvars.ContextVar("episode", default="none")
     seen: list[str] = []
 
@@ -291,22 +253,7 @@ async def test_the_callers_context_reaches_the_thread() -> None:
     assert seen == ["e1"]
 
 
-async def test_renderers_that_must_not_be_shared_are_lent_to_one_thread_at_a_time() -> None:
-    gates = [Gate(), Gate(), Gate()]
-    for gate in gates:
-        gate.open.set()
-    async with RendererPool(gates, threads=6) as pool:
-        asynchronous = [pool.render_async([n]) for n in range(60)]
-        with ThreadPoolExecutor(4) as threads:
-            plain: list[Any] = [threads.submit(pool.render, [n]) for n in range(60)]
-            await asyncio.gather(*asynchronous)
-        assert all(len(one.result()) == 1 for one in plain)
-    assert all(gate.most_inside <= 1 for gate in gates)
-    assert sum(len(gate.calls) for gate in gates) == 120
-
-
 def test_a_shared_renderer_works_in_several_threads_at_once() -> None:
-    """What the test above would see if renderers were not lent."""
     gate = Gate()
 
     async def work() -> None:
@@ -320,19 +267,7 @@ def test_a_shared_renderer_works_in_several_threads_at_once() -> None:
     assert gate.most_inside == 3
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: RendererPool([]), "at least one renderer"),
-        (lambda: RendererPool(Gate(), max_pending=0), "max_pending is 0"),
-    ],
-)
-def test_a_pool_that_could_never_work_is_refused(make: Callable[[], RendererPool], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        make()
-
-
-async def test_closing_without_waiting_is_an_error_for_the_calls_that_have_not_begun_and_no_cancellation() -> None:
+async def test_closing_without_waiting_raises_pool_closed_error_in_calls_that_have_not_begun() -> None:
     gate = Gate()
     pool = RendererPool(gate, threads=1)
     calls = [asyncio.ensure_future(pool.render_async(MESSAGES)) for _ in range(3)]
@@ -344,9 +279,9 @@ async def test_closing_without_waiting_is_an_error_for_the_calls_that_have_not_b
     assert [type(other) for other in others] == [PoolClosedError, PoolClosedError]
 
 
-def test_calls_of_a_loop_that_was_closed_in_the_middle_of_them_take_no_place_from_others() -> None:
+def test_calls_of_a_closed_event_loop_do_not_hold_up_calls_of_another() -> None:
     gate = Gate()
-    pool = RendererPool(gate, threads=1, max_pending=1)
+    pool = RendererPool(gate, threads=1)
     loop = asyncio.new_event_loop()
     abandoned = [loop.create_task(pool.render_async(MESSAGES)) for _ in range(5)]
     loop.call_later(0.05, loop.stop)

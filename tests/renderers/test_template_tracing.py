@@ -140,7 +140,7 @@ def test_no_character_of_content_passes_for_template_text(template: str) -> None
 
 
 def test_the_leak_check_sees_a_planted_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("renderers.template.chat_template.traced_value", lambda value, index, path: value)
+    monkeypatch.setattr("renderers.template.traced_inputs.traced_value", lambda value, index, path: value)
     with pytest.raises(AssertionError):
         test_no_character_of_content_passes_for_template_text("chatml")
 

@@ -412,7 +412,7 @@ def test_a_line_break_that_merges_with_the_prompts_own_is_trained_as_the_token_t
     [
         ("own/qwq-32b", [QUESTION, says("b")], 1, "never ends reasoning"),
         ("trl/qwen3_5_nothink", [QUESTION, says("b", "because")], 1, "because"),
-        ("trl/qwen2_5", [says("b"), user("c"), says("d")], 0, "refuses to ask"),
+        ("trl/qwen2_5", [says("b"), user("c"), says("d")], 0, "refuses to print the prompt"),
     ],
 )
 def test_a_turn_that_no_sampling_can_give_is_named_with_the_reason(

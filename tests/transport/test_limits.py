@@ -1,14 +1,26 @@
-"""Limits are numbers that something can be above."""
+"""Limits are integers, and arguments for limits are DecodeLimits."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from transport import DecodeLimits
+from transport import (
+    CompactDecoder,
+    DecodeLimits,
+    RecordReader,
+    RecordWriter,
+    decode,
+    decode_frames,
+    encode,
+    encode_frames,
+    repair_record_file,
+)
 from transport.link.limits import LinkLimits
 from transport.link.waiting import Deadline
 
@@ -31,3 +43,20 @@ def test_integers_of_numpy_are_limits() -> None:
 def test_waiting_for_not_a_number_of_seconds_is_refused_and_does_not_hang() -> None:
     with pytest.raises(ValueError, match="timeout is nan"):
         Deadline(math.nan)
+
+
+def test_limits_of_another_type_are_an_error_that_names_them(tmp_path: Path) -> None:
+    path = tmp_path / "records.mmr"
+    with RecordWriter(path) as writer:
+        writer.append(1)
+    calls: list[Callable[..., Any]] = [
+        lambda limits: decode(encode(1), limits=limits),
+        lambda limits: decode_frames(encode_frames(1), limits=limits),
+        lambda limits: CompactDecoder(limits=limits),
+        lambda limits: RecordReader(path, limits=limits),
+        lambda limits: repair_record_file(path, limits=limits),
+    ]
+    for call in calls:
+        for limits in (None, 5, {}):
+            with pytest.raises(TypeError, match="must be a DecodeLimits"):
+                call(limits)

@@ -1,31 +1,32 @@
-"""Arrays and tensors inside plain dicts and lists, in the form that other libraries of the field write with msgpack.
+"""Arrays and tensors as dicts inside plain dicts and lists, in the form that other libraries write with msgpack.
 
     {"__torch_tensor__": True, "dtype": "float32", "shape": [2, 3], "data": b"..."}
     {"__ndarray__": True, "dtype": "float32", "shape": [2, 3], "data": b"..."}
 
-`dtype` is numpy's name for the elements ("float32", ">i2", "datetime64[ns]"), for those that numpy lacks torch's
-("bfloat16"); `data` are the elements in C order. verifiers writes the first form for arrays as well as for tensors
-(https://github.com/PrimeIntellect-ai/verifiers, `verifiers/utils/serve_utils.py`); for a peer that knows no other, pass
-arrays as `RawTensor(str(array.dtype), array.shape, array_bytes)`.
+`dtype` is numpy's name of the dtype ("float32", ">i2", "datetime64[ns]"), or torch's for those that numpy does not have
+("bfloat16"); `data` are the elements in C order. verifiers writes the first form for arrays and for tensors
+(https://github.com/PrimeIntellect-ai/verifiers, `verifiers/utils/serve_utils.py`); for a peer that reads only this
+form, pass arrays as `RawTensor(str(array.dtype), array.shape, array_bytes)`.
 
 A dict is such a payload if it has exactly these four keys, the tag is `True`, `dtype` a str, `shape` a list or tuple of
-ints and `data` bytes. Any other dict is the user's and comes back as it is. Trees encoded here keep even a user's dict
-of that very form apart: a dict that holds a tag among its keys travels as `{"__plain_dict__": [[key, value], ...]}`.
+ints and `data` bytes. Any other dict is the user's and is decoded to an equal dict. A user's dict with a tag among its
+keys is encoded as `{"__plain_dict__": [[key, value], ...]}`, so that it cannot be mistaken for a payload.
 
 Objects of registered types (`wire_type`; the media values of `renderers` among them) and media sources become dicts:
 
     {"__object__": "renderers.PlaceholderRange", "version": 1, "fields": {"offset": 4, "length": 16, ...}}
     {"__media__": sha256, "data": b"..."}
 
-The fields of an enum are its member's name, and tuples among those of an object, of which msgpack would make lists, are
-`{"__tuple__": [...]}`. A decoder makes registered types and nothing else of them.
+The "fields" of an enum are the name of its member. A tuple inside the fields of an object, which msgpack would turn
+into a list, is `{"__tuple__": [...]}`. A decoder constructs registered types and nothing else.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from transport.wire.arrays import (
     tensor_parts,
 )
 from transport.wire.errors import NotEncodableError, UnsupportedArrayError
-from transport.wire.limits import DecodeLimits
+from transport.wire.limits import DecodeLimits, require_limits
 from transport.wire.unpacking import as_bytes, build_dict, build_media
 from transport.wire.wire_format import KEY_TYPES
 
@@ -59,18 +60,16 @@ _OBJECT_KEYS: Final = {OBJECT_TAG, "version", "fields"}
 _MEDIA_KEYS: Final = {MEDIA_TAG, "data"}
 _DEFAULT_LIMITS: Final = DecodeLimits()
 
-# What str(dtype) gives: a word ("bool", "float32", "longdouble"'s own name), a unit in brackets, or dtype.str itself.
-_WORDS: Final = re.compile(r"(?:bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)|complex(?:64|128|192|256))")
+# The forms of str(dtype): a name ("bool", "float32", "float128"), a time with a unit in brackets, or dtype.str itself.
+_NAMES: Final = re.compile(r"(?:bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)|complex(?:64|128|192|256))")
 _TIMES: Final = re.compile(r"(datetime|timedelta)64(\[\d{0,9}[a-zA-Zμ]{1,7}\])?")
-
-_Visit: TypeAlias = "Callable[[Any, bool], Any]"  # a value, and whether it is a part of an object
 
 
 def encode_tensor_payload(obj: Any) -> dict[str, object]:
     """A torch tensor or `RawTensor` as a `__torch_tensor__` payload, a numpy array as an `__ndarray__` one.
 
-    The elements are copied. Raises `EncodeError` for anything else, and for dtypes that have no name of one word
-    (structured, of Python objects).
+    The elements are copied. Raises `EncodeError` for other values and for dtypes without a name (structured dtypes,
+    Python objects).
     """
     try:
         if is_tensor(obj):
@@ -87,202 +86,188 @@ def encode_tensor_payload(obj: Any) -> dict[str, object]:
 
 
 def decode_tensor_payload(payload: Any, to_torch: bool = False, *, limits: DecodeLimits = _DEFAULT_LIMITS) -> Any:
-    """The array or tensor of a payload; anything that is no payload, and so one decoded already, as it is.
+    """The array or tensor of a payload; any other value, such as one decoded already, is returned unchanged.
 
-    An `__ndarray__` payload gives a read-only array that shares the payload's bytes, and so does a `__torch_tensor__`
-    one, its dtypes that numpy lacks a `RawTensor`. With `to_torch` the latter gives a tensor of its own memory, or a
-    `RawTensor` where torch is not installed. Raises `MalformedError` for a payload whose dtype is unknown or whose data
-    does not fit its shape, `LimitError` for more bytes than `limits.max_total_bytes`.
+    Both kinds of payload give a read-only array that shares the payload's bytes; a `__torch_tensor__` payload with a
+    dtype that numpy does not have gives a `RawTensor`. With `to_torch` a `__torch_tensor__` payload gives a tensor with
+    a copy of the data, or a `RawTensor` if torch is not installed. Raises `MalformedError` for a payload whose dtype is
+    unknown or whose data does not fit its shape, `LimitError` for more bytes than `limits.max_total_bytes`.
     """
     if not _is_payload(payload):
         return payload
     flat = as_bytes(payload["data"])
-    limits.check("max_total_bytes", flat.nbytes)
+    require_limits(limits).check("max_total_bytes", flat.nbytes)
     name, shape = payload["dtype"].removeprefix("torch."), list(payload["shape"])
-    if TENSOR_TAG in payload and not to_torch and not _has_numpy(name):
+    if TENSOR_TAG in payload and not to_torch and not _is_numpy_dtype(name):
         return build_raw_tensor(name, shape, flat)
     if ARRAY_TAG in payload or not to_torch:
-        return build_array(_dtype_on_the_wire(name), shape, flat)
+        return build_array(_wire_dtype(name), shape, flat)
     if is_tensor_dtype(name):
         return build_tensor(name, shape, flat)
-    array = build_array(_dtype_on_the_wire(name), shape, flat)
+    array = build_array(_wire_dtype(name), shape, flat)
     native = array.astype(array.dtype.newbyteorder("="))
     return build_tensor(native.dtype.name, shape, array_bytes(native).data)
 
 
 def walk_encode_tensors(tree: Any, *, limits: DecodeLimits = _DEFAULT_LIMITS) -> Any:
-    """`tree` with a payload for each array and tensor, ready for msgpack; what `walk_decode_tensors` reverses.
+    """`tree` with a payload for each array and tensor, ready for msgpack; `walk_decode_tensors` is the inverse.
 
-    Looks into dicts, lists and tuples, which stay what they are (msgpack makes lists of tuples), and into objects of
-    registered types, which become tagged dicts as media sources do. A dict with one of the tags among its keys is put
-    out of reach of every decoder. Raises `EncodeError` for arrays as above, for objects without one of their fields,
+    Dicts, lists and tuples are copied and keep their type (msgpack makes lists of tuples). Objects of registered types
+    and media sources become tagged dicts. numpy's booleans, integers, floats of at most 64 bits, str and bytes become
+    Python's. A dict with one of the tags among its keys becomes a list of pairs, so that no decoder mistakes it for a
+    payload. Raises `EncodeError` for arrays as above, for other numpy scalars, for objects without one of their fields,
     and for trees more than `limits.max_depth` deep, such as one that contains itself.
     """
+    require_limits(limits)
 
-    def visit(value: Any, in_object: bool) -> Any:
-        if in_object and type(value) is tuple:
-            return _Tuple(value)
+    def replace(value: Any, in_object: bool) -> _Replacement:
+        kind = type(value)
+        if in_object and kind is tuple:
+            parts = list(value)
+            return _Replacement({TUPLE_TAG: parts}, [(parts, index) for index in range(len(parts))], True)
         if is_array(value) or is_tensor(value):
-            return _Leaf(encode_tensor_payload(value))
-        if type(value) is MediaSource:
-            return _Leaf({MEDIA_TAG: value.digest, "data": bytes(value.data)})
-        registered = registry.of_class(type(value))
+            return _Replacement(encode_tensor_payload(value))
+        if isinstance(value, np.generic):
+            return _Replacement(_python_scalar(value))
+        if kind is MediaSource:
+            return _Replacement({MEDIA_TAG: value.digest, "data": bytes(value.data)})
+        registered = registry.of_class(kind)
         if registered is not None:
-            return _Fields(registered, value)
-        if type(value) is dict and not _RESERVED.isdisjoint(value):
-            if not KEY_TYPES.issuperset(map(type, value)):
-                raise EncodeError(
-                    "value",
-                    f"dict with a tag and keys that are no plain values: {list(value)!r:.200}",
-                    "Use str or int keys.",
-                )
-            return _Pairs(value.items())
-        return value
-
-    def too_deep(depth: int) -> None:
-        if depth > limits.max_depth:
-            raise EncodeError(
-                "value",
-                f"containers nest more than {limits.max_depth} deep",
-                "Remove cycles, or send less deep a tree.",
+            fields = _pack_fields(registered, value)
+            places = [(fields, name) for name in fields] if isinstance(fields, dict) else []
+            return _Replacement(
+                {OBJECT_TAG: registered.name, "version": registered.version, "fields": fields}, places, True
             )
+        if kind is dict and not _RESERVED.isdisjoint(value):
+            if not KEY_TYPES.issuperset(map(type, value)):
+                reason = f"dict with a tag and keys that are not plain values: {list(value)!r:.200}"
+                raise EncodeError("value", reason, "Use str or int keys.")
+            pairs = [[key, part] for key, part in value.items()]
+            return _Replacement({PLAIN_TAG: pairs}, [(pair, 1) for pair in pairs], in_object)
+        return _copy_container(value, in_object)
 
-    return _rewrite(tree, visit, too_deep)
+    def check_depth(depth: int) -> None:
+        if depth > limits.max_depth:
+            reason = f"containers nest more than {limits.max_depth} deep"
+            raise EncodeError("value", reason, "Remove cycles, or make the tree less deep.")
+
+    return _rewrite(tree, replace, check_depth)
 
 
 def walk_decode_tensors(tree: Any, *, to_torch: bool = False, limits: DecodeLimits = _DEFAULT_LIMITS) -> Any:
-    """`tree` with every payload in it decoded as `decode_tensor_payload` does, objects made again, and what was put out
-    of reach restored.
+    """`tree` with every payload decoded as by `decode_tensor_payload`, and the tagged dicts turned back into values.
 
-    Looks into dicts, lists and tuples and shares all else with `tree`, which is left as it is. Raises as
-    `decode_tensor_payload` does, `LimitError` for trees more than `limits.max_depth` deep and for payloads that
-    hold more than `limits.max_total_bytes` together, and for objects and media what `decode` raises for them.
+    Copies dicts, lists and tuples, shares all other values with `tree`, and does not change `tree`. Raises as
+    `decode_tensor_payload` does, `LimitError` for trees more than `limits.max_depth` deep and for payloads with more
+    than `limits.max_total_bytes` in total, and for objects and media the errors of `decode`.
     """
     total = 0
+    require_limits(limits)
 
-    def visit(value: Any, in_object: bool) -> Any:
+    def count_bytes(data: Any) -> None:
         nonlocal total
+        total += memoryview(data).nbytes
+        limits.check("max_total_bytes", total)
+
+    def replace(value: Any, in_object: bool) -> _Replacement:
         if type(value) is not dict:
-            return value
+            return _copy_container(value)
         if _is_payload(value):
-            total += memoryview(value["data"]).nbytes
-            limits.check("max_total_bytes", total)
-            return _Leaf(decode_tensor_payload(value, to_torch, limits=limits))
+            count_bytes(value["data"])
+            return _Replacement(decode_tensor_payload(value, to_torch, limits=limits))
         if _is_media(value):
-            data = as_bytes(value["data"])
-            total += data.nbytes
-            limits.check("max_total_bytes", total)
-            return _Leaf(build_media(value[MEDIA_TAG], data))
+            count_bytes(value["data"])
+            return _Replacement(build_media(value[MEDIA_TAG], as_bytes(value["data"])))
         if _is_object(value):
-            return _Object(value)
+            return _decoded_object(value)
         if len(value) == 1 and type(value.get(TUPLE_TAG)) is list:
-            return tuple(value[TUPLE_TAG])
+            return _copy_container(tuple(value[TUPLE_TAG]))
         if _is_plain(value):
-            return build_dict([(key, part) for key, part in value[PLAIN_TAG]])
-        return value
+            return _copy_container(build_dict([(key, part) for key, part in value[PLAIN_TAG]]))
+        return _copy_container(value)
 
-    return _rewrite(tree, visit, lambda depth: limits.check("max_depth", depth))
-
-
-class _Leaf:
-    """A value that is not looked into."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    return _rewrite(tree, replace, lambda depth: limits.check("max_depth", depth))
 
 
-class _Pairs:
-    """A dict that becomes `{PLAIN_TAG: [[key, value], ...]}`."""
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    """The new value of a node of the tree.
 
-    __slots__ = ("pairs",)
+    `places` are the (container, key) inside `value` of the parts that are replaced next; None for a value without
+    parts. `parts_in_object` says whether these parts belong to an object. `finish` is applied to `value` when all its
+    parts are final.
+    """
 
-    def __init__(self, items: Any) -> None:
-        self.pairs = list(items)
-
-
-class _Tuple:
-    """A tuple that becomes `{TUPLE_TAG: [...]}`."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: tuple[Any, ...]) -> None:
-        self.parts = list(parts)
+    value: Any
+    places: Sequence[tuple[Any, Any]] | None = None
+    parts_in_object: bool = False
+    finish: Callable[[Any], Any] | None = None
 
 
-class _Fields:
-    """A registered object that becomes `{OBJECT_TAG: name, "version": number, "fields": {...}}`."""
-
-    __slots__ = ("fields", "name", "version")
-
-    def __init__(self, registered: registry.WireType, obj: Any) -> None:
-        try:
-            packed = registered.pack(obj)
-        except NotEncodableError as error:
-            raise EncodeError("value", error.reason, error.cure) from error
-        self.name, self.version = registered.name, registered.version
-        self.fields = packed if isinstance(packed, str) else dict(zip(registered.fields, packed, strict=True))
-
-
-class _Object:
-    """Such a dict that becomes an object, once its fields are what they were."""
-
-    __slots__ = ("fields", "names", "type")
-
-    def __init__(self, value: dict[str, Any]) -> None:
-        self.fields = value["fields"]
-        self.names = list(self.fields) if type(self.fields) is dict else []
-        self.type = registry.of_name(value[OBJECT_TAG]).as_sent(value["version"], self.names)
-
-    def build(self, fields: Any) -> object:
-        return self.type.build([fields[name] for name in self.names] if type(fields) is dict else fields)
-
-
-def _rewrite(tree: Any, visit: _Visit, check_depth: Callable[[int], None]) -> Any:
-    """A copy of `tree` in which `visit` had its way with every value, parents first; without recursion."""
+def _rewrite(tree: Any, replace: Callable[[Any, bool], _Replacement], check_depth: Callable[[int], None]) -> Any:
+    """A copy of `tree` with every value replaced, parents first; without recursion."""
     root: list[Any] = [tree]
-    # Where a value that is still the old one stands, how deep, and whether in an object.
-    stack: list[tuple[Any, Any, int, bool]] = [(root, 0, 0, False)]
-    later: list[tuple[Any, Any, Callable[[Any], Any]]] = []  # what can only be made once its parts are
+    stack: list[tuple[Any, Any, int, bool]] = [(root, 0, 0, False)]  # container, key, depth, whether in an object
+    unfinished: list[tuple[Any, Any, Callable[[Any], Any]]] = []
     while stack:
-        place, key, depth, inside = stack.pop()
-        value = visit(place[key], inside)
-        kind = type(value)
-        if kind is _Leaf:
-            place[key] = value.value
-            continue
-        if kind is dict:
-            place[key] = copy = dict(value)
-            stack.extend((copy, part, depth + 1, inside) for part in copy)
-        elif kind is list or kind is tuple:
-            place[key] = copied = list(value)
-            stack.extend((copied, index, depth + 1, inside) for index in range(len(copied)))
-            if kind is tuple:
-                later.append((place, key, tuple))
-        elif kind is _Fields:
-            place[key] = {OBJECT_TAG: value.name, "version": value.version, "fields": value.fields}
-            if type(value.fields) is dict:
-                stack.extend((value.fields, part, depth + 1, True) for part in value.fields)
-        elif kind is _Tuple:
-            place[key] = {TUPLE_TAG: value.parts}
-            stack.extend((value.parts, index, depth + 1, True) for index in range(len(value.parts)))
-        elif kind is _Object:
-            place[key] = value.fields
-            if type(value.fields) is dict:
-                place[key] = fields = dict(value.fields)
-                stack.extend((fields, part, depth + 1, inside) for part in fields)
-            later.append((place, key, value.build))
-        elif kind is _Pairs:
-            pairs = [[name, part] for name, part in value.pairs]
-            place[key] = {PLAIN_TAG: pairs}
-            stack.extend((pair, 1, depth + 1, inside) for pair in pairs)
-        else:
-            continue
-        check_depth(depth + 1)
-    for place, key, make in reversed(later):  # inner ones first: a tuple cannot be changed once it is one
-        place[key] = make(place[key])
+        container, key, depth, in_object = stack.pop()
+        new = replace(container[key], in_object)
+        container[key] = new.value
+        if new.finish is not None:
+            unfinished.append((container, key, new.finish))
+        if new.places is not None:
+            check_depth(depth + 1)
+            stack.extend(
+                (part_container, part_key, depth + 1, new.parts_in_object)
+                for part_container, part_key in new.places
+                if type(part_container[part_key]) not in KEY_TYPES  # these are never replaced
+            )
+    for container, key, finish in reversed(unfinished):  # children before parents: a tuple cannot be changed
+        container[key] = finish(container[key])
     return root[0]
+
+
+def _copy_container(value: Any, in_object: bool = False) -> _Replacement:
+    """A copy of a dict, list or tuple, whose parts are replaced next; any other value as it is."""
+    if type(value) is dict:
+        copy = dict(value)
+        return _Replacement(copy, [(copy, key) for key in copy], in_object)
+    if type(value) is list or type(value) is tuple:
+        parts = list(value)
+        finish = tuple if type(value) is tuple else None
+        return _Replacement(parts, [(parts, index) for index in range(len(parts))], in_object, finish)
+    return _Replacement(value)
+
+
+def _pack_fields(registered: registry.WireType, obj: Any) -> str | dict[str, Any]:
+    try:
+        packed = registered.pack(obj)
+    except NotEncodableError as error:
+        raise EncodeError("value", error.reason, error.cure) from error
+    return packed if isinstance(packed, str) else dict(zip(registered.fields, packed, strict=True))
+
+
+def _decoded_object(value: dict[str, Any]) -> _Replacement:
+    sent = value["fields"]
+    names = list(sent) if type(sent) is dict else []
+    sent_type = registry.of_name(value[OBJECT_TAG]).as_sent(value["version"], names)
+    if type(sent) is not dict:
+        return _Replacement(sent, [], finish=sent_type.build)
+    fields = dict(sent)
+    return _Replacement(
+        fields,
+        [(fields, name) for name in names],
+        finish=lambda final: sent_type.build([final[name] for name in names]),
+    )
+
+
+def _python_scalar(scalar: np.generic) -> Any:
+    value = scalar.item()
+    if type(value) not in (bool, int, float, str, bytes):
+        raise EncodeError(
+            "value", f"numpy scalar of dtype {scalar.dtype}", "Pass an array of it: numpy.asarray(scalar)."
+        )
+    return value
 
 
 def _is_payload(value: Any) -> bool:
@@ -323,13 +308,13 @@ def _is_plain(value: dict[Any, Any]) -> bool:
     return type(pairs) is list and all(type(pair) is list and len(pair) == 2 for pair in pairs)
 
 
-def _has_numpy(name: str) -> bool:
-    return not is_tensor_dtype(name) or _WORDS.fullmatch(name) is not None
+def _is_numpy_dtype(name: str) -> bool:
+    return not is_tensor_dtype(name) or _NAMES.fullmatch(name) is not None
 
 
-def _dtype_on_the_wire(name: str) -> str:
-    """`dtype.str` for what str(dtype) gives; names of neither kind are left for the array decoder to refuse."""
-    if _WORDS.fullmatch(name):
+def _wire_dtype(name: str) -> str:
+    """`dtype.str` for a str(dtype); any other name is returned unchanged, and the array decoder refuses it."""
+    if _NAMES.fullmatch(name):
         try:
             return np.dtype(name).str
         except TypeError as error:

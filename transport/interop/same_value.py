@@ -1,4 +1,4 @@
-"""Whether two values are the same down to the bits of their arrays."""
+"""Comparing two values bit for bit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from transport.wire.arrays import array_bytes, is_tensor, tensor_parts
 from transport.wire.errors import UnsupportedArrayError
 
 _PLAIN = (str, int, bytes, bool, type(None))
-_DEEP: Final = 100
+_MAX_DEPTH: Final = 100
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """True only for values that nothing could tell apart: one type, equal parts in one order, numbers bit for bit.
+    """Whether two values have the same type, equal parts in the same order, and bitwise equal numbers.
 
-    Looks into mappings, lists, tuples, dataclasses, numpy arrays and torch tensors, 100 of them inside each other. Two
-    objects of any other type, or further inside, are the same only if they are one.
+    Compares the parts of mappings, lists, tuples, dataclasses, numpy arrays and torch tensors, to a depth of 100.
+    Objects of any other type, and deeper objects, are the same only if they are one object.
     """
-    return _same(one, other, _DEEP)
+    return _same(one, other, _MAX_DEPTH)
 
 
 def _same(one: Any, other: Any, depth: int) -> bool:
@@ -42,8 +42,8 @@ def _same(one: Any, other: Any, depth: int) -> bool:
     if dataclasses.is_dataclass(one):
         return all(_same(getattr(one, f.name), getattr(other, f.name), depth - 1) for f in dataclasses.fields(one))
     if isinstance(one, Mapping):
-        same_keys = _same(list(one), list(other), depth - 1)
-        return same_keys and all(_same(value, other[key], depth - 1) for key, value in one.items())
+        keys_same = _same(list(one), list(other), depth - 1)
+        return keys_same and all(_same(value, other[key], depth - 1) for key, value in one.items())
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(
             _same(mine, theirs, depth - 1) for mine, theirs in zip(one, other, strict=True)

@@ -22,7 +22,7 @@ from transport.errors import ChecksumError, FileChangedError, MissingMediaError
 from transport.records.compression import Decompression
 from transport.records.layout import FileBytes, Record, find_more, open_regular, scan, take_in
 from transport.wire import codec, container
-from transport.wire.limits import DecodeLimits
+from transport.wire.limits import DecodeLimits, require_limits
 from transport.wire.unpacking import build_media, omitted_digests
 
 _DEFAULT_LIMITS = DecodeLimits()
@@ -56,7 +56,7 @@ class RecordReader:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> None:
-        self._limits = limits
+        self._limits = require_limits(limits)
         self._path = os.fspath(path)
         self._file = open_regular(self._path, "r")
         self._decompression = Decompression(limits)

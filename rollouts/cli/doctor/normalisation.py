@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.model_files import read_json
+from renderers.file_reading import read_json
 from rollouts.cli.doctor.finding import Finding, failed
 
 #: The name of the check.

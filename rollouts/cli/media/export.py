@@ -10,9 +10,9 @@ from PIL import Image
 
 from renderers import MediaSource
 from renderers.errors import MediaDigestError, MediaError
+from renderers.file_reading import read_bytes
 from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_to_image
 from renderers.media.raw_video import is_raw_video, raw_video_frames
-from renderers.regular_files import read_finite
 from rollouts.cli.errors import ExportError
 from rollouts.cli.media.description import describe
 from rollouts.cli.media.inventory import Medium
@@ -83,7 +83,7 @@ def _write_new(path: Path, data: bytes | memoryview) -> bool:
 
 def _same(path: Path, data: bytes | memoryview) -> bool:
     """Equal bytes, or PNGs of equal pixels: another Pillow may have compressed them differently."""
-    held = read_finite(path)
+    held = read_bytes(path)
     if held == data:
         return True
     try:

@@ -9,11 +9,10 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from renderers import MediaSource
+from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
-from renderers.regular_files import open_finite, read_finite
 from rollouts.cli.errors import InventoryError, TrajectoryFileError
 from rollouts.cli.trajectory_file.episodes import OpenFile, UnreadableRecord, open_reader
-from rollouts.cli.trajectory_file.invariants import well_formed_references
 from rollouts.trajectory.pixel_forms import AbsentSource
 from transport import RecordReader, TransportError
 
@@ -37,12 +36,12 @@ class Medium:
 
     def open(self) -> BinaryIO:
         """From its first byte. Raises `OSError`."""
-        return io.BytesIO(self.read().data) if self.path is None else open_finite(self.path)
+        return io.BytesIO(self.read().data) if self.path is None else open_readable(self.path)
 
     def read(self) -> MediaSource:
         """All of it, not verified. Raises `OSError`."""
         if self.path is not None:
-            return MediaSource(self.digest, read_finite(self.path))
+            return MediaSource(self.digest, read_bytes(self.path))
         if self.reader is None:
             return MediaSource(self.digest, self.data)
         try:
@@ -133,11 +132,7 @@ def _of_episodes(file: OpenFile) -> Inventory:
         if isinstance(found, UnreadableRecord):
             problems[found.reason] = None
             continue
-        shown = well_formed_references(found.trajectory)
-        if shown is None:
-            problems[f"{found.name}: {found.violations[0]}"] = None
-            continue
-        for reference in shown:
+        for reference in found.trajectory.all_media():
             source = reference.source
             if isinstance(source, AbsentSource):
                 problems[f"{source.digest}: its bytes are not in this file"] = None

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from renderers.regular_files import open_finite, read_finite
+from renderers.file_reading import open_readable, read_bytes
 from rollouts.cli.errors import ConversationFileError
 
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -57,7 +57,7 @@ def _tool_list(path: Path, tools: Any) -> list[Any] | None:
 
 def _read(path: Path) -> str:
     try:
-        return read_finite(path).decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise ConversationFileError(path, f"cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -68,7 +68,7 @@ def _read(path: Path) -> str:
 
 def _line(path: Path, number: int) -> str:
     try:
-        with io.TextIOWrapper(open_finite(path), encoding="utf-8-sig") as lines:
+        with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as lines:
             line = next(islice(lines, number - 1, None), None)
     except OSError as error:
         raise ConversationFileError(path, f"cannot be read: {error.strerror or error}") from error

@@ -28,7 +28,7 @@ from renderers.errors import (
 )
 from renderers.media.pixel_scale import PixelScale
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.engines.vllm.http.connection import HttpResponse
+from rollouts.engines.vllm.http.response import HttpResponse
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer

@@ -14,7 +14,7 @@ from renderers.media.sniffing import sniff
 from renderers.placement import PlacedItem
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.http.connection import Body
+from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.media.dense_items import request_dense_items
 from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.mode_selection import MediaMode, check_mode, features_objections, select_mode

@@ -12,7 +12,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rollouts.engines.vllm.http.connection import Body, HttpResponse, ServerConnection, response_error
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.exchange import Body
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.media.image_file import ImageFile
 from rollouts.engines.vllm.server_probe import (
     PROBE_NAME,

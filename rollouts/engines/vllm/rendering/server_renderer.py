@@ -28,7 +28,8 @@ from renderers.messages import (
 from renderers.placement import PlacedItem
 from renderers.rendered import TokenSpan
 from rollouts.engines.vllm.error_context import name_server_in_errors
-from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.rendering.image_renderer import ImageRenderer, RenderedImage
 from rollouts.engines.vllm.rendering.prompt_chunks import Chunk, ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.render_client import RenderClient, ServerIdentity, image_part

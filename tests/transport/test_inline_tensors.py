@@ -367,3 +367,23 @@ def test_a_dict_of_the_user_that_looks_like_an_object_stays_one(dict_of_the_user
 def test_objects_that_are_none_are_an_error_of_this_package(hostile: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         walk_decode_tensors([hostile])
+
+
+@pytest.mark.parametrize("scalar", [np.float32(0.1), np.int64(-5), np.uint8(7), np.bool_(True), np.str_("a")])
+def test_numpy_scalars_become_python_values_that_msgpack_packs(scalar: np.generic) -> None:
+    value = walk_encode_tensors({"value": [scalar]})["value"][0]
+    assert type(value) in (bool, int, float, str)
+    assert value == scalar
+    assert msgpack.unpackb(msgpack.packb([value])) == [value]
+
+
+@pytest.mark.parametrize("scalar", [np.complex64(1j), np.longdouble(1), np.datetime64("2026-01-01")])
+def test_numpy_scalars_without_an_equal_msgpack_value_are_refused(scalar: np.generic) -> None:
+    with pytest.raises(EncodeError, match="numpy scalar of dtype"):
+        walk_encode_tensors([scalar])
+
+
+def test_limits_of_another_type_are_an_error_that_names_them() -> None:
+    for call in (walk_encode_tensors, walk_decode_tensors, decode_tensor_payload):
+        with pytest.raises(TypeError, match="must be a DecodeLimits"):
+            call(encode_tensor_payload(np.zeros(2)), limits=None)  # type: ignore[operator]

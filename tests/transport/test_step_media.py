@@ -1,0 +1,413 @@
+"""Repeated media are removed from step lists and restored."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_list_makers import (
+    MAKERS,
+    PIXELS,
+    Maker,
+    check_exact,
+    dict_step,
+    hashes,
+    object_step,
+    on_response,
+    on_tokens,
+    pixels_in,
+    reach,
+    same,
+    turn,
+)
+
+from transport import (
+    StepMediaError,
+    decode,
+    drop_intermediate_multi_modal_data,
+    encode,
+    restore_multi_modal_data,
+)
+from transport.interop.same_value import same_value
+
+# The four cases, by name.
+
+
+@MAKERS
+def test_a_compaction_that_keeps_a_and_adds_b_keeps_the_data_of_both(make: Maker) -> None:
+    dropped = check_exact([make(*turn("sAu")), make(*turn("sAuyv")), make(*turn("zAB"))])
+    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], [], ["A", "B"]]
+
+
+@MAKERS
+def test_interleaved_agents_have_each_image_once_per_agent(make: Maker) -> None:
+    dropped = check_exact([make(*turn("1A")), make(*turn("2B")), make(*turn("1AyC"))])
+    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["B"], ["C"]]
+    assert pixels_in(dropped) == {"A": 1, "B": 1, "C": 1}
+
+
+@MAKERS
+def test_two_agents_that_show_one_image_have_it_each(make: Maker) -> None:
+    dropped = check_exact([make(*turn("1A")), make(*turn("2A")), make(*turn("1Ay")), make(*turn("2Ay"))])
+    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], [], []]
+
+
+@MAKERS
+def test_a_b_then_b_a_a_keeps_order_and_counts(make: Maker) -> None:
+    dropped = check_exact([make(*turn("xAB")), make(*turn("xBAA")), make(*turn("xBAAyB"))])
+    assert [hashes(on_tokens(step)) for step in dropped] == [["A", "B"], ["B", "A", "A"], ["B"]]
+
+
+# What else lineage decides.
+
+
+@MAKERS
+def test_the_copy_on_the_response_is_dropped_too(make: Maker) -> None:
+    dropped = check_exact([make(*turn("xA")), make(*turn("xAyB"))])
+    assert [hashes(on_response(step)) for step in dropped] == [[], []]
+    assert pixels_in(dropped) == {"A": 1, "B": 1}
+
+
+def test_media_that_are_on_the_response_only_stay_there_and_are_dropped_by_lineage() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    for step in steps:
+        del step["tokens"]["multi_modal_data"]
+    dropped = check_exact(steps)
+    assert [hashes(on_response(step)) for step in dropped] == [["A"], ["B"]]
+    assert all("multi_modal_data" not in step["tokens"] for step in dropped)
+
+
+def test_an_image_of_one_size_in_anothers_place_is_kept() -> None:
+    dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xByC"))])
+    assert hashes(on_tokens(dropped[1])) == ["B", "C"]
+
+
+def test_one_hash_over_other_pixels_is_kept() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAy"))]
+    on_tokens(steps[1])["mm_items"]["image"][0]["pixel_values"][2, 3] += 1
+    dropped = check_exact(steps)
+    assert hashes(on_tokens(dropped[1])) == ["A"]
+
+
+def test_items_that_are_none_are_not_filled_with_those_of_the_step_before() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAy"))]
+    on_tokens(steps[1])["mm_items"]["image"] = [None]
+    check_exact(steps)
+
+
+def test_of_two_agents_with_equal_tokens_the_one_that_shows_the_images_is_followed() -> None:
+    dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xB")), dict_step(*turn("xAyC"))])
+    assert hashes(on_tokens(dropped[2])) == ["C"]
+
+
+def test_the_longest_lineage_is_followed_past_its_pixels() -> None:
+    dropped = check_exact(
+        [dict_step(*turn("xA")), dict_step(*turn("xB")), dict_step(*turn("xBy")), dict_step(*turn("xAyyC"))]
+    )
+    assert hashes(on_tokens(dropped[3])) == ["C"]
+
+
+def test_a_sibling_that_sampled_something_else_keeps_all() -> None:
+    dropped = check_exact([dict_step(*turn("xA", "y")), dict_step(*turn("xA", "z")), dict_step(*turn("xAzB"))])
+    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], ["B"]]
+
+
+def entries(data: dict[str, Any], chosen: list[int]) -> None:
+    """Keep these entries of each column, in this order."""
+    for name in ("mm_hashes", "mm_placeholders", "mm_items"):
+        data[name]["image"] = [data[name]["image"][index] for index in chosen]
+
+
+def test_an_image_that_is_announced_past_the_tokens_of_a_step_is_not_carried_by_it() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    early, late = on_tokens(steps[0]), on_tokens(steps[1])
+    for name in ("mm_hashes", "mm_placeholders", "mm_items"):
+        early[name]["image"].append(copy.deepcopy(late[name]["image"][1]))
+    dropped = check_exact(steps)
+    assert hashes(on_tokens(dropped[1])) == ["B"]
+
+
+@pytest.mark.parametrize("chosen", [[0, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 1, 2], [3]])
+def test_entries_in_any_order_with_gaps_and_repeats_come_back_so(chosen: list[int]) -> None:
+    steps = [dict_step(*turn("xABC")), dict_step(*turn("xABCyD"))]
+    entries(on_tokens(steps[1]), chosen)
+    entries(on_response(steps[1]), chosen[::-1])
+    dropped = check_exact(steps)
+    assert hashes(on_tokens(dropped[1])) == ["D"] * chosen.count(3)
+
+
+OTHER_PLACES = [
+    ("tokens", "mm_data"),
+    ("tokens", "mm_kwargs"),
+    ("tokens", "images"),
+    ("tokens", "pixel_values"),
+    ("tokens", "a name of its own"),
+    ("media_of_this_step",),
+    ("response", "message", "tokens", "mm_data"),
+    ("response", "message", "multimodal_data"),
+    ("response", "multi_modal_data"),
+    ("multi_modal_data",),
+]
+
+
+@pytest.mark.parametrize("call", [drop_intermediate_multi_modal_data, restore_multi_modal_data])
+@pytest.mark.parametrize("path", OTHER_PLACES)
+def test_media_in_another_place_are_named_and_not_passed_over(
+    path: tuple[str, ...], call: Callable[[Any], Any]
+) -> None:
+    step = dict_step(*turn("xA"))
+    data = on_tokens(step)
+    for tokens in (step["tokens"], step["response"]["message"]["tokens"]):
+        del tokens["multi_modal_data"]
+    container = reach(step, *path[:-1])
+    container[path[-1]] = data
+    with pytest.raises(StepMediaError, match=f"under {re.escape('.'.join(path))}.*tokens.multi_modal_data") as caught:
+        call([dict_step(*turn("x")), step])
+    assert caught.value.step == 1
+    container[path[-1]] = {}
+    call([step])  # nothing is there
+
+
+@pytest.mark.parametrize("call", [drop_intermediate_multi_modal_data, restore_multi_modal_data])
+def test_columns_of_other_names_are_named_and_not_passed_over(call: Callable[[Any], Any]) -> None:
+    step = dict_step(*turn("xA"))
+    data = on_tokens(step)
+    step["tokens"]["multi_modal_data"] = {name.removeprefix("mm_"): column for name, column in data.items()}
+    with pytest.raises(StepMediaError, match=r"none of mm_hashes, mm_placeholders, mm_items but .*'hashes'"):
+        call([step])
+
+
+@pytest.mark.parametrize("ids", [[1.5], ["a"], [[1]], "12"])
+def test_token_ids_that_are_none_are_no_lineage(ids: Any) -> None:
+    with pytest.raises(StepMediaError, match="no ids"):
+        drop_intermediate_multi_modal_data([{"tokens": {"prompt_ids": ids, "completion_ids": [1]}}])
+
+
+def test_steps_without_media_or_tokens_pass_as_they_are() -> None:
+    steps = [{"tokens": None}, {"response": None}, dict_step(*turn("x")), {"tokens": {"prompt_ids": [1]}}, None]
+    dropped = drop_intermediate_multi_modal_data(steps)
+    assert all(one is other for one, other in zip(dropped, steps, strict=True))
+
+
+def test_a_linear_episode_of_many_steps_holds_each_image_once() -> None:
+    steps, text = [], "s"
+    for number in range(30):
+        text += "ABCDEF"[number % 6] + "u"
+        steps.append(dict_step(*turn(text)))
+        text += "y"
+    dropped = check_exact(steps)
+    assert pixels_in(steps).total() == 2 * 30 * 31 / 2
+    assert pixels_in(dropped) == dict.fromkeys("ABCDEF", 5)
+
+
+def test_videos_beside_images_have_columns_of_their_own() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    for step in steps:
+        for data in (on_tokens(step), on_response(step)):
+            data["mm_hashes"]["video"] = ["V"]
+            data["mm_placeholders"]["video"] = [{"offset": 0, "length": 1}]
+            data["mm_items"]["video"] = [{"frames": np.zeros(2)}]
+    dropped = check_exact(steps)
+    assert on_tokens(dropped[1])["mm_hashes"] == {"image": ["B"], "video": []}
+
+
+def test_what_was_dropped_survives_the_codec_and_msgpack() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    dropped = drop_intermediate_multi_modal_data(steps)
+    assert same(restore_multi_modal_data(decode(encode(dropped))), steps)
+    record = on_tokens(dropped[1])["multi_modal_lineage"]
+    assert msgpack.unpackb(msgpack.packb(record)) == record
+
+
+# Refusals.
+
+
+def test_columns_that_are_not_parallel_name_their_step() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    on_tokens(steps[1])["mm_items"]["image"].pop()
+    with pytest.raises(StepMediaError, match="step 1: its image columns are not parallel") as caught:
+        drop_intermediate_multi_modal_data(steps)
+    assert caught.value.step == 1
+
+
+@pytest.mark.parametrize("column", [[1, 2], 5, "image", {"image": None}, {"image": "text"}, {"image": {0: None}}])
+@pytest.mark.parametrize("name", ["mm_hashes", "mm_placeholders", "mm_items"])
+def test_columns_that_are_no_lists_by_modality_name_their_step(name: str, column: Any) -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    on_response(steps[1])[name] = column
+    with pytest.raises(StepMediaError, match="step 1: its"):
+        drop_intermediate_multi_modal_data(steps)
+
+
+@pytest.mark.parametrize("lost", ["multi_modal_data", "tokens", "message", "response", "a column"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_steps_that_lack_a_part_come_back_as_they_were(lost: str, which: int) -> None:
+    steps = [dict_step(*turn(text)) for text in ("xA", "xAyB", "xAyByA")]
+    step = steps[which]
+    if lost == "multi_modal_data":
+        step["tokens"][lost] = None
+    elif lost == "tokens":
+        step[lost] = None
+    elif lost == "message":
+        step["response"][lost] = None
+    elif lost == "response":
+        step[lost] = None
+    else:
+        step["tokens"]["multi_modal_data"]["mm_items"] = None
+    check_exact(steps)
+
+
+def test_one_object_for_both_copies_of_the_sidecar_is_shortened_at_both_places() -> None:
+    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
+    for step in steps:
+        step["response"]["message"]["tokens"] = step["tokens"]
+    assert pixels_in(check_exact(steps)) == {"A": 1, "B": 1}
+
+
+def test_a_turn_that_was_tried_again_keeps_its_images_and_is_followed_once() -> None:
+    dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xA")), dict_step(*turn("xAyB"))])
+    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], ["B"]]
+
+
+def test_data_are_compared_once_for_each_step_that_shows_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counting(one: Any, other: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return same_value(one, other)
+
+    monkeypatch.setattr("transport.interop.step_reading.same_value", counting)
+    drop_intermediate_multi_modal_data([dict_step(*turn("x" + "Ay" * shown + "A")) for shown in range(20)])
+    assert compared == 19 * 20 / 2 + 20 * 21 / 2, "with the step before, and the two copies of a step with each other"
+
+
+RUNS: list[Any] = [
+    5,
+    {},
+    {"image": 5},
+    {"image": [[7, 0, 1], [0, 0, 1]]},
+    {"image": [[1, -1, 1], [0, 0, 1]]},
+    {"image": [[1, 0, -1], [0, 0, 1]]},
+    {"image": [[1, 0, 10**30], [0, 0, 1]]},
+    {"image": [[1, 0, 1], [0, 0, 1], [0, 0, 1]]},
+    {"image": [[1, 0, 1], [1, 0, 1], [1, 0, 1]]},
+    {"video": [[1, 0, 1]]},
+]
+
+
+@pytest.mark.parametrize("runs", RUNS, ids=repr)
+@pytest.mark.parametrize("make", [dict_step, object_step])
+def test_a_record_that_does_not_fit_what_was_kept_is_refused(make: Maker, runs: Any) -> None:
+    dropped = drop_intermediate_multi_modal_data([make(*turn("xA")), make(*turn("xAyB"))])
+    reach(on_tokens(dropped[1]), "multi_modal_lineage")["runs"] = runs
+    with pytest.raises(StepMediaError, match="step 1"):
+        restore_multi_modal_data(dropped)
+
+
+def test_dropping_twice_is_refused() -> None:
+    dropped = drop_intermediate_multi_modal_data([dict_step(*turn("xA")), dict_step(*turn("xAy"))])
+    with pytest.raises(StepMediaError, match="removed already"):
+        drop_intermediate_multi_modal_data(dropped)
+
+
+@pytest.mark.parametrize("edit", ["removed", "reordered", "media gone", "one medium gone", "record gone bad"])
+def test_a_list_that_was_edited_is_not_restored_to_something_else(edit: str) -> None:
+    dropped = drop_intermediate_multi_modal_data(
+        [dict_step(*turn("1A")), dict_step(*turn("2B")), dict_step(*turn("2By")), dict_step(*turn("1AyC"))]
+    )
+    if edit == "removed":
+        del dropped[1]
+    elif edit == "reordered":
+        dropped[0], dropped[1] = dropped[1], dropped[0]
+    elif edit == "media gone":
+        on_tokens(dropped[1])["mm_hashes"] = on_tokens(dropped[1])["mm_placeholders"] = {}
+        on_tokens(dropped[1])["mm_items"] = {}
+    elif edit == "one medium gone":
+        entries(on_tokens(dropped[0]), [])
+    else:
+        on_tokens(dropped[2])["multi_modal_lineage"]["runs"] = {"image": [["x"]]}
+    with pytest.raises(StepMediaError):
+        restore_multi_modal_data(dropped)
+
+
+# Trees of turns.
+
+
+@dataclass
+class Agent:
+    text: str
+    completion: str = field(default="")
+
+
+turn_actions = st.lists(
+    st.tuples(
+        st.sampled_from(["extend", "extend", "extend", "fork", "compact", "new agent", "reorder", "retry"]),
+        st.integers(0, 3),  # which agent
+        st.text("ABCDEFuvw", max_size=4),
+        st.sampled_from(["", "y", "yz"]),
+    ),
+    max_size=12,
+)
+
+
+def texts(actions: list[tuple[str, int, str, str]]) -> list[tuple[str, str]]:
+    """(prompt, completion) of each step that the actions of some agents make."""
+    agents = [Agent("s")]
+    steps: list[tuple[str, str]] = []
+    for action, which, more, completion in actions:
+        agent = agents[which % len(agents)]
+        if action == "extend":
+            agent.text += agent.completion + more
+        elif action == "fork":
+            agents.append(agent := Agent(agent.text + more))
+        elif action == "compact":
+            agent.text = "c" + "".join(letter for letter in agent.text if letter in PIXELS)[-3:] + more
+        elif action == "new agent":
+            agents.append(agent := Agent("n" + more))
+        elif action == "reorder":
+            agent.text = agent.text[::-1] + more
+        agent.completion = completion
+        steps.append((agent.text, completion))
+    return steps
+
+
+def introduced(steps: list[tuple[str, str]]) -> Counter[str]:
+    """Independently of the code: which images a reader of the list meets for the first time in their lineage.
+
+    In characters, where every token is one: an image is carried if some earlier step's characters, images read as
+    placeholders, begin this step's and show it at the same place; of several, the step that carries most.
+    """
+    counts: Counter[str] = Counter()
+
+    def blind(text: str) -> str:
+        return "".join("#" if letter in PIXELS else letter for letter in text)
+
+    for number, (text, _) in enumerate(steps):
+        carried: set[int] = set()
+        for earlier, said in steps[:number]:
+            whole = earlier + said
+            if blind(text).startswith(blind(whole)):
+                here = {at for at, letter in enumerate(whole) if letter in PIXELS and text[at] == letter}
+                carried = max(carried, here, key=len)
+        counts.update(letter for at, letter in enumerate(text) if letter in PIXELS and at not in carried)
+    return counts
+
+
+@settings(max_examples=150, deadline=None)
+@given(turn_actions, st.sampled_from([dict_step, object_step]))
+def test_any_tree_of_turns_is_restored_exactly_and_holds_each_image_once_per_introduction(
+    actions: list[tuple[str, int, str, str]], make: Maker
+) -> None:
+    made = texts(actions)
+    dropped = check_exact([make(*turn(*step)) for step in made])
+    assert pixels_in(dropped) == introduced(made)
