@@ -183,7 +183,7 @@ def rewritten(directory: Path, target: Path, name: str, **changes: Any) -> Path:
         ("tokenizer.json", {"added_tokens": {"a": 1}}, "added_tokens is a list"),
         ("tokenizer.json", {"added_tokens": [{"id": 2**40, "content": "a"}]}, "added_tokens holds"),
         ("tokenizer.json", {"added_tokens": [{"id": 5, "content": HALF_A_PAIR}]}, "added_tokens holds"),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "a"}}}, "no map of ids"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "a"}}}, "does not map an id"),
         ("preprocessor_config.json", {"min_pixels": 2**31}, "min_pixels is 2147483648; .* from 1 to"),
         ("preprocessor_config.json", {"size": {"shortest_edge": 2**31, "longest_edge": 2**32}}, "shortest_edge is"),
         ("preprocessor_config.json", {"patch_size": 1.5}, "patch_size is 1.5; .* whole number"),

@@ -167,7 +167,7 @@ def test_tokens_of_the_tokenizer_config_are_added_to_those_of_the_tokenizer() ->
 
 def test_two_tokens_for_one_id_are_refused() -> None:
     definition = json.loads(byte_level(AddedToken("<a>", special=True, normalized=False)).to_str())
-    with pytest.raises(InvalidFileError, match=r"256 is '<b>', tokenizer.json says '<a>'"):
+    with pytest.raises(InvalidFileError, match=r"256 is '<b>', tokenizer.json that it is '<a>'"):
         TemplateTokenizer(definition, model="m", more_added_tokens={256: {"content": "<b>"}})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
 from rollouts.cli.doctor.target import GENERATE_PATH, Target, sampled_tokens
-from rollouts.engines.vllm.http.connection import HttpResponse
+from rollouts.engines.vllm.http.response import HttpResponse
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 # A request is aborted after the first delay; if it has ended by then, another one is aborted after the next delay.

@@ -9,7 +9,7 @@ from renderers.vision.normalise import normalised
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
 from rollouts.cli.doctor.image_rendering_checks import as_array, decoded_tensors, same_pixels_cure
 from rollouts.cli.doctor.target import RENDERING, Target, fresh_image, max_logprob_difference, sampled_tokens
-from rollouts.engines.vllm.http.connection import response_error
+from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.wire.render_response import parse_render_response
 from rollouts.engines.vllm.wire.tensors import tensor_dtype
 

@@ -21,7 +21,7 @@ from rollouts.cli.doctor.normalisation import (
 )
 from rollouts.cli.doctor.target import RENDERING, Target, fresh_image
 from rollouts.cli.doctor.token_checks import first_difference
-from rollouts.engines.vllm.http.connection import response_error
+from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item, encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderedMedia, RenderResponse, parse_render_response
 

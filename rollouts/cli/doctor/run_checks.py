@@ -28,7 +28,8 @@ from rollouts.cli.doctor.target import Target, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError
 
 # A person waits for the result: an unreachable server is reported after seconds.

@@ -12,7 +12,8 @@ from renderers import RendererError
 from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
 from rollouts.cli.doctor.target import SAMPLED_TOKENS, Target, fresh_image
 from rollouts.engines.vllm.capabilities import release_of
-from rollouts.engines.vllm.http.connection import HttpLimits, response_error
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.http.response import response_error
 from rollouts.errors import EngineError
 
 #: The oldest and the newest version whose wire format is known, from their sources or from tests.

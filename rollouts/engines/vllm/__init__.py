@@ -3,7 +3,7 @@
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
 from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.http.connection import HttpLimits
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer

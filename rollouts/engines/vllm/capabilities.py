@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast, get_args
 
-from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection, response_error
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.server_probe import (
     PROBE_NAME,
     json_object,

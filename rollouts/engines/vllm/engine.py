@@ -21,7 +21,9 @@ from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapab
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.error_context import error_context
-from rollouts.engines.vllm.http.connection import Body, HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.exchange import Body
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload
 from rollouts.engines.vllm.media.server_media_cache import DEFAULT_MEDIA_CACHE_BYTES, MediaReservation, ServerMediaCache

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from rollouts.engines.vllm.http.connection import HttpResponse, ServerConnection
-from rollouts.engines.vllm.http.response import response_error
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.errors import ApiKeyError, CapabilityError
 
 PROBE_NAME = "probe"

@@ -32,7 +32,8 @@ async def control(server: Any) -> AsyncIterator[Any]:
     from controlled_server import capabilities_of
 
     from rollouts.engines.vllm.control.server_control import ServerControl
-    from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+    from rollouts.engines.vllm.http.connection import ServerConnection
+    from rollouts.engines.vllm.http.limits import HttpLimits
 
     connection = ServerConnection(
         server.base_url, limits=HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)

@@ -11,7 +11,8 @@ import pytest
 from fake_server import GENERATE, IMAGE_PAD, RENDER, FakeVLLM, answer, change, error_response
 
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe, release_of
-from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.errors import CapabilityError, MalformedResultError, ServerError, ServerUnreachableError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
@@ -102,7 +103,7 @@ async def test_an_adapter_has_the_length_of_the_model_that_it_belongs_to():
 async def test_something_that_is_no_vllm_is_named():
     async with FakeVLLM() as server:
         server.script["/v1/models"] += [answer(body=b"<html>hello</html>"), failing(404)]
-        with pytest.raises(MalformedResultError, match="no JSON"):
+        with pytest.raises(MalformedResultError, match="not JSON"):
             await probed(server)
         with pytest.raises(CapabilityError, match="Is this a vLLM"):
             await probed(server)

@@ -12,9 +12,9 @@ from fake_server import GENERATE, FakeVLLM, Step, answer, busy, completion_of, h
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.events import EventDecoder, EventTooLongError
-from rollouts.engines.vllm.http.retrying import Timing
+from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.errors import (
     EngineClosedError,
     MalformedResultError,
@@ -119,11 +119,14 @@ async def server() -> AsyncIterator[FakeVLLM]:
 
 
 @pytest.fixture
-async def connection(server: FakeVLLM, losses: list[int]) -> AsyncIterator[ServerConnection]:
-    async def at_once(seconds: float) -> None:
+async def connection(
+    server: FakeVLLM, losses: list[int], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ServerConnection]:
+    async def return_at_once(seconds: float) -> None:
         pass
 
-    made = ServerConnection(server.base_url, timing=Timing(sleep=at_once), on_lost=lambda: losses.append(1))
+    monkeypatch.setattr("rollouts.engines.vllm.http.connection.sleep", return_at_once)
+    made = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
     yield made
     await made.close()
 
@@ -148,14 +151,10 @@ async def test_a_stream_gives_its_events_and_leaves_the_connection_for_the_next(
     assert server.connections == 1
 
 
-async def test_the_status_and_headers_are_there_before_the_events(
-    server: FakeVLLM, connection: ServerConnection
-) -> None:
+async def test_events_are_given_as_they_arrive(server: FakeVLLM, connection: ServerConnection) -> None:
     proceed = asyncio.Event()
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", proceed, b"data: 2\n\ndata: [DONE]\n\n")]
     async with connection.stream(GENERATE, name="s", body=BODY) as events:
-        assert events.status == 200
-        assert events.headers["content-type"].startswith("text/event-stream")
         assert await anext(events) == b"1"
         proceed.set()
         assert [event async for event in events] == [b"2"]
@@ -168,17 +167,14 @@ async def test_a_stream_cut_anywhere_gives_the_same_events(server: FakeVLLM, con
     assert await collect(connection) == ['{"x": "象"}'.encode()]
 
 
-async def test_an_error_status_has_a_body_and_iterating_raises_it(
+async def test_an_error_status_is_an_error_with_the_message_of_the_server(
     server: FakeVLLM, connection: ServerConnection
 ) -> None:
-    server.script[GENERATE] += [answer({"error": {"message": "no such model"}}, status=404)] * 2
-    async with connection.stream(GENERATE, name="s", body=BODY) as events:
-        assert events.status == 404
-        assert json.loads(await events.body()) == {"error": {"message": "no such model"}}
-        assert await events.body() == await events.body()
+    server.script[GENERATE] += [answer({"error": {"message": "no such model"}}, status=404)]
     with pytest.raises(ServerError, match="no such model") as caught:
         await collect(connection)
     assert caught.value.status == 404
+    assert len(await collect(connection)) == 2
     assert server.connections == 1
 
 
@@ -224,16 +220,16 @@ async def test_a_stream_that_breaks_is_not_begun_again_behind_the_callers_back(
 async def test_a_busy_server_is_a_status_after_the_last_retry(server: FakeVLLM) -> None:
     connection = ServerConnection(server.base_url, limits=HttpLimits(retries=0))
     server.script[GENERATE] += [busy(503)]
-    async with connection.stream(GENERATE, name="s", body=BODY) as events:
-        assert events.status == 503
-        assert b"busy" in await events.body()
+    with pytest.raises(ServerError, match="busy") as caught:
+        await collect(connection)
+    assert caught.value.status == 503
     await connection.close()
 
 
 async def test_leaving_a_stream_early_closes_its_connection_at_once(
     server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollouts.engines.vllm.http.answers._AFTER_DONE_SECONDS", 60)
+    monkeypatch.setattr("rollouts.engines.vllm.http.connection._AFTER_DONE_SECONDS", 60)
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
     async with asyncio.timeout(10):
         async with connection.stream(GENERATE, name="s", body=BODY) as events:

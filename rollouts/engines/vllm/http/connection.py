@@ -1,112 +1,86 @@
-"""How every request reaches a vLLM server: one set of connections per event loop, deadlines, retries, bounds.
+"""Requests to one vLLM server: an aiohttp session per event loop, slots, deadlines, retries.
 
-Nothing here reads proxy settings from the environment: an engine inside a cluster must not send its prompts, its images
-and its key through whatever `HTTP_PROXY` a shell happens to hold. https is checked against the system's certificate
-authorities (OpenSSL's `SSL_CERT_FILE` and `SSL_CERT_DIR` name others).
+Proxy settings of the environment are not used: an engine inside a cluster must not send its prompts, images and key
+through the proxy that a shell's `HTTP_PROXY` names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import ssl
+import os
+import re
 import threading
+from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache
+from typing import Any
 from urllib.parse import urlencode
 
+import aiohttp
+from yarl import URL
+
 from renderers.tls import client_tls_context
-from rollouts.engines.vllm.http.answers import Answer, Call, EventStream, redirected, typed, unreachable
-from rollouts.engines.vllm.http.http1 import Body, Http1Connection, body_bytes, header_lines, request_line
-from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.http.retrying import Timing, backoff_seconds, retry_after_seconds
-from rollouts.engines.vllm.http.server_address import parse_address, redacted
-from rollouts.errors import EngineClosedError, InvalidRequestError, ServerTimeoutError, ServerUnreachableError
-
-__all__ = ["Body", "EventStream", "HttpLimits", "HttpResponse", "ServerConnection", "response_error"]
-
-_LOG = logging.getLogger("rollouts.engines.vllm")
-# Too many requests, and not now: the two statuses that ask for another try.
-_BUSY = frozenset((429, 503))
-_URGENT_SLOTS = 32
-_OWN_HEADERS = frozenset(
-    ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding", "authorization")
+from rollouts.engines.vllm.http.events import EventDecoder, EventTooLongError
+from rollouts.engines.vllm.http.exchange import Body, Call, SegmentsPayload, body_pieces
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.http.response import HttpResponse, redirect_error, response_error
+from rollouts.engines.vllm.http.retrying import retry_delay
+from rollouts.engines.vllm.http.server_address import parse_address
+from rollouts.errors import (
+    EngineClosedError,
+    EngineError,
+    InvalidRequestError,
+    MalformedResultError,
+    ServerTimeoutError,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Bounds of everything: seconds, bytes, counts.
-
-    `concurrency` requests are in flight per engine and event loop, whatever their routes. `total_seconds` is what a
-    call may take in all, its wait for a slot and its retries included; `read_seconds` bounds the silence between two
-    pieces of an answer (None: only the total counts, for a long completion is silent until it is done). Idle
-    connections are closed after `keepalive_seconds`, which must stay below the server's own time (5 s in vLLM), so that
-    no request meets a connection that the server is just closing. Retry number n waits up to
-    `backoff_seconds` * 2**(n - 1), at most `longest_backoff_seconds`, which also bounds what a server can ask for by
-    Retry-After. `response_bytes` bounds an answer after decompression.
-    """
-
-    concurrency: int = 512
-    connect_seconds: float = 10.0
-    read_seconds: float | None = None
-    total_seconds: float = 3600.0
-    keepalive_seconds: float = 3.0
-    retries: int = 8
-    backoff_seconds: float = 0.25
-    longest_backoff_seconds: float = 15.0
-    response_bytes: int = 256 * 2**20
-
-    def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("retries", 0), ("response_bytes", 1)):
-            count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise ValueError(f"HttpLimits.{name} is {count!r} and must be a whole number, at least {least}")
-        for name in ("connect_seconds", "total_seconds", "read_seconds"):
-            seconds = getattr(self, name)
-            if seconds is not None and not 0 < seconds < math.inf:
-                raise ValueError(f"HttpLimits.{name} is {seconds!r} and must be a finite time above 0 s")
-        for name in ("keepalive_seconds", "backoff_seconds", "longest_backoff_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"HttpLimits.{name} is {getattr(self, name)!r} and must be 0 s or more, and finite")
+_LOG = logging.getLogger("rollouts.engines.vllm")
+# Too Many Requests, Service Unavailable: the statuses that invite a retry.
+_BUSY = frozenset((429, 503))
+_CONTROL_SLOTS = 32
+# After [DONE] only the end of the encoding may follow; a server that sends more than that loses the connection.
+_AFTER_DONE_SECONDS = 1.0
+_CLOSE_SECONDS = 1.0
+# Sessions of a parent process: they share its sockets and its event loop's epoll, so they must never be closed here.
+_INHERITED: list[_LoopState] = []
 
 
 @dataclass(eq=False, slots=True)
-class _Loop:
-    """What belongs to one event loop. Idle connections stand in the order in which they became idle."""
+class _LoopState:
+    """What belongs to one event loop of one process."""
 
+    session: aiohttp.ClientSession
+    unshared_session: aiohttp.ClientSession  # a new connection for every request
     slots: asyncio.Semaphore
-    urgent: asyncio.Semaphore
-    idle: list[Http1Connection] = field(default_factory=list)
+    control_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONTROL_SLOTS))
+    process: int = field(default_factory=os.getpid)
     running: set[asyncio.Timeout] = field(default_factory=set)
-    sweep: asyncio.TimerHandle | None = None
-    guard: AsyncGenerator[None, None] | None = None
+    loop_end: AsyncGenerator[None, None] | None = None
+    closing: asyncio.Task[None] | None = None
 
-    def close_idle(self) -> None:
-        for connection in self.idle:
-            connection.abort()
-        self.idle.clear()
-        if self.sweep is not None:
-            self.sweep.cancel()
-            self.sweep = None
-
-    def shut(self) -> None:
-        """End whatever runs: its deadline is now. Reports as closed, see `ServerConnection._admitted`."""
-        self.close_idle()
+    def shut_down(self) -> None:
+        """End the running calls, by moving their deadlines to now, and close the sessions."""
         for scope in list(self.running):
             if not scope.expired():
                 scope.reschedule(0.0)
+        self.closing = asyncio.ensure_future(self.close_sessions())
+
+    async def close_sessions(self) -> None:
+        for session in (self.session, self.unshared_session):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await session.close()
 
 
 class ServerConnection:
     """Requests to one server, from any event loop and any number of threads at once.
 
-    Failed connections (refused, reset, ended in mid-answer) and HTTP 429 and 503 are tried again; nothing else is. A
-    cancelled call closes its connection and frees its slot at once. `on_lost` is called whenever a connection turned
-    out to be refused or broken, for the server may have restarted and forgotten everything; it must not block.
+    Failed connections (refused, reset, ended within a response) and HTTP 429 and 503 are tried again; nothing else is.
+    A cancelled call closes its connection and frees its slot at once. `on_lost` is called whenever a connection was
+    refused or broke, because the server may have restarted and lost its caches; it must not block.
     """
 
     def __init__(
@@ -114,24 +88,20 @@ class ServerConnection:
         base_url: str,
         *,
         api_key: str | None = None,
-        limits: HttpLimits = HttpLimits(),
+        limits: HttpLimits | None = None,
         on_lost: Callable[[], None] = lambda: None,
-        timing: Timing = Timing(),  # noqa: B008 frozen
     ) -> None:
-        self._address = parse_address(base_url, api_key=api_key)
-        self.base_url = self._address.url
-        self.limits = limits
+        address = parse_address(base_url, api_key=api_key)
+        self.base_url = address.url
+        self.limits = limits or HttpLimits()
         self._on_lost = on_lost
-        self._timing = timing
-        headers = {"host": self._address.host_header, "user-agent": "mmrollouts", "accept-encoding": "gzip"}
-        if self._address.authorization is not None:
-            headers["authorization"] = self._address.authorization
-        self._headers = header_lines(headers.items())
-        self._tls: ssl.SSLContext | None = None
-        self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
+        self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "gzip"}
+        if address.authorization is not None:
+            self._headers["Authorization"] = address.authorization
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._troubled = False
+        self._failing = False
 
     def __repr__(self) -> str:
         return f"ServerConnection({self.base_url!r})"
@@ -149,22 +119,24 @@ class ServerConnection:
         retry: bool = True,
         slot: bool = True,
     ) -> HttpResponse:
-        """Send a request and take the whole answer, of whatever status (429 and 503 only after the retries).
+        """Send a request and read the whole response, of whatever status (429 and 503 only after the retries).
 
-        `body` is JSON in segments, sent one after the other and never joined; it must not change until the call is
-        over. `seconds` replaces `total_seconds`. `retry=False` is for what must not happen twice: one attempt, on a new
-        connection. `slot=False` is for control calls, which must not queue behind generations; they have a few slots
-        of their own. Raises `ServerUnreachableError`, `ServerTimeoutError`, `EngineClosedError`,
-        `MalformedResultError` (not HTTP, too large, an unknown encoding) and `ServerError` (a redirect: never followed,
-        for the key and the prompts are meant for this server only).
+        `body` is JSON in segments, which are sent without joining them; they must not change until the call is over.
+        `seconds` replaces `total_seconds`. `retry=False` is for what must not happen twice: one attempt, on a new
+        connection. `slot=False` is for control calls, which must not queue behind generations; they have 32 slots of
+        their own. Raises `ServerUnreachableError`, `ServerTimeoutError`, `EngineClosedError`, `MalformedResultError`
+        (not HTTP, too large, an invalid encoding) and `ServerError` (a redirect, which is not followed: the key and the
+        prompts are for this server only).
         """
-        call = self._call(method, path, name, body, params, headers, seconds, retry, slot)
-        async with self._admitted(call) as loop:
-            answer = await self._answered(loop, call, whole=True)
-            answer.release()
-            return HttpResponse(answer.status, answer.headers, answer.loaded, name)
+        call = self._call(method, path, name, body, headers, seconds, params)
+        if not retry:
+            call.retries = 0
+        async with self._slot(call, control=not slot) as state:
+            response, content = await self._respond(call, state, state.session if retry else state.unshared_session)
+            return HttpResponse(response.status, response.headers, content, name)
 
-    def stream(
+    @asynccontextmanager
+    async def stream(
         self,
         path: str,
         *,
@@ -172,32 +144,44 @@ class ServerConnection:
         body: Body,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
-    ) -> AbstractAsyncContextManager[EventStream]:
-        """POST, and read the answer as server-sent events.
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """POST, and iterate over the `data` of the server-sent events of the response, up to `[DONE]`.
 
-        Tried again like `request` until the head of an answer has come. The slot is held, and the deadline runs, until
-        the context is left; leaving it before the end closes the connection.
+        Retries like `request` until the head of a response has arrived. The slot is held, and the deadline runs, until
+        the context is left; leaving it before the end closes the connection. An error status raises `ServerError`,
+        a stream without `[DONE]` `MalformedResultError`, a connection that breaks `ServerUnreachableError`.
         """
-        return self._stream(self._call("POST", path, name, body, None, headers, seconds, True, True))
+        call = self._call("POST", path, name, body, headers, seconds)
+        async with self._slot(call) as state:
+            response, content = await self._respond(call, state, state.session, whole=False)
+            if response.status >= 400:
+                raise response_error(name, HttpResponse(response.status, response.headers, content), call.place)
+            try:
+                yield self._events(call, response)
+            finally:
+                response.release()  # which closes the connection if the body has not been read to its end
 
     async def close(self) -> None:
-        """Refuse further requests, end those that run with `EngineClosedError`, close every connection."""
+        """Refuse further requests, end the running ones with `EngineClosedError`, close every connection."""
         self._closed = True
         with self._lock:
-            loops, self._loops = self._loops, {}
-        here = asyncio.get_running_loop()
-        for loop, held in loops.items():
-            if loop is not here and not loop.is_closed():
-                loop.call_soon_threadsafe(held.shut)
-        if (held_here := loops.get(here)) is not None:
-            held_here.shut()
-            while held_here.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
-                await asyncio.sleep(0)
-            if held_here.guard is not None:
-                await held_here.guard.aclose()
-            await asyncio.sleep(0)  # aborted transports let go of their sockets in the next round
-
-    # One call.
+            states, self._loops = self._loops, {}
+        current = asyncio.get_running_loop()
+        for loop, state in states.items():
+            if state.process != os.getpid():
+                _INHERITED.append(state)
+            elif loop.is_closed():
+                await state.close_sessions()
+            elif loop is not current:
+                loop.call_soon_threadsafe(state.shut_down)
+            else:
+                state.shut_down()
+                while state.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
+                    await asyncio.sleep(0)
+                assert state.closing is not None
+                assert state.loop_end is not None
+                await state.closing
+                await state.loop_end.aclose()
 
     def _call(
         self,
@@ -205,245 +189,199 @@ class ServerConnection:
         path: str,
         name: str,
         body: Body | None,
-        params: Mapping[str, str | int | bool] | None,
         headers: Mapping[str, str] | None,
         seconds: float | None,
-        retry: bool,
-        slot: bool,
+        params: Mapping[str, str | int | bool] | None = None,
     ) -> Call:
-        target = self._address.path + path
+        target = path
         if params:
-            words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
-            target += "?" + urlencode(words)
-        for header in headers or ():
-            if header.lower() in _OWN_HEADERS:
-                raise InvalidRequestError(name, f"the header {header} is set by the connection; leave it out")
-        framing = "" if body is None else f"content-type: application/json\r\ncontent-length: {body_bytes(body)}\r\n"
+            values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
+            target += "?" + urlencode(values)
         try:
-            own = header_lines(headers.items()) if headers else ""
-            head = f"{request_line(method, target)}{self._headers}{framing}{own}\r\n"
-        except ValueError as error:
+            url = _encoded_url(self.base_url + target)
+            if headers and not all(value.isascii() and value.isprintable() for value in headers.values()):
+                raise ValueError
+        except ValueError:
             raise InvalidRequestError(
-                name, f"{method} {path!r}: {error} holds what HTTP cannot carry; use printable ASCII, and %20 in paths"
+                name,
+                f"{method} {path!r}: the path or a header has characters that HTTP cannot carry; use printable ASCII, "
+                "and %20 in paths",
             ) from None
         return Call(
             name=name,
             method=method,
-            head=head.encode("ascii"),
-            body=body or (),
+            url=url,
+            place=f"{method} {self.base_url}{path}",
+            body=None if body is None else SegmentsPayload(body),
+            headers=headers,
             seconds=self.limits.total_seconds if seconds is None else seconds,
-            retries=self.limits.retries if retry else 0,
-            slot=slot,
-            reuse=retry,
-            where=f"{method} {self.base_url}{path}",
+            retries=self.limits.retries,
         )
 
     @asynccontextmanager
-    async def _admitted(self, call: Call) -> AsyncIterator[_Loop]:
+    async def _slot(self, call: Call, *, control: bool = False) -> AsyncIterator[_LoopState]:
         """A slot, under the deadline of the call."""
-        self._refuse_if_closed(call)
-        held = await self._here()
-        call.ends = asyncio.get_running_loop().time() + call.seconds
-        scope = asyncio.timeout_at(call.ends)
+        self._raise_if_closed(call)
+        loop = asyncio.get_running_loop()
+        state = self._loops.get(loop) or await self._open(loop)
+        call.deadline = loop.time() + call.seconds
+        scope = asyncio.timeout_at(call.deadline)
         try:
             async with scope:
-                held.running.add(scope)
+                state.running.add(scope)
                 try:
-                    async with held.slots if call.slot else held.urgent:
-                        self._refuse_if_closed(call)
-                        yield held
+                    async with state.control_slots if control else state.slots:
+                        self._raise_if_closed(call)
+                        yield state
                 finally:
-                    held.running.discard(scope)
+                    state.running.discard(scope)
         except TimeoutError:
             if not scope.expired():
                 raise
-            self._refuse_if_closed(call)
+            self._raise_if_closed(call)
             raise ServerTimeoutError(
                 call.name,
-                f"{call.where} was not over after {call.seconds:g} s; it was {call.stage} (attempt {call.attempt}). "
+                f"{call.place} was not over after {call.seconds:g} s; it was {call.stage} (attempt {call.attempt}). "
                 "Raise total_seconds if such requests may take longer",
             ) from None
 
-    async def _answered(self, held: _Loop, call: Call, *, whole: bool) -> Answer:
-        """An answer after as many attempts as it takes, its body loaded if `whole`."""
+    async def _respond(
+        self, call: Call, state: _LoopState, session: aiohttp.ClientSession, *, whole: bool = True
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """A response after as many attempts as it takes, with its body (empty if not `whole` and no error)."""
+        kept_connection_lost = session is state.unshared_session
         while True:
             call.attempt += 1
             try:
-                answer = await self._attempt(held, call, whole)
+                response, content = await self._attempt(call, session, whole)
             except ConnectionError as error:
-                self._lost(held)
-                trouble = redacted(str(error)) or type(error).__name__
-                delay = self._delay(call, None)
-                if call.stale and not call.excused:
-                    call.excused, delay = True, 0.0
+                self._on_lost()
+                self._raise_if_closed(call)
+                reason, delay = str(error), self._delay(call, None)
+                if call.unanswered and not kept_connection_lost:
+                    # This is how a kept connection ends that the server has closed: not counted, once per call.
+                    kept_connection_lost, delay = True, 0.0
                     call.retries += 1
                 if delay is None:
-                    self._refuse_if_closed(call)
-                    raise unreachable(call, trouble) from error
+                    raise call.unreachable(error) from error
             else:
-                if answer.status not in _BUSY:
-                    self._well()
-                    return answer
-                trouble = f"HTTP {answer.status}"
-                delay = self._delay(call, answer.headers.get("retry-after"))
+                if response.status not in _BUSY:
+                    self._log_recovery()
+                    return response, content
+                reason, delay = f"HTTP {response.status}", self._delay(call, response.headers.get("retry-after"))
                 if delay is None:
-                    return answer
-                answer.release()
-            self._trouble(call, trouble, delay)
-            call.stage = f"waiting to try again after: {trouble}"
+                    return response, content
+            self._log_retry(call, reason, delay)
+            call.stage = f"waiting to try again after: {reason}"
             if delay:
-                await self._timing.sleep(delay)
+                await sleep(delay)
 
-    async def _attempt(self, held: _Loop, call: Call, whole: bool) -> Answer:
-        call.stage, call.stale = "connecting", False
-        connection = await self._connection(held, call)
+    async def _attempt(
+        self, call: Call, session: aiohttp.ClientSession, whole: bool
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        call.stage = "waiting for the response"
         try:
-            call.stage = "waiting for the answer"
-            with typed(call):
-                head = await connection.exchange(call.method, call.head, call.body)
-            answer = Answer(
-                call,
-                connection,
-                head,
-                response_bytes=self.limits.response_bytes,
-                give_back=partial(self._give_back, held),
-                on_lost=partial(self._lost, held),
+            response = await session.request(
+                call.method, call.url, data=call.body, headers=call.headers, allow_redirects=False
             )
-            if 300 <= answer.status < 400:
-                raise redirected(call, answer)
-            if whole or answer.status in _BUSY:
-                call.stage = "reading the answer"
-                await answer.load()
+        except aiohttp.ClientError as error:
+            raise call.error(error) from error
+        try:
+            if 300 <= response.status < 400:
+                raise redirect_error(call.name, call.place, response.status, response.headers.get("location", ""))
+            if not whole and response.status < 400:
+                return response, b""
+            call.stage = "reading the response"
+            return response, b"".join(
+                [piece async for piece in body_pieces(call, response, self.limits.response_bytes)]
+            )
         except BaseException:
-            call.stale = connection.answered_nothing_when_reused
-            connection.abort()
+            response.close()
             raise
-        return answer
+
+    async def _events(self, call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        decoder = EventDecoder(self.limits.response_bytes)
+        pieces = body_pieces(call, response, self.limits.response_bytes)
+        try:
+            async for piece in pieces:
+                for event in decoder.feed(piece):
+                    if event != b"[DONE]":
+                        yield event
+                        continue
+                    with suppress(TimeoutError, ConnectionError, EngineError):
+                        async with asyncio.timeout(_AFTER_DONE_SECONDS):
+                            await anext(pieces, b"")
+                    return
+        except EventTooLongError as error:
+            raise MalformedResultError(call.name, f"{call.place}: {error}") from None
+        except ConnectionError as error:
+            self._on_lost()
+            raise call.unreachable(error) from error
+        raise MalformedResultError(call.name, f"{call.place}: the stream ended without [DONE]")
 
     def _delay(self, call: Call, retry_after: str | None) -> float | None:
         """Seconds until the next attempt; None if there is to be none, or the deadline would come first."""
         if call.attempt > call.retries:
             return None
-        delay = backoff_seconds(
-            call.attempt,
-            self._timing.chance(),
-            first=self.limits.backoff_seconds,
-            longest=self.limits.longest_backoff_seconds,
-            retry_after=retry_after_seconds(retry_after, self._timing.wall()),
-        )
-        return delay if asyncio.get_running_loop().time() + delay < call.ends else None
+        delay = retry_delay(call.attempt, self.limits, retry_after)
+        return delay if asyncio.get_running_loop().time() + delay < call.deadline else None
 
-    def _refuse_if_closed(self, call: Call) -> None:
+    def _raise_if_closed(self, call: Call) -> None:
         if self._closed:
             raise EngineClosedError(call.name, "the engine is closed") from None
 
-    # Once per spell of trouble and once at its end: hundreds of requests meet the same restart.
+    # One warning when a series of failures begins and one line at its end: a restart fails hundreds of requests.
 
-    def _trouble(self, call: Call, trouble: str, delay: float) -> None:
-        level = logging.DEBUG if self._troubled else logging.WARNING
-        self._troubled = True
-        words = "%s: %s (request %s, attempt %d), next in %.2f s"
-        _LOG.log(level, words, call.where, trouble, call.name, call.attempt, delay)
+    def _log_retry(self, call: Call, reason: str, delay: float) -> None:
+        level = logging.DEBUG if self._failing else logging.WARNING
+        self._failing = True
+        message = "%s: %s (request %s, attempt %d), next in %.2f s"
+        _LOG.log(level, message, call.place, reason, call.name, call.attempt, delay)
 
-    def _well(self) -> None:
-        if self._troubled:
-            self._troubled = False
-            _LOG.info("%s answers again", self.base_url)
+    def _log_recovery(self) -> None:
+        if self._failing:
+            self._failing = False
+            _LOG.info("%s responds again", self.base_url)
 
-    # Streaming.
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> _LoopState:
+        """Sessions for the running loop. The states of loops that are closed are dropped."""
+        state = _LoopState(
+            self._session(keepalive_timeout=self.limits.keepalive_seconds),
+            self._session(force_close=True),
+            asyncio.Semaphore(self.limits.concurrency),
+        )
+        with self._lock:
+            closed = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
+            self._loops[loop] = state
+        state.loop_end = self._until_loop_ends(loop, state)
+        await anext(state.loop_end)
+        for each in closed:
+            await each.close_sessions()
+        return state
 
-    @asynccontextmanager
-    async def _stream(self, call: Call) -> AsyncIterator[EventStream]:
-        async with self._admitted(call) as held:
-            answer = await self._answered(held, call, whole=False)
-            try:
-                events = EventStream(answer)
-                yield events
-                if events.done:
-                    await answer.wind_down()
-            finally:
-                answer.release()
+    def _session(self, **connector: Any) -> aiohttp.ClientSession:
+        tls = client_tls_context() if self.base_url.startswith("https:") else True
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls, **connector),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=self.limits.connect_seconds, sock_read=self.limits.read_seconds
+            ),
+        )
 
-    # Connections.
-
-    async def _here(self) -> _Loop:
-        """What belongs to the running loop. Loops that have died are forgotten."""
-        loop = asyncio.get_running_loop()
-        held = self._loops.get(loop)
-        if held is None:
-            held = _Loop(asyncio.Semaphore(self.limits.concurrency), asyncio.Semaphore(_URGENT_SLOTS))
-            with self._lock:
-                for dead in [each for each in self._loops if each.is_closed()]:
-                    del self._loops[dead]
-                self._loops[loop] = held
-            held.guard = self._until_loop_ends(loop, held)
-            await anext(held.guard)
-        return held
-
-    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, held: _Loop) -> AsyncGenerator[None, None]:
-        """Closes the loop's connections when it ends: `asyncio.run` finishes whatever generators are left."""
+    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, state: _LoopState) -> AsyncGenerator[None, None]:
+        """Closes the loop's sessions when the loop ends, because `asyncio.run` finishes all open generators."""
         try:
             yield
         finally:
             with self._lock:
                 self._loops.pop(loop, None)
-            held.close_idle()
-            await asyncio.sleep(0)  # aborted transports let go of their sockets in the next round
+            await state.close_sessions()
 
-    async def _connection(self, held: _Loop, call: Call) -> Http1Connection:
-        while call.reuse and held.idle:
-            connection = held.idle.pop()  # the one used last, so that the others may expire
-            if self._still_good(connection, self._timing.monotonic()):
-                return connection
-            connection.abort()
-        try:
-            return await Http1Connection.open(
-                self._address.host,
-                self._address.port,
-                tls=self._tls_context() if self._address.tls else None,
-                connect_seconds=self.limits.connect_seconds,
-                read_seconds=self.limits.read_seconds,
-            )
-        except ssl.SSLError as error:
-            raise ServerUnreachableError(
-                call.name,
-                f"{call.where}: no agreement on TLS ({error}). Check that the server speaks https, and that its "
-                "certificate is signed by an authority that this machine trusts (SSL_CERT_FILE adds one)",
-            ) from error
 
-    def _tls_context(self) -> ssl.SSLContext:
-        with self._lock:
-            if self._tls is None:
-                self._tls = client_tls_context()
-            return self._tls
-
-    def _lost(self, held: _Loop) -> None:
-        held.close_idle()  # they led to the same server
-        self._on_lost()
-
-    def _give_back(self, held: _Loop, connection: Http1Connection) -> None:
-        if self._closed or not connection.keep(self._timing.monotonic()):
-            connection.abort()
-            return
-        held.idle.append(connection)
-        if held.sweep is None:
-            self._sweep_later(held)
-
-    def _still_good(self, connection: Http1Connection, now: float) -> bool:
-        return connection.usable and now - connection.idle_since < self.limits.keepalive_seconds
-
-    def _sweep_later(self, held: _Loop) -> None:
-        held.sweep = asyncio.get_running_loop().call_later(self.limits.keepalive_seconds, self._sweep, held)
-
-    def _sweep(self, held: _Loop) -> None:
-        """Close what has been idle for too long."""
-        held.sweep = None
-        now, kept = self._timing.monotonic(), []
-        for connection in held.idle:
-            if self._still_good(connection, now):
-                kept.append(connection)
-            else:
-                connection.abort()
-        held.idle = kept
-        if kept:
-            self._sweep_later(held)
+@lru_cache(maxsize=256)
+def _encoded_url(text: str) -> URL:
+    if not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise ValueError
+    return URL(text, encoded=True)

@@ -1,27 +1,28 @@
-"""Whole answers of a server, and the error that an answer becomes."""
+"""A whole HTTP response, and the error for a response with an error status."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from rollouts.engines.vllm.http.server_address import redacted
 from rollouts.errors import MalformedResultError, ServerError
 
-_SHOWN_CHARACTERS = 2000
+_EXCERPT_CHARACTERS = 2000
 
-#: How vLLM answers while it shuts itself down.
+#: vLLM's message while it shuts down.
 _ENGINE_DEAD = "EngineCore encountered an issue"
 
 
 class HttpResponse(NamedTuple):
-    """A whole answer. Header names are in lower case; `name` is that of the request."""
+    """A whole response. `headers` ignores case; `name` is that of the request."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-    name: str = "answer"
+    name: str = "response"
 
     def json(self) -> Any:
         """The decoded body. Raises `MalformedResultError`."""
@@ -29,45 +30,55 @@ class HttpResponse(NamedTuple):
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise MalformedResultError(
-                self.name, f"the answer (HTTP {self.status}) is no JSON ({error}): {shown(self.body)!r}"
+                self.name, f"the response (HTTP {self.status}) is not JSON ({error}): {_excerpt(self.body)!r}"
             ) from None
 
 
-def response_error(name: str, reply: HttpResponse, doing: str) -> ServerError:
-    """The error for an answer that is one: what was being done, the status, and what the server said about it.
+def response_error(name: str, response: HttpResponse, action: str) -> ServerError:
+    """The error for an error response: the failed `action`, the status, and the server's message.
 
-    Knows vLLM's `{"error": {"message", ...}}`, its control routes' `{"error": text}` and FastAPI's `{"detail": ...}`;
-    other bodies are quoted from their beginning. Credentials are taken out.
+    Reads vLLM's `{"error": {"message", ...}}`, its control routes' `{"error": text}` and FastAPI's `{"detail": ...}`.
+    Other bodies are quoted from their beginning. Credentials are removed.
     """
-    return server_error(name, doing, reply.status, _message(reply.body))
+    return server_error(name, action, response.status, _message(response.body))
 
 
-def server_error(name: str, doing: str, status: int, message: str) -> ServerError:
-    """The error for what a server said, with what to do where its engine has died."""
+def server_error(name: str, action: str, status: int, message: str) -> ServerError:
+    """The error for a server's message, with the cure if its engine has died."""
     if _ENGINE_DEAD in message:
-        doing += " (its engine has died and it ends; its log has the cause. Start it again)"
-    return ServerError(name, doing, status=status, body=message)
+        action += " (the server's engine has died and the server ends; its log has the cause. Start it again)"
+    return ServerError(name, action, status=status, body=message)
 
 
-def shown(body: bytes) -> str:
-    """The beginning of a body, fit for an error."""
-    text = redacted(body[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace"))
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... ({len(body)} bytes)"
+def redirect_error(name: str, place: str, status: int, location: str) -> ServerError:
+    """The error for a redirect. The new address is quoted without credentials, query and fragment."""
+    try:
+        parts = urlsplit(location)
+        target = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    except ValueError:
+        target = ""
+    action = f"{place} was redirected; redirects are not followed. Give the server's own address as base_url"
+    return ServerError(name, action, status=status, body=f"to {target or 'an unknown address'}")
 
 
 def _message(body: bytes) -> str:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
-        return shown(body) or "(no body)"
+        return _excerpt(body) or "(no body)"
     if isinstance(content, dict):
-        said = content.get("error") or content.get("detail") or content.get("message")
-        if isinstance(said, dict) and isinstance(said.get("message"), str):
-            kind = said.get("type")
-            return shown((f"{kind}: {said['message']}" if isinstance(kind, str) else said["message"]).encode())
-        if isinstance(said, str):
-            return shown(said.encode("utf-8", "replace"))
-        if isinstance(said, list) and all(isinstance(item, dict) and "msg" in item for item in said):
-            places = [f"{'.'.join(map(str, item.get('loc', ())))}: {item['msg']}" for item in said]
-            return shown("; ".join(places).encode("utf-8", "replace"))
-    return shown(body)
+        error = content.get("error") or content.get("detail") or content.get("message")
+        if isinstance(error, dict) and isinstance(error.get("message"), str):
+            kind = error.get("type")
+            error = f"{kind}: {error['message']}" if isinstance(kind, str) else error["message"]
+        elif isinstance(error, list) and all(isinstance(item, dict) and "msg" in item for item in error):
+            error = "; ".join(f"{'.'.join(map(str, item.get('loc', ())))}: {item['msg']}" for item in error)
+        if isinstance(error, str):
+            return _excerpt(error.encode("utf-8", "replace"))
+    return _excerpt(body)
+
+
+def _excerpt(body: bytes) -> str:
+    """The beginning of a body, without credentials, at most 2,000 characters."""
+    text = redacted(body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "replace"))
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}... ({len(body)} bytes)"

@@ -29,7 +29,7 @@ from renderers.media.item import TensorField
 from renderers.vision.normalise import normalise
 from renderers.vision.patches import StillPatches
 from rollouts.bfloat16 import Bfloat16Array
-from rollouts.engines.vllm.http.connection import Body
+from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.wire.tensors import (
     FLOATS,
     ITEM_BYTES,

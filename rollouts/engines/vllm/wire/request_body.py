@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rollouts.engines.protocol import GenerateRequest
-from rollouts.engines.vllm.http.connection import Body
+from rollouts.engines.vllm.http.exchange import Body
 from rollouts.errors import InvalidRequestError
 
 #: Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the prompt and
