@@ -38,11 +38,11 @@ class MissingExtraError(RolloutsError, ImportError):
 
 
 class TrajectoryError(RolloutsError):
-    """A trajectory cannot take what it is given."""
+    """Root of the errors of trajectories."""
 
 
 class TrajectoryFinishedError(TrajectoryError):
-    """A finished episode was to be changed."""
+    """A finished episode cannot be changed."""
 
     def __init__(self, episode_id: str, field: str) -> None:
         self.episode_id = episode_id
@@ -50,21 +50,25 @@ class TrajectoryFinishedError(TrajectoryError):
         super().__init__(f"episode {episode_id} is finished; {field} cannot change any more. Copy what you need")
 
 
-class InvalidTurnError(TrajectoryError):
-    """A prompt, its messages and its completion do not belong together."""
+class InvalidTrajectoryError(TrajectoryError, ValueError):
+    """Values of a trajectory contradict each other. Decoding reports this error as a `transport.MalformedError`."""
 
 
-class BrokenPathError(TrajectoryError):
-    """There is no way from a node to a root: the node is not there, or its `parent` does not come before it."""
+class InvalidTurnError(InvalidTrajectoryError):
+    """The prompt, the messages and the completion of a turn contradict each other, or have values out of range."""
 
-    def __init__(self, episode_id: str, node: int, parent: object, count: int) -> None:
+
+class InvalidNodeError(InvalidTurnError):
+    """The arrays, weight spans or media of a token node contradict each other, or have values out of range."""
+
+
+class NodeIndexError(TrajectoryError, IndexError):
+    """A trajectory has no node of this index."""
+
+    def __init__(self, episode_id: str, node: int, count: int) -> None:
         self.episode_id = episode_id
         self.node = node
-        what = "is not there" if parent is None else f"follows {parent!r:.40}, which does not come before it"
-        super().__init__(
-            f"episode {episode_id}: node {node} of {count} {what}. Pass one of leaves(); if the episode came from "
-            "elsewhere, `rollouts traj verify` says what else is wrong with its file"
-        )
+        super().__init__(f"episode {episode_id} has {count} nodes and no node {node}; pass one of leaves()")
 
 
 class MissingColumnError(TrajectoryError):

@@ -15,7 +15,7 @@ import numpy as np
 from renderers import MultiModalData
 from renderers.placement import PlacedItem
 from rollouts.engines.completion_checks import logprobs_error, prompt_error, token_ids_error
-from rollouts.error_texts import short_repr
+from rollouts.error_texts import quoted, short_repr
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 from rollouts.numbers import finite_number, whole_number
 from transport import wire_type
@@ -255,16 +255,23 @@ def ending_error(completion: Completion) -> str | None:
         return f"finish_reason is {completion.finish_reason!r:.80}, not one of {', '.join(FinishReason)}"
     if not isinstance(completion.stop_token_id, int | np.integer | None):
         return f"stop_token_id is {completion.stop_token_id!r:.80}, not a token id or None"
-    spans = completion.weight_spans
+    return weight_span_error(completion.weight_spans, len(completion.token_ids))
+
+
+def weight_span_error(spans: object, count: int) -> str | None:
+    """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong one."""
     if not isinstance(spans, tuple | list) or not all(isinstance(span, WeightSpan) for span in spans):
-        return f"weight_spans are {spans!r:.80}, not a tuple of WeightSpan"
-    end = 0
+        return "weight_spans are not WeightSpans; pass a tuple of them"
+    previous_end: int | np.integer = 0
     for span in spans:
-        if not isinstance(span.version, str) or not all(
-            isinstance(edge, int | np.integer) for edge in (span.start, span.end)
-        ):
-            return f"{span!r:.80} has no version of text, or no integers for its range"
-        if not end <= span.start <= span.end <= len(completion.token_ids):
-            return f"weight span {span} does not follow {end} within {len(completion.token_ids)} sampled tokens"
-        end = span.end
+        if not isinstance(span.version, str):
+            return f"a weight span has the version {quoted(span.version)}, not a text"
+        if not isinstance(span.start, int | np.integer) or not isinstance(span.end, int | np.integer):
+            return f"weight span {quoted(span.start)}:{quoted(span.end)} has no integers for its range"
+        if not previous_end <= span.start <= span.end <= count:
+            return (
+                f"weight span {span.start}:{span.end} does not begin at {previous_end} or later within {count} "
+                "sampled tokens"
+            )
+        previous_end = span.end
     return None

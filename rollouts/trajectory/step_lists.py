@@ -105,6 +105,11 @@ class _StepProcessor:
         return self.items[source.digest]
 
 
+def is_step_source(source: MediaSource) -> bool:
+    """Whether the source holds the arrays of a step, not an image or a video as a file."""
+    return _packed_item(source) is not None
+
+
 def _packed_item(source: MediaSource) -> PackedItem | None:
     """The item that a step held, None if the source is another's."""
     try:

@@ -1,26 +1,32 @@
-"""Tokens that were added together, and the media that some of them stand for."""
+"""A node of the token tree, and the references to its media."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import NoneType
 
 import numpy as np
 import numpy.typing as npt
 
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange
 from renderers.media.item import Modality
+from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.completion_checks import logprobs_error
-from rollouts.engines.protocol import Completion, WeightSpan, ending_error
-from rollouts.errors import InvalidTurnError, MissingProcessorError, PixelMismatchError
+from rollouts.engines.completion_checks import logprobs_error, token_ids_error
+from rollouts.engines.protocol import WeightSpan, weight_span_error
+from rollouts.error_texts import quoted
+from rollouts.errors import InvalidNodeError, InvalidTurnError, MissingProcessorError, PixelMismatchError
 from transport import wire_type
 
 
 @wire_type("rollouts.MediaReference")
 @dataclass(frozen=True, slots=True)
 class MediaReference:
-    """An image or video on a node: its pixels' name, its source, and where its tokens sit from the node's start."""
+    """An image or a video: the hash of its pixels, its source, and the range of its tokens.
+
+    `placeholder` counts tokens from the start of the node that holds the reference.
+    """
 
     modality: Modality
     mm_hash: str
@@ -31,9 +37,9 @@ class MediaReference:
         return replace(self, placeholder=self.placeholder.shifted(by))
 
     def derive(self, processors: Mapping[Modality, MediaProcessor]) -> MediaItem:
-        """The pixels, made again from the source by a renderer's `processors`.
+        """Compute the pixels again from the source, with a renderer's `processors`.
 
-        Raises `PixelMismatchError` unless they carry the name that the sampler saw them under, and
+        Raises `PixelMismatchError` unless they have the `mm_hash` of the pixels that the sampler saw, and
         `MissingProcessorError`.
         """
         item = processor_for(processors, self.modality).process(self.source)
@@ -52,12 +58,15 @@ def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality
 @wire_type("rollouts.TokenNode")
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenNode:
-    """Tokens that were added together. Arrays are read-only and parallel: token_ids int32 (n,), sampled bool (n,).
+    """Tokens that were added together: the new tokens of a prompt, or a completion.
 
-    `parent` is the index of the node before, -1 at a root. `logprobs` is float32 with one value per *sampled* token, in
-    order; `weight_spans` count sampled tokens likewise. `content` is bool (n,), True on message body, None where that
-    is not known. `messages` are those that this node is the first to show, with `MediaSource`s for their media.
-    `extras` are further arrays with one row a token, by name (`routed_experts`, `sampling_mask`, `advantages`).
+    `token_ids` int32 (n,) and `sampled` bool (n,) are parallel. `logprobs` is float32 with one value per *sampled*
+    token, in order; `weight_spans` count sampled tokens likewise. `parent` is the index of the previous node, -1 at a
+    root. `content` is bool (n,), True on message bodies, or None if unknown. `messages` are the messages that begin in
+    this node, with `MediaSource`s for their media. `media` are in prompt order. `extras` are further arrays with one
+    row per token, by name (`routed_experts`, `sampling_mask`, `advantages`).
+
+    Raises `InvalidNodeError` for values of another type, of another length, or out of range, also when decoded.
     """
 
     parent: int
@@ -70,68 +79,112 @@ class TokenNode:
     messages: tuple[Message, ...] = ()
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        error = _node_error(self)
+        if error is not None:
+            raise InvalidNodeError(f"a node after node {quoted(self.parent)}: {error}")
+
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
-def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
-    """The node of what was sampled. Raises `InvalidTurnError`."""
-    ids = token_array(completion.token_ids, "completion")
-    logprobs = np.asarray(completion.logprobs)
-    words = logprobs_error(logprobs, len(ids)) or ending_error(completion)
-    if words is not None:
-        raise InvalidTurnError(f"completion: {words}; have the engine return one valid log-probability for each token")
-    return TokenNode(
-        parent=parent,
-        token_ids=ids,
-        sampled=frozen(np.ones(len(ids), dtype=bool), np.bool_),
-        logprobs=frozen(logprobs, np.float32),
-        weight_spans=tuple(completion.weight_spans),
-        extras={name: _extra(name, rows, len(ids)) for name, rows in extras.items()},
+def _node_error(node: TokenNode) -> str | None:
+    """The first value that is wrong, in a sentence; every check relies on those before it."""
+    if type(node.parent) is not int or node.parent < -1:
+        return "its parent is neither the index of a node nor -1"
+    if (error := token_ids_error(node.token_ids)) is not None:
+        return error
+    count = len(node.token_ids)
+    if not _is_mask(node.sampled, count):
+        return f"sampled is not a bool array of its {count} tokens"
+    sampled_count = int(np.count_nonzero(node.sampled))
+    if (error := logprobs_error(node.logprobs, sampled_count)) is not None:
+        return f"sampled {error}"
+    if node.content is not None and not _is_mask(node.content, count):
+        return f"content is not a bool array of its {count} tokens"
+    if not isinstance(node.messages, _SEQUENCES) or not all(isinstance(message, dict) for message in node.messages):
+        return "its messages are not a list of dicts"
+    if not isinstance(node.extras, Mapping):
+        return "its extras are not a mapping of names to arrays"
+    for name, rows in node.extras.items():
+        if (error := extra_error(name, rows, count)) is not None:
+            return error
+    return weight_span_error(node.weight_spans, sampled_count) or _media_error(node.media, count)
+
+
+def extra_error(name: object, rows: object, count: int) -> str | None:
+    """Check that `rows` is an array of numbers with one row for each of `count` tokens."""
+    if not isinstance(name, str):
+        return f"extra {quoted(name)} has no text for a name"
+    if not isinstance(rows, np.ndarray) or rows.ndim == 0 or rows.dtype.hasobject:
+        return f"extra {quoted(name)} is no array of rows but a {type(rows).__name__}; pass numpy arrays of numbers"
+    if len(rows) != count:
+        return f"extra {quoted(name)} has {len(rows)} rows for {count} tokens; pass one row for each"
+    return None
+
+
+_SEQUENCES = (tuple, list)
+
+
+def _is_mask(array: object, count: int) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind == "b" and array.shape == (count,)
+
+
+def _media_error(media: object, count: int) -> str | None:
+    if not isinstance(media, _SEQUENCES) or not all(map(_is_reference, media)):
+        return "media are not references with a source and a range"
+    error = placement_error((reference.placeholder for reference in media), count)
+    if error is None:
+        return None
+    wrong = media[error.position]
+    return f"{wrong.modality} {error.position} ({quoted(wrong.mm_hash)}) {error.reason}"
+
+
+def _is_reference(reference: object) -> bool:
+    if not isinstance(reference, MediaReference) or not isinstance(reference.source, MediaSource):
+        return False
+    placeholder = reference.placeholder
+    return (
+        isinstance(placeholder, PlaceholderRange)
+        and reference.modality in ("image", "video")
+        and type(reference.mm_hash) is str
+        and type(reference.source.digest) is str
+        and type(placeholder.offset) is type(placeholder.length) is int
+        and isinstance(placeholder.embed_runs, (tuple, list, NoneType))
+        and all(_is_run(run) for run in placeholder.embed_runs or ())
     )
 
 
-def _extra(name: str, rows: np.ndarray, count: int) -> np.ndarray:
-    if not isinstance(rows, np.ndarray) or rows.ndim == 0 or rows.dtype.hasobject:
-        raise InvalidTurnError(
-            f"extra {name!r} is no array of rows but a {type(rows).__name__}; pass numpy arrays of numbers"
-        )
-    if len(rows) != count:
-        raise InvalidTurnError(f"extra {name!r} has {len(rows)} rows for {count} sampled tokens; pass one for each")
-    return frozen(rows, rows.dtype)
+def _is_run(run: object) -> bool:
+    return isinstance(run, _SEQUENCES) and len(run) == 2 and type(run[0]) is type(run[1]) is int
 
 
 def token_array(values: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
-    """Token ids as a read-only int32 (n,) of its own. Raises `InvalidTurnError` for what are no ids."""
+    """Token ids as a new read-only int32 (n,). Raises `InvalidTurnError` for values that are not token ids."""
     array = np.asarray(values)
-    whole = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
-    if not whole or (array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**31):
+    is_row = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+    if not is_row or (array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**31):
         raise InvalidTurnError(
             f"{what} of {array.dtype} {array.shape} holds no token ids; pass ints from 0 to 2**31 - 1"
         )
-    return frozen(array, np.int32)
+    return read_only(array, np.int32)
 
 
-def frozen(values: Sequence[int] | np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
-    """A copy that nobody can change. A read-only array is copied, too: it may be a view on one that is not."""
+def read_only(values: Sequence[int] | np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
+    """A read-only copy. A read-only array is copied, too: it may be a view of an array that can be written."""
     array: np.ndarray = np.array(values, dtype=dtype)
     array.setflags(write=False)
     return array
 
 
-def same_media(one: Sequence[MediaReference], start: int, other: Sequence[MediaReference]) -> bool:
-    """Whether these are the same images at the same tokens, the ranges of `one` counted from token `start`."""
-    return len(one) == len(other) and all(
-        mine.mm_hash == theirs.mm_hash
-        and mine.modality == theirs.modality
-        and mine.source.digest == theirs.source.digest
-        and mine.placeholder.offset + start == theirs.placeholder.offset
-        and mine.placeholder.length == theirs.placeholder.length
-        and mine.placeholder.embed_runs == theirs.placeholder.embed_runs
-        for mine, theirs in zip(one, other, strict=True)
+def same_media(node_media: Sequence[MediaReference], start: int, prompt_media: Sequence[MediaReference]) -> bool:
+    """Whether the media of a node that begins at token `start` are these media of a prompt, at the same tokens."""
+    return len(node_media) == len(prompt_media) and all(
+        one.mm_hash == other.mm_hash
+        and one.modality == other.modality
+        and one.source.digest == other.source.digest
+        and one.placeholder.offset + start == other.placeholder.offset
+        and one.placeholder.length == other.placeholder.length
+        and one.placeholder.embed_runs == other.placeholder.embed_runs
+        for one, other in zip(node_media, prompt_media, strict=True)
     )
-
-
-def within(references: Sequence[MediaReference], start: int, end: int) -> tuple[MediaReference, ...]:
-    """The references that begin in tokens `start:end`, with ranges relative to `start`."""
-    return tuple(reference.shifted(-start) for reference in references if start <= reference.placeholder.offset < end)

@@ -1,18 +1,20 @@
-"""What happened in an episode, exactly as the engine saw it: a tree of token nodes.
+"""The record of an episode, exactly as the engine saw it: a tree of token nodes.
 
-A node holds what one prompt extension or one completion added. Root to leaf, concatenated, is what the engine was
-given and what it sampled. A turn attaches to the longest path that is a prefix of its prompt, token by token and
-image by image (two images of one size have the same placeholder tokens), and forks otherwise. So a shared prefix
-exists once, and an image lives on the node that introduced it. Branching, compaction of history and sub-agents are
-nothing special.
+A node holds the new tokens of a prompt, or a completion. The nodes from a root to a leaf, concatenated, are what the
+engine received and what it sampled. A turn attaches to the longest path that is a prefix of its prompt, token by token
+and image by image (two images of one size have the same placeholder tokens). Where no path ends at a completion that
+the prompt extends, the tree forks. So a shared prefix is stored once, and an image is stored on the node that
+introduced it. Branches, compacted histories and sub-agents need no further rules.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from types import NoneType
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -20,20 +22,21 @@ from renderers import Message, MultiModalData, RenderedTokens
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.error_texts import is_unicode, short_repr
+from rollouts.error_texts import is_unicode, quoted, short_repr
 from rollouts.errors import (
-    BrokenPathError,
+    InvalidTrajectoryError,
     InvalidTurnError,
     MissingColumnError,
+    NodeIndexError,
     TrajectoryError,
     TrajectoryFinishedError,
 )
 from rollouts.numbers import finite_number
+from rollouts.trajectory.new_nodes import completion_node, media_of, prompt_node
 from rollouts.trajectory.plain_copy import copied_mapping
-from rollouts.trajectory.prompt_node import media_of, prompt_node
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.reported_extras import reported_extras
-from rollouts.trajectory.token_node import MediaReference, TokenNode, completion_node, same_media, token_array
+from rollouts.trajectory.token_node import MediaReference, TokenNode, same_media, token_array
 from transport import EncodeError, wire_type
 from transport.wire.codec import check_encodable, is_plain
 
@@ -41,9 +44,9 @@ from transport.wire.codec import check_encodable, is_plain
 @wire_type("rollouts.Turn")
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model call: the node that its completion became, how it ended, and what the environment paid.
+    """One model call: the node of its completion, how it ended, and the reward and info from the environment.
 
-    `seconds` is how long the engine took.
+    `seconds` is how long the engine took. Raises `InvalidTurnError` for values of another type, also when decoded.
     """
 
     node: int
@@ -53,21 +56,49 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        if type(self.node) is not int or self.node < 0:
+            raise InvalidTurnError(f"a turn has the node {quoted(self.node)}; pass the index of its completion's node")
+        if not isinstance(self.finish_reason, FinishReason):
+            raise InvalidTurnError(
+                f"the turn of node {self.node} has no FinishReason, but {quoted(self.finish_reason)}"
+            )
+        if not isinstance(self.message, dict) or not isinstance(self.info, dict):
+            raise InvalidTurnError(f"the turn of node {self.node} has a message or an info that is not a dict")
+        for name in ("reward", "seconds"):
+            if not _is_number(value := getattr(self, name)):
+                raise InvalidTurnError(f"the {name} of the turn of node {self.node} is {quoted(value)}, not finite")
+
+
+def _is_number(value: object) -> bool:
+    """Whether the value is a finite float, or an int that a float can hold. Called for every decoded turn."""
+    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
+
 
 class Branch(NamedTuple):
-    """A way from a root to a leaf: one training sample."""
+    """The path from a root to a leaf: one training sample."""
 
     leaf: int
     nodes: tuple[int, ...]
 
 
+_FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("episode_id", "group_id", "error"), (str,)),
+    **dict.fromkeys(("done", "truncated"), (bool,)),
+    **dict.fromkeys(("nodes", "turns"), (list, tuple)),
+    "metrics": (Mapping,),
+    "provenance": (Provenance, NoneType),
+}
+
+
 @wire_type("rollouts.Trajectory")
 @dataclass(slots=True, eq=False, repr=False)
 class Trajectory:
-    """One episode. Grows through `add_turn` until `finish`; `reward` is the sum over turns.
+    """One episode. It grows through `add_turn` until `finish`; `reward` is the sum over turns.
 
-    `metrics` are numbers of the episode as a whole, `error` says why it broke off, `started_at` is in seconds since the
-    epoch and `seconds` how long it took, `provenance` what made it.
+    `metrics` are numbers of the whole episode, `error` says why it ended early, `started_at` is in seconds since the
+    epoch, `seconds` is its duration, `provenance` the versions of what made it. Raises `InvalidTrajectoryError` for
+    values of another type, for a node before its parent, and for a turn without its node, also when decoded.
     """
 
     episode_id: str
@@ -85,11 +116,38 @@ class Trajectory:
     provenance: Provenance | None = None
     finished: bool = False
 
+    def __post_init__(self) -> None:
+        error = self._first_error()
+        if error is not None:
+            raise InvalidTrajectoryError(f"episode {quoted(self.episode_id)}: {error}")
+
+    def _first_error(self) -> str | None:
+        """The first value that is wrong, in a sentence. Nodes and turns have checked themselves."""
+        for name, types in _FIELD_TYPES.items():
+            if not isinstance(value := getattr(self, name), types):
+                return f"{name} is a {type(value).__name__}"
+        for name in ("started_at", "seconds"):
+            if not _is_number(value := getattr(self, name)):
+                return f"{name} is {quoted(value)}, not a finite number"
+        if type(self.seed) is not int or not -(2**63) <= self.seed < 2**63:
+            return f"its seed {quoted(self.seed)} is not an integer of 64 bits"
+        for index, node in enumerate(self.nodes):
+            if not isinstance(node, TokenNode):
+                return f"node {index} is a {type(node).__name__}"
+            if node.parent >= index:
+                return f"node {index} has the parent {node.parent}, which is not before it"
+        for index, turn in enumerate(self.turns):
+            if not isinstance(turn, Turn):
+                return f"turn {index} is a {type(turn).__name__}"
+            if turn.node >= len(self.nodes):
+                return f"turn {index} has the node {turn.node}, and there are {len(self.nodes)}"
+        return None
+
     def __setattr__(self, name: str, value: object) -> None:
         if getattr(self, "finished", False):
             raise TrajectoryFinishedError(self.episode_id, name)
         if isinstance(value, str):
-            value = str.__str__(value)  # of a StrEnum, say, its text: only plain text can be stored
+            value = str.__str__(value)  # only plain text can be stored; this is the text of a StrEnum, for example
             if not is_unicode(value):
                 raise TrajectoryError(
                     f"{name} is {value!a:.80}, which holds half a surrogate pair and cannot be stored"
@@ -97,11 +155,9 @@ class Trajectory:
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        # `asyncio.run` makes the repr of what its task returned: a list of these, with every array in them.
-        ended = self.error or ("done" if self.done else "truncated" if self.truncated else "not done")
-        # One that was decoded may hold anything in place of its texts and turns.
-        turns = len(self.turns) if isinstance(self.turns, list | tuple) else "no"
-        return f"<Trajectory {self.episode_id!s:.80}: {turns} turns, {ended!s:.80}>"
+        # Short, because `asyncio.run` computes the repr of what its task returned: a list of trajectories, perhaps.
+        state = self.error or ("done" if self.done else "truncated" if self.truncated else "not done")
+        return f"<Trajectory {self.episode_id:.80}: {len(self.turns)} turns, {state:.80}>"
 
     # Growing.
 
@@ -117,64 +173,69 @@ class Trajectory:
     ) -> int:
         """Attach a prompt and its completion; return the index of the completion's node.
 
-        `message` is what the completion was read as, `messages` are those that the prompt's message indices count (a
-        bridge counts the new ones only). `extras` are arrays with one row for each sampled token, beside the routed
-        experts and sampling masks of a completion that has them (`reported_extras`). Arrays and messages are copied.
+        `message` is the parsed completion. `messages` are the messages that the prompt's message indices refer to; for
+        a bridge these are the new messages. `extras` are arrays with one row for each sampled token, in addition to
+        the routed experts and sampling masks of a completion that has them (`reported_extras`). Arrays and messages
+        are copied.
 
-        Raises `TrajectoryFinishedError`, and `InvalidTurnError` where ids are no token ids, log-probabilities are
+        Raises `TrajectoryFinishedError`, and `InvalidTurnError` where token ids are invalid, log-probabilities are
         missing, not finite or positive, lengths do not agree, ranges lie outside, an extra is given twice, or
-        something cannot be stored (the place is named); the episode is then as before.
+        something cannot be stored (the error names its place). After an error the trajectory is unchanged.
         """
         nodes, turns = self._growing()
         ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
         parent, shared = self._longest_prefix(ids, references)
         reported = reported_extras(completion, len(ids), shared)
-        if twice := reported.completion.keys() & (extras or {}).keys():
-            raise InvalidTurnError(f"the completion has {', '.join(sorted(twice))} of its own; pass other extras only")
+        duplicates = reported.completion.keys() & (extras or {}).keys()
+        if duplicates:
+            raise InvalidTurnError(f"the completion has {', '.join(sorted(duplicates))}; pass other extras only")
         added: list[TokenNode] = []
         if shared < len(ids):
-            completed = any(turn.node == parent for turn in turns)
-            said = None if completed else len(self.to_messages(parent)) if parent >= 0 else 0
-            added.append(prompt_node(parent, prompt, ids, shared, references, messages, said, reported.prompt))
+            follows_completion = any(turn.node == parent for turn in turns)
+            path_messages = self.to_messages(parent) if parent >= 0 and not follows_completion else []
+            num_path_messages = None if follows_completion else len(path_messages)
+            added.append(
+                prompt_node(parent, prompt, ids, shared, references, messages, num_path_messages, reported.prompt)
+            )
         sampled_extras = {**(extras or {}), **reported.completion}
-        added.append(completion_node(len(nodes) if len(added) else parent, completion, sampled_extras))
-        said_now = _copied(message, f"the message of turn {len(turns)}")
-        place = len(nodes) + len(added) - 1
-        turn = Turn(place, completion.finish_reason, cast(Message, said_now), seconds=seconds)
+        added.append(completion_node(len(nodes) if added else parent, completion, sampled_extras))
+        node = len(nodes) + len(added) - 1
+        stored_message = cast(Message, _copied(message, f"the message of turn {len(turns)}"))
+        turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds)
         _check_turn_stored(added, turn, f"turn {len(turns)}")
         if turns and parent != turns[-1].node:
             self.forks += 1
         nodes += added
         turns.append(turn)
-        return place
+        return node
 
     def record_reward(self, reward: float, info: Mapping[str, Any]) -> None:
-        """Record what the environment said to the last turn; `info` is copied.
+        """Set the reward and the info of the last turn; `info` is copied.
 
         Raises `TrajectoryFinishedError`, and `InvalidTurnError` if there is no turn, `reward` is not a finite number,
-        or `info` is not a mapping that can be stored; the place in it is named.
+        or `info` is not a mapping that can be stored; the error names the place in it.
         """
         _, turns = self._growing()
         if not turns:
-            raise InvalidTurnError(f"episode {self.episode_id} has no turn to pay; add_turn comes first")
+            raise InvalidTurnError(f"episode {self.episode_id} has no turn to reward; call add_turn first")
         last = len(turns) - 1
         number = finite_number(reward)
         if number is None:
-            raise InvalidTurnError(f"turn {last} was paid {short_repr(reward)}; a reward is a finite number")
-        what = f"the info of turn {last}"
-        kept = _copied(info, what)
-        _check_stored(kept, what)
-        turns[-1] = replace(turns[-1], reward=number, info=kept)
+            raise InvalidTurnError(f"the reward of turn {last} is {short_repr(reward)}; pass a finite number")
+        name = f"the info of turn {last}"
+        copied = _copied(info, name)
+        _check_stored(copied, name)
+        turns[-1] = replace(turns[-1], reward=number, info=copied)
 
     def finish(self) -> None:
-        """Let nobody change the episode any more. Finishing twice is allowed."""
+        """Make the trajectory immutable. A second call does nothing."""
         if not self.finished:
             self.nodes, self.turns = tuple(self.nodes), tuple(self.turns)
             self.finished = True
 
     def _growing(self) -> tuple[list[TokenNode], list[Turn]]:
-        """Nodes and turns as long as they may be added to. Raises `TrajectoryFinishedError`."""
+        """Nodes and turns while they may be extended. Raises `TrajectoryFinishedError`."""
         if not isinstance(self.nodes, list) or not isinstance(self.turns, list):
             raise TrajectoryFinishedError(self.episode_id, "turns")
         return self.nodes, self.turns
@@ -190,23 +251,20 @@ class Trajectory:
         return len(self.turns)
 
     def leaves(self) -> list[int]:
-        """The nodes that nothing follows, in order of creation: one training sample each."""
+        """The nodes without children, in order of creation: one training sample each."""
         parents = {node.parent for node in self.nodes}
         return [index for index in range(len(self.nodes)) if index not in parents]
 
     def branches(self) -> list[Branch]:
-        """The way to each leaf."""
+        """The path to each leaf."""
         return [Branch(leaf, tuple(self.path(leaf))) for leaf in self.leaves()]
 
     def path(self, leaf: int) -> list[int]:
-        """Node indices from the root to `leaf`. Raises `BrokenPathError`, as does all that follows a path."""
+        """Node indices from the root to `leaf`. Raises `NodeIndexError`, as do all methods that take a leaf."""
         if not 0 <= leaf < len(self.nodes):
-            raise BrokenPathError(self.episode_id, leaf, None, len(self.nodes))
+            raise NodeIndexError(self.episode_id, leaf, len(self.nodes))
         path = [leaf]
         while (parent := self.nodes[path[-1]].parent) != -1:
-            # What was decoded may say anything, and a circle would never end.
-            if type(parent) is not int or not 0 <= parent < path[-1]:
-                raise BrokenPathError(self.episode_id, path[-1], parent, len(self.nodes))
             path.append(parent)
         return path[::-1]
 
@@ -215,51 +273,51 @@ class Trajectory:
         return np.concatenate([self.nodes[index].token_ids for index in self.path(leaf)])
 
     def extra(self, leaf: int, name: str) -> np.ndarray:
-        """One extra, root to `leaf`, concatenated: one row a token.
+        """One extra, root to `leaf`, concatenated: one row per token.
 
         Raises `MissingColumnError` where a node lacks it, or has rows of another shape or dtype than the root.
         """
-        rows: list[np.ndarray] = []
+        columns: list[np.ndarray] = []
         for index in self.path(leaf):
-            found = self.nodes[index].extras.get(name)
-            if found is None or (rows and (found.shape[1:], found.dtype) != (rows[0].shape[1:], rows[0].dtype)):
-                root_rows = f"{rows[0].dtype} {rows[0].shape[1:]}" if rows else ""
+            rows = self.nodes[index].extras.get(name)
+            if rows is None or (columns and (rows.shape[1:], rows.dtype) != (columns[0].shape[1:], columns[0].dtype)):
+                root_rows = f"{columns[0].dtype} {columns[0].shape[1:]}" if columns else ""
                 raise MissingColumnError(self.episode_id, index, name, root_rows)
-            rows.append(found)
-        return np.concatenate(rows)
+            columns.append(rows)
+        return np.concatenate(columns)
 
     def media(self, leaf: int) -> list[MediaReference]:
-        """The images and videos along the path to `leaf`, in prompt order, with absolute ranges."""
-        return [reference.shifted(start) for start, node in self._with_starts(leaf) for reference in node.media]
+        """The images and videos on the path to `leaf`, in prompt order; their ranges count from the root."""
+        references: list[MediaReference] = []
+        start = 0
+        for index in self.path(leaf):
+            node = self.nodes[index]
+            references += [reference.shifted(start) for reference in node.media]
+            start += len(node)
+        return references
 
     def multi_modal_data(self, leaf: int, processors: Mapping[Modality, MediaProcessor]) -> MultiModalData:
-        """The media of `media(leaf)` with their pixels, made again by a renderer's `processors`.
+        """The media of `media(leaf)` with their pixels, computed again by a renderer's `processors`.
 
-        Raises `PixelMismatchError` where those do not make the pixels that the sampler saw, `MissingProcessorError`.
+        Raises `PixelMismatchError` if the result differs from the pixels that the sampler saw, `MissingProcessorError`.
         """
         return MultiModalData.from_items(
             (reference.derive(processors), reference.placeholder) for reference in self.media(leaf)
         )
 
     def to_messages(self, leaf: int) -> list[Message]:
-        """The conversation along the path to `leaf`, media as their sources, as far as messages were given."""
-        said = {turn.node: turn.message for turn in self.turns}
+        """The messages on the path to `leaf`, as far as `add_turn` received them; media are sources."""
+        completions = {turn.node: turn.message for turn in self.turns}
         messages: list[Message] = []
         for index in self.path(leaf):
             messages += self.nodes[index].messages
-            if index in said:
-                messages.append(said[index])
+            if index in completions:
+                messages.append(completions[index])
         return messages
 
     def all_media(self) -> Iterator[MediaReference]:
         """Every image and video of the episode, once per node that introduced it."""
         return (reference for node in self.nodes for reference in node.media)
-
-    def _with_starts(self, leaf: int) -> Iterator[tuple[int, TokenNode]]:
-        start = 0
-        for index in self.path(leaf):
-            yield start, self.nodes[index]
-            start += len(self.nodes[index])
 
     def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference]) -> tuple[int, int]:
         """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length."""
@@ -282,18 +340,18 @@ class Trajectory:
         return best, best_length
 
 
-def _copied(mapping: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _copied(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(mapping, Mapping):
-        raise InvalidTurnError(f"{what} is a {type(mapping).__name__}, not a dict")
+        raise InvalidTurnError(f"{name} is a {type(mapping).__name__}, not a dict")
     try:
         return copied_mapping(mapping)
     except RecursionError as error:
-        raise InvalidTurnError(f"{what} contains itself, or nests too deeply to be stored") from error
+        raise InvalidTurnError(f"{name} contains itself, or is nested too deep to be stored") from error
 
 
-def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, what: str) -> None:
-    # The arrays of a node are ours. Without media and extras, what is left is the plain data of most turns.
-    checked = all(not node.media and not node.extras for node in nodes) and is_plain(
+def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, name: str) -> None:
+    # The arrays of a node can always be stored. Without media and extras, the rest of most turns is plain data.
+    is_storable = all(not node.media and not node.extras for node in nodes) and is_plain(
         [
             [list(node.messages) for node in nodes],
             [[span.version, span.start, span.end] for node in nodes for span in node.weight_spans],
@@ -301,12 +359,12 @@ def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, what: str) -> Non
             turn.seconds,
         ]
     )
-    if not checked:
-        _check_stored({"nodes": nodes, "turn": turn}, what)
+    if not is_storable:
+        _check_stored({"nodes": nodes, "turn": turn}, name)
 
 
-def _check_stored(value: object, what: str) -> None:
+def _check_stored(value: object, name: str) -> None:
     try:
-        check_encodable(value, what)
+        check_encodable(value, name)
     except EncodeError as error:
         raise InvalidTurnError(f"cannot be stored: {error}") from error

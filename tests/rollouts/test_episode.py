@@ -233,7 +233,7 @@ def test_a_reward_that_is_no_number_leaves_the_turn_that_it_was_for(renderer):
         def step(self, assistant):
             return replace(super().step(assistant), reward=float("nan"))
 
-    with pytest.raises(EpisodeError, match="turn 0 was paid nan") as caught:
+    with pytest.raises(EpisodeError, match="the reward of turn 0 is nan") as caught:
         play(Generous(), ScriptedEngine(renderer, ["five"]), renderer)
     assert caught.value.trajectory.num_turns == 1
 

@@ -50,13 +50,13 @@ def test_an_episode_with_a_fault_neither_breaks_the_command_nor_hides_the_others
     assert (out / f"{digest[:16]}.png").read_bytes() == GOOD
 
 
-def test_media_of_an_episode_whose_references_are_of_the_wrong_type_are_named_as_not_listed(tmp_path: Path) -> None:
+def test_an_episode_with_references_of_the_wrong_type_is_named_as_not_listed(tmp_path: Path) -> None:
     bad = short("bad")
     PLANTED["media that are numbers"](bad)
     result = run("ls", file_of(tmp_path / "t.mmr", bad, short("good", 9)))
     assert result.exit_code == 0
     (error,) = result.stderr.splitlines()
-    assert error.startswith("error: not listed: record 0, episode 'bad': node 0: media are not references")
+    assert error.startswith("error: not listed: record 0: rollouts.TokenNode")
 
 
 def showing(name: str, *images: bytes) -> Trajectory:

@@ -105,7 +105,7 @@ def test_rows_that_do_not_fit_the_tokens_are_refused_and_the_episode_is_as_befor
 
 def test_an_extra_that_the_completion_has_is_not_given_again():
     trajectory = Trajectory("e")
-    with pytest.raises(InvalidTurnError, match="routed_experts of its own"):
+    with pytest.raises(InvalidTurnError, match="has routed_experts; pass other"):
         trajectory.add_turn(
             RenderedTokens([1]), completion([1], [2]), SAID, extras={"routed_experts": np.zeros((1, 2, 1))}
         )

@@ -254,7 +254,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "an image outside the prompt": (
         "tokens.multi_modal_data",
         {**MEDIA, "mm_placeholders": {"image": [{"offset": 9, "length": 1}]}},
-        "tokens: image a at 9",
+        "tokens: image a has a placeholder at 9:10",
     ),
     "no pixels": ("tokens.multi_modal_data", {**MEDIA, "mm_items": {"image": [None]}}, r"mm_items\['image'\]\[0\]"),
     "no names": ("tokens.multi_modal_data", {**MEDIA, "mm_hashes": {"image": [None]}}, r"mm_items\['image'\]\[0\]"),

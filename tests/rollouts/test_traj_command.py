@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import io
@@ -19,7 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from renderers import MediaSource, Message, PlaceholderRange
-from rollouts import MediaReference, TokenNode, Trajectory, Turn
+from rollouts import MediaReference, TokenNode, Trajectory, Turn, trajectory_from_steps
 from rollouts.cli.main import app
 from rollouts.cli.traj.plain import plain
 from rollouts.engines.protocol import FinishReason, WeightSpan
@@ -211,7 +212,7 @@ def test_nothing_in_a_file_reaches_the_terminal_raw(tmp_path: Path, command: str
 
 def test_names_of_unsound_episodes_reach_the_terminal_written_out(tmp_path: Path) -> None:
     bad = hostile()
-    bad.nodes = [replace(bad.nodes[0], parent=5)]
+    bad.nodes = [altered(bad.nodes[0], parent=5)]
     result = run("verify", file_of(tmp_path / "t.mmr", bad))
     assert result.exit_code == 1
     assert "\x1b" not in result.output
@@ -299,7 +300,7 @@ def test_an_export_replaces_nothing(tmp_path: Path) -> None:
 
 def test_what_cannot_be_exported_is_named_and_the_rest_is(tmp_path: Path) -> None:
     unsound = short("unsound")
-    unsound.nodes = [replace(unsound.nodes[0], parent=0), unsound.nodes[1]]
+    unsound.nodes = [altered(unsound.nodes[0], parent=0), unsound.nodes[1]]
     path = file_of(tmp_path / "t.mmr", short("a"), unsound, {"no": "episode"}, short("b", 9))
     damage(path, png(9))
     result = run("export", path, "--jsonl", tmp_path / "o.jsonl")
@@ -352,23 +353,31 @@ def test_a_sound_file_passes(tmp_path: Path) -> None:
     assert words.startswith("2 records, 3 episodes, 3 media")
 
 
+def altered(value: Any, **changes: Any) -> Any:
+    """A copy with other values, which its constructor has not seen."""
+    other = copy.copy(value)
+    for name, changed in changes.items():
+        object.__setattr__(other, name, changed)
+    return other
+
+
 def first_node(**changes: Any) -> Callable[[Trajectory], None]:
     def plant(trajectory: Trajectory) -> None:
-        trajectory.nodes = [replace(trajectory.nodes[0], **changes), *trajectory.nodes[1:]]
+        trajectory.nodes = [altered(trajectory.nodes[0], **changes), *trajectory.nodes[1:]]
 
     return plant
 
 
 def second_node(**changes: Any) -> Callable[[Trajectory], None]:
     def plant(trajectory: Trajectory) -> None:
-        trajectory.nodes = [trajectory.nodes[0], replace(trajectory.nodes[1], **changes)]
+        trajectory.nodes = [trajectory.nodes[0], altered(trajectory.nodes[1], **changes)]
 
     return plant
 
 
 def first_turn(**changes: Any) -> Callable[[Trajectory], None]:
     def plant(trajectory: Trajectory) -> None:
-        trajectory.turns = [replace(trajectory.turns[0], **changes)]
+        trajectory.turns = [altered(trajectory.turns[0], **changes)]
 
     return plant
 
@@ -421,7 +430,6 @@ PLANTED: dict[str, Callable[[Trajectory], None]] = {
     "a span past the sampled tokens": second_node(weight_spans=(WeightSpan("0", 0, 2),)),
     "spans that overlap": second_node(weight_spans=(WeightSpan("0", 0, 1), WeightSpan("1", 0, 1))),
     "a weight version that is no text": second_node(weight_spans=(WeightSpan(b"0", 0, 1),)),  # type: ignore[arg-type]
-    "an image under another image's name": first_node(media=shown(mm_hash=f"{'0' * 64}-fp")),
     "an image whose digest is a list": first_node(media=shown(source=AbsentSource([1]))),  # type: ignore[arg-type]
     "feature tokens that are a number": first_node(media=shown(placeholder=PlaceholderRange(0, 1, 5))),  # type: ignore[arg-type]
     "an image past its node": first_node(media=moved(0, 2)),
@@ -480,7 +488,7 @@ def test_every_planted_fault_is_found_and_named_with_its_record(tmp_path: Path, 
     result = run("verify", path)
     assert result.exit_code == 1, result.output
     first, *_, last = result.stdout.splitlines()
-    assert first.startswith("record 1, episode ")
+    assert first.startswith("record 1")
     assert last.startswith("1 failed") or last.startswith("2 failed")
     listed = run("ls", path)
     assert listed.exit_code == 0
@@ -489,6 +497,37 @@ def test_every_planted_fault_is_found_and_named_with_its_record(tmp_path: Path, 
     assert "record 1" in one_error(run("show", path, "1"))
     exported = run("export", path, "--jsonl", tmp_path / "o.jsonl")
     assert (exported.exit_code, exported.stderr.count("not exported: record 1")) == (1, 1)
+
+
+def test_an_image_under_the_name_of_another_image_is_found(tmp_path: Path) -> None:
+    bad = short("bad")
+    first_node(media=shown(mm_hash=f"{'0' * 64}-fp"))(bad)
+    result = run("verify", file_of(tmp_path / "t.mmr", bad))
+    assert result.exit_code == 1
+    assert result.stdout.startswith("record 0, episode 'bad': image '0000")
+
+
+def test_arrays_of_step_lists_may_have_any_name(tmp_path: Path) -> None:
+    tokens = {
+        "prompt_ids": [1, 7],
+        "completion_ids": [2],
+        "completion_logprobs": [-1.0],
+        "multi_modal_data": {
+            "mm_hashes": {"image": ["digest-of-pixels"]},
+            "mm_placeholders": {"image": [{"offset": 1, "length": 1}]},
+            "mm_items": {"image": [{"pixel_values": np.zeros((4, 3), np.float32)}]},
+        },
+    }
+    trajectory = trajectory_from_steps([{"tokens": tokens}], episode_id="steps")
+    assert run("verify", file_of(tmp_path / "t.mmr", trajectory)).exit_code == 0
+
+
+def test_the_first_wrong_node_of_an_episode_is_named(tmp_path: Path) -> None:
+    bad = short("bad")
+    second_node(logprobs=np.zeros(2, np.float32))(bad)
+    result = run("verify", file_of(tmp_path / "t.mmr", bad))
+    assert "record 0: rollouts.TokenNode 1 of 2 refused the values it came with" in result.stdout
+    assert "1 tokens and 2 log-probabilities" in result.stdout
 
 
 @pytest.mark.parametrize("held", [endless(), PackedEpisodes("source", endless()), PackedEpisodes("source", 5)])  # type: ignore[arg-type]

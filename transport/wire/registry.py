@@ -131,10 +131,13 @@ class SentType:
         """The objects of a run; `columns` has one list of values per field."""
         if self.arguments is not None:
             return [self.build(list(values)) for values in zip(*columns, strict=True)]
+        built: list[Any] = []
         try:
-            return list(map(self.type.cls, *columns))
+            built.extend(map(self.type.cls, *columns))
         except _CONSTRUCTOR_ERRORS as error:
-            raise MalformedError(f"{self.type.name} refused the values it came with: {error}") from error
+            number = f"{len(built)} of {len(columns[0])}"  # `extend` keeps the objects made before the exception
+            raise MalformedError(f"{self.type.name} {number} refused the values it came with: {error}") from error
+        return built
 
     def _member(self, members: Mapping[str, object], payload: object) -> object:
         if type(payload) is not str or payload not in members:

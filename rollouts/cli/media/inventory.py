@@ -13,7 +13,6 @@ from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
 from rollouts.cli.errors import InventoryError, TrajectoryFileError
 from rollouts.cli.trajectory_file.episodes import OpenFile, UnreadableRecord, open_reader
-from rollouts.cli.trajectory_file.invariants import well_formed_references
 from rollouts.trajectory.pixel_forms import AbsentSource
 from transport import RecordReader, TransportError
 
@@ -133,11 +132,7 @@ def _of_episodes(file: OpenFile) -> Inventory:
         if isinstance(found, UnreadableRecord):
             problems[found.reason] = None
             continue
-        shown = well_formed_references(found.trajectory)
-        if shown is None:
-            problems[f"{found.name}: {found.violations[0]}"] = None
-            continue
-        for reference in shown:
+        for reference in found.trajectory.all_media():
             source = reference.source
             if isinstance(source, AbsentSource):
                 problems[f"{source.digest}: its bytes are not in this file"] = None

@@ -58,11 +58,13 @@ def show(
     from rollouts.cli.traj.tree import tree_lines
 
     with _opened(file) as opened:
-        found = _choose(opened, episode)
+        unreadable: list[str] = []
+        found = _choose(opened, episode, unreadable)
         if found is None:
-            exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them")
-        if found.violations:
-            exit_with_error(f"{found.name}: {found.violations[0]}")
+            reasons = "".join(f"; {reason}" for reason in unreadable[:1])
+            exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them{reasons}")
+        if found.violation is not None:
+            exit_with_error(f"{found.name}: {found.violation}")
         facts = describe_episode(found)
         name, group = printable_line(facts["episode"]), printable_line(facts["group"]) or "-"
         print_line(
@@ -163,28 +165,28 @@ def _opened(path: Path) -> Iterator[OpenFile]:
 
 
 def _sound(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
-    """The episodes that are sound; what is wrong with the others goes to `problems`, a line each."""
+    """The episodes that can be printed; the reasons for all others are appended to `problems`."""
     from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
     for found in opened:
         if isinstance(found, UnreadableRecord):
             problems.append(found.reason)
-        elif found.violations:
-            problems.append(f"{found.name}: {found.violations[0]}")
+        elif found.violation is not None:
+            problems.append(f"{found.name}: {found.violation}")
         else:
             yield found
 
 
-def _choose(opened: OpenFile, wanted: str) -> Episode | None:
-    """By id, or else by number."""
+def _choose(opened: OpenFile, wanted: str, unreadable: list[str]) -> Episode | None:
+    """The episode with this id, else with this number. The reasons of unreadable records go to `unreadable`."""
     from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
     by_number = None
     for found in opened:
         if isinstance(found, UnreadableRecord):
-            continue
-        if found.trajectory.episode_id == wanted:
+            unreadable.append(found.reason)
+        elif found.trajectory.episode_id == wanted:
             return found
-        if str(found.number) == wanted:
+        elif str(found.number) == wanted:
             by_number = found
     return by_number

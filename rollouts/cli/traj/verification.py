@@ -1,4 +1,4 @@
-"""Is everything in a trajectory file what was written, and is each episode a tree?"""
+"""The check of a trajectory file: its checksums, the digests of its media, and the values of its episodes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollouts.cli.trajectory_file.episodes import UnreadableRecord, open_file
+from rollouts.error_texts import quoted
 from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.step_lists import is_step_source
 
 
 @dataclass(slots=True)
 class Verification:
-    """Goes through a file once, by `findings`; the counts are right when that has ended."""
+    """Reads a file once, through `findings`; the counts are complete when `findings` has ended."""
 
     path: Path
     records: int = 0
@@ -21,12 +23,10 @@ class Verification:
     media: set[str] = field(default_factory=set)
 
     def findings(self) -> Iterator[str]:
-        """What is wrong, naming record and episode. Each record's checksum, the digest of each medium that it refers
-        to, and the invariants of each episode are checked. Raises `TrajectoryFileError`.
-        """
-        for words in self._findings():
+        """Sentences that name a record and what is wrong with it. Raises `TrajectoryFileError`."""
+        for finding in self._findings():
             self.failures += 1
-            yield words
+            yield finding
 
     def _findings(self) -> Iterator[str]:
         with open_file(self.path) as file:
@@ -36,10 +36,18 @@ class Verification:
                     yield found.reason
                     continue
                 self.episodes += 1
-                for violation in found.violations:
-                    yield f"{found.name}: {violation}"
-                if not found.violations:
-                    references = found.trajectory.all_media()
-                    self.media |= {one.source.digest for one in references if not isinstance(one.source, AbsentSource)}
+                if found.violation is not None:
+                    yield f"{found.name}: {found.violation}"
+                    continue
+                for reference in found.trajectory.all_media():
+                    source = reference.source
+                    if isinstance(source, AbsentSource):
+                        continue
+                    self.media.add(source.digest)
+                    if reference.mm_hash.partition("-")[0] != source.digest and not is_step_source(source):
+                        yield (
+                            f"{found.name}: {reference.modality} {quoted(reference.mm_hash)} has the source "
+                            f"{source.digest}, and its name begins with another digest"
+                        )
             if file.unfinished:
                 yield f"the last {file.unfinished} bytes are a record that its writer did not finish"

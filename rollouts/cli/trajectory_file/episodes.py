@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollouts.cli.errors import TrajectoryFileError
-from rollouts.cli.trajectory_file.invariants import violations
-from rollouts.cli.trajectory_file.value_limits import short_repr
+from rollouts.cli.trajectory_file.value_limits import limit_violation
+from rollouts.error_texts import quoted
 from rollouts.trajectory.pixel_forms import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordReader, TransportError
@@ -17,21 +17,24 @@ from transport import RecordReader, TransportError
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The `number`th episode of a file, from record `record`, and in which invariants it fails."""
+    """The `number`th episode of a file, from record `record`.
+
+    `violation` says why its values cannot be printed or exported; None if they can.
+    """
 
     number: int
     record: int
     trajectory: Trajectory
-    violations: list[str]
+    violation: str | None
 
     @property
     def name(self) -> str:
-        return f"record {self.record}, episode {short_repr(self.trajectory.episode_id)}"
+        return f"record {self.record}, episode {quoted(self.trajectory.episode_id)}"
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRecord:
-    """What cannot be read, in words that name the record."""
+    """A record, or a part of one, that holds no episode. `reason` names the record."""
 
     reason: str
 
@@ -64,7 +67,7 @@ class OpenFile:
                 yield UnreadableRecord(f"record {record}: it holds a {type(held).__name__} and no episode")
             for member in found:
                 if isinstance(member, Trajectory):
-                    yield Episode(number, record, member, list(violations(member)))
+                    yield Episode(number, record, member, _unbounded_value(member))
                     number += 1
                 else:
                     yield UnreadableRecord(f"record {record}: it holds a {type(member).__name__} among its episodes")
@@ -103,3 +106,16 @@ def members(held: object) -> Iterator[object]:
                 waiting.extend(reversed(group))
         elif isinstance(member, Trajectory) or member is not held:
             yield member
+
+
+def _unbounded_value(trajectory: Trajectory) -> str | None:
+    """The first value of an episode that is too large or too deep to be printed or exported."""
+    parts: list[tuple[str, object]] = [("metrics or provenance", (trajectory.metrics, trajectory.provenance))]
+    for index, node in enumerate(trajectory.nodes):
+        parts.append((f"node {index}: messages or extras", (node.messages, dict(node.extras))))
+    for index, turn in enumerate(trajectory.turns):
+        parts.append((f"turn {index}: message or info", (turn.message, turn.info)))
+    for name, value in parts:
+        if (reason := limit_violation(value)) is not None:
+            return f"{name} hold {reason}"
+    return None

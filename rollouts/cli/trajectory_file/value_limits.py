@@ -1,4 +1,4 @@
-"""What a decoded value costs whoever walks it, and how it is short_repr.
+"""The bounds of values that can be printed or exported.
 
 A file of a few hundred bytes can hold a tuple of which both members are one tuple, of which both members are one tuple,
 and so on: decoded at once, because what is shared is built once, but never shown or exported to the end.
@@ -18,8 +18,7 @@ from renderers import MediaSource
 
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 1 << 24
-MAX_BITS: Final = 1 << 13  # beyond about 14,000 Python refuses to write an integer out
-_QUOTED: Final = 40
+MAX_BITS: Final = 1 << 13  # Python refuses to print an integer of more than about 14,000 bits
 _LEAF: Final = (1, 0)
 
 
@@ -54,14 +53,6 @@ def limit_violation(value: Any) -> str | None:
             waiting.append((part, True))
             waiting += [(one, False) for one in inside_it]
     return None
-
-
-def short_repr(value: Any) -> str:
-    """A value in an error; of anything but text and numbers only its type, for its words might not end."""
-    plain = isinstance(value, (str, bytes, float, np.number)) or value is None
-    if plain or (isinstance(value, int) and value.bit_length() <= MAX_BITS):
-        return f"{value!r:.{_QUOTED}}"
-    return f"a {type(value).__name__}"
 
 
 def _parts(value: Any) -> Collection[Any]:

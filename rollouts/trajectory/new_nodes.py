@@ -1,0 +1,150 @@
+"""The nodes that a turn adds to a trajectory: the new tokens of its prompt, and its completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from renderers import Message, RenderedTokens
+from renderers.placement import placement_error
+from rollouts.engines.protocol import Completion, ending_error
+from rollouts.errors import InvalidTurnError
+from rollouts.trajectory.plain_copy import copied_mapping, plain_copy
+from rollouts.trajectory.token_node import MediaReference, TokenNode, extra_error, read_only, token_array
+
+
+def media_of(prompt: RenderedTokens) -> list[MediaReference]:
+    """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or that overlap."""
+    placed = prompt.multi_modal_data.items_with_ranges() if prompt.multi_modal_data is not None else []
+    error = placement_error((placeholder for _, placeholder in placed), len(prompt))
+    if error is not None:
+        item = placed[error.position][0]
+        raise InvalidTurnError(
+            f"{item.modality} {item.mm_hash} {error.reason}; pass the prompt as it was rendered, with its media"
+        )
+    return [MediaReference(item.modality, item.mm_hash, item.source, placeholder) for item, placeholder in placed]
+
+
+def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
+    """The node of a completion. Raises `InvalidTurnError`."""
+    ids = token_array(completion.token_ids, "completion")
+    if (error := ending_error(completion)) is not None:
+        raise InvalidTurnError(f"completion: {error}")
+    for name, rows in extras.items():
+        if (error := extra_error(name, rows, len(ids))) is not None:
+            raise InvalidTurnError(f"completion: {error}")
+    return TokenNode(
+        parent=parent,
+        token_ids=ids,
+        sampled=read_only(np.ones(len(ids), dtype=bool), np.bool_),
+        logprobs=_float32(completion.logprobs),
+        weight_spans=tuple(completion.weight_spans),
+        extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
+    )
+
+
+def _float32(logprobs: Any) -> np.ndarray:
+    """A read-only float32 copy; other values than floats are returned as they are, for `TokenNode` to refuse."""
+    array = np.asarray(logprobs)
+    return read_only(array, np.float32) if array.dtype.kind == "f" else array
+
+
+def prompt_node(
+    parent: int,
+    prompt: RenderedTokens,
+    ids: np.ndarray,
+    start: int,
+    references: Sequence[MediaReference],
+    messages: Sequence[Message],
+    num_path_messages: int | None,
+    extras: Mapping[str, np.ndarray],
+) -> TokenNode:
+    """The node of a prompt's tokens from `start` on. `extras` have one row for each of them.
+
+    `references` are all media of the prompt. For `messages` and `num_path_messages` see `_new_messages`.
+    """
+    media = [one.shifted(-start) for one in references if one.placeholder.offset >= start]
+    return TokenNode(
+        parent=parent,
+        token_ids=read_only(ids[start:], np.int32),  # a view would keep the whole prompt of every turn in memory
+        sampled=read_only(np.zeros(len(ids) - start, dtype=bool), np.bool_),
+        logprobs=read_only(np.empty(0, dtype=np.float32), np.float32),
+        media=tuple(media),
+        content=_content_mask(prompt, start) if prompt.spans else None,
+        messages=_with_sources(_new_messages(prompt, start, messages, num_path_messages), media) if messages else (),
+        extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
+    )
+
+
+def _content_mask(prompt: RenderedTokens, start: int) -> np.ndarray:
+    """bool, True on message bodies, of the tokens from `start` on."""
+    mask = np.zeros(len(prompt) - start, dtype=bool)
+    for span in prompt.spans:
+        if span.content and span.end > start:
+            mask[max(span.start - start, 0) : span.end - start] = True
+    return read_only(mask, np.bool_)
+
+
+def _new_messages(
+    prompt: RenderedTokens, start: int, messages: Sequence[Message], num_path_messages: int | None
+) -> Sequence[Message]:
+    """The messages of a prompt that the path up to token `start` does not hold yet.
+
+    A message without tokens belongs to the message after it. `num_path_messages` decides about a message that begins
+    before `start` and ends after it. It is None if the path ends with a completion: the path holds that message, and
+    the new tokens close it. Otherwise the path ends with a prompt that holds this number of messages: the path holds
+    that message if it is one of them. If it is not, the last tokens of that prompt only began it, as the generation
+    prompt of a template begins an assistant turn, and it is new.
+    """
+    if not messages:
+        return ()
+    if len(messages) != len(prompt.message_roles):
+        raise InvalidTurnError(
+            f"{len(messages)} messages were given for a prompt of {len(prompt.message_roles)}; pass the messages that "
+            "it was rendered from, or for a bridge the new messages"
+        )
+    spans = prompt.message_token_spans()
+    first = len(messages)
+    for index in range(len(messages) - 1, -1, -1):
+        span = spans[index]
+        if span is not None and span[0] < start:
+            is_complete = span[1] <= start
+            if is_complete or num_path_messages is None or index < num_path_messages:
+                break
+        first = index
+    return messages[first:]
+
+
+def _with_sources(messages: Sequence[Message], media: Sequence[MediaReference]) -> tuple[Message, ...]:
+    """Copies of the messages in which each medium is replaced by its source."""
+    references = iter(media)
+    copies: list[Message] = []
+    for message in messages:
+        try:
+            copies.append(_message_with_sources(message, references))
+        except RecursionError as error:
+            raise InvalidTurnError("a message contains itself, or is nested too deep to be stored") from error
+    if next(references, None) is not None:
+        raise InvalidTurnError("the prompt has more media than its messages; pass the messages of the prompt")
+    return tuple(copies)
+
+
+def _message_with_sources(message: Message, references: Iterator[MediaReference]) -> Message:
+    copied: dict[str, Any] = {}
+    for key, value in message.items():
+        if key == "content" and isinstance(value, Sequence) and not isinstance(value, str):
+            copied[key] = [_part_with_source(part, references) for part in value]
+        else:
+            copied[key] = plain_copy(value)
+    return cast(Message, copied)
+
+
+def _part_with_source(part: Any, references: Iterator[MediaReference]) -> Any:
+    if isinstance(part, str) or part.get("type") == "text":
+        return part if isinstance(part, str) else copied_mapping(part)
+    reference = next(references, None)
+    if reference is None:
+        raise InvalidTurnError("the messages have more media than the prompt; pass the messages of the prompt")
+    return {"type": reference.modality, reference.modality: reference.source}
