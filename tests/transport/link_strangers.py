@@ -34,13 +34,14 @@ class Stranger:
     def refusal(self) -> str:
         """The reason that the server gives, after whatever else it says."""
         while True:
-            heard = self.hear()
-            if heard[5] == 9:
-                return heard[6:].decode()
+            frame = self.hear()
+            if frame[5] == 9:
+                return frame[6:].decode()
 
     def greet(self, name: str = "stranger", **changes: Any) -> None:
-        said = {"session": b"x" * 16, "first_kept": 1, "heard": NO_SESSION, "received": 0, "acknowledged": 0}
-        greeting = Greeting(**{**said, "credit": Credit(10, 1 << 20), "max_message": 1 << 30, **changes})
+        fields = {"session": b"x" * 16, "receiving_session": NO_SESSION, "first_kept": 1}
+        fields |= {"received": 0, "acknowledged": 0}
+        greeting = Greeting(**{**fields, "credit": Credit(10, 1 << 20), "max_message": 1 << 30, **changes})
         self.message(Hello(greeting, name))
 
     def close(self) -> None:

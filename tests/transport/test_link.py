@@ -409,8 +409,8 @@ def test_leaving_a_with_block_by_an_error_shows_that_error(tmp_path: Path) -> No
         ("udp://127.0.0.1:1", "neither"),
         ("127.0.0.1:5555", "neither"),
         ("ipc:///no/such/folder/link", "cannot be bound"),
-        ("tcp://127.0.0.1:65536", "port past 65535"),
-        ("tcp://127.0.0.1:" + "9" * 5000, "port past 65535"),
+        ("tcp://127.0.0.1:65536", "port larger than 65535"),
+        ("tcp://127.0.0.1:" + "9" * 5000, "port larger than 65535"),
         (5555, "neither"),
     ],
 )
@@ -421,7 +421,7 @@ def test_a_server_binds_to_nothing_but_this_machine_unless_asked(address: str, r
 
 @pytest.mark.parametrize("address", ["udp://127.0.0.1:1", "127.0.0.1:5555", "tcp://127.0.0.1:99999", "ipc://", 5555])
 def test_a_client_refuses_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(LinkAddressError, match=r"neither|port past"):
+    with pytest.raises(LinkAddressError, match=r"neither|port larger"):
         LinkClient(address)
 
 

@@ -25,9 +25,9 @@ from transport.link import (
     PeerLostError,
 )
 from transport.link.limits import Credit
+from transport.link.message_streams import Payload
 from transport.link.messages import Ack, Data, Greeting, LinkMessage, Signal, Welcome, from_frames, to_frames
-from transport.link.protocol import Payload
-from transport.link.state import LinkState
+from transport.link.shared_state import SharedState
 from transport.wire.limits import DecodeLimits
 from transport.wire.wire_format import Buffer
 
@@ -37,7 +37,7 @@ from link_strangers import Stranger
 
 from transport.link.client_connection import ClientConnection
 from transport.link.io_thread import IoThread
-from transport.link.sockets import Arrival, Change, Sent
+from transport.link.zmq_sockets import Change, ReceivedFrames, Sent
 
 LIVES = [pytest.param(30, id="30 lives"), pytest.param(300, id="300 lives", marks=pytest.mark.slow)]
 
@@ -182,8 +182,8 @@ class BrokenSocket:
         changes, self.pending = self.pending, []
         return changes
 
-    def receive(self) -> Arrival | None:
-        return Arrival(b"", "", to_frames(self.unread.pop(0))) if self.unread else None
+    def receive(self) -> ReceivedFrames | None:
+        return ReceivedFrames(b"", "", to_frames(self.unread.pop(0))) if self.unread else None
 
     def send(self, route: bytes, frames: list[Buffer]) -> Sent:
         self.said.append(from_frames(frames, DecodeLimits()))
@@ -199,23 +199,23 @@ class QuietWake:
 
 def test_a_client_reads_all_that_a_broken_connection_brought_before_it_opens_another() -> None:
     """More than is read in one turn; the acknowledgement that matters comes last."""
-    state = LinkState(BrokenSocket.address, LinkLimits(), 1.0, 10.0, wake=lambda: None)
+    state = SharedState(BrokenSocket.address, LinkLimits(), 1.0, 10.0, wake=lambda: None)
     dealer = BrokenSocket([])
     connection = ClientConnection(state, dealer, "worker")  # type: ignore[arg-type]
     thread = IoThread(state, dealer, connection, QuietWake())  # type: ignore[arg-type]
     welcome = Greeting(b"s" * 16, 1, connection.server.session, 0, 0, Credit(10, 1 << 20), 1 << 30)
-    thread._turn(None)  # greets
+    thread._run_once(None)  # greets
     dealer.unread.append(Welcome(welcome))
-    thread._turn(None)
+    thread._run_once(None)
     frames = encode_frames("object")
     for _ in range(3):
         connection.server.put(Payload.of(frames, ()))
-    thread._turn(None)
+    thread._run_once(None)
     dealer.unread += [Signal.PING] * 600
     dealer.unread += [Data(1, (), frames), Ack(connection.server.session, 3, Credit(10, 1 << 20)), Signal.BYE]
     dealer.pending, said = [Change.BROKEN], len(dealer.said)
     for _ in range(10):
-        thread._turn(None)
+        thread._run_once(None)
     assert connection.server.outbox.unacknowledged == ()
     assert connection.server.inbox.received == 1
     assert dealer.unread_when_reopened == [0]

@@ -8,19 +8,19 @@ import pytest
 
 from renderers.media.source import MediaSource
 from transport import DecodeLimits, MalformedError
+from transport.link.application_types import PeerChange
 from transport.link.io_thread import IoThread
 from transport.link.limits import Credit, LinkLimits
+from transport.link.message_streams import Payload
 from transport.link.messages import NO_SESSION, Ack, Data, Greeting, Hello, LinkMessage, Refused, Signal, from_frames
 from transport.link.peer import Peer
-from transport.link.protocol import Payload
 from transport.link.server_connections import ServerConnections
-from transport.link.state import LinkState
-from transport.link.values import PeerChange
+from transport.link.shared_state import SharedState
 from transport.wire.wire_format import Buffer
 
 pytest.importorskip("zmq", reason="links need the extra `zmq`")
 
-from transport.link.sockets import Arrival, Sent
+from transport.link.zmq_sockets import ReceivedFrames, Sent
 
 OLD, NEW = b"o" * 16, b"n" * 16
 
@@ -29,16 +29,16 @@ class Server:
     """A server's books, with the I/O thread played by the test."""
 
     def __init__(self, **limits: int) -> None:
-        self.state = LinkState("tcp://127.0.0.1:1", LinkLimits(**limits), 0.1, 1.0, wake=lambda: None)
+        self.state = SharedState("tcp://127.0.0.1:1", LinkLimits(**limits), 0.1, 1.0, wake=lambda: None)
         self.connections = ServerConnections(self.state, {})
 
     def arrive(self, route: bytes, message: LinkMessage) -> None:
-        arrival = Arrival(route, "", [])
-        if self.connections.ignores(arrival):
+        arrival = ReceivedFrames(route, "", [])
+        if self.connections.should_ignore(arrival):
             return
-        peer = self.connections.greeted(arrival, message)
+        peer = self.connections.handle(arrival, message)
         if peer is not None and isinstance(message, Data | Ack):
-            peer.take(message)
+            peer.receive(message)
             self.state.mark_ready(peer)
 
     def greet(self, route: bytes, session: bytes, name: str = "worker", first: int = 1) -> Peer:
@@ -50,14 +50,14 @@ class Server:
 
     def answer(self, peer: Peer) -> list[LinkMessage]:
         said = []
-        while (due := peer.next_due()) is not None:
+        while (due := peer.next_to_send()) is not None:
             said.append(due.message)
             due.done()
         return said
 
     def handed_out(self) -> list[bytes]:
         got = []
-        while (taken := self.state.hand_out()) is not None:
+        while (taken := self.state.next_incoming()) is not None:
             peer, incoming = taken
             peer.inbox.acknowledge(incoming.session, incoming.sequence)
             got.append(bytes(incoming.frames[0]))
@@ -74,7 +74,7 @@ def test_what_a_dead_connection_still_brings_is_not_taken_for_the_next_ones(noti
     peer = server.greet(b"first", OLD)
     server.arrive(b"first", data(1, b"old 1"))
     if noticed:
-        server.connections.vanished(peer)
+        server.connections.handle_lost_connection(peer)
     server.greet(b"second", NEW)
     server.arrive(b"first", data(1, b"stale"))  # read late: ZeroMQ reads its connections in turn
     server.arrive(b"first", data(7, b"stale"))
@@ -87,7 +87,7 @@ def test_what_a_dead_connection_still_brings_is_not_taken_for_the_next_ones(noti
 def test_connections_that_vanish_leave_nothing_behind_once_the_peer_is_back() -> None:
     server = Server()
     for number in range(100):
-        server.connections.vanished(server.greet(b"%d" % number, OLD))
+        server.connections.handle_lost_connection(server.greet(b"%d" % number, OLD))
     assert set(server.connections._routes) == {b"99"}  # what it brought may still have to be read
     assert len(server.state.peers) == 1
 
@@ -98,7 +98,7 @@ def test_acknowledgements_that_a_connection_brought_before_it_vanished_are_taken
     peer = server.greet(b"first", OLD)
     peer.put(Payload.of([b"job"], ()))
     server.answer(peer)
-    server.connections.vanished(peer)
+    server.connections.handle_lost_connection(peer)
     assert peer.outbox.unacknowledged == (1,)
     server.arrive(b"first", Ack(peer.session, 1, Credit(10, 1 << 20)))
     assert peer.outbox.unacknowledged == ()
@@ -159,23 +159,23 @@ def test_a_greeting_that_claims_more_than_was_sent_is_malformed_and_costs_only_i
     lie = Greeting(NEW, 1, peer.session, 9, 9, Credit(10, 1 << 20), 1 << 30)
     with pytest.raises(MalformedError) as caught:
         server.arrive(b"second", Hello(lie, "worker"))
-    server.connections.reject(Arrival(b"second", "", []), caught.value)
+    server.connections.reject(ReceivedFrames(b"second", "", []), caught.value)
     assert set(server.state.peers) == {"honest"}
     server.arrive(b"second", Hello(dataclasses.replace(lie, received=0, acknowledged=0), "worker"))
     assert set(server.state.peers) == {"honest"}  # a refused connection is not listened to again
-    assert any(isinstance(message, Refused) for _, message in server.state.parting)
+    assert any(isinstance(message, Refused) for _, message in server.state.final_messages)
 
 
 def test_a_flood_of_refused_connections_is_remembered_within_bounds() -> None:
     server = Server()
     for number in range(5000):
         route = b"%d" % number
-        server.connections.reject(Arrival(route, "", []), MalformedError("nonsense"))
+        server.connections.reject(ReceivedFrames(route, "", []), MalformedError("nonsense"))
         server.greet(b"again" + route, number.to_bytes(16, "big") if number else OLD, name=f"worker {number}")
         server.connections.drop(server.state.peers[f"worker {number}"])
-        server.state.parting.clear()  # as the I/O thread does each turn
-    assert len(server.connections._banned) <= 4096
-    assert len(server.connections._settled) <= 4096
+        server.state.final_messages.clear()  # as the I/O thread does each turn
+    assert len(server.connections._refused_routes) <= 4096
+    assert len(server.connections._acknowledged_by_session) <= 4096
     assert not server.connections._routes
 
 
@@ -211,9 +211,9 @@ def test_the_last_words_of_a_link_are_what_it_acknowledged_and_that_it_leaves() 
     peer = server.greet(b"first", OLD)
     server.arrive(b"first", data(1, b"one"))
     assert server.handed_out() == [b"one"]
-    peer.ack_due = True
+    peer.ack_needed = True
     thread = IoThread(server.state, socket, server.connections, wake=None)  # type: ignore[arg-type]
-    thread._part()
+    thread._send_last_messages()
     (to, ack), last = socket.said
     assert (to, type(ack), last) == (b"first", Ack, (b"first", Signal.BYE))
     assert isinstance(ack, Ack)

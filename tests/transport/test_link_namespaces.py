@@ -32,7 +32,7 @@ class Cable:
     ends: tuple[str, str]
 
     @contextlib.contextmanager
-    def pulled(self) -> Iterator[None]:
+    def mark_pull_sent(self) -> Iterator[None]:
         ip("-n", self.ends[0], "link", "set", "veth", "down")
         try:
             yield
@@ -89,10 +89,10 @@ def test_between_two_namespaces_a_cable_that_is_pulled_and_put_back_loses_nothin
             until(lambda: lines(at_server) > before[0] + 50 and lines(at_worker) > before[1] + 50, server, worker)
 
         both_get_on()
-        with cable.pulled():  # for less than the peer timeout of 1 s: the connection lives through it
+        with cable.mark_pull_sent():  # for less than the peer timeout of 1 s: the connection lives through it
             time.sleep(0.3)
         both_get_on()
-        with cable.pulled():  # for longer: each side gives the other up
+        with cable.mark_pull_sent():  # for longer: each side gives the other up
             time.sleep(0.2)
             quiet = lines(at_server), lines(at_worker)
             time.sleep(1.5)

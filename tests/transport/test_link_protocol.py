@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from renderers.media.source import MediaSource
 from transport import DecodeError, DecodeLimits, MalformedError
-from transport.link.blobs import BlobStore
+from transport.link.application_types import LinkStats
 from transport.link.limits import Credit, LinkLimits
+from transport.link.media_cache import MediaCache
+from transport.link.message_streams import Inbox, Incoming, Outbox, Payload
 from transport.link.messages import (
     NO_SESSION,
     Ack,
@@ -32,8 +34,6 @@ from transport.link.messages import (
     to_frames,
 )
 from transport.link.peer import Peer
-from transport.link.protocol import Inbox, Incoming, Outbox, Payload
-from transport.link.values import LinkStats
 
 SOURCES = [MediaSource.of(bytes([letter]) * 300) for letter in range(6)]
 LIMITS = LinkLimits(
@@ -55,14 +55,14 @@ class End:
 
     def __init__(self, name: str, blob_bytes: int) -> None:
         self.stats = LinkStats()
-        self.peer = Peer(name, LIMITS, WINDOW, BlobStore(blob_bytes), self.stats)
+        self.peer = Peer(name, LIMITS, WINDOW, MediaCache(blob_bytes), self.stats)
         self.handed: list[Incoming] = []
         self.seen: dict[bytes, list[int]] = {}  # by the sender's session: sequence numbers in the order handed out
         self.values: list[int] = []  # what the messages handed out said
         self.queue: deque[list[Any]] = deque()  # what is on its way to this end
 
     def hand_out(self) -> Incoming:
-        incoming = self.peer.inbox.hand_out()
+        incoming = self.peer.inbox.pop_ready()
         self.handed.append(incoming)
         self.seen.setdefault(incoming.session, []).append(incoming.sequence)
         self.values.append(number_of(incoming))
@@ -80,9 +80,9 @@ class End:
             case Blob(digest, data):
                 source = MediaSource(digest, bytes(data))
                 source.verify()
-                self.peer.take(source)
+                self.peer.receive(source)
             case Data() | Ack() | Pull():
-                self.peer.take(message)
+                self.peer.receive(message)
 
 
 class LossyLink(RuleBasedStateMachine):
@@ -125,7 +125,7 @@ class LossyLink(RuleBasedStateMachine):
     @rule(sender=st.sampled_from([0, 1]), count=st.integers(1, 6))
     def transmit(self, sender: int, count: int) -> None:
         for _ in range(count):
-            due = self.ends[sender].peer.next_due()
+            due = self.ends[sender].peer.next_to_send()
             if due is None:
                 return
             self.ends[1 - sender].queue.append(to_frames(due.message))
@@ -162,17 +162,17 @@ class LossyLink(RuleBasedStateMachine):
         if end.handed:
             incoming = end.handed.pop(data.draw(st.integers(0, len(end.handed) - 1)))
             if end.peer.inbox.acknowledge(incoming.session, incoming.sequence):
-                end.peer.ack_due = True
+                end.peer.ack_needed = True
 
     @rule(receiver=st.sampled_from([0, 1]), messages=st.integers(1, 4), size=st.integers(1, 6000))
     def change_window(self, receiver: int, messages: int, size: int) -> None:
         peer = self.ends[receiver].peer
         if peer.inbox.grant(Credit(messages, size)):
-            peer.ack_due = True
+            peer.ack_needed = True
 
     @rule(receiver=st.sampled_from([0, 1]))
     def forget_media(self, receiver: int) -> None:
-        self.ends[receiver].peer._store = BlobStore(700)
+        self.ends[receiver].peer._store = MediaCache(700)
 
     @rule(which=st.sampled_from([0, 1]))
     def restart(self, which: int) -> None:
@@ -195,7 +195,7 @@ class LossyLink(RuleBasedStateMachine):
     def memory_stays_within_the_window(self) -> None:
         for end in self.ends:
             inbox = end.peer.inbox
-            assert len(inbox._unacknowledged) + len(inbox._leftover) <= 2 * WINDOW.messages
+            assert len(inbox._unacknowledged) + len(inbox._previous_unacknowledged) <= 2 * WINDOW.messages
             assert len(end.peer.outbox) <= LIMITS.send_messages
             assert end.peer.outbox.bytes == sum(each.payload.size for each in end.peer.outbox._kept.values())
 
@@ -211,7 +211,7 @@ class LossyLink(RuleBasedStateMachine):
                 end.peer.inbox.acknowledge(incoming.session, incoming.sequence)
         for _ in range(1000):
             for which, end in enumerate(self.ends):
-                end.peer.ack_due = end.peer.open
+                end.peer.ack_needed = end.peer.open
                 self.transmit(which, 10)
                 self.arrive(which, 10)
                 while end.peer.inbox.ready:
@@ -236,7 +236,7 @@ def greeting(session: bytes = b"s" * 16, **changes: Any) -> Greeting:
 
 
 def open_peer() -> Peer:
-    peer = Peer("worker", LIMITS, WINDOW, BlobStore(2000), LinkStats())
+    peer = Peer("worker", LIMITS, WINDOW, MediaCache(2000), LinkStats())
     peer.greet(greeting())
     sent_by(peer)  # what its credit is, among others
     return peer
@@ -254,7 +254,7 @@ def open_peer() -> Peer:
         Refused("because é"),
         Signal.PING,
         Signal.BYE,
-        Signal.AGAIN,
+        Signal.RECONNECT,
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -307,23 +307,23 @@ def test_what_no_honest_peer_sends_is_a_decode_error(message: Data | Ack) -> Non
     if isinstance(message, Ack):
         message = dataclasses.replace(message, session=peer.session)
     with pytest.raises(DecodeError):
-        peer.take(message)
+        peer.receive(message)
 
 
 def test_more_than_the_credit_is_malformed_in_messages_and_in_bytes() -> None:
     peer = open_peer()
     for sequence in range(1, 5):
-        peer.take(Data(sequence, (), [b"small"]))
+        peer.receive(Data(sequence, (), [b"small"]))
     with pytest.raises(MalformedError, match="credit"):
-        peer.take(Data(5, (), [b"small"]))
+        peer.receive(Data(5, (), [b"small"]))
     peer = open_peer()
-    peer.take(Data(1, (), [bytes(4000)]))
+    peer.receive(Data(1, (), [bytes(4000)]))
     with pytest.raises(MalformedError, match="credit"):
-        peer.take(Data(2, (), [bytes(4000)]))
+        peer.receive(Data(2, (), [bytes(4000)]))
 
 
 def test_a_peer_that_keeps_beginning_new_sessions_fills_no_more_than_its_window() -> None:
-    peer = Peer("worker", LIMITS, WINDOW, BlobStore(2000), LinkStats())
+    peer = Peer("worker", LIMITS, WINDOW, MediaCache(2000), LinkStats())
     taken = 0
     for session in range(1, 50):
         peer.disconnect()
@@ -331,7 +331,7 @@ def test_a_peer_that_keeps_beginning_new_sessions_fills_no_more_than_its_window(
         sent_by(peer)
         for sequence in range(1, 20):
             try:
-                peer.take(Data(sequence, (), [bytes(1000)]))
+                peer.receive(Data(sequence, (), [bytes(1000)]))
             except MalformedError:
                 break
             taken += 1
@@ -339,10 +339,10 @@ def test_a_peer_that_keeps_beginning_new_sessions_fills_no_more_than_its_window(
 
 
 def test_data_that_come_before_the_credit_was_told_are_malformed() -> None:
-    peer = Peer("worker", LIMITS, WINDOW, BlobStore(2000), LinkStats())
+    peer = Peer("worker", LIMITS, WINDOW, MediaCache(2000), LinkStats())
     peer.greet(greeting())
     with pytest.raises(MalformedError, match="credit"):
-        peer.take(Data(1, (), [b"x"]))
+        peer.receive(Data(1, (), [b"x"]))
 
 
 def test_a_credit_that_shrinks_holds_for_what_is_on_its_way_and_not_for_the_next_connection() -> None:
@@ -350,12 +350,12 @@ def test_a_credit_that_shrinks_holds_for_what_is_on_its_way_and_not_for_the_next
     peer.inbox.grant(Credit(1, 1000))
     sent_by(peer)
     for sequence in (1, 2):
-        peer.take(Data(sequence, (), [b"x"]))
+        peer.receive(Data(sequence, (), [b"x"]))
     peer.disconnect()
     peer.greet(greeting())
     sent_by(peer)
     with pytest.raises(MalformedError, match="credit"):
-        peer.take(Data(3, (), [b"x"]))
+        peer.receive(Data(3, (), [b"x"]))
 
 
 def test_a_giant_header_is_refused_before_it_is_read() -> None:
@@ -379,8 +379,8 @@ def test_a_message_larger_than_the_window_goes_through_alone() -> None:
     assert outbox.next() is not None
     inbox = Inbox(Credit(4, 50))
     inbox.start(b"s" * 16, 1)
-    inbox.tell_credit()
-    assert inbox.take(1, [bytes(9000)], (), BlobStore(1))
+    inbox.grant_credit()
+    assert inbox.receive(1, [bytes(9000)], (), MediaCache(1))
 
 
 def test_without_credit_nothing_is_sent() -> None:
@@ -395,10 +395,10 @@ def test_without_credit_nothing_is_sent() -> None:
 def test_acknowledging_out_of_order_settles_what_is_contiguous() -> None:
     inbox = Inbox(Credit(9, 90_000))
     inbox.start(b"s" * 16, 1)
-    inbox.tell_credit()
+    inbox.grant_credit()
     for sequence in (1, 2, 3):
-        inbox.take(sequence, [b"x"], (), BlobStore(1))
-        inbox.hand_out()
+        inbox.receive(sequence, [b"x"], (), MediaCache(1))
+        inbox.pop_ready()
     reached = []
     for sequence in (2, 3, 1):
         inbox.acknowledge(b"s" * 16, sequence)
@@ -408,27 +408,27 @@ def test_acknowledging_out_of_order_settles_what_is_contiguous() -> None:
 
 def test_a_blob_of_another_size_than_announced_is_malformed() -> None:
     peer = open_peer()
-    peer.take(Data(1, ((SOURCES[0].digest, 299),), [b"x"]))
+    peer.receive(Data(1, ((SOURCES[0].digest, 299),), [b"x"]))
     with pytest.raises(MalformedError, match="announced"):
-        peer.take(SOURCES[0])
+        peer.receive(SOURCES[0])
 
 
 def test_a_message_behind_one_that_waits_for_media_waits_too() -> None:
     peer = open_peer()
-    peer.take(Data(1, ((SOURCES[0].digest, 300),), [b"first"]))
-    peer.take(Data(2, (), [b"second"]))
+    peer.receive(Data(1, ((SOURCES[0].digest, 300),), [b"first"]))
+    peer.receive(Data(2, (), [b"second"]))
     assert not peer.inbox.ready
-    due = peer.next_due()
+    due = peer.next_to_send()
     while due is not None and due.message != Pull((SOURCES[0].digest,)):
         due.done()
-        due = peer.next_due()
+        due = peer.next_to_send()
     assert due is not None
-    peer.take(SOURCES[0])
-    assert [bytes(peer.inbox.hand_out().frames[0]) for _ in range(2)] == [b"first", b"second"]
+    peer.receive(SOURCES[0])
+    assert [bytes(peer.inbox.pop_ready().frames[0]) for _ in range(2)] == [b"first", b"second"]
 
 
 def test_the_blob_store_stays_within_its_bytes_and_drops_the_least_recently_used() -> None:
-    store = BlobStore(3 * (300 + 512))
+    store = MediaCache(3 * (300 + 512))
     for source in SOURCES[:3]:
         store.keep(source)
     assert store.find(SOURCES[0].digest) is SOURCES[0]
@@ -442,17 +442,17 @@ def test_the_blob_store_stays_within_its_bytes_and_drops_the_least_recently_used
 def test_a_message_that_comes_twice_is_dropped_the_second_time() -> None:
     peer = open_peer()
     for _ in range(2):
-        peer.take(Data(1, (), [b"x"]))
-    peer.inbox.hand_out()
+        peer.receive(Data(1, (), [b"x"]))
+    peer.inbox.pop_ready()
     assert not peer.inbox.ready
-    peer.take(Data(1, (), [b"x"]))
+    peer.receive(Data(1, (), [b"x"]))
     assert not peer.inbox.ready
 
 
 def sending_peer(count: int, media: list[int]) -> tuple[Peer, LinkStats]:
     """A peer that has been sent `count` messages over a connection that then broke."""
     stats = LinkStats()
-    peer = Peer("worker", LIMITS, WINDOW, BlobStore(2000), stats)
+    peer = Peer("worker", LIMITS, WINDOW, MediaCache(2000), stats)
     for number in range(count):
         peer.put(payload(number, media))
     peer.greet(greeting())
@@ -463,7 +463,7 @@ def sending_peer(count: int, media: list[int]) -> tuple[Peer, LinkStats]:
 
 def sent_by(peer: Peer) -> list[LinkMessage]:
     sent: list[LinkMessage] = []
-    while (due := peer.next_due()) is not None:
+    while (due := peer.next_to_send()) is not None:
         sent.append(due.message)
         due.done()
     return sent
@@ -471,7 +471,7 @@ def sent_by(peer: Peer) -> list[LinkMessage]:
 
 def test_after_a_lost_connection_only_what_did_not_arrive_is_sent_again() -> None:
     peer, stats = sending_peer(4, media=[])
-    peer.greet(greeting(heard=peer.session, received=3, acknowledged=1))
+    peer.greet(greeting(receiving_session=peer.session, received=3, acknowledged=1))
     assert [message.sequence for message in sent_by(peer) if isinstance(message, Data)] == [4]
     assert (stats.sent, stats.resent, stats.acknowledged) == (4, 1, 1)
     assert peer.outbox.unacknowledged == (2, 3, 4)
@@ -486,7 +486,7 @@ def test_a_restarted_receiver_gets_the_media_again_without_asking() -> None:
 
 def test_a_pull_that_a_lost_connection_swallowed_is_repeated() -> None:
     peer = open_peer()
-    peer.take(Data(1, ((SOURCES[0].digest, 300),), [b"x"]))
+    peer.receive(Data(1, ((SOURCES[0].digest, 300),), [b"x"]))
     assert Pull((SOURCES[0].digest,)) in sent_by(peer)
     assert sent_by(peer) == []
     peer.disconnect()
@@ -496,28 +496,28 @@ def test_a_pull_that_a_lost_connection_swallowed_is_repeated() -> None:
 
 def test_media_that_a_dead_session_still_owed_are_pulled_from_the_next() -> None:
     peer = open_peer()
-    peer.take(Data(1, ((SOURCES[0].digest, 300),), [b"never complete"]))
+    peer.receive(Data(1, ((SOURCES[0].digest, 300),), [b"never complete"]))
     sent_by(peer)
     peer.disconnect()
     peer.greet(greeting(session=b"t" * 16))
     assert Pull((SOURCES[0].digest,)) not in sent_by(peer)
-    peer.take(Data(1, ((SOURCES[0].digest, 300),), [b"whole"]))
+    peer.receive(Data(1, ((SOURCES[0].digest, 300),), [b"whole"]))
     assert Pull((SOURCES[0].digest,)) in sent_by(peer)
-    peer.take(SOURCES[0])
-    assert bytes(peer.inbox.hand_out().frames[0]) == b"whole"
+    peer.receive(SOURCES[0])
+    assert bytes(peer.inbox.pop_ready().frames[0]) == b"whole"
     assert not peer.inbox.ready
 
 
 def test_what_came_whole_from_a_dead_session_is_still_handed_out_and_counts_against_the_credit() -> None:
     peer = open_peer()
     for sequence in (1, 2, 3):
-        peer.take(Data(sequence, (), [b"old"]))
+        peer.receive(Data(sequence, (), [b"old"]))
     peer.disconnect()
     peer.greet(greeting(session=b"t" * 16))
     assert peer.inbox.credit.messages == WINDOW.messages - 3
     sent_by(peer)
-    peer.take(Data(1, (), [b"new"]))
-    handed = [peer.inbox.hand_out() for _ in range(4)]
+    peer.receive(Data(1, (), [b"new"]))
+    handed = [peer.inbox.pop_ready() for _ in range(4)]
     assert [bytes(incoming.frames[0]) for incoming in handed] == [b"old", b"old", b"old", b"new"]
     for incoming in handed:
         peer.inbox.acknowledge(incoming.session, incoming.sequence)

@@ -24,10 +24,10 @@ from transport.link import (
     UndecodableMessageError,
 )
 from transport.link.limits import Credit
+from transport.link.message_streams import Payload
 from transport.link.messages import Ack, Data, Reject, from_frames
 from transport.link.peer import Peer
-from transport.link.protocol import Payload
-from transport.link.state import LinkState
+from transport.link.shared_state import SharedState
 from transport.wire import registry
 from transport.wire.limits import DecodeLimits
 
@@ -203,7 +203,7 @@ def test_many_rejected_messages_take_no_credit(pair: tuple[LinkServer, LinkClien
 
 def peer_pair() -> tuple[Peer, Peer]:
     limits = LinkLimits()
-    states = [LinkState("nowhere", limits, 1.0, 10.0, wake=lambda: None) for _ in range(2)]
+    states = [SharedState("nowhere", limits, 1.0, 10.0, wake=lambda: None) for _ in range(2)]
     one, other = (Peer("peer", limits, Credit(100, 1 << 20), state.store, state.stats) for state in states)
     return one, other
 
@@ -220,9 +220,9 @@ def connect(sender: Peer, receiver: Peer) -> None:
 
 def carry(sender: Peer, receiver: Peer, most: int | None = None) -> None:
     """Let what the one has to say arrive at the other, up to so many messages."""
-    while (most is None or most > 0) and (due := sender.next_due()) is not None:
+    while (most is None or most > 0) and (due := sender.next_to_send()) is not None:
         due.done()
-        receiver.take(due.message)
+        receiver.receive(due.message)
         most = None if most is None else most - 1
 
 
@@ -240,20 +240,20 @@ def test_a_rejection_is_said_once_however_often_the_connection_breaks(seed: int)
         """What was on its way is lost: said, and not heard."""
         for peer in (sender, receiver):
             for _ in range(moments.randint(0, 5)):
-                due = peer.next_due()
+                due = peer.next_to_send()
                 if due is not None:
                     due.done()
         connect(sender, receiver)
 
     def drain() -> None:
         while receiver.inbox.ready:
-            incoming = receiver.inbox.hand_out()
+            incoming = receiver.inbox.pop_ready()
             if incoming.sequence in undecodable:
                 receiver.inbox.reject(incoming.session, incoming.sequence, "because")
             else:
                 accepted.append(incoming.sequence)
                 receiver.inbox.acknowledge(incoming.session, incoming.sequence)
-            receiver.ack_due = True
+            receiver.ack_needed = True
 
     while sent < 40 or sender.outbox.unacknowledged:
         if sent < 40:
@@ -273,7 +273,7 @@ def test_rejecting_what_was_never_sent_is_malformed() -> None:
     sender, receiver = peer_pair()
     connect(sender, receiver)
     with pytest.raises(MalformedError, match="rejects message 1"):
-        sender.take(Reject(sender.session, 1, "because"))
+        sender.receive(Reject(sender.session, 1, "because"))
 
 
 # -- types that the receiver did not import

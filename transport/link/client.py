@@ -1,4 +1,4 @@
-"""A worker's end: connects to one server, and connects again when that goes."""
+"""The client: connects to one server, and reconnects when the connection breaks."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import asyncio
 import uuid
 
 from transport.link.client_connection import ClientConnection
-from transport.link.endpoint import Link, check_times, require_zmq
 from transport.link.keys import ClientKeys
 from transport.link.limits import LinkLimits
+from transport.link.link_endpoint import Link, check_times, require_zmq
 from transport.link.messages import MAX_NAME_BYTES
-from transport.link.state import LinkState
+from transport.link.shared_state import SharedState
 from transport.link.waiting import Deadline
 
 
 class LinkClient(Link):
-    """Connected to a `LinkServer`, or trying to be: sending before the server is there is fine.
+    """Connected to a `LinkServer`, or trying to connect; messages may be sent before the server is started.
 
-    `name` is who this worker is to the server, which sends what a worker did not acknowledge to the next one of that
-    name; at most 200 bytes, by default one of its own. Two processes must not use one name at a time: the newer one is
-    served, the older one is refused. `Delivery.peer` and errors call the server by its address.
+    `name`: the name of this worker at the server, at most 200 bytes; by default a random one. The server sends the
+    messages that a worker did not acknowledge to the next worker with the same name. Two processes must not use one
+    name at the same time: the server accepts the newer one and refuses the older one. `Delivery.peer` and errors give
+    the address of the server as its name.
 
-    A call that waits raises `PeerLostError` when the server has been silent for `peer_timeout` seconds, counted from
-    the call on; the link goes on trying, so the call may be repeated. A connection that is silent for that long is
-    given up and opened anew, so allow for the time that the largest message from the server takes to cross. The other
+    A call that waits raises `PeerLostError` when the server has been silent for `peer_timeout` seconds after the start
+    of the call; the link continues to reconnect, so the call may be repeated. A connection that is silent for
+    `peer_timeout` is reopened, so choose a `peer_timeout` longer than the transfer of the largest message. The other
     arguments are those of `LinkServer`.
     """
 
@@ -40,7 +41,7 @@ class LinkClient(Link):
     ) -> None:
         check_times(heartbeat, peer_timeout)
         require_zmq()
-        from transport.link.sockets import DealerSocket
+        from transport.link.zmq_sockets import DealerSocket
 
         self.name = name = uuid.uuid4().hex if name is None else name
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES or not name.isprintable():
@@ -48,7 +49,7 @@ class LinkClient(Link):
         limits = limits or LinkLimits()
         socket = DealerSocket(address, keys, max_frame=limits.decode.max_total_bytes)
 
-        def connect(state: LinkState) -> ClientConnection:
+        def connect(state: SharedState) -> ClientConnection:
             connection = ClientConnection(state, socket, name)
             self._server = connection.server
             return connection
@@ -57,29 +58,29 @@ class LinkClient(Link):
 
     @property
     def session(self) -> str:
-        """Names this life of the link, as `Delivery.session` does at the server."""
+        """Identifies this link; `Delivery.session` at the server has the same value."""
         return self._server.session.hex()
 
     @property
     def connected(self) -> bool:
-        """Whether the server has been heard of within `peer_timeout`."""
+        """Whether data of the server was received within the last `peer_timeout` seconds."""
         return self._server.connected
 
     def send(self, obj: object, timeout: float | None = None) -> int:
-        """Queue `obj` and return its sequence number; it is sent, and sent again, until acknowledged.
+        """Queue `obj` and return its sequence number. The link sends it, and resends it until it is acknowledged.
 
-        Waits up to `timeout` seconds (None: for ever) while the queue is full. Raises `LinkTimeoutError`,
+        Waits up to `timeout` seconds (None: no limit) while the queue is full. Raises `LinkTimeoutError`,
         `PeerLostError`, `LinkRefusedError`, `EncodeError`, `MessageTooLargeError`.
         """
-        attempt = self._queueing(lambda: self._server, self._encode(obj))
+        attempt = self._send_attempt(lambda: self._server, self._encode(obj))
         return self._wait(attempt, Deadline(timeout), "room in the queue")
 
     async def send_async(self, obj: object) -> int:
         """`send` for an event loop; encoding runs in a thread."""
-        attempt = self._queueing(lambda: self._server, await asyncio.to_thread(self._encode, obj))
+        attempt = self._send_attempt(lambda: self._server, await asyncio.to_thread(self._encode, obj))
         return await self._wait_async(attempt)
 
     def unacknowledged(self) -> tuple[int, ...]:
-        """Sequence numbers of what was sent and is not acknowledged."""
+        """Return the sequence numbers of the sent messages that are not acknowledged."""
         with self._lock:
             return self._server.outbox.unacknowledged

@@ -1,10 +1,10 @@
-"""What can go wrong on a link, under the package's root."""
+"""The errors of links; their root derives from `TransportError`."""
 
 from __future__ import annotations
 
 from transport.errors import DecodeError, TransportError
 
-_LISTED = 5  # messages that an error quotes
+_MAX_LISTED = 5  # messages listed in an error text
 
 
 class LinkError(TransportError):
@@ -21,18 +21,18 @@ class LinkAddressError(LinkError, ValueError):
 
 
 class LinkTimeoutError(LinkError, TimeoutError):
-    """What a call waited for did not happen in time."""
+    """A call did not finish within its timeout. `what` names the event that it waited for."""
 
     def __init__(self, what: str, timeout: float) -> None:
         self.what = what
         self.timeout = timeout
-        super().__init__(f"{what} did not happen within {timeout:g} s. Wait longer, or look at what the peer is doing.")
+        super().__init__(f"{what} did not happen within {timeout:g} s. Use a longer timeout, or check the peer.")
 
 
 class PeerLostError(LinkError):
-    """A peer has been silent for longer than `peer_timeout`, has left, or was never there.
+    """A peer has been silent for longer than `peer_timeout`, has left, or is unknown.
 
-    `unacknowledged` are the sequence numbers of what it was sent and has not acknowledged.
+    `unacknowledged`: sequence numbers of the messages that it has not acknowledged.
     """
 
     def __init__(self, peer: str, reason: str, unacknowledged: tuple[int, ...] = ()) -> None:
@@ -40,13 +40,13 @@ class PeerLostError(LinkError):
         self.reason = reason
         self.unacknowledged = unacknowledged
         super().__init__(
-            f"peer {peer!r} {reason}, with {len(unacknowledged)} messages unacknowledged. They are sent again when it "
-            "comes back; to give up on it, drop the peer or close the link."
+            f"peer {peer!r} {reason}, with {len(unacknowledged)} messages unacknowledged. They are resent when it "
+            "reconnects; to discard them, drop the peer or close the link."
         )
 
 
 class LinkRefusedError(LinkError):
-    """The other side refuses this client, or this client its server, and trying again would not help."""
+    """The server refuses this client, or this client refuses the server; a retry cannot succeed."""
 
     def __init__(self, address: str, reason: str) -> None:
         self.address = address
@@ -55,39 +55,39 @@ class LinkRefusedError(LinkError):
 
 
 class MessageTooLargeError(LinkError):
-    """A message is larger than the receiver takes, so it was not sent. Sizes are in bytes."""
+    """A message is larger than the limit of the receiver and was not sent. Sizes are in bytes."""
 
     def __init__(self, size: int, allowed: int) -> None:
         self.size = size
         self.allowed = allowed
         super().__init__(
-            f"the message has {size} bytes with its media and the receiver takes {allowed}. "
+            f"the message has {size} bytes with its media and the receiver accepts at most {allowed}. "
             "Send it in parts, or give the receiver LinkLimits(decode=DecodeLimits(max_total_bytes=...))."
         )
 
 
 class MessageRejectedError(LinkError):
-    """A peer could not decode messages that this process sent. They are lost, and the link goes on.
+    """A peer could not decode messages that this process sent. The messages are lost; the link stays usable.
 
-    `rejected` has, by sequence number, what the peer says. Raised once for each message, by the next `send`, `flush` or
-    `close`, on a client also by `recv`.
+    `rejected` maps each sequence number to the reason that the peer gave. Each message is reported once, by the next
+    `send`, `flush` or `close`, on a client also by `recv`.
     """
 
     def __init__(self, peer: str, rejected: dict[int, str]) -> None:
         self.peer = peer
         self.rejected = rejected
-        listed = "; ".join(f"message {sequence}: {reason}" for sequence, reason in list(rejected.items())[:_LISTED])
-        more = f"; and {len(rejected) - _LISTED} more" if len(rejected) > _LISTED else ""
+        listed = "; ".join(f"message {sequence}: {reason}" for sequence, reason in list(rejected.items())[:_MAX_LISTED])
+        more = f"; and {len(rejected) - _MAX_LISTED} more" if len(rejected) > _MAX_LISTED else ""
         super().__init__(
-            f"peer {peer!r} could not decode what was sent to it, and did not get it. It says of {listed}{more} "
-            "Correct that and send it again; the link goes on."
+            f"peer {peer!r} could not decode messages of this process: {listed}{more} "
+            "Correct the cause and send them again; the link stays usable."
         )
 
 
 class UndecodableMessageError(LinkError, DecodeError):
-    """A message arrived that this process cannot decode. Its sender is told, and the link goes on.
+    """This process cannot decode a received message. The sender is notified; the link stays usable.
 
-    `peer`, `session` and `sequence` are those of a `Delivery`; the `DecodeError` that says why is chained.
+    `peer`, `session` and `sequence` have the meaning of those of `Delivery`; the `DecodeError` is chained.
     """
 
     def __init__(self, peer: str, session: str, sequence: int, error: DecodeError) -> None:
@@ -95,13 +95,13 @@ class UndecodableMessageError(LinkError, DecodeError):
         self.session = session
         self.sequence = sequence
         super().__init__(
-            f"message {sequence} from peer {peer!r} cannot be decoded: {error} The message is not delivered and its "
-            "sender is told so; the link goes on."
+            f"message {sequence} from peer {peer!r} cannot be decoded: {error} The message is not delivered, and "
+            "its sender is notified; the link stays usable."
         )
 
 
 class UnacknowledgedError(LinkError):
-    """A link was closed before everything sent was acknowledged. `counts` has the number of messages by peer."""
+    """A link was closed before all messages were acknowledged. `counts`: number of messages by peer."""
 
     def __init__(self, counts: dict[str, int]) -> None:
         self.counts = counts
@@ -110,7 +110,7 @@ class UnacknowledgedError(LinkError):
 
 
 class LinkClosedError(LinkError):
-    """The link was closed, or its thread ended."""
+    """The link is closed, or its thread ended."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -13,9 +13,9 @@ _Z85 = frozenset(string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The server's pair, and the public keys of the clients that may connect; others never get past the handshake.
+    """The server's pair, and the public keys of the clients that may connect; the handshake rejects all others.
 
-    A client name belongs to the key that used it first, until the server drops the peer or ends.
+    The first key that uses a client name owns it until the server drops the peer or ends.
     """
 
     public: str
@@ -43,7 +43,7 @@ class ClientKeys:
 
 
 def generate_keypair() -> tuple[str, str]:
-    """A fresh public and secret key."""
+    """Return a new public key and its secret key."""
     try:
         import zmq
     except ModuleNotFoundError as error:
@@ -53,7 +53,7 @@ def generate_keypair() -> tuple[str, str]:
 
 
 def _check(key: str) -> None:
-    """Raise `ValueError` for what cannot be a key; not showing it, as it may be a secret."""
+    """Raise `ValueError` for text that is not a key. The text may be a secret, so the error does not contain it."""
     if len(key) != 40:
         raise ValueError(
             f"a CURVE key has 40 characters and this one has {len(key)}. Make pairs with generate_keypair()."

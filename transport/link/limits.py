@@ -1,4 +1,4 @@
-"""How much memory a link may use."""
+"""Limits of the memory that a link uses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from transport.wire.limits import DecodeLimits, checked_limit
 
-# What one frame or media reference costs a process beside its bytes, measured high. Without it a peer could fill the
-# memory with empty frames and stay within its credit.
+# Bytes of memory that one frame or media reference uses in addition to its data (an upper bound of measurements). If
+# frames did not count, a peer could fill the memory with empty frames within its credit.
 FRAME_COST = 512
-# What the header of an acknowledgement can say.
+# The largest values that fit the fields of an ACK header.
 _MOST_MESSAGES = (1 << 32) - 1
 _MOST_BYTES = (1 << 63) - 1
 
@@ -23,12 +23,12 @@ def _message_limits() -> DecodeLimits:
 class LinkLimits:
     """Bounds in messages and bytes; a message counts with the media it refers to, and 512 bytes for each frame.
 
-    `send_*` bound, per peer, what is queued or unacknowledged. `receive_*` bound what has arrived and is not
-    acknowledged by this application; the connected peers of a server share them evenly, each new one from when it
-    comes, and a client may hold as much again of a server that was restarted. Each bound lets one message through
-    whatever its size when nothing else is there, so add `decode.max_total_bytes` per peer. `blob_bytes` bounds the
-    media kept for messages to come, `known_blobs` the digests remembered per peer as sent, `peers` the peers of a
-    server.
+    `send_*`: per peer, the messages that are queued or unacknowledged. `receive_*`: the messages that were received and
+    not yet acknowledged by this application. The connected peers of a server get equal shares of `receive_*`; the
+    shares change when a peer connects. A client may hold the same amount again of a server that was restarted. If
+    nothing else is queued, one message of any size is accepted, so the true bound is `decode.max_total_bytes` per peer
+    higher. `blob_bytes`: the cache of media sources. `known_blobs`: per peer, the digests remembered as sent. `peers`:
+    the peers of a server.
     """
 
     send_messages: int = 1024
@@ -53,7 +53,7 @@ class LinkLimits:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """How many messages, and how many bytes of them, may be unacknowledged."""
+    """The number of messages, and of bytes, that may be unacknowledged."""
 
     messages: int
     bytes: int

@@ -1,22 +1,22 @@
-"""What crosses a connection: one header frame of fixed layout, then the frames it announces.
+"""The messages of a connection: one header frame of fixed layout, then the frames that it announces.
 
     every header   magic, version, kind
     HELLO          greeting, then the client's name in UTF-8        client, first on each connection
-    WELCOME        greeting                                         server, its answer
+    WELCOME        greeting                                         server, in response
     DATA           sequence, then (sha256, size) per media source   followed by the frames of `encode_frames`
     ACK            session, acknowledged, credit
     BLOB           sha256                                           followed by the bytes
     PULL           sha256 ...
     REJECT         session, sequence, then a reason in UTF-8        the application cannot decode that message
-    PING           nothing
-    BYE            nothing                                          the sender leaves; answered with BYE, which says
-                                                                    that everything before it has arrived
-    AGAIN          nothing                                          greet me again on a new connection
+    PING           empty
+    BYE            empty                                            the sender closes its link; the response is BYE,
+                                                                    which confirms everything sent before
+    RECONNECT      empty                                            greet again over a new connection
     REFUSED        a reason in UTF-8
 
-A greeting says where both directions stand: the sender's own session and the first sequence number that it still keeps,
-and which session of the other side it has been receiving, up to which number it has that, and up to which number its
-application has acknowledged it. All integers are little-endian. Connections keep order, so DATA needs no session.
+A greeting holds the state of both directions: the session of the sender and the first sequence number that it still
+keeps; the session of the other side that it has been receiving, the last sequence number that it received, and the last
+one that its application acknowledged. All integers are little-endian. Connections keep order, so DATA has no session.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class Kind(enum.IntEnum):
     PING = 7
     BYE = 8
     REFUSED = 9
-    AGAIN = 10
+    RECONNECT = 10
     REJECT = 11
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Where both directions of a connection stand, as one side sees it. `max_message` is in bytes."""
+    """The state of both directions, as one side knows it. `max_message` is in bytes."""
 
     session: bytes
     first_kept: int
-    heard: bytes
+    receiving_session: bytes
     received: int
     acknowledged: int
     credit: Credit
@@ -126,18 +126,18 @@ class Refused:
 
 
 class Signal(enum.Enum):
-    """The messages that say nothing but their kind."""
+    """The messages without a body."""
 
     PING = Kind.PING
     BYE = Kind.BYE
-    AGAIN = Kind.AGAIN
+    RECONNECT = Kind.RECONNECT
 
 
 LinkMessage: TypeAlias = "Hello | Welcome | Data | Ack | Reject | Blob | Pull | Refused | Signal"
 
 
 def to_frames(message: LinkMessage) -> list[Buffer]:
-    """The message as frames; those of data and blobs are shared, not copied."""
+    """Return the message as frames. The frames of data and blobs are shared, not copied."""
     match message:
         case Data(sequence, media, frames):
             described = b"".join([_MEDIA.pack(bytes.fromhex(digest), size) for digest, size in media])
@@ -161,15 +161,15 @@ def to_frames(message: LinkMessage) -> list[Buffer]:
 
 
 def from_frames(frames: Sequence[Buffer], limits: DecodeLimits) -> LinkMessage:
-    """The message these frames are. Raises `DecodeError`, whatever the bytes are.
+    """Parse frames into a message. Raises only `DecodeError`, for any bytes.
 
-    A header is read only up to the length that `limits.max_frames` media sources need: a gigabyte of invented digests
-    would take many times its size as objects.
+    A header may be as long as `limits.max_frames` media sources need, not longer: a gigabyte of invented digests would
+    use many times its size as Python objects.
     """
     received = as_bytes(frames[0]) if frames else memoryview(b"")
     longest = _PREFIX.size + max(_LONGEST_WITHOUT_MEDIA, _SEQUENCE.size + _MEDIA.size * limits.max_frames)
     if received.nbytes > longest:
-        raise MalformedError(f"link header of {received.nbytes} bytes where {longest} are the most")
+        raise MalformedError(f"link header of {received.nbytes} bytes; at most {longest} are allowed")
     head = bytes(received)
     if len(head) < _PREFIX.size:
         raise MalformedError(f"link header of {len(head)} bytes")
@@ -188,7 +188,7 @@ def from_frames(frames: Sequence[Buffer], limits: DecodeLimits) -> LinkMessage:
     try:
         return _parse(kind, head[_PREFIX.size :], list(frames[1:]))
     except (struct.error, UnicodeDecodeError) as error:
-        raise MalformedError(f"{kind.name} is not laid out as it should be: {error}") from error
+        raise MalformedError(f"{kind.name} has a wrong layout: {error}") from error
 
 
 def _header(kind: Kind) -> bytes:
@@ -199,7 +199,7 @@ def _pack_greeting(greeting: Greeting) -> bytes:
     return _GREETING.pack(
         greeting.session,
         greeting.first_kept,
-        greeting.heard,
+        greeting.receiving_session,
         greeting.received,
         greeting.acknowledged,
         greeting.credit.messages,
@@ -238,10 +238,10 @@ def _parse(kind: Kind, body: bytes, frames: list[Buffer]) -> LinkMessage:
 
 
 def _unpack_greeting(body: bytes) -> Greeting:
-    session, first_kept, heard, received, acknowledged, messages, size, largest = _GREETING.unpack(body)
+    session, first_kept, receiving_session, received, acknowledged, messages, size, largest = _GREETING.unpack(body)
     if session == NO_SESSION or first_kept < 1 or received < acknowledged:
         raise MalformedError("greeting without a session, or with sequence numbers that contradict each other")
-    return Greeting(session, first_kept, heard, received, acknowledged, Credit(messages, size), largest)
+    return Greeting(session, first_kept, receiving_session, received, acknowledged, Credit(messages, size), largest)
 
 
 def _digests(kind: Kind, body: bytes, most: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""One peer: its two streams, and what is due to it."""
+"""One peer: its inbox and outbox, and the next message to send to it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from renderers.media.source import MediaSource
-from transport.link.blobs import BlobStore
+from transport.link.application_types import LinkStats, PeerChange
 from transport.link.errors import MessageRejectedError, MessageTooLargeError, PeerLostError
 from transport.link.limits import Credit, LinkLimits
+from transport.link.media_cache import MediaCache
+from transport.link.message_streams import Inbox, Outbox, Payload, message_size
 from transport.link.messages import (
     PULL_BATCH,
     Ack,
@@ -24,37 +26,35 @@ from transport.link.messages import (
     Signal,
     Welcome,
 )
-from transport.link.protocol import Inbox, Outbox, Payload, message_size
-from transport.link.values import LinkStats, PeerChange
 
 
-class Due(NamedTuple):
-    """A message to send, and what to call once it is sent."""
+class ToSend(NamedTuple):
+    """A message to send, and a function to call after it was sent."""
 
     message: LinkMessage
     done: Callable[[], None]
 
 
 class Peer:
-    """`route` is the connection it is on; None until a greeting came over one."""
+    """`route`: the ZeroMQ routing id of its connection; None before its greeting."""
 
-    def __init__(self, name: str, limits: LinkLimits, window: Credit, store: BlobStore, stats: LinkStats) -> None:
+    def __init__(self, name: str, limits: LinkLimits, window: Credit, store: MediaCache, stats: LinkStats) -> None:
         self.name = name
-        self.owner = ""  # the public key that used the name first
-        self.session = uuid.uuid4().bytes  # of the stream to this peer
+        self.owner = ""  # the public key that first used the name
+        self.session = uuid.uuid4().bytes  # of the messages to this peer
         self.route: bytes | None = None
         self.state = PeerChange.LOST
-        self.last_heard = 0.0
+        self.last_received = 0.0
         self.last_sent = 0.0
         self.inbox = Inbox(window)
         self.outbox = Outbox(Credit(limits.send_messages, limits.send_bytes), limits.known_blobs)
-        self.max_message: int | None = None  # bytes the peer takes; unknown before its greeting
-        self.ack_due = False
-        self.greeting: Callable[[Greeting], Hello | Welcome] | None = None  # wraps the one that is due
+        self.max_message: int | None = None  # bytes that the peer accepts; unknown before its greeting
+        self.ack_needed = False
+        self.greeting: Callable[[Greeting], Hello | Welcome] | None = None  # makes the message of the greeting to send
         self.open = False  # both sides of this connection have greeted
-        self.broken = False  # nothing can be sent over `route` any more; what it brought is still to be read
-        self.said_bye = False
-        self.rejected: dict[int, str] = {}  # what it could not decode, and why, until the application has been told
+        self.broken = False  # `route` accepts no more data; received frames are still to be read
+        self.bye_sent = False
+        self.rejected: dict[int, str] = {}  # sequence -> reason, until reported to the application
         self._limits = limits
         self._store = store
         self._stats = stats
@@ -65,7 +65,7 @@ class Peer:
 
     @property
     def listening(self) -> bool:
-        """Whether what is sent to the peer now can be expected to reach it."""
+        """Whether messages sent now can reach the peer."""
         return self.open and self.connected and not self.broken
 
     def put(self, payload: Payload) -> int:
@@ -78,19 +78,19 @@ class Peer:
             raise MessageTooLargeError(size, self.max_message)
 
     def greet(self, theirs: Greeting, first: int | None = None) -> None:
-        """Take the other side's word for where both streams stand. `first`: expect a new session to begin there."""
+        """Apply the greeting of the other side. `first`: the first message to expect of a new session."""
         self.inbox.start(theirs.session, theirs.first_kept if first is None else first)
-        knows = theirs.heard == self.session
-        received, acknowledged = (theirs.received, theirs.acknowledged) if knows else (None, 0)
+        same_session = theirs.receiving_session == self.session
+        received, acknowledged = (theirs.received, theirs.acknowledged) if same_session else (None, 0)
         self._stats.acknowledged += self.outbox.resume(received, acknowledged, theirs.credit)
         self.max_message = theirs.max_message
         self.check_size(self.outbox.largest)
-        self.ack_due = True  # a new session of theirs may have changed the credit since it was last told
+        self.ack_needed = True  # their new session may have changed the credit
         self.open = True
 
     def disconnect(self) -> None:
-        """The connection is gone; the streams wait for the next."""
-        self.route, self.greeting, self.open, self.broken, self.said_bye = None, None, False, False, False
+        """Reset the state of the connection; inbox and outbox are kept for the next one."""
+        self.route, self.greeting, self.open, self.broken, self.bye_sent = None, None, False, False, False
         self.inbox.disconnect()
 
     def lost(self, reason: str) -> PeerLostError:
@@ -102,11 +102,11 @@ class Peer:
             rejected, self.rejected = self.rejected, {}
             raise MessageRejectedError(self.name, rejected)
 
-    def take(self, message: Data | Ack | Reject | MediaSource | Pull) -> None:
-        """A media source stands for its blob. Raises `DecodeError` for what an honest peer would not send."""
+    def receive(self, message: Data | Ack | Reject | MediaSource | Pull) -> None:
+        """Handle a message; a blob comes as its media source. Raises `DecodeError` for a protocol violation."""
         match message:
             case Data():
-                self._take_data(message)
+                self._receive_data(message)
             case Ack(session, acknowledged, credit):
                 if session == self.session:
                     self._stats.acknowledged += self.outbox.acknowledge(acknowledged, credit)
@@ -118,66 +118,66 @@ class Peer:
                 self._stats.blobs_received += 1
                 self._store.keep(message)
                 self.outbox.peer_has(message.digest)
-                self.inbox.take_blob(message)
+                self.inbox.receive_blob(message)
             case Pull(digests):
                 for digest in digests:
                     self.outbox.pull(digest)
 
-    def next_due(self, *, leaving: bool = False) -> Due | None:
-        """What to send first; the same again until it is done. Data waits for the greeting, and for credit.
+    def next_to_send(self, *, leaving: bool = False) -> ToSend | None:
+        """Return the next message to send; the same one until its `done` was called. Data needs a greeting and credit.
 
-        A link that is `leaving` sends no data any more: what it acknowledged, and then BYE.
+        A link that is `leaving` sends no more data, only acknowledgements and then BYE.
         """
         if self.greeting is not None:
-            return Due(self.greeting(self._position()), self._greeted)
+            return ToSend(self.greeting(self._position()), self._mark_greeting_sent)
         if not self.open:
             return None
-        rejected = self.inbox.next_rejected()
+        rejected = self.inbox.next_rejection()
         if rejected is not None:
             sequence, reason = rejected
-            said = functools.partial(self.inbox.rejection_said, sequence)
-            return Due(Reject(self.inbox.session, sequence, reason), said)
-        if self.ack_due:
-            return Due(self.acknowledgement(), self._acknowledged)
+            sent = functools.partial(self.inbox.mark_rejection_sent, sequence)
+            return ToSend(Reject(self.inbox.session, sequence, reason), sent)
+        if self.ack_needed:
+            return ToSend(self.acknowledgement(), self._mark_ack_sent)
         if leaving:
-            return None if self.said_bye else Due(Signal.BYE, self._bye_said)
-        wanted = self.inbox.wanted[:PULL_BATCH]
+            return None if self.bye_sent else ToSend(Signal.BYE, self._mark_bye_sent)
+        wanted = self.inbox.digests_to_pull[:PULL_BATCH]
         if wanted:
-            return Due(Pull(wanted), functools.partial(self._pulled, wanted))
+            return ToSend(Pull(wanted), functools.partial(self._pull_sent, wanted))
         return self._next_data()
 
     def acknowledgement(self) -> Ack:
-        return Ack(self.inbox.session, self.inbox.acknowledged, self.inbox.tell_credit())
+        return Ack(self.inbox.session, self.inbox.acknowledged, self.inbox.grant_credit())
 
     def answer_to_bye(self) -> list[LinkMessage]:
-        """What the leaving peer waits for: that everything it said has arrived. Nothing if this end said BYE first."""
-        if not self.open or self.broken or self.said_bye:
+        """Return the response to BYE, which confirms all earlier messages; empty if this side sent BYE first."""
+        if not self.open or self.broken or self.bye_sent:
             return []
-        return [self.acknowledgement(), Signal.BYE] if self.ack_due else [Signal.BYE]
+        return [self.acknowledgement(), Signal.BYE] if self.ack_needed else [Signal.BYE]
 
-    def ping(self) -> Due:
-        return Due(Signal.PING, lambda: None)
+    def ping(self) -> ToSend:
+        return ToSend(Signal.PING, lambda: None)
 
-    def _take_data(self, data: Data) -> None:
+    def _receive_data(self, data: Data) -> None:
         limits = self._limits.decode
         limits.check("max_frames", len(data.frames) + len(data.media))
         limits.check("max_total_bytes", message_size(data.frames, [size for _, size in data.media]))
-        if self.inbox.take(data.sequence, data.frames, data.media, self._store):
+        if self.inbox.receive(data.sequence, data.frames, data.media, self._store):
             self._stats.received += 1
         else:
             self._stats.duplicates_dropped += 1
 
-    def _next_data(self) -> Due | None:
+    def _next_data(self) -> ToSend | None:
         outgoing = self.outbox.next()
-        source = self.outbox.asked_blob()
+        source = self.outbox.requested_blob()
         if source is None and outgoing is not None:
             source = self.outbox.blob_for(outgoing)
         if source is not None:
-            return Due(Blob(source.digest, source.data), functools.partial(self._blob_sent, source))
+            return ToSend(Blob(source.digest, source.data), functools.partial(self._blob_sent, source))
         if outgoing is None:
             return None
         media = tuple((each.digest, each.nbytes) for each in outgoing.payload.sources)
-        return Due(Data(outgoing.sequence, media, outgoing.payload.frames), self._data_sent)
+        return ToSend(Data(outgoing.sequence, media, outgoing.payload.frames), self._data_sent)
 
     def _position(self) -> Greeting:
         return Greeting(
@@ -185,27 +185,27 @@ class Peer:
             self.outbox.first_kept,
             self.inbox.session,
             self.inbox.received,
-            self.inbox.safe_to_forget,
-            self.inbox.tell_credit(),
+            self.inbox.acknowledged_in_greeting,
+            self.inbox.grant_credit(),
             self._limits.decode.max_total_bytes,
         )
 
-    def _greeted(self) -> None:
+    def _mark_greeting_sent(self) -> None:
         self.greeting = None
-        self.ack_due = False
+        self.ack_needed = False
 
-    def _acknowledged(self) -> None:
-        self.ack_due = False
+    def _mark_ack_sent(self) -> None:
+        self.ack_needed = False
 
-    def _bye_said(self) -> None:
-        self.said_bye = True
+    def _mark_bye_sent(self) -> None:
+        self.bye_sent = True
 
-    def _pulled(self, digests: tuple[str, ...]) -> None:
-        self.inbox.pulled(digests)
+    def _pull_sent(self, digests: tuple[str, ...]) -> None:
+        self.inbox.mark_pull_sent(digests)
         self._stats.blobs_pulled += len(digests)
 
     def _blob_sent(self, source: MediaSource) -> None:
-        self._store.keep(source)  # the peer need not send it back
+        self._store.keep(source)  # so that the peer need not send it to us
         self.outbox.blob_sent(source.digest)
         self._stats.blobs_sent += 1
 

@@ -1,6 +1,6 @@
 """The Unix socket of a server's `ipc` address.
 
-It is bound here because ZeroMQ deletes whatever has the path, a file or another server's socket.
+It is bound here because ZeroMQ deletes any file or socket of another server at the path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from transport.link.errors import LinkAddressError
 
 _BACKLOG = 100
-_LOCK_PATIENCE = 10.0  # seconds; others hold the lock for the time of a few system calls
+_LOCK_TIMEOUT = 10.0  # seconds; other processes hold the lock for a few system calls
 _LOCK_RETRY = 0.01
 
 _KINDS = {
@@ -30,10 +30,10 @@ _KINDS = {
 
 
 class UnixListener:
-    """A Unix socket that listens at the path of `ipc://path`, for its owner alone; `ipc://@name` is an abstract name.
+    """A Unix socket that listens at the path of `ipc://path`, for its owner only; `ipc://@name` is an abstract name.
 
-    The socket of a server that is gone is replaced. Raises `LinkAddressError` where a live server listens, and where
-    the path is anything but a socket, which is left as it is.
+    The socket of a dead server is replaced. Raises `LinkAddressError` if a live server listens, and if the path is not
+    a socket; the path is then left unchanged.
     """
 
     def __init__(self, address: str) -> None:
@@ -52,17 +52,17 @@ class UnixListener:
             self._socket.listen(_BACKLOG)
         except BaseException as error:
             self._socket.close()
-            # The path may be too long, hold a NUL, or be nobody's to write.
+            # The path may be too long, contain a NUL, or not be writable.
             if isinstance(error, OSError | ValueError) and not isinstance(error, LinkAddressError):
                 raise LinkAddressError(address, f"cannot be bound: {error}", "Choose another address.") from error
             raise
 
     def detach(self) -> int:
-        """The file descriptor, which is the caller's to close from now on."""
+        """Return the file descriptor; the caller closes it."""
         return self._socket.detach()
 
     def remove_path(self) -> None:
-        """Remove the path, unless it is another socket's by now. While this socket listens, no server replaces it."""
+        """Remove the path if it still is this socket. While this socket listens, no server replaces it."""
         if self._identity is None:
             return
         with contextlib.suppress(OSError):
@@ -70,11 +70,12 @@ class UnixListener:
                 os.unlink(self._absolute)
 
     def _take_path(self) -> None:
-        # Of two servers that find the same dead socket the second would delete the first one's new socket.
+        # Without the lock, of two servers that find the same dead socket, the second would delete the new socket of the
+        # first.
         with _lock_of_directory(self._address, os.path.dirname(self._path) or "."):
             self._clear_path()
             self._socket.bind(self._path)
-            os.chmod(self._path, 0o600)  # before it listens: other users have no business here
+            os.chmod(self._path, 0o600)  # before it listens, so that other users can never connect
             self._identity = _identity(os.lstat(self._path))
             self._socket.listen(_BACKLOG)
 
@@ -88,7 +89,7 @@ class UnixListener:
             kind = _KINDS.get(stat.S_IFMT(mode), "no socket")
             raise LinkAddressError(
                 self._address,
-                f"is {kind} that exists, and was left as it is",
+                f"is {kind} that exists; it was left unchanged",
                 "Choose a path that does not exist, or remove it yourself.",
             )
         holder = _listening(self._path)
@@ -102,7 +103,7 @@ class UnixListener:
 
 
 def _listening(path: str) -> str | None:
-    """Who listens at the socket with this path; None if nobody does."""
+    """Return a description of the process that listens at this path; None if no process does."""
     with system_sockets.socket(system_sockets.AF_UNIX, system_sockets.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -123,12 +124,12 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _lock_of_directory(address: str, directory: str) -> Iterator[None]:
-    """Hold the lock of a directory, which leaves no file behind."""
-    import fcntl  # here, because this module is imported on systems that lack it
+    """Hold the lock of a directory. It creates no file."""
+    import fcntl  # not available on every system on which this module is imported
 
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        end = time.monotonic() + _LOCK_PATIENCE
+        end = time.monotonic() + _LOCK_TIMEOUT
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Waiting for something under a lock, in threads and in event loops, until it is there or too late."""
+"""Waiting for a condition under a lock, in threads and in event loops, with a deadline."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A moment `timeout` seconds from now; None: never. Raises `ValueError` for NaN."""
+    """The time `timeout` seconds from now; None: no deadline. Raises `ValueError` for NaN."""
 
     def __init__(self, timeout: float | None) -> None:
         if timeout is not None and math.isnan(timeout):
-            raise ValueError(f"timeout is {timeout}, which no moment comes after. Pass seconds, or None to wait.")
+            raise ValueError(f"timeout is {timeout}. Pass a number of seconds, or None for no limit.")
         self._timeout = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float:
-        """Seconds until then; at least 0."""
+        """Return the remaining seconds; at least 0."""
         return math.inf if self._end is None else max(self._end - time.monotonic(), 0.0)
 
     def step(self, what: str, most: float) -> float:
-        """For how long to wait before looking again. Raises `LinkTimeoutError` when the moment has come."""
+        """Return the seconds to wait, at most `most`. Raises `LinkTimeoutError` after the deadline."""
         if self._end is None or self._timeout is None:
             return most
         left = self._end - time.monotonic()
@@ -39,25 +39,25 @@ class Deadline:
 
 
 class Waiters:
-    """Everyone who waits for a change of what `lock` guards.
+    """The callers that wait for a change of the state guarded by `lock`.
 
-    They look when it is announced, and every `look_again` seconds besides: that a peer has fallen silent is no change
-    that anybody could announce.
+    They check their condition after each notification and every `poll_seconds`: the silence of a peer causes no
+    notification.
     """
 
-    def __init__(self, look_again: float) -> None:
+    def __init__(self, poll_seconds: float) -> None:
         self.lock = threading.Condition()
-        self._look_again = look_again
-        self._sleepers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._poll_seconds = poll_seconds
+        self._async_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def wait(self, attempt: Callable[[], T | None], deadline: Deadline, what: str) -> T:
-        """What `attempt` gives under the lock, as soon as it gives something; its errors are the caller's."""
+        """Call `attempt` under the lock until it returns a value other than None; return that value."""
         with self.lock:
             while True:
                 result = attempt()
                 if result is not None:
                     return result
-                self.lock.wait(deadline.step(what, self._look_again))
+                self.lock.wait(deadline.step(what, self._poll_seconds))
 
     async def wait_async(self, attempt: Callable[[], T | None]) -> T:
         """`wait` for an event loop."""
@@ -70,17 +70,17 @@ class Waiters:
                     result = attempt()
                     if result is not None:
                         return result
-                    self._sleepers.add(sleeper)
+                    self._async_waiters.add(sleeper)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), self._look_again)
+                    await asyncio.wait_for(event.wait(), self._poll_seconds)
         finally:
             with self.lock:
-                self._sleepers.discard(sleeper)
+                self._async_waiters.discard(sleeper)
 
-    def announce(self) -> None:
-        """Wake everyone. Under the lock."""
+    def notify_waiters(self) -> None:
+        """Wake all waiting callers. Called under the lock."""
         self.lock.notify_all()
-        for loop, event in self._sleepers:
-            with contextlib.suppress(RuntimeError):  # the loop was closed under the call
+        for loop, event in self._async_waiters:
+            with contextlib.suppress(RuntimeError):  # the loop was closed during the call
                 loop.call_soon_threadsafe(event.set)
-        self._sleepers.clear()
+        self._async_waiters.clear()

@@ -1,4 +1,4 @@
-"""What a link hands to the application: deliveries, events and counts."""
+"""The types that a link returns to the application: deliveries, events and counters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One object that arrived.
+    """One received object.
 
-    `session` names one life of the sending process's link and `sequence` counts its messages to this process from 1, so
-    that the pair names a message for good.
+    `session` identifies the sending link during the lifetime of its process; `sequence` numbers its messages to this
+    process from 1. The pair is a permanent unique key of the message.
     """
 
     peer: str
@@ -22,20 +22,20 @@ class Delivery:
 
 
 class PeerChange(enum.Enum):
-    """What happened to a peer."""
+    """The kinds of `PeerEvent`."""
 
     CONNECTED = "connected"
     LOST = "lost"  # silent for longer than `peer_timeout`
     LEFT = "left"  # it closed its link
     REPLACED = "replaced"  # another process took over its name
-    REFUSED = "refused"  # it sent what cannot be read, or says so of this process
-    REJECTED = "rejected"  # it could not decode a message of this process; it stays what it was
-    FORGOTTEN = "forgotten"  # dropped, by the application or to make room for a new peer
+    REFUSED = "refused"  # one side sent data that violates the protocol
+    REJECTED = "rejected"  # it could not decode a message of this process; its connection is unchanged
+    FORGOTTEN = "forgotten"  # removed by the application, or to make room for a new peer
 
 
 @dataclass(frozen=True, slots=True)
 class PeerEvent:
-    """`unacknowledged` are the sequence numbers of what the peer was sent and has not acknowledged."""
+    """A change of a peer. `unacknowledged`: sequence numbers of the messages that the peer has not acknowledged."""
 
     change: PeerChange
     peer: str
@@ -46,20 +46,20 @@ class PeerEvent:
 
 @dataclass(slots=True)
 class LinkStats:
-    """Counts since the link was made. Bytes are those of frames, without ZeroMQ's own few per frame."""
+    """Counters since the link was created. Bytes are those of the frames, without the framing bytes of ZeroMQ."""
 
-    sent: int = 0  # messages put on the wire for the first time
+    sent: int = 0  # messages sent for the first time
     resent: int = 0
     acknowledged: int = 0  # by the peers
     received: int = 0
-    delivered: int = 0  # handed to the application
+    delivered: int = 0  # returned by `recv`
     duplicates_dropped: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     blobs_sent: int = 0
     blobs_received: int = 0
-    blobs_pulled: int = 0  # asked for, because they were no longer held here
-    refused: int = 0  # peers dropped for what they sent
+    blobs_pulled: int = 0  # requested from the peer, because they are not in the cache here
+    refused: int = 0  # peers disconnected because of a protocol violation
     ignored: int = 0  # messages of refused or unknown peers
     lost: int = 0
     connections: int = 0

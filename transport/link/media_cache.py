@@ -1,4 +1,4 @@
-"""The media a link holds so that they need not be sent again."""
+"""Byte-bounded cache of media sources, and the digests of those that a peer already has."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from renderers.media.source import MediaSource
 from transport.link.limits import FRAME_COST
 
 
-class BlobStore:
-    """Media by digest, least recently used out first, within `limit` bytes (512 of them for each source).
-
-    A source that alone is larger than the limit is not kept.
+class MediaCache:
+    """Media sources by digest, at most `limit` bytes; the least recently used are evicted. Each source counts 512 bytes
+    more than its data. A source larger than the limit is not stored.
     """
 
     def __init__(self, limit: int) -> None:
@@ -23,14 +22,14 @@ class BlobStore:
         return len(self._sources)
 
     def find(self, digest: str) -> MediaSource | None:
-        """The source, now the most recently used."""
+        """Return the source, or None, and mark it as the most recently used."""
         source = self._sources.get(digest)
         if source is not None:
             self._sources.move_to_end(digest)
         return source
 
     def keep(self, source: MediaSource) -> None:
-        """Keep a source whose bytes are known to match its digest."""
+        """Store a source. The caller has checked its bytes against its digest."""
         cost = source.nbytes + FRAME_COST
         if source.digest in self._sources or cost > self._limit:
             return
@@ -41,8 +40,8 @@ class BlobStore:
             self.bytes -= oldest.nbytes + FRAME_COST
 
 
-class KnownDigests:
-    """Digests of media that the peer has had; the oldest are forgotten, which costs no more than sending them again."""
+class SentDigests:
+    """Digests of the media sources that the peer has received, at most `limit`. An evicted digest causes one resend."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -1,7 +1,7 @@
-"""The calls that both ends of a link have: receiving, acknowledging, flushing, closing.
+"""The methods that client and server share: receive, acknowledge, flush, close.
 
-All state is under one lock. Callers encode and decode in their own threads, queue and take under the lock, and ring the
-I/O thread; only that thread touches sockets.
+One lock guards the state. Callers encode and decode in their own threads, add and remove messages under the lock, and
+wake the I/O thread. Only the I/O thread uses the sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from renderers.media.source import MediaSource
 from transport.errors import DecodeError, MissingExtraError
-from transport.link.connections import Connections
+from transport.link.application_types import Delivery, LinkStats, PeerEvent
+from transport.link.connection_events import Connections
 from transport.link.errors import (
     LinkClosedError,
     LinkError,
@@ -27,10 +28,9 @@ from transport.link.errors import (
 )
 from transport.link.io_thread import IoThread
 from transport.link.limits import LinkLimits
+from transport.link.message_streams import Incoming, Payload
 from transport.link.peer import Peer
-from transport.link.protocol import Incoming, Payload
-from transport.link.state import LinkState
-from transport.link.values import Delivery, LinkStats, PeerEvent
+from transport.link.shared_state import SharedState
 from transport.link.waiting import Deadline
 from transport.wire.codec import decode_frames, encode_frames
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOG = logging.getLogger("transport.link")
-_LEAST_PARTING = 0.2  # seconds
+_MIN_CLOSE_SECONDS = 0.2  # seconds
 _EVERYTHING = "acknowledgement of everything sent"
 
 
 def check_times(heartbeat: float, peer_timeout: float) -> None:
-    """Raise `ValueError` unless a peer can miss a heartbeat and not be given up."""
+    """Raise `ValueError` unless `peer_timeout` is at least two heartbeats."""
     if not 0 < 2 * heartbeat <= peer_timeout:
         raise ValueError(
             f"peer_timeout is {peer_timeout:g} s and heartbeat {heartbeat:g} s. "
@@ -62,7 +62,7 @@ def require_zmq() -> None:
 
 
 class Link:
-    """One end. `connect` makes the `Connections` by which `LinkServer` and `LinkClient` differ."""
+    """Base of `LinkServer` and `LinkClient`. `connect` creates the `Connections`, in which they differ."""
 
     address: str
 
@@ -73,55 +73,55 @@ class Link:
         heartbeat: float,
         peer_timeout: float,
         linger: float,
-        connect: Callable[[LinkState], Connections],
+        connect: Callable[[SharedState], Connections],
     ) -> None:
-        from transport.link.sockets import Wake
+        from transport.link.zmq_sockets import Wake
 
         wake = Wake()
         self.address = socket.address
         self._linger = linger
-        self._state = LinkState(socket.address, limits, heartbeat, peer_timeout, wake.ring)
+        self._state = SharedState(socket.address, limits, heartbeat, peer_timeout, wake.wake_io_thread)
         self._lock = self._state.lock
         self._connections = connect(self._state)
         self._thread = IoThread(self._state, socket, self._connections, wake)
         self._thread.start()
 
     def recv(self, timeout: float | None = None, *, acknowledge: bool = True) -> Delivery:
-        """The next object, from whichever peer's turn it is; each peer's come in order.
+        """Return the next object: peers in turn, the messages of each peer in order.
 
-        With `acknowledge=False` the peer keeps the message until `link.acknowledge(delivery)`, and sends it again
-        should this process die before. The default acknowledges it as it is handed over. Arrays are views on the
-        frames.
+        With `acknowledge=False` the peer keeps the message until `link.acknowledge(delivery)`, and resends it if this
+        process dies before. By default the message is acknowledged when it is returned. Arrays are views of the
+        received frames.
 
-        `timeout` is in seconds; None waits for ever, 0 does not wait. Raises `LinkTimeoutError`, `LinkClosedError`,
-        and `UndecodableMessageError` for a message that cannot be decoded here, once: its sender is told, it is not
-        sent again, and the next call gives the next message. On a client also `PeerLostError`, `LinkRefusedError`, and
-        `MessageRejectedError` once the server could not decode what was sent to it.
+        `timeout` is in seconds; None: no limit, 0: no wait. Raises `LinkTimeoutError`, `LinkClosedError`, and, once for
+        each message that cannot be decoded, `UndecodableMessageError`: the message is reported to its sender and not
+        resent, and the next call returns the next message. On a client also `PeerLostError`, `LinkRefusedError`, and
+        `MessageRejectedError` if the server could not decode a message.
         """
         deadline = Deadline(timeout)
-        peer, incoming = self._wait(self._taking(), deadline, "a message")
-        with self._given_back_if_interrupted(peer, incoming):
+        peer, incoming = self._wait(self._receive_attempt(), deadline, "a message")
+        with self._returned_if_interrupted(peer, incoming):
             delivery = self._decode(peer, incoming)
         if acknowledge:
             self.acknowledge(delivery)
         return delivery
 
     async def recv_async(self, *, acknowledge: bool = True) -> Delivery:
-        """`recv` for an event loop, which has `asyncio.timeout`.
+        """`recv` for an event loop; use `asyncio.timeout` for a time limit.
 
-        Cancelling it loses nothing: the message is handed to the next call.
+        A cancelled call loses no message: the next call returns it.
         """
-        peer, incoming = await self._wait_async(self._taking())
-        with self._given_back_if_interrupted(peer, incoming):
+        peer, incoming = await self._wait_async(self._receive_attempt())
+        with self._returned_if_interrupted(peer, incoming):
             delivery = await asyncio.to_thread(self._decode, peer, incoming)
         if acknowledge:
             self.acknowledge(delivery)
         return delivery
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """Tell the sender that it may forget this message. A second time does nothing.
+        """Acknowledge a message: its sender deletes it. A second call has no effect.
 
-        Raises `LinkClosedError` if the link was closed before: the sender is not told and sends the message again.
+        Raises `LinkClosedError` if the link is closed: the sender gets no acknowledgement and resends the message.
         """
         with self._lock:
             peer = self._state.peers.get(delivery.peer)
@@ -129,43 +129,43 @@ class Link:
                 return
             if self._state.closing:
                 raise LinkClosedError(self.address)
-            peer.ack_due = True
-            self._state.ring()
+            peer.ack_needed = True
+            self._state.wake_io_thread()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent is acknowledged.
+        """Wait until all sent messages are acknowledged.
 
-        Raises `LinkTimeoutError`, `LinkClosedError`, `PeerLostError` for a lost peer, `MessageRejectedError` for what a
-        peer could not decode, on a client `LinkRefusedError`.
+        Raises `LinkTimeoutError`, `LinkClosedError`, `PeerLostError` for a lost peer, `MessageRejectedError` if a
+        peer could not decode a message, on a client `LinkRefusedError`.
         """
-        self._wait(self._flushing(), Deadline(timeout), _EVERYTHING)
+        self._wait(self._flush_attempt(), Deadline(timeout), _EVERYTHING)
 
     async def flush_async(self) -> None:
         """`flush` for an event loop."""
-        await self._wait_async(self._flushing())
+        await self._wait_async(self._flush_attempt())
 
     def next_event(self, timeout: float | None = None) -> PeerEvent:
-        """The next thing that happened to a peer; the last 10,000 are kept. Raises as `recv` does."""
+        """Return the next `PeerEvent`; the last 10,000 are kept. Raises the errors of `recv`."""
         events = self._state.events
         return self._wait(lambda: events.popleft() if events else None, Deadline(timeout), "an event")
 
     def stats(self) -> LinkStats:
-        """Counts as of now."""
+        """Return a copy of the counters."""
         with self._lock:
             return replace(self._state.stats)
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait until what was sent is acknowledged and every peer has heard what was acknowledged here, and close.
+        """Wait until all messages are acknowledged and every peer has received our acknowledgements, then close.
 
-        Waits up to `timeout` seconds (default: the link's `linger`), and for no peer that has left or is lost. Closes
-        in any case. Raises `UnacknowledgedError` if something was not acknowledged, `MessageRejectedError` for what a
-        peer could not decode and no call has said yet. Closing twice is allowed.
+        Waits up to `timeout` seconds (default: `linger`), and not for peers that left or are lost. Closes in any case.
+        Raises `UnacknowledgedError` if messages remain unacknowledged, and `MessageRejectedError` for messages that a
+        peer could not decode and that no call has reported yet. A second call has no effect.
         """
         deadline = Deadline(self._linger if timeout is None else timeout)
         try:
-            self._wait(self._draining(), deadline, _EVERYTHING)
+            self._wait(self._drain_attempt(), deadline, _EVERYTHING)
         except (LinkError, DecodeError):
-            pass  # what is left is counted below
+            pass  # the unacknowledged messages are counted below
         finally:
             already = self._stop(deadline.left())
         left = {peer.name: len(peer.outbox) for peer in self._state.peers.values() if len(peer.outbox)}
@@ -198,8 +198,8 @@ class Link:
 
         return Payload.of(encode_frames(obj, omit_media=leave_out), sources)
 
-    def _queueing(self, find_peer: Callable[[], Peer], payload: Payload) -> Callable[[], int | None]:
-        since = self._state.clock
+    def _send_attempt(self, find_peer: Callable[[], Peer], payload: Payload) -> Callable[[], int | None]:
+        since = self._state.active_seconds
 
         def attempt() -> int | None:
             peer = find_peer()
@@ -208,18 +208,18 @@ class Link:
                 self._connections.check_waiting(peer, since)
                 return None
             number = peer.put(payload)
-            self._state.ring()
+            self._state.wake_io_thread()
             return number
 
         return attempt
 
     # -- receiving
 
-    def _taking(self) -> Callable[[], tuple[Peer, Incoming] | None]:
-        since = self._state.clock
+    def _receive_attempt(self) -> Callable[[], tuple[Peer, Incoming] | None]:
+        since = self._state.active_seconds
 
         def attempt() -> tuple[Peer, Incoming] | None:
-            taken = self._state.hand_out()
+            taken = self._state.next_incoming()
             if taken is None:
                 self._connections.check_receiving(since)
             return taken
@@ -227,7 +227,7 @@ class Link:
         return attempt
 
     def _decode(self, peer: Peer, incoming: Incoming) -> Delivery:
-        """What a message holds. Raises `UndecodableMessageError`; the sender is then told that, and nobody else."""
+        """Decode a message. Raises `UndecodableMessageError`, and reports the failure to the sender."""
         session = incoming.session.hex()
         try:
             obj = decode_frames(incoming.frames, limits=self._state.limits.decode, find_media=incoming.media.get)
@@ -235,8 +235,8 @@ class Link:
             with self._lock:
                 self._state.stats.undecodable += 1
                 if peer.inbox.reject(incoming.session, incoming.sequence, str(error)):
-                    peer.ack_due = True
-                    self._state.ring()
+                    peer.ack_needed = True
+                    self._state.wake_io_thread()
             undecodable = UndecodableMessageError(peer.name, session, incoming.sequence, error)
             _LOG.error("%s", undecodable)
             raise undecodable from error
@@ -245,17 +245,17 @@ class Link:
         return Delivery(peer.name, obj, session, incoming.sequence)
 
     @contextmanager
-    def _given_back_if_interrupted(self, peer: Peer, incoming: Incoming) -> Iterator[None]:
-        """Decoding a message that was taken: one that is not decoded to its end is there for the next call."""
+    def _returned_if_interrupted(self, peer: Peer, incoming: Incoming) -> Iterator[None]:
+        """Return the message to the front of its queue if decoding is interrupted (cancellation, Ctrl-C)."""
         try:
             yield
         except UndecodableMessageError:
             raise
         except BaseException:
             with self._lock:
-                peer.inbox.give_back(incoming)
+                peer.inbox.return_to_front(incoming)
                 self._state.mark_ready(peer)
-                self._state.announce()
+                self._state.notify_waiters()
             raise
 
     # -- waiting
@@ -273,8 +273,8 @@ class Link:
 
         return checked
 
-    def _flushing(self) -> Callable[[], bool | None]:
-        since = self._state.clock
+    def _flush_attempt(self) -> Callable[[], bool | None]:
+        since = self._state.active_seconds
 
         def attempt() -> bool | None:
             for peer in self._state.peers.values():
@@ -286,9 +286,9 @@ class Link:
 
         return attempt
 
-    def _draining(self) -> Callable[[], bool | None]:
-        """`_flushing` that does not wait for those who are gone."""
-        since = self._state.clock
+    def _drain_attempt(self) -> Callable[[], bool | None]:
+        """`_flush_attempt` that does not wait for lost peers."""
+        since = self._state.active_seconds
 
         def worth_waiting(peer: Peer) -> bool:
             try:
@@ -300,15 +300,15 @@ class Link:
         return lambda: None if any(worth_waiting(peer) for peer in self._state.peers.values()) else True
 
     def _stop(self, wait: float) -> bool:
-        """End the I/O thread, once every peer has heard what was acknowledged here; True if that was done before.
+        """End the I/O thread after every peer has received our acknowledgements. Returns True if it had ended before.
 
-        Waits for that up to `wait` seconds, and a moment in any case.
+        Waits up to `wait` seconds, and at least `_MIN_CLOSE_SECONDS`.
         """
         with self._lock:
             already, self._state.closing = self._state.closing, True
             if not already:
-                self._state.part_by = time.monotonic() + max(wait, _LEAST_PARTING)
-            self._state.ring()
-            self._state.announce()
+                self._state.close_by = time.monotonic() + max(wait, _MIN_CLOSE_SECONDS)
+            self._state.wake_io_thread()
+            self._state.notify_waiters()
         self._thread.join()
         return already

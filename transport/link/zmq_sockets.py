@@ -1,7 +1,7 @@
-"""The two ends as ZeroMQ sees them. Nothing here knows messages; everything but construction runs in one thread.
+"""The ZeroMQ sockets of client and server. All methods except the constructors run in the I/O thread.
 
-A connection is one greeting and what follows it. ZeroMQ would reconnect by itself and not say what was lost, so the
-client's socket is replaced whenever its connection breaks, and the greeting settles what to send again.
+ZeroMQ reconnects without reporting which frames were lost. Therefore the client replaces its socket when the connection
+breaks, and the greeting over the new connection determines what to resend.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from transport.link.keys import ClientKeys, ServerKeys
 from transport.link.unix_listener import UnixListener
 from transport.wire.wire_format import Buffer
 
-# Messages in ZeroMQ's own queues; credit keeps honest traffic far below in bytes. At the mark, sends wait (a ROUTER
-# that is `mandatory` and a DEALER never drop) and reading stops.
+# Messages in ZeroMQ's own queues; credit limits their bytes. When a queue is full, sends fail with EAGAIN (a ROUTER
+# that is `mandatory` and a DEALER never drop messages) and reading stops.
 HIGH_WATER = 1000
-VANISHED = 60  # seconds after which the kernel gives up a TCP connection that nobody answers on
-LINGER_MS = 200  # for the parting words; what matters was flushed before
-# ZeroMQ hands out small frames as views on a shared receive buffer of 8 KiB, which one kept byte would keep alive.
+DEAD_AFTER = 60  # seconds after which the kernel closes a TCP connection without a response
+LINGER_MS = 200  # for the final messages; all data was flushed before
+# ZeroMQ hands out small frames as views on a shared receive buffer of 8 KiB, which a single kept view keeps alive;
+# frames up to this size are copied.
 COPIED_FRAME = 8192
-_DOMAIN = "mmrollouts"  # of the authentication, by which ZeroMQ tells servers of one context apart
+_DOMAIN = "mmrollouts"  # of the authentication; ZeroMQ distinguishes the servers of one context by it
 
 
 class Sent(enum.Enum):
     YES = enum.auto()
-    FULL = enum.auto()  # not now
-    GONE = enum.auto()  # no such connection
+    FULL = enum.auto()  # the queue is full; retry
+    NO_ROUTE = enum.auto()  # the connection does not exist
 
 
 class Change(enum.Enum):
     OPENED = enum.auto()
     BROKEN = enum.auto()
-    DENIED = enum.auto()  # the server does not take this client's key
+    DENIED = enum.auto()  # the server rejects this client's key
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    route: bytes  # names the connection
-    user: str  # the client's public key, if the server asks for one
+class ReceivedFrames:
+    route: bytes  # identifies the connection
+    user: str  # the client's public key, if the server requires keys
     frames: list[Buffer]
 
 
 class Wake:
-    """Lets other threads end a poll."""
+    """Ends the poll of the I/O thread, from any thread."""
 
     def __init__(self) -> None:
         self._reading, self._writing = system_sockets.socketpair()
@@ -63,8 +64,8 @@ class Wake:
     def fileno(self) -> int:
         return self._reading.fileno()
 
-    def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it is ringing; closed: nobody sleeps
+    def wake_io_thread(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):  # full: a wake is pending; closed: no thread polls
             self._writing.send(b"\0")
 
     def clear(self) -> None:
@@ -81,7 +82,7 @@ _LARGEST_PORT = 65_535
 
 
 class RouterSocket:
-    """The server's end: binds, and knows its connections by route."""
+    """The socket of a server: binds, and identifies its connections by route."""
 
     def __init__(self, address: str, keys: ServerKeys | None, *, allow_remote: bool, max_frame: int) -> None:
         check_bindable(address, keyed=keys is not None, allow_remote=allow_remote)
@@ -94,7 +95,7 @@ class RouterSocket:
             _configure(self._socket, address, max_frame)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             if keys is not None:
-                self._demand_keys(keys)
+                self._require_keys(keys)
             self._bind(address)
         except BaseException:
             self.close()
@@ -104,21 +105,21 @@ class RouterSocket:
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._socket, zmq.POLLIN)
 
-    def receive(self) -> Arrival | None:
-        """The next message, if one is there."""
+    def receive(self) -> ReceivedFrames | None:
+        """Return the frames of the next message, or None."""
         try:
             route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
         user = str(frames[0].get("User-Id")) if self._keyed and frames else ""
-        return Arrival(route.bytes, user, [_keep(frame) for frame in frames])
+        return ReceivedFrames(route.bytes, user, [_keep(frame) for frame in frames])
 
     def send(self, route: bytes, frames: Sequence[Buffer]) -> Sent:
         try:
             return _send(self._socket, [route, *frames])
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                return Sent.GONE
+                return Sent.NO_ROUTE
             raise
 
     def close(self) -> None:
@@ -129,7 +130,7 @@ class RouterSocket:
             self._authenticator.stop()
         self._context.term()
 
-    def _demand_keys(self, keys: ServerKeys) -> None:
+    def _require_keys(self, keys: ServerKeys) -> None:
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.configure_curve_callback(_DOMAIN, _Allowed(keys.clients))
         self._authenticator.start()
@@ -149,7 +150,7 @@ class RouterSocket:
 
 
 class DealerSocket:
-    """The client's end: one connection at a time."""
+    """The socket of a client: one connection at a time."""
 
     def __init__(self, address: str, keys: ClientKeys | None, *, max_frame: int) -> None:
         _parts(address)
@@ -168,7 +169,7 @@ class DealerSocket:
         poller.register(self._monitor, zmq.POLLIN)
 
     def reopen(self, poller: zmq.Poller) -> None:
-        """Drop the connection and everything on its way, and connect anew."""
+        """Close the connection, discard all frames in transit, and connect again."""
         poller.unregister(self._socket)
         poller.unregister(self._monitor)
         self._close_socket(0)
@@ -185,12 +186,12 @@ class DealerSocket:
                 found.append(change)
         return found
 
-    def receive(self) -> Arrival | None:
+    def receive(self) -> ReceivedFrames | None:
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        return Arrival(b"", "", [_keep(frame) for frame in frames])
+        return ReceivedFrames(b"", "", [_keep(frame) for frame in frames])
 
     def send(self, route: bytes, frames: Sequence[Buffer]) -> Sent:
         return _send(self._socket, frames)
@@ -232,7 +233,7 @@ _CHANGES = {
 
 
 class _Allowed:
-    """Which client keys may connect, in the form that pyzmq's authenticator asks for."""
+    """The client keys that may connect, in the form that pyzmq's authenticator requires."""
 
     def __init__(self, keys: frozenset[str]) -> None:
         self._keys = keys
@@ -242,7 +243,7 @@ class _Allowed:
 
 
 def check_bindable(address: str, *, keyed: bool, allow_remote: bool) -> None:
-    """Raise `LinkAddressError` for an address that other machines can reach, unless that was asked for and is keyed."""
+    """Raise `LinkAddressError` for an address that other machines can reach, unless allowed and protected by keys."""
     scheme, rest = _parts(address)
     if scheme == "ipc" or _is_loopback(rest.rpartition(":")[0].strip("[]")):
         return
@@ -252,7 +253,9 @@ def check_bindable(address: str, *, keyed: bool, allow_remote: bool) -> None:
         )
     if not keyed:
         raise LinkAddressError(
-            address, "would take messages from anyone on the network", "Pass keys=ServerKeys(...) with the client keys."
+            address,
+            "would accept messages from any machine on the network",
+            "Pass keys=ServerKeys(...) with the client keys.",
         )
 
 
@@ -262,9 +265,9 @@ def _parts(address: str) -> tuple[str, str]:
     if not separator or scheme not in {"tcp", "ipc"} or not rest:
         raise LinkAddressError(address, "is neither tcp://host:port nor ipc://path", "Use one of the two.")
     port = rest.rpartition(":")[2]
-    # ZeroMQ would take a larger number modulo 65536, and open another port than the one that was named.
+    # ZeroMQ uses larger numbers modulo 65536 and would open another port.
     if scheme == "tcp" and port.isdecimal() and int(port[:6]) > _LARGEST_PORT:
-        raise LinkAddressError(address, f"has a port past {_LARGEST_PORT}", "Choose another port.")
+        raise LinkAddressError(address, f"has a port larger than {_LARGEST_PORT}", "Choose another port.")
     return scheme, rest
 
 
@@ -283,12 +286,12 @@ def _configure(socket: zmq.Socket[bytes], address: str, max_frame: int) -> None:
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
     socket.setsockopt(zmq.IPV6, "[" in address)
-    # A connection whose other end is gone without a word would otherwise keep what is queued for it for a quarter of an
-    # hour, and an idle one for ever.
-    socket.setsockopt(zmq.TCP_MAXRT, 1000 * VANISHED)
+    # Without these options a connection to a dead machine keeps its queue for a quarter of an hour, and an idle one
+    # stays open without limit.
+    socket.setsockopt(zmq.TCP_MAXRT, 1000 * DEAD_AFTER)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, VANISHED // 2)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, VANISHED // 6)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, DEAD_AFTER // 2)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, DEAD_AFTER // 6)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 

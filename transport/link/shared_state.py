@@ -1,4 +1,4 @@
-"""What the callers of a link and its I/O thread share, under one lock."""
+"""The state that callers of a link and its I/O thread share, guarded by one lock."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from transport.link.blobs import BlobStore
+from transport.link.application_types import LinkStats, PeerChange, PeerEvent
 from transport.link.errors import LinkClosedError
 from transport.link.limits import Credit, LinkLimits
+from transport.link.media_cache import MediaCache
+from transport.link.message_streams import Incoming
 from transport.link.messages import LinkMessage
 from transport.link.peer import Peer
-from transport.link.protocol import Incoming
-from transport.link.values import LinkStats, PeerChange, PeerEvent
 from transport.link.waiting import Waiters
 
 _EVENTS_KEPT = 10_000
 
 
-class LinkState:
-    """Every method but the first is called under `lock`. `wake` ends the I/O thread's poll; times are in seconds."""
+class SharedState:
+    """All methods except the constructor are called under `lock`. `wake` ends the poll of the I/O thread."""
 
     def __init__(
         self, address: str, limits: LinkLimits, heartbeat: float, peer_timeout: float, wake: Callable[[], None]
@@ -28,70 +28,70 @@ class LinkState:
         self.limits = limits
         self.heartbeat = heartbeat
         self.peer_timeout = peer_timeout
-        self.waiters = Waiters(look_again=heartbeat)
+        self.waiters = Waiters(poll_seconds=heartbeat)
         self.lock = self.waiters.lock
         self.stats = LinkStats()
-        self.store = BlobStore(limits.blob_bytes)
+        self.store = MediaCache(limits.blob_bytes)
         self.peers: dict[str, Peer] = {}
         self.events: deque[PeerEvent] = deque(maxlen=_EVENTS_KEPT)
-        self.parting: list[tuple[bytes, LinkMessage]] = []  # last words to connections that have no peer
+        self.final_messages: list[tuple[bytes, LinkMessage]] = []  # to connections that have no peer
         self.failure: Exception | None = None
         self.closing = False
-        self.part_by = 0.0  # by `time.monotonic`, when a closing link stops waiting for its peers to have heard it
+        self.close_by = 0.0  # `time.monotonic` at which a closing link stops waiting for its peers
         self.ended = False
-        # Seconds in which this process was there to listen. One that was stopped, or that hung, has not heard of its
-        # peers either and must not blame them.
-        self.clock = 0.0
-        self._last_turn = time.monotonic()
-        self._ready: dict[str, None] = {}  # names of peers with something to hand out, in turn
+        # Seconds during which the I/O thread ran. A process that was stopped or suspended received nothing from its
+        # peers; that time must not count as silence of the peers.
+        self.active_seconds = 0.0
+        self._last_advance = time.monotonic()
+        self._ready: dict[str, None] = {}  # names of peers with a complete message, in turn (an ordered set)
         self._wake = wake
-        self._ringing = False
+        self._wake_requested = False
 
     def check_usable(self) -> None:
-        """Raise what ended the link, if it has ended."""
+        """Raise the error that ended the link, if it has ended."""
         if self.failure is not None:
             raise self.failure
         if self.closing or self.ended:
             raise LinkClosedError(self.address)
 
-    def announce(self) -> None:
-        """Wake everyone who waits in a call."""
-        self.waiters.announce()
+    def notify_waiters(self) -> None:
+        """Wake all callers that wait."""
+        self.waiters.notify_waiters()
 
-    def ring(self) -> None:
-        """Have the I/O thread look at what is due."""
-        if not self._ringing:
-            self._ringing = True
+    def wake_io_thread(self) -> None:
+        """Make the I/O thread run once."""
+        if not self._wake_requested:
+            self._wake_requested = True
             self._wake()
 
-    def heard_ring(self) -> None:
-        """The I/O thread looks now; what is rung for from here on needs another look."""
-        self._ringing = False
+    def mark_awake(self) -> None:
+        """Called by the I/O thread when it starts a run; a later request wakes it again."""
+        self._wake_requested = False
 
-    def tick(self, now: float) -> None:
+    def advance_clock(self, now: float) -> None:
         """Let `clock` follow the time, but for no longer than a heartbeat at once."""
-        self.clock += min(now - self._last_turn, self.heartbeat)
-        self._last_turn = now
+        self.active_seconds += min(now - self._last_advance, self.heartbeat)
+        self._last_advance = now
 
     def mark_ready(self, peer: Peer) -> None:
-        """Give a peer its turn, if something of its can be handed out."""
+        """Add a peer to the turn if it has a complete message."""
         if peer.inbox.ready:
             self._ready[peer.name] = None
 
-    def hand_out(self) -> tuple[Peer, Incoming] | None:
-        """A message of the peer whose turn it is."""
+    def next_incoming(self) -> tuple[Peer, Incoming] | None:
+        """Return a message of the next peer in turn."""
         while self._ready:
             name = next(iter(self._ready))
             del self._ready[name]
             peer = self.peers.get(name)
             if peer is not None and peer.inbox.ready:
-                incoming = peer.inbox.hand_out()
+                incoming = peer.inbox.pop_ready()
                 self.mark_ready(peer)
                 return peer, incoming
         return None
 
     def remove(self, peer: Peer) -> None:
-        """Forget a peer and whatever of its was not handed out."""
+        """Remove a peer and its undelivered messages."""
         self.peers.pop(peer.name, None)
         self._ready.pop(peer.name, None)
 
@@ -102,12 +102,12 @@ class LinkState:
             self.stats.lost += 1
 
     def report_rejected(self, peer: Peer, reason: str) -> None:
-        """A peer could not decode a message; that changes nothing about its connection."""
+        """Report that a peer could not decode a message; its connection is unchanged."""
         self.events.append(
             PeerEvent(PeerChange.REJECTED, peer.name, peer.inbox.session.hex(), reason, peer.outbox.unacknowledged)
         )
 
     def window(self, peers: int) -> Credit:
-        """One peer's share of what this end may hold."""
+        """Return the share of one peer of the receive limits."""
         share = max(peers, 1)
         return Credit(max(self.limits.receive_messages // share, 1), max(self.limits.receive_bytes // share, 1))
