@@ -329,10 +329,13 @@ async def test_the_planted_fault_vllm_loads_a_tied_checkpoint_without_its_output
 
 
 async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_another(engine, renderer, vllm_server):
-    before = engine._salt("m", "old-session")
+    def salt(session_id):
+        return engine._salts.salt("m", engine.weight_version, session_id)
+
+    before = salt("old-session")
     await engine.control.update_weights_from_directory(vllm_server.model_dir, "again")
-    assert engine._salt("m", "old-session") == before
-    assert engine._salt("m", "new-session") != before
+    assert salt("old-session") == before
+    assert salt("new-session") != before
     await engine.control.update_weight_version("default")
 
 
