@@ -103,7 +103,9 @@ def missing(real: Any, fake: Any, place: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-async def test_the_scripted_server_answers_in_the_shapes_of_the_real_one(vllm_server: VLLMServer, name: str) -> None:
+async def test_responses_of_the_scripted_server_have_the_shapes_of_the_real_one(
+    vllm_server: VLLMServer, name: str
+) -> None:
     method, path, content = EXCHANGES[name]
     real = ServerConnection(vllm_server.base_url)
     async with FakeVLLM() as server:
@@ -119,7 +121,7 @@ async def test_the_scripted_server_answers_in_the_shapes_of_the_real_one(vllm_se
         assert ours.body == b""
 
 
-async def test_the_scripted_server_streams_in_the_shape_of_the_real_one(vllm_server: VLLMServer) -> None:
+async def test_streams_of_the_scripted_server_have_the_shape_of_the_real_one(vllm_server: VLLMServer) -> None:
     body = [json.dumps(ids_and(logprobs=0, stream_interval=1_000_000) | {"stream": True}).encode()]
     async with FakeVLLM() as server:
         streams = []
@@ -134,7 +136,7 @@ async def test_the_scripted_server_streams_in_the_shape_of_the_real_one(vllm_ser
     assert missing(real, fake) == []
 
 
-async def test_connections_outlive_the_servers_patience_without_an_error(vllm_server: VLLMServer) -> None:
+async def test_connections_that_the_server_closes_when_idle_cause_no_error(vllm_server: VLLMServer) -> None:
     losses: list[int] = []
     connection = ServerConnection(vllm_server.base_url, on_lost=lambda: losses.append(1))
     for pause in (0.0, 0.0, 5.5):  # the server lets go after 5 s, this side after 3
@@ -144,7 +146,7 @@ async def test_connections_outlive_the_servers_patience_without_an_error(vllm_se
     await connection.close()
 
 
-async def test_a_cancelled_call_is_a_disconnect_that_the_server_takes_for_an_abort(vllm_server: VLLMServer) -> None:
+async def test_a_cancelled_call_disconnects_and_the_server_aborts_the_request(vllm_server: VLLMServer) -> None:
     connection = ServerConnection(vllm_server.base_url)
     sampling = {"max_tokens": 3500, "ignore_eos": True, "logprobs": 0}
     content = {"request_id": uuid.uuid4().hex, "token_ids": [5, 6, 7], "sampling_params": sampling}
@@ -168,5 +170,5 @@ async def test_a_cancelled_call_is_a_disconnect_that_the_server_takes_for_an_abo
         ({"a": None}, {"a": 1}, []),
     ],
 )
-def test_a_difference_in_shape_is_seen(real: Any, fake: Any, problems: list[str]) -> None:
+def test_a_difference_in_shape_is_found(real: Any, fake: Any, problems: list[str]) -> None:
     assert missing(real, fake) == problems

@@ -169,7 +169,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_what_a_call_leaves_in_the_caches(connection, control, vllm_server, image, name):
+async def test_which_caches_a_call_empties(connection, control, vllm_server, image, name):
     """The table of `caches`'s docstring."""
     call, keeps_pixels, keeps_prompts = CALLS[name]
     control.model_dir = vllm_server.model_dir
@@ -207,7 +207,7 @@ async def test_a_prefix_cache_in_use_is_not_reset_and_that_is_an_error(connectio
 # Pauses.
 
 
-async def test_pause_abort_ends_what_runs_with_what_it_has(connection, control, vllm_server):
+async def test_pause_abort_ends_running_requests_with_the_tokens_they_have(connection, control, vllm_server):
     running = await in_flight(connection)
     await control.pause("abort")
     ended = await asyncio.wait_for(running, LONGEST_SECONDS)
@@ -220,7 +220,7 @@ async def test_pause_abort_ends_what_runs_with_what_it_has(connection, control, 
     assert not await control.is_paused()
 
 
-async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, control):
+async def test_pause_wait_returns_when_running_requests_are_finished(connection, control):
     running = await in_flight(connection, tokens=1500)
     await control.pause("wait")
     ended = await asyncio.wait_for(running, LONGEST_SECONDS)
@@ -234,7 +234,7 @@ async def test_pause_wait_comes_back_when_what_ran_is_finished(connection, contr
     indirect=["vllm_server"],
     scope="session",  # else the server is of this test alone
 )
-async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_drew_them(
+async def test_pause_keep_freezes_requests_and_their_tokens_are_labelled_with_their_weights(
     connection, control, restored, clear_cache
 ):
     undisturbed = await generated(connection, tokens=1500)
@@ -253,7 +253,7 @@ async def test_pause_keep_freezes_what_runs_and_its_tokens_say_which_weights_dre
     np.testing.assert_allclose(logprobs(ended), logprobs(undisturbed), atol=1e-4)
 
 
-async def test_what_is_sent_to_a_paused_server_waits_for_it(connection, control):
+async def test_a_request_to_a_paused_server_waits(connection, control):
     await control.pause()
     waiting = asyncio.ensure_future(generated(connection))
     await asyncio.sleep(0.3)
@@ -307,7 +307,7 @@ async def test_an_abort_ends_the_named_request_and_no_other(connection, control)
     assert (await beside)["finish_reason"] == "length"
 
 
-async def test_aborting_everything_counts_it(connection, control):
+async def test_abort_all_returns_the_number_of_requests(connection, control):
     running = [await in_flight(connection, request_id=f"r{each}") for each in range(2)]
     assert await control.abort_all() == 2
     assert {(await request)["finish_reason"] for request in running} == {"abort"}
@@ -316,7 +316,7 @@ async def test_aborting_everything_counts_it(connection, control):
 # Weights.
 
 
-async def test_new_weights_answer_otherwise_and_the_first_ones_come_back_exactly(
+async def test_new_weights_change_log_probabilities_and_the_first_weights_restore_them_exactly(
     connection, control, vllm_server, image, other, restored
 ):
     before = await generated(connection, tokens=12), await show(connection, image, data=True)
@@ -334,14 +334,14 @@ async def test_new_weights_answer_otherwise_and_the_first_ones_come_back_exactly
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)
-async def test_a_running_request_of_text_is_put_back_into_the_queue_where_that_is_wanted(connection, control):
+async def test_preempt_puts_a_running_request_of_text_back_into_the_queue(connection, control):
     running = await in_flight(connection, tokens=1500)
     await control.reset_prefix_cache(preempt=True)
     assert len((await running)["token_ids"]) == 1500
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)
-async def test_an_update_under_a_kept_request_computes_what_it_has_anew(
+async def test_an_update_under_a_kept_request_computes_its_cache_again(
     connection, control, vllm_server, other, restored
 ):
     """Without that, its later tokens would come from new weights over a cache of old ones, as of no policy at all."""
@@ -356,7 +356,7 @@ async def test_an_update_under_a_kept_request_computes_what_it_has_anew(
     np.testing.assert_allclose(logprobs(again), logprobs(ended)[split:], atol=1e-4)
 
 
-async def test_files_that_do_not_fit_never_reach_the_server(connection, control, vllm_server, tmp_path):
+async def test_a_checkpoint_that_does_not_fit_is_not_loaded(connection, control, vllm_server, tmp_path):
     before = await generated(connection)
     bad = shutil.copytree(vllm_server.model_dir, tmp_path / "bad")
     weights = load_file(bad / "model.safetensors")
@@ -367,7 +367,7 @@ async def test_files_that_do_not_fit_never_reach_the_server(connection, control,
     assert await generated(connection) == before
 
 
-async def test_the_planted_fault_a_checkpoint_that_lacks_a_tensor_is_loaded_by_vllm_without_a_word(
+async def test_the_planted_fault_vllm_loads_a_checkpoint_that_lacks_a_tensor_without_an_error(
     connection, control, vllm_server, tmp_path, restored
 ):
     """Why the files are looked at first: HTTP 200, and garbage from then on."""
@@ -382,7 +382,7 @@ async def test_the_planted_fault_a_checkpoint_that_lacks_a_tensor_is_loaded_by_v
     assert logprobs(await generated(connection)) == logprobs(before)
 
 
-async def test_after_a_directory_that_cannot_be_read_the_weights_of_before_are_put_back(connection, control):
+async def test_after_a_directory_that_cannot_be_read_the_previous_weights_are_loaded_again(connection, control):
     before = await generated(connection)
     with pytest.raises(WeightUpdateError, match="loaded again; the server runs with them"):
         await control.update_weights_from_directory("/no/such/directory", "never", check=False)
@@ -390,7 +390,7 @@ async def test_after_a_directory_that_cannot_be_read_the_weights_of_before_are_p
     assert await control.weight_version() == "default"
 
 
-async def test_half_loaded_weights_leave_a_paused_server_and_would_have_killed_it(
+async def test_partly_loaded_weights_leave_a_paused_server_and_would_have_killed_it(
     connection, control, vllm_server, tmp_path
 ):
     vllm_server.restartable()
@@ -415,7 +415,7 @@ async def test_half_loaded_weights_leave_a_paused_server_and_would_have_killed_i
     await control.update_weights_from_directory(vllm_server.model_dir, "default")  # no grudge against the new process
 
 
-async def test_a_reload_alone_makes_vllm_die_of_the_next_known_image(connection, control, vllm_server, image):
+async def test_the_bare_reload_route_makes_vllm_die_of_the_next_known_image(connection, control, vllm_server, image):
     vllm_server.restartable()
     expected = await show(connection, image, data=True)
     await reload_through(control, vllm_server.model_dir)

@@ -53,7 +53,7 @@ async def test_log_probabilities_of_fifty_episodes_with_images_are_those_of_tran
     assert max(report.max_abs for report in reports) < 1e-4
 
 
-async def test_pixels_for_the_other_mode_are_what_the_mismatch_catches(vllm_server, monkeypatch):
+async def test_the_mismatch_shows_pixels_that_were_made_for_the_other_mode(vllm_server, monkeypatch):
     """The planted fault: floats, normalised here for a server that normalises them again, are answered with 200."""
     from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine, capabilities
 

@@ -89,7 +89,7 @@ async def test_a_video_of_any_source_reaches_the_server_with_the_pixels_that_tra
     assert far > FAR
 
 
-async def test_a_video_of_one_step_does_not_take_the_server_down(vllm_server):
+async def test_a_video_of_one_step_does_not_kill_the_server(vllm_server):
     """vLLM looks for <|vision_start|> from the beginning of a video's range on, and dies where it finds none."""
     shown, other = ([video(noise(2, 64, 96))] for _ in range(2))
     close, far = await differences(vllm_server, shown, other)
@@ -104,7 +104,7 @@ async def test_an_image_beside_a_video_keeps_its_place(vllm_server):
     assert far > FAR
 
 
-async def test_two_steps_of_a_video_in_the_wrong_order_show(vllm_server):
+async def test_two_steps_of_a_video_in_the_wrong_order_change_log_probabilities(vllm_server):
     frames = noise(8, 64, 96)
     close, far = await differences(vllm_server, [video(frames)], [video(frames[[2, 3, 0, 1, 4, 5, 6, 7]])])
     assert close < CLOSE

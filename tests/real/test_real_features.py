@@ -97,7 +97,7 @@ def test_several_images_of_one_prompt_are_encoded_as_the_server_does(vllm_server
 
 
 @every_mode
-def test_what_the_server_rendered_is_decoded_and_goes_back_byte_for_byte(vllm_server):
+def test_an_item_that_the_server_rendered_is_decoded_and_encoded_byte_for_byte(vllm_server):
     (theirs,) = assert_same_features(vllm_server, images([(256, 192)]))
     decoded = decode_item(theirs)
     assert decoded["pixel_values"].dtype == PIXEL_DTYPE[vllm_server.mode]
@@ -219,7 +219,7 @@ def test_what_vllm_writes_is_read_and_what_we_write_vllm_reads(vllm_venv):
     assert ask_vllm(vllm_venv, [{"read": one} for one in ours]) == ours
 
 
-def test_a_real_item_that_breaks_off_is_refused(vllm_venv):
+def test_a_truncated_real_item_is_refused(vllm_venv):
     (whole,) = ask_vllm(vllm_venv, [{"write": [("pixels", "flat", (3, 4), "uint8", 0)]}])
     raw = base64.b64decode(whole)
     for end in range(len(raw)):

@@ -87,7 +87,7 @@ async def one(engine: VLLMEngine, request: GenerateRequest) -> Completion:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_completion_behind_a_covered_image_is_the_same_after_a_pause_of_any_mode(engine, vllm_server, mode):
+async def test_a_completion_with_a_cached_image_is_the_same_after_a_pause_of_any_mode(engine, vllm_server, mode):
     rendered = await covered(engine, vllm_server)
     undisturbed = await one(engine, asked(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
@@ -100,7 +100,7 @@ async def test_a_completion_behind_a_covered_image_is_the_same_after_a_pause_of_
     np.testing.assert_allclose(ended.logprobs, undisturbed.logprobs, atol=1e-4)
 
 
-async def test_clearing_the_caches_of_what_is_kept_is_refused_and_harms_nothing(engine, vllm_server):
+async def test_clearing_the_caches_of_kept_requests_is_refused_without_damage(engine, vllm_server):
     rendered = await covered(engine, vllm_server)
     running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
     with pytest.raises(UnsafeControlError, match="vLLM dies"):
@@ -127,7 +127,7 @@ async def test_the_planted_fault_the_bare_route_kills_vllm(engine, vllm_server):
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_after_new_weights_a_completion_behind_a_covered_image_is_of_the_policy_that_its_spans_name(
+async def test_after_new_weights_a_completion_with_a_cached_image_comes_from_the_weights_that_its_spans_name(
     engine, vllm_server, restored, tmp_path, mode
 ):
     other = make_checkpoint(tmp_path / "other", "float32", seed=12)
@@ -166,7 +166,7 @@ async def test_weights_reloaded_while_an_image_is_frozen_do_not_kill_the_server(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_image_that_another_client_has_in_flight_does_not_kill_the_server_either(engine, vllm_server, mode):
+async def test_an_update_during_the_request_of_another_client_does_not_kill_the_server(engine, vllm_server, mode):
     rendered = await covered(engine, vllm_server)
     features = b"".join(encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: True))
     ids = ",".join(map(str, rendered.token_ids)).encode()
@@ -224,7 +224,7 @@ def sessions(
 
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
-async def test_the_planted_fault_vllm_dies_of_a_preempted_request_whose_image_its_hit_covered(engine, vllm_server):
+async def test_the_planted_fault_vllm_dies_of_a_preempted_request_with_a_cached_image(engine, vllm_server):
     vllm_server.restartable()
     tasks = sessions(engine, vllm_server, 24, 256, {})
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=LONGEST_SECONDS)
@@ -237,14 +237,14 @@ async def test_the_planted_fault_vllm_dies_of_a_preempted_request_whose_image_it
 
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
-async def test_what_does_not_read_the_prefix_cache_survives_being_preempted(engine, vllm_server):
+async def test_requests_that_do_not_read_the_prefix_cache_survive_preemption(engine, vllm_server):
     before = (await vllm_server.metrics()).preemptions
     await asyncio.gather(*sessions(engine, vllm_server, 8, 256, {"skip_reading_prefix_cache": True}))
     assert (await vllm_server.metrics()).preemptions > before
 
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
-async def test_a_pause_that_waits_ends_what_is_in_the_queue_before_it_clears_the_caches(engine, vllm_server):
+async def test_a_pause_that_waits_ends_queued_requests_before_it_clears_the_caches(engine, vllm_server):
     """The encoder's cache holds all of these images, so that being preempted alone does no harm."""
     before = (await vllm_server.metrics()).preemptions
     tasks = sessions(engine, vllm_server, 8, 64, {})

@@ -68,7 +68,7 @@ SILENTLY_WRONG = {
 
 
 @pytest.mark.parametrize("name", [*KILLING, *SILENTLY_WRONG])
-async def test_what_kills_or_misleads_a_server_is_refused_and_it_is_alive_afterwards(vllm_server, shown, name):
+async def test_requests_that_would_kill_or_mislead_a_server_are_refused(vllm_server, shown, name):
     async with VLLMEngine(vllm_server.base_url, media="features") as engine:
         wrong = (KILLING | SILENTLY_WRONG)[name](shown)
         with pytest.raises((InvalidRequestError, CapabilityError)):

@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[Messages, Tools, dict[str, Any], str, int | None]] = {
     "release": ([user("a")], None, {"release": "v5"}, "'preview', '0731'", None),
     "option": ([user("a")], None, {"enable_thinking": True}, "thinking_mode, drop_thinking", None),
     "system in parts": ([system(text("a", "b"))], None, {}, "Join them into one text", 0),
-    "image": ([user([{"type": "image", "image": "<media>"}])], None, {}, "load a model that sees", 0),
+    "image": ([user([{"type": "image", "image": "<media>"}])], None, {}, "load a model that reads images", 0),
     "empty developer": ([{"role": "developer", "content": ""}], None, {}, "Leave it out", 0),
     "arguments without names": ([says("", None, [call("run", "[1]")])], None, {}, "as a JSON object", 0),
     "arguments that are no JSON": ([says("", None, [call("run", {"x": {1, 2}})])], None, {}, "plain JSON", None),

@@ -135,7 +135,7 @@ def test_a_template_that_refuses_a_plain_question_is_a_load_error(model: Path) -
 
 
 def test_a_template_that_does_not_print_the_answer_is_a_load_error(model: Path) -> None:
-    with pytest.raises(LoadError, match="does not print what the assistant says"):
+    with pytest.raises(LoadError, match="does not print the content of an assistant message"):
         load_renderer(model, chat_template="{{ messages[0].content }}<|im_end|>")
 
 

@@ -167,7 +167,7 @@ def test_requests_awaited_together_run_as_one_batch(engine, renderer, monkeypatc
     assert sizes == [16]
 
 
-def test_a_batch_is_bounded_and_the_rest_waits_its_turn(tiny_model_dir, renderer, monkeypatch):
+def test_a_batch_is_bounded_and_the_remaining_requests_wait(tiny_model_dir, renderer, monkeypatch):
     engine = LocalEngine.from_pretrained(tiny_model_dir, max_batch_rows=6)
     sizes = []
     run = engine._run
@@ -177,7 +177,7 @@ def test_a_batch_is_bounded_and_the_rest_waits_its_turn(tiny_model_dir, renderer
     assert all(len(result.completions) == 2 for result in results)
 
 
-def test_an_image_is_encoded_once_for_all_who_show_it_and_again_after_a_weight_update(engine, renderer, monkeypatch):
+def test_an_image_is_encoded_once_and_again_after_a_weight_update(engine, renderer, monkeypatch):
     encoded = []
     encode = local.vision_features
     monkeypatch.setattr(
@@ -193,7 +193,7 @@ def test_an_image_is_encoded_once_for_all_who_show_it_and_again_after_a_weight_u
     assert encoded == [2, 2]
 
 
-def test_new_weights_change_the_answers_and_name_their_version(engine, renderer):
+def test_new_weights_change_the_completions_and_their_version(engine, renderer):
     rendered = prompt(renderer, pictures=[picture(1)])
     (before,) = generate(engine, request(rendered))
     doubled = {name: 2 * p.detach().numpy() for name, p in engine._model.named_parameters()}
@@ -224,7 +224,7 @@ def test_weights_that_do_not_fit_change_nothing(engine, renderer, fault):
     assert engine.weight_version == "0"
 
 
-def test_the_state_dict_of_a_model_with_tied_weights_is_taken(engine, renderer):
+def test_the_state_dict_of_a_model_with_tied_weights_is_accepted(engine, renderer):
     state = {name: value.clone() for name, value in engine._model.state_dict().items()}
     assert {"lm_head.weight", "model.language_model.embed_tokens.weight"} <= state.keys(), "tied in this model"
     rendered = prompt(renderer)
@@ -258,7 +258,7 @@ def test_tied_names_that_differ_are_refused_and_change_nothing(engine, renderer,
 
 
 @pytest.mark.parametrize("value", [None, [1.0], "x", np.array(["x"]), np.array([None])])
-def test_weights_that_are_no_numbers_are_refused(engine, value):
+def test_weights_that_are_not_numbers_are_refused(engine, value):
     state = dict(engine._model.state_dict())
     state[next(reversed(state))] = value
     with pytest.raises(WeightUpdateError, match="nothing was changed"):
@@ -269,7 +269,7 @@ def test_weights_that_are_no_numbers_are_refused(engine, value):
 
 
 @pytest.mark.parametrize(("field", "words"), [("n", "at most 1024"), ("max_tokens", "at most 1048576")])
-def test_a_request_for_a_milliard_is_refused_at_once(engine, renderer, field, words):
+def test_a_request_for_a_billion_tokens_or_samples_is_refused_at_once(engine, renderer, field, words):
     with pytest.raises(InvalidRequestError, match=rf"{field} is 1000000000 .*{words}"):
         generate(engine, request(prompt(renderer), **{field: 10**9}))
 
@@ -282,7 +282,7 @@ def test_the_limits_of_an_engine_can_be_set(tiny_model_dir, renderer):
             generate(engine, request(prompt(renderer), **{"max_tokens": 4, **more}))
 
 
-def test_what_is_not_sampled_takes_no_memory(engine, renderer):
+def test_tokens_that_are_not_sampled_take_no_memory(engine, renderer):
     """As many tokens as a request may ask for, of which a stop token leaves few."""
     rendered = prompt(renderer)
     (free,) = generate(engine, request(rendered, max_tokens=3))
@@ -326,7 +326,7 @@ def test_a_batch_waits_for_requests_that_are_being_prepared_on_threads(engine, r
     assert sizes == [8]
 
 
-def test_a_batch_does_not_wait_for_ever(engine, renderer):
+def test_a_batch_does_not_wait_forever(engine, renderer):
     async def scenario():
         with engine.expecting_request():  # and it never comes
             return await asyncio.wait_for(engine.generate(request(prompt(renderer))), 60)
@@ -354,7 +354,7 @@ def test_a_literal_placeholder_in_the_prompt_is_not_an_image(engine, renderer):
     assert len(result.completions[0].token_ids) == 4
 
 
-def test_cancelling_one_caller_leaves_the_others_alone(engine, renderer):
+def test_cancelling_one_call_does_not_affect_the_others(engine, renderer):
     async def scenario():
         tasks = [asyncio.create_task(engine.generate(request(prompt(renderer), seed=i))) for i in range(3)]
         await asyncio.sleep(0)
@@ -391,7 +391,7 @@ def test_a_closed_engine_refuses(engine, renderer):
         generate(engine, request(prompt(renderer)))
 
 
-def test_closing_fails_what_is_waiting_instead_of_leaving_it_hanging(engine, renderer):
+def test_closing_fails_the_waiting_requests(engine, renderer):
     async def scenario():
         waiting = [asyncio.create_task(engine.generate(request(prompt(renderer), seed=i))) for i in range(3)]
         await asyncio.sleep(0)
@@ -401,7 +401,7 @@ def test_closing_fails_what_is_waiting_instead_of_leaving_it_hanging(engine, ren
     assert [type(outcome) for outcome in asyncio.run(scenario())] == [EngineClosedError] * 3
 
 
-def test_a_batch_whose_callers_all_left_does_not_run(engine, renderer, monkeypatch):
+def test_a_batch_whose_calls_were_all_cancelled_does_not_run(engine, renderer, monkeypatch):
     sizes = []
     run = engine._run
     monkeypatch.setattr(engine, "_run", lambda requests: (sizes.append(len(requests)), run(requests))[1])
@@ -443,7 +443,7 @@ def test_malformed_requests_are_refused_before_the_model_sees_them(engine, rende
             generate(engine, GenerateRequest(ids, SamplingParams(), given))
 
 
-def test_a_prompt_without_room_for_a_token_says_both_numbers(engine):
+def test_the_error_of_a_prompt_without_room_for_a_token_has_both_numbers(engine):
     with pytest.raises(OverlongPromptError, match=r"4096 tokens .* 4096") as caught:
         generate(engine, GenerateRequest([65] * 4096, SamplingParams()))
     assert (caught.value.prompt_tokens, caught.value.limit) == (4096, 4096)
@@ -455,7 +455,7 @@ def test_generation_stops_at_the_end_of_the_context(engine):
     assert result.completions[0].finish_reason is FinishReason.LENGTH
 
 
-def test_a_model_that_it_cannot_run_is_named_with_what_runs_it():
+def test_the_error_of_an_unsupported_model_names_the_engine_to_use():
     with pytest.raises(UnsupportedModelError, match=r"'Linear': only qwen3_vl .* VLLMEngine") as caught:
         LocalEngine(torch.nn.Linear(1, 1))
     assert caught.value.model_type == "Linear"
