@@ -193,9 +193,9 @@ async def _generate_route(
         if _refused_field(response, "sampling_params"):
             return _GenerateRoute(_refused_field(response, "content_parts"), _refused_field(response, "output_mode"))
         release = release_of(version or "")  # a proxy hides the reason for the refusal
-        return _GenerateRoute(
-            *(None if release is None else release[:2] >= since for since in (_CONTENT_PARTS, _OUTPUT_MODE))
-        )
+        if release is None:
+            return _GenerateRoute(None, None)
+        return _GenerateRoute(release[:2] >= _CONTENT_PARTS, release[:2] >= _OUTPUT_MODE)
     if response.status not in (403, 404, 405, 501):
         raise response_error(PROBE_NAME, response, f"{_GENERATE} did not refuse an invalid request")
     if expected is False:
