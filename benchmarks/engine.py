@@ -54,8 +54,10 @@ def compare_bytes(report: Report, model_dir: Path) -> None:
     sent, once, cumulative = asyncio.run(_episode(model_dir))
     with report.table(f"Bytes sent over {TURNS} turns, each with a new {SIDE}x{SIDE} image", "MB", "of once") as table:
         table.add_row("each image once, its features in base64", f"{once / 1e6:,.1f}", "1.00x", "", "")
-        judged = report.judged(sent / once, MOST_BYTES, f"<= {MOST_BYTES}x")
-        table.add_row("mmrollouts, everything in the requests", f"{sent / 1e6:,.1f}", f"{sent / once:.2f}x", *judged)
+        target_cells = report.check(sent / once, MOST_BYTES, f"<= {MOST_BYTES}x")
+        table.add_row(
+            "mmrollouts, everything in the requests", f"{sent / 1e6:,.1f}", f"{sent / once:.2f}x", *target_cells
+        )
         row = ("form of renderers 0.1.12, images alone", f"{cumulative / 1e6:,.1f}", f"{cumulative / once:.0f}x")
         table.add_row(*row, "", "")
 

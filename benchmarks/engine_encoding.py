@@ -70,12 +70,12 @@ def compare_encoding(report: Report, model_dir: Path, vllm_venv: Path | None) ->
             other = milliseconds(median(theirs[dtype])) if dtype in theirs else "-"
             # What a server wants by default; floats are two and four times the bytes.
             if dtype == "uint8":
-                judged = report.judged(seconds, MOST_SECONDS, f"<= {MOST_SECONDS * 1e3:.0f} ms")
-                table.add_row(f"{dtype}, time", milliseconds(seconds), "", other, *judged)
+                target_cells = report.check(seconds, MOST_SECONDS, f"<= {MOST_SECONDS * 1e3:.0f} ms")
+                table.add_row(f"{dtype}, time", milliseconds(seconds), "", other, *target_cells)
             else:
                 table.add_row(f"{dtype}, time", milliseconds(seconds), "", other, "", "")
-            judged = report.judged(copies, MOST_COPIES, f"<= {MOST_COPIES} copies")
-            table.add_row(f"{dtype}, memory", "", f"{copies:.2f}", "", *judged)
+            target_cells = report.check(copies, MOST_COPIES, f"<= {MOST_COPIES} copies")
+            table.add_row(f"{dtype}, memory", "", f"{copies:.2f}", "", *target_cells)
 
 
 def _media(model_dir: Path) -> MultiModalData:

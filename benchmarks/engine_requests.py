@@ -67,9 +67,9 @@ def compare_requests(report: Report) -> None:
             if name != "VLLMEngine":
                 table.add_row(*row, milliseconds(beyond), "", "")
                 continue
-            table.add_row(*row, "", *report.judged(cost.among, 1 / LEAST_PER_SECOND, f">= {LEAST_PER_SECOND:,}/s"))
-            judged = report.judged(beyond, MOST_OVERHEAD, f"<= {MOST_OVERHEAD * 1e3:.0f} ms")
-            table.add_row("", "", "", "", milliseconds(beyond), *judged)
+            table.add_row(*row, "", *report.check(cost.among, 1 / LEAST_PER_SECOND, f">= {LEAST_PER_SECOND:,}/s"))
+            target_cells = report.check(beyond, MOST_OVERHEAD, f"<= {MOST_OVERHEAD * 1e3:.0f} ms")
+            table.add_row("", "", "", "", milliseconds(beyond), *target_cells)
 
 
 async def _costs() -> dict[str, Cost]:

@@ -1,10 +1,10 @@
-"""What rendering and bridging cost, beside the PyPI package `renderers` and transformers, in one run.
+"""Processor time of rendering and bridging, compared with the PyPI package `renderers` and transformers in one run.
 
     python benchmarks/render.py [--check]
 
-The first run installs the other package into a virtual environment under the cache directory. The sides take turns,
-call by call, so that a machine whose speed drifts does so for both; before that they must agree on every token. Times
-are medians of processor time. Model: Qwen3's tokenizer and template. Linux only: peak memory is read from /proc.
+The first run installs the other package into a virtual environment under the cache directory. The sides alternate
+call by call, so that a change of the machine's speed affects both; before that, their tokens must be equal. Times are
+medians of processor time. Model: Qwen3's tokenizer and template. Linux only: peak memory is read from /proc.
 """
 
 from __future__ import annotations
@@ -47,36 +47,38 @@ TRACED_TEMPLATES = (
 
 
 @dataclass(frozen=True)
-class Contest:
-    """One thing done by several: `calls` maps a column to the worker and the call that do it."""
+class Comparison:
+    """One job done by several workers: `calls` maps a column to the worker and the name of its call."""
 
     name: str
     calls: Mapping[str, tuple[Worker, str]]
     job: Callable[[str], Job]
 
 
-def require_agreement(contest: Contest, **referees: tuple[Worker, str]) -> None:
-    """All of them, and the referees, give the same answer, or the benchmark ends with the first difference."""
-    job = contest.job(f"{contest.name}, agreed")
-    answers = {who: worker.answer(call, job) or [] for who, (worker, call) in {**contest.calls, **referees}.items()}
-    (first, expected), *others = answers.items()
-    for who, answer in others:
-        if answer != expected or not answer:
-            pairs = enumerate(zip(expected, answer, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(answer)))
-            here, there = expected[at : at + 20], answer[at : at + 20]
-            raise SystemExit(f"{contest.name}: from {at} on, {first} says {here!r} and {who} says {there!r}")
+def require_agreement(comparison: Comparison, **referees: tuple[Worker, str]) -> None:
+    """End the benchmark with the first difference unless all workers, and the referees, return the same."""
+    job = comparison.job(f"{comparison.name}, agreed")
+    results = {who: worker.answer(call, job) or [] for who, (worker, call) in {**comparison.calls, **referees}.items()}
+    (first, expected), *others = results.items()
+    for who, result in others:
+        if result != expected or not result:
+            pairs = enumerate(zip(expected, result, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(result)))
+            here, there = expected[at : at + 20], result[at : at + 20]
+            raise SystemExit(f"{comparison.name}: from {at} on, {first} returns {here!r} and {who} returns {there!r}")
 
 
-def measure(contests: Sequence[Contest], *, rounds: int, calls_a_round: int = 3) -> list[dict[str, float]]:
-    """Median processor seconds by column, for each contest. A round goes over all of them: drift hits all alike."""
-    taken: list[dict[str, list[float]]] = [{column: [] for column in contest.calls} for contest in contests]
+def measure(comparisons: Sequence[Comparison], *, rounds: int, calls_a_round: int = 3) -> list[dict[str, float]]:
+    """Median processor seconds by column, for each comparison; each round runs all of them."""
+    seconds_of: list[dict[str, list[float]]] = [
+        {column: [] for column in comparison.calls} for comparison in comparisons
+    ]
     for turn in range(rounds):
-        for contest, seconds in zip(contests, taken, strict=True):
-            jobs = [contest.job(f"{contest.name} {turn} {index}") for index in range(calls_a_round)]
-            for column, (worker, call) in contest.calls.items():
+        for comparison, seconds in zip(comparisons, seconds_of, strict=True):
+            jobs = [comparison.job(f"{comparison.name} {turn} {index}") for index in range(calls_a_round)]
+            for column, (worker, call) in comparison.calls.items():
                 seconds[column] += worker.seconds(call, jobs)
-    return [{column: median(values) for column, values in seconds.items()} for seconds in taken]
+    return [{column: median(values) for column, values in seconds.items()} for seconds in seconds_of]
 
 
 class Report:
@@ -89,17 +91,17 @@ class Report:
     @contextmanager
     def table(self, title: str, *columns: str) -> Iterator[Table]:
         table = Table(title=title, title_justify="left")
-        for column in ("", *columns, "target", "kept"):
+        for column in ("", *columns, "target", "met"):
             table.add_column(column, justify="right" if column else "left")
         yield table
         self.console.print(table)
 
-    def judged(self, value: float, target: float, spelled: str) -> tuple[str, str]:
-        """The target as spelled, and whether `value` is within it."""
+    def check(self, value: float, target: float, target_text: str) -> tuple[str, str]:
+        """The two last cells of a row: the target, and whether `value` is within it."""
         if value <= target:
-            return spelled, "[green]ok[/]"
+            return target_text, "[green]ok[/]"
         self.missed += 1
-        return spelled, "[red]MISSED[/]"
+        return target_text, "[red]MISSED[/]"
 
 
 def milliseconds(seconds: float) -> str:
@@ -114,67 +116,69 @@ class RenderKind(NamedTuple):
     call: str
     jobs: Callable[[int], Callable[[str], Job]]
     target: float
-    spelled: str
+    target_text: str
 
 
 RENDERS = {
-    "every word new": RenderKind("render", new_conversations, 1.2, "<= 1.2x"),
-    "every word new, and every column read": RenderKind("render_with_columns", new_conversations, 1.2, "<= 1.2x"),
-    "seen before": RenderKind("render", same_conversation, 1 / 8, "<= 1/8"),
+    "new text": RenderKind("render", new_conversations, 1.2, "<= 1.2x"),
+    "new text, all columns read": RenderKind("render_with_columns", new_conversations, 1.2, "<= 1.2x"),
+    "text rendered before": RenderKind("render", same_conversation, 1 / 8, "<= 1/8"),
 }
 
 
 def compare_renders(report: Report, ours: Worker, peer: Worker) -> None:
-    contests, kinds = [], []
+    comparisons, kinds = [], []
     for name, kind in RENDERS.items():
         for turns in TURNS:
             calls = {"ours": (ours, kind.call), "peer": (peer, "render"), "stock": (peer, "apply_chat_template")}
-            contests.append(Contest(f"{name}, {of(turns)}", calls, kind.jobs(turns)))
+            comparisons.append(Comparison(f"{name}, {of(turns)}", calls, kind.jobs(turns)))
             kinds.append(kind)
-            require_agreement(contests[-1])
+            require_agreement(comparisons[-1])
     size = len(ours.answer("render", same_conversation(20)(""))) / 20
-    title = f"Rendering whole conversations; a turn is question, tool call and tool answer, {size:,.0f} tokens"
+    title = f"Rendering whole conversations; a turn is question, tool call and tool result, {size:,.0f} tokens"
     with report.table(title, "mmrollouts", "renderers", "transformers", "ours/renderers") as table:
-        for contest, kind, seconds in zip(contests, kinds, measure(contests, rounds=15), strict=True):
+        for comparison, kind, seconds in zip(comparisons, kinds, measure(comparisons, rounds=15), strict=True):
             ratio = seconds["ours"] / seconds["peer"]
             figures = map(milliseconds, seconds.values())
-            table.add_row(contest.name, *figures, f"{ratio:.3f}x", *report.judged(ratio, kind.target, kind.spelled))
+            table.add_row(
+                comparison.name, *figures, f"{ratio:.3f}x", *report.check(ratio, kind.target, kind.target_text)
+            )
 
 
 BRIDGES = {"bridge": "no history given", "bridge_with_history": "previous_messages given"}
 
 
 def compare_bridges(report: Report, ours: Worker, peer: Worker) -> None:
-    contests = []
+    comparisons = []
     for role in ("tool", "user"):
         for call, given in BRIDGES.items():
             for turns in TURNS:
                 calls = {"ours": (ours, call), "peer": (peer, "bridge")}
                 name = f"{role} message behind {of(turns)}, {given}"
-                contests.append(Contest(name, calls, bridges(ours, turns, role)))
-                require_agreement(contests[-1], whole=(ours, "render"))
+                comparisons.append(Comparison(name, calls, bridges(ours, turns, role)))
+                require_agreement(comparisons[-1], whole=(ours, "render"))
     with report.table("Bridging one new message", "mmrollouts", "renderers", "ours/renderers") as table:
-        for contest, seconds in zip(contests, measure(contests, rounds=25), strict=True):
+        for comparison, seconds in zip(comparisons, measure(comparisons, rounds=25), strict=True):
             ratio = seconds["ours"] / seconds["peer"]
             figures = map(milliseconds, seconds.values())
-            table.add_row(contest.name, *figures, f"{ratio:.2f}x", *report.judged(ratio, 0.7, "<= 0.7x"))
+            table.add_row(comparison.name, *figures, f"{ratio:.2f}x", *report.check(ratio, 0.7, "<= 0.7x"))
 
 
 def compare_growth(report: Report, ours: Worker, peer: Worker) -> None:
-    """What the earlier turns add to a bridge; its new message is short, or its own cost would drown the difference."""
+    """The cost that earlier turns add to a bridge; the new message is short, so that the difference is visible."""
     few, many = TURNS[0], TURNS[-1]
-    title = f"What a bridge behind {many} turns costs more than one behind {few}; new message of 8 words"
+    title = f"Cost of a bridge behind {many} turns minus that behind {few}; new message of 8 words"
     with report.table(title, "mmrollouts", "renderers", "copying the prompt") as table:
         for call, given in BRIDGES.items():
             calls = {"ours": (ours, call), "peer": (peer, "bridge"), "copy": (ours, "copy")}
-            contests = [
-                Contest(f"growth to {turns}, {given}", calls, bridges(ours, turns, "tool", words=8))
+            comparisons = [
+                Comparison(f"growth to {turns}, {given}", calls, bridges(ours, turns, "tool", words=8))
                 for turns in (few, many)
             ]
-            before, after = measure(contests, rounds=30)
+            before, after = measure(comparisons, rounds=30)
             growth = {column: after[column] - before[column] for column in calls}
-            verdict = report.judged(growth["ours"], growth["copy"] + GROWTH_NOISE, "<= copying + 0.02 ms")
-            table.add_row(given, *(f"+{milliseconds(more)}" for more in growth.values()), *verdict)
+            target_cells = report.check(growth["ours"], growth["copy"] + GROWTH_NOISE, "<= copying + 0.02 ms")
+            table.add_row(given, *(f"+{milliseconds(more)}" for more in growth.values()), *target_cells)
 
 
 def bridges(ours: Worker, turns: int, role: str, **options: int) -> Bridges:
@@ -183,21 +187,21 @@ def bridges(ours: Worker, turns: int, role: str, **options: int) -> Bridges:
 
 def compare_tracing(report: Report, ours: Worker, peer: Worker) -> None:
     variables = {"bos_token": "<s>", "eos_token": "</s>"}
-    contests = []
+    comparisons = []
     for name in TRACED_TEMPLATES:
         job = {"template": name, "messages": TOOL_CONVERSATION, "tools": TOOLS, "variables": variables}
         calls = {"traced": (ours, "print_template"), "plain": (peer, "print_template")}
-        contests.append(Contest(name, calls, always(job)))
-        require_agreement(contests[-1])
+        comparisons.append(Comparison(name, calls, always(job)))
+        require_agreement(comparisons[-1])
     title = f"Running a template over a tool conversation of {len(TOOL_CONVERSATION)} messages"
     with report.table(title, "traced", "transformers' Jinja", "traced/plain") as table:
-        for contest, seconds in zip(contests, measure(contests, rounds=15, calls_a_round=5), strict=True):
+        for comparison, seconds in zip(comparisons, measure(comparisons, rounds=15, calls_a_round=5), strict=True):
             ratio = seconds["traced"] / seconds["plain"]
             figures = map(milliseconds, seconds.values())
-            table.add_row(contest.name, *figures, f"{ratio:.2f}x", *report.judged(ratio, 2.5, "<= 2.5x"))
+            table.add_row(comparison.name, *figures, f"{ratio:.2f}x", *report.check(ratio, 2.5, "<= 2.5x"))
 
 
-# From /proc: the peak that getrusage gives a child includes its parent's size at the fork.
+# From /proc: the peak of getrusage for a child includes its parent's size at the fork.
 _IMPORT = r"""
 import re, time
 started = time.perf_counter()
@@ -217,18 +221,18 @@ def compare_imports(report: Report, peer_python: Path) -> None:
     megabytes: dict[str, list[float]] = {name: [] for name in statements}
     for _ in range(5):
         for name, (python, side, statement) in statements.items():
-            # -P: what lies in the working directory is not what is measured.
+            # -P: do not import from the working directory.
             command = [str(python), "-P", "-c", _IMPORT.format(statement=statement)]
             done = subprocess.run(command, env=environment_of(side), check=True, capture_output=True, text=True)
-            taken, held = map(float, done.stdout.split())
-            seconds[name].append(taken)
-            megabytes[name].append(held)
+            elapsed, peak = map(float, done.stdout.split())
+            seconds[name].append(elapsed)
+            megabytes[name].append(peak)
     with report.table("`import renderers` in a fresh process", *statements) as table:
         time, memory = min(seconds["mmrollouts"]), max(megabytes["mmrollouts"])
         figures = (f"{min(values):.3f} s" for values in seconds.values())
-        table.add_row("time, best of 5", *figures, *report.judged(time, 0.25, "< 0.25 s"))
+        table.add_row("time, best of 5", *figures, *report.check(time, 0.25, "< 0.25 s"))
         figures = (f"{max(values):.1f} MB" for values in megabytes.values())
-        table.add_row("peak memory, worst", *figures, *report.judged(memory, 60, "< 60 MB"))
+        table.add_row("peak memory, worst", *figures, *report.check(memory, 60, "< 60 MB"))
 
 
 def corpus() -> Any:
@@ -260,7 +264,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report()
     compare(report)
-    report.console.print(f"{report.missed} targets missed" if report.missed else "every target kept")
+    report.console.print(f"{report.missed} targets missed" if report.missed else "all targets met")
     if options.check and report.missed:
         raise SystemExit(1)
 

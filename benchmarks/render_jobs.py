@@ -1,6 +1,6 @@
-"""What `render.py` lets both sides do: conversations and bridges, as plain JSON.
+"""The jobs of `render.py`: conversations and bridges, as plain JSON.
 
-Words are made up from a seed: no cache, not even a tokenizer's own cache of words, has seen those of another seed.
+Texts are generated from a seed; those of different seeds share few words, so that no cache holds them.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ TOOL_CONVERSATION: list[Message] = [
 _SYLLABLES = [first + vowel + last for first in "bdfgklmnprst" for vowel in "aeiou" for last in ("", "n", "r", "s")]
 _COMMON = ["the", "of", "and", "to", "in", "is", "that", "for", "with", "on", "was", "by", "this", "from", "are"]
 
-_ANSWER_WORDS = 420
+_RESULT_WORDS = 420
 
 
 class Words:
-    """Text without end; every seed has another."""
+    """A generator of text; the text depends on the seed only."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
 
     def text(self, count: int) -> str:
-        """The next `count` words: every second is made up, and now and then a number ends a line."""
+        """The next `count` words; every second one is made of random syllables, every 40th is a number."""
         return " ".join(self._word(index) for index in range(count))
 
     def _word(self, index: int) -> str:
@@ -86,17 +86,17 @@ class Words:
             "tool_calls": [{"type": "function", "function": function}],
         }
 
-    def answer(self) -> Message:
-        return {"role": "tool", "content": self.text(_ANSWER_WORDS)}
+    def result(self) -> Message:
+        return {"role": "tool", "content": self.text(_RESULT_WORDS)}
 
     def turns(self, count: int) -> list[Message]:
-        """A system message, then `count` turns of question, tool call and tool answer."""
+        """A system message, then `count` turns of question, tool call and tool result."""
         system = {"role": "system", "content": self.text(20)}
-        return [system, *(message for _ in range(count) for message in (self.question(), self.call(), self.answer()))]
+        return [system, *(message for _ in range(count) for message in (self.question(), self.call(), self.result()))]
 
 
 def new_conversations(turns: int) -> Callable[[str], Job]:
-    """Another conversation for every seed."""
+    """A different conversation for every seed."""
     return lambda seed: {"messages": Words(seed).turns(turns), "tools": TOOLS}
 
 
@@ -111,22 +111,22 @@ def always(job: Job) -> Callable[[str], Job]:
 
 
 class Bridges:
-    """Bridges of one new message behind `turns` earlier turns; every seed has another message, all have one prompt.
+    """Bridges of one new message behind `turns` earlier turns; the message depends on the seed, the prompt does not.
 
-    `role` is "tool" (the answer to a call that ends the prompt's last turn) or "user" (a message behind words of the
-    assistant); `words` is the new message's length. The completion is canonical: what the template prints of the turn.
-    `render` returns the ids of a conversation up to the generation prompt.
+    `role` is "tool" (the result of a call in the last turn) or "user" (a message behind a turn of text); `words` is the
+    length of the new message. The completion is the text that the template prints for the turn. `render` returns the
+    ids of a conversation up to the generation prompt.
     """
 
     def __init__(
-        self, render: Callable[[Job], list[int]], turn_end: int, turns: int, role: str, *, words: int = _ANSWER_WORDS
+        self, render: Callable[[Job], list[int]], turn_end: int, turns: int, role: str, *, words: int = _RESULT_WORDS
     ) -> None:
-        said = Words(f"behind {turns} turns")
+        texts = Words(f"behind {turns} turns")
         self._role, self._words = role, words
-        self._history = [*said.turns(turns), said.question()]
-        self._turn = said.call() if role == "tool" else {"role": "assistant", "content": said.text(40)}
+        self._history = [*texts.turns(turns), texts.question()]
+        self._turn = texts.call() if role == "tool" else {"role": "assistant", "content": texts.text(40)}
         self._prompt = render({"messages": self._history, "tools": TOOLS})
-        later = render({"messages": [*self._history, self._turn, said.question()], "tools": TOOLS})
+        later = render({"messages": [*self._history, self._turn, texts.question()], "tools": TOOLS})
         self._completion = later[len(self._prompt) : later.index(turn_end, len(self._prompt)) + 1]
 
     def __call__(self, seed: str) -> Job:

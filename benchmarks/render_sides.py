@@ -1,8 +1,8 @@
-"""The two sides that `render.py` compares, each in a process of its own: both own the import name `renderers`.
+"""The two packages that `render.py` compares, each in its own process: both have the import name `renderers`.
 
     python benchmarks/render_sides.py ours|peer MODEL_DIR TEMPLATES_JSON
 
-A side answers requests, one JSON line each; `Worker` is the end that asks.
+The process of a side responds to requests, one JSON line each; `Worker` sends them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 from render_jobs import Job, Message
 
 PEER_VERSION = "0.1.12"
-# It imports httpx, which it gets only through older releases of what it does declare.
+# It imports httpx, which only older releases of its declared dependencies install.
 PEER_PACKAGES = (f"renderers[transformers]=={PEER_VERSION}", "httpx")
 
 
 class Worker:
-    """A side's process."""
+    """The process of one side."""
 
     def __init__(self, side: str, python: Path, *arguments: Path, script: Path = Path(__file__)) -> None:
         self._side = side
@@ -43,41 +43,41 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # closes its input, at which it ends
+        self._process.communicate()  # closes its input; it ends then
 
     def seconds(self, call: str, jobs: Sequence[Job]) -> list[float]:
-        """The time that the call took on each job, by the clock that the side serves with."""
+        """The time of the call for each job, by the clock of `serve`."""
         seconds: list[float] = self._ask(call, jobs, answers=False)["seconds"]
         return seconds
 
     def answer(self, call: str, job: Job) -> Any:
-        """What the call returned."""
+        """The return value of the call."""
         return self._ask(call, [job], answers=True)["answers"][0]
 
     def _ask(self, call: str, jobs: Sequence[Job], *, answers: bool) -> dict[str, Any]:
-        requests, replies = self._process.stdin, self._process.stdout
+        requests, responses = self._process.stdin, self._process.stdout
         assert requests is not None
-        assert replies is not None
-        with suppress(BrokenPipeError):  # then there is no reply either
+        assert responses is not None
+        with suppress(BrokenPipeError):  # then there is no response either
             requests.write(json.dumps({"do": call, "jobs": jobs, "answers": answers}) + "\n")
             requests.flush()
-        line = replies.readline()
+        line = responses.readline()
         if not line:
-            raise RuntimeError(f"the process of {self._side!r} ended during {call!r}; its own words are above")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+            raise RuntimeError(f"the process of {self._side!r} ended during {call!r}; its error output is above")
+        response: dict[str, Any] = json.loads(line)
+        return response
 
 
 def serve(*calls: Callable[[Any], Any], clock: Callable[[], float] = time.process_time) -> None:
     """Answer `{"do": name of a call, "jobs": [...], "answers": bool}`, one line each, until the input ends.
 
-    The reply holds the seconds of each job's call (of processor time, unless another `clock` is given: what else the
-    machine does is not their cost) and, if asked for, what it returned. Every job comes fresh
-    from JSON, as from a data set or an engine: no object in it was seen before, however often its value was.
+    The response holds the seconds of each job's call (processor time, unless another `clock` is given: other work of
+    the machine does not count) and, with `answers`, the return values. Every job is parsed from JSON anew, as from a
+    data set or an engine: its objects are new even where its values are not.
     """
     by_name = {call.__name__: call for call in calls}
     gc.collect()
-    gc.freeze()  # the garbage collector shall look at what the calls make, not at the libraries that are loaded
+    gc.freeze()  # the garbage collector scans the objects of the calls, not those of the loaded libraries
     for line in sys.stdin:
         request = json.loads(line)
         call = by_name[request["do"]]
@@ -94,7 +94,7 @@ def serve(*calls: Callable[[Any], Any], clock: Callable[[], float] = time.proces
 
 
 def serve_ours(model_dir: str, sources: Mapping[str, str]) -> None:
-    # Imported here: in the peer's process the same name is the other package.
+    # Imported here, because in the peer's process the same name is the other package.
     from renderers import RenderedTokens, load_renderer
     from renderers.template.chat_template import ChatTemplate
 
@@ -111,7 +111,7 @@ def serve_ours(model_dir: str, sources: Mapping[str, str]) -> None:
         return rendered(job).token_ids
 
     def render_with_columns(job: Job) -> list[int]:
-        """With the attribution of every token, which the peer builds at once and we when it is first read."""
+        """With the attribution of every token, which the peer builds at once and this project when it is first read."""
         result = rendered(job)
         assert len(result.message_indices) == len(result.sampled_mask) == len(result.is_content)
         return result.token_ids
@@ -148,7 +148,7 @@ def serve_peer(model_dir: str, sources: Mapping[str, str]) -> None:
     # "all": by default no user message is bridged, since the template may drop reasoning there; these turns hold none.
     config = Qwen3RendererConfig(thinking_retention="all")
     renderer = create_renderer(AutoTokenizer.from_pretrained(model_dir), config)
-    # Not the renderer's tokenizer, whose cache of words would help whoever comes second.
+    # Not the renderer's tokenizer, whose cache of words would speed up the second caller.
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
 
     @functools.cache
@@ -180,7 +180,7 @@ def serve_peer(model_dir: str, sources: Mapping[str, str]) -> None:
 
 
 def environment_of(side: str) -> dict[str, str]:
-    """For the peer: without what could show its Python this project instead, and with transformers offline."""
+    """The environment of a side; for the peer without this project on its path, and with transformers offline."""
     if side == "ours":
         return dict(os.environ)
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
@@ -188,16 +188,16 @@ def environment_of(side: str) -> dict[str, str]:
 
 
 def install_peer(*more: str) -> Path:
-    """The Python of the peer's virtual environment, which is made under the cache directory when it is missing.
+    """The Python of the peer's virtual environment, which is created under the cache directory if it is missing.
 
-    `more` are packages that it needs beside its own, each set in an environment of its own.
+    `more` are additional packages; each set has its own environment.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     name = "-".join([f"renderers-{PEER_VERSION}", *(package.partition("=")[0] for package in more), version])
     directory = cache / "mmrollouts-benchmarks" / name
     python = directory / "bin" / "python"
-    complete = directory / "complete"  # written last: an installation that was cut off is made again
+    complete = directory / "complete"  # written last: an interrupted installation is repeated
     if not complete.is_file():
         subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PEER_PACKAGES, *more], check=True)

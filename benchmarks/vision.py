@@ -128,9 +128,9 @@ def compare_new(report: Report, sides: Sides, peer: Worker) -> None:
             medians = {column: median(values) for column, values in seconds.items() if values}
             others = [value for column, value in medians.items() if column != "ours"]
             ratio = medians["ours"] / min(others)
-            judged = report.judged(ratio, 1.0, "<= 1x") if str(SIDE) in name else ("", "")
+            target_cells = report.check(ratio, 1.0, "<= 1x") if str(SIDE) in name else ("", "")
             shown = [milliseconds(medians[column]) if column in medians else "" for column in seconds]
-            table.add_row(name, *shown, f"{ratio:.2f}x", *judged)
+            table.add_row(name, *shown, f"{ratio:.2f}x", *target_cells)
 
 
 def compare_seen(report: Report, ours: Worker, peer: Worker) -> None:
@@ -145,9 +145,9 @@ def compare_seen(report: Report, ours: Worker, peer: Worker) -> None:
                     seconds["ours"] += ours.seconds("render", [job])
                     seconds["peer"] += peer.seconds("render", [job])
                 mine, theirs = median(seconds["ours"]), median(seconds["peer"])
-                judged = report.judged(mine / theirs, 1 / 50, ">= 50x")
+                target_cells = report.check(mine / theirs, 1 / 50, ">= 50x")
                 name = f"{count} {format} image{'s' * (count > 1)} as data URLs"
-                table.add_row(name, milliseconds(mine), milliseconds(theirs), f"{theirs / mine:,.0f}x", *judged)
+                table.add_row(name, milliseconds(mine), milliseconds(theirs), f"{theirs / mine:,.0f}x", *target_cells)
 
 
 def compare_held(report: Report, ours: Worker, peer: Worker) -> None:
@@ -155,8 +155,8 @@ def compare_held(report: Report, ours: Worker, peer: Worker) -> None:
         for format in ("JPEG", "PNG"):
             job = {"urls": [data_url(encoded(picture(99), format), format)]}
             mine, theirs = ours.answer("held", job), peer.answer("held", job)
-            judged = report.judged(mine, 6.4e6, "<= 6.4 MB")
-            table.add_row(f"{format}, its file included in ours", megabytes(mine), megabytes(theirs), *judged)
+            target_cells = report.check(mine, 6.4e6, "<= 6.4 MB")
+            table.add_row(f"{format}, its file included in ours", megabytes(mine), megabytes(theirs), *target_cells)
 
 
 def megabytes(size: float) -> str:
@@ -196,7 +196,7 @@ def measure_growth(report: Report, model_dir: Path) -> None:
     command = [sys.executable, __file__, "--grow", str(model_dir)]
     growth = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     with report.table(f"{IMAGES_THROUGH_STORE:,} images through a store of 256 MB", "growth of the process") as table:
-        table.add_row("mmrollouts", f"{growth / 2**20:,.0f} MB", *report.judged(growth, 320 * 2**20, "<= 320 MB"))
+        table.add_row("mmrollouts", f"{growth / 2**20:,.0f} MB", *report.check(growth, 320 * 2**20, "<= 320 MB"))
 
 
 def main() -> None:

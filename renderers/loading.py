@@ -1,4 +1,4 @@
-"""From a model directory, or the name of a Hugging Face repository, to a renderer."""
+"""Building a renderer from a model directory, a Hugging Face repository or a loaded tokenizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor_loading import load_media
 
-# Only these are ever fetched: no weights, no code.
+# Only these files are fetched: no weights, no code.
 _FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -40,7 +40,7 @@ _FILES = (
     "processor_config.json",
     "config.json",
 )
-# The template that is meant for conversations with tools, where a model has several.
+# Names of a model's templates; `tool_use` is for conversations with tools.
 _DEFAULT, _TOOL_USE = "default", "tool_use"
 
 
@@ -57,10 +57,10 @@ def load_renderer(
 ) -> TemplateRenderer:
     """Build the renderer of a model.
 
-    `name_or_dir` is a directory or a repository name (fetched at `revision`, text files only); `chat_template`, a path,
-    the template's text or the name of one of the directory's templates, wins over the one that would be taken;
-    `format`, a `Format` or the name of a family, wins over what probing finds; both win over `config`. `now` is the
-    clock of templates that print the date. Raises a `LoadError` that names the file or token at fault.
+    `name_or_dir` is a directory or a repository name (fetched at `revision`, text files only). `chat_template` is a
+    path, the template's text or the name of one of the directory's templates, used in place of the default template.
+    `format` is a `Format` or the name of a family, used in place of the one that probing finds. Both override `config`.
+    `now` is the clock of templates that print the date. Raises a `LoadError` that names the file or token.
     """
     config = _checked_config(config)
     directory = _resolve(name_or_dir, revision)
@@ -79,7 +79,7 @@ def load_renderer(
     )
     chosen = chat_template if chat_template is not None else config.chat_template
     sources = _chosen_sources(_named_sources(directory, settings), chosen)
-    # Imported where they are needed, as is what reads images: together a fifth of the time of `import renderers`.
+    # Imported here, as is the code that reads images: together a fifth of the time of `import renderers`.
     from renderers.formats.prompts import prompt_for
 
     template: Template | None = None
@@ -110,9 +110,9 @@ def create_renderer(
 ) -> TemplateRenderer:
     """Build a renderer from a fast tokenizer of transformers that is already loaded, with its chat template.
 
-    For a model that sees, `tokenizer.name_or_path` must be a directory with its preprocessor_config.json, else the
-    renderer reads text only and says so when it is shown an image. Raises a `LoadError` for a tokenizer without a
-    `tokenizers` backend or without a template.
+    For a multimodal model, `tokenizer.name_or_path` must be a directory with its preprocessor_config.json; else the
+    renderer reads text only and raises `UnsupportedModalityError` for an image. Raises a `LoadError` for a tokenizer
+    without a `tokenizers` backend or without a template.
     """
     config = _checked_config(config)
     model = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
@@ -183,9 +183,9 @@ def _template(
     variables: Mapping[str, Any],
     now: Callable[[], datetime],
 ) -> Template:
-    """The model's template; where it has one more for conversations with tools, both behind one.
+    """The model's template; a `TemplateWithTools` if it has another one for conversations with tools.
 
-    The rule is that of `get_chat_template` in transformers: `tool_use` if tools are given, else `default`.
+    As in `get_chat_template` of transformers: `tool_use` if tools are given, else `default`.
     """
     from renderers.formats.prompts import TypeScriptToolTemplate, reads_typescript
 
@@ -220,11 +220,11 @@ def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
     try:
         if directory.is_dir():
             return directory
-    except OSError as error:  # a name that no file system takes
+    except OSError as error:  # invalid as a path, for example too long
         raise ModelNotFoundError(f"{name[:80]}...", str(error.strerror)) from error
     if isinstance(name_or_dir, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelNotFoundError(name, "there is no such directory")
-    # Imported here: most processes load a local directory, and the hub client takes 0.3 s to import.
+    # Imported here, because the hub client takes 0.3 s to import and a local directory does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -232,17 +232,17 @@ def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelNotFoundError(name, f"no such directory, and the hub answers: {reason}") from error
+        raise ModelNotFoundError(name, f"no such directory, and the hub responds: {reason}") from error
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that a template may print: bos_token, eos_token... as text."""
-    found: dict[str, str] = {}
+    """The special tokens that a template may print, as text: bos_token, eos_token..."""
+    tokens: dict[str, str] = {}
     for key, value in settings.items():
         text = value.get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(text, str):
-            found[key] = text
-    return found
+            tokens[key] = text
+    return tokens
 
 
 def _added_tokens_decoder(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
@@ -252,33 +252,33 @@ def _added_tokens_decoder(settings: Mapping[str, Any]) -> dict[int, Mapping[str,
         return {}
     added: dict[int, Mapping[str, Any]] = {}
     for token_id, token in decoder.items():
-        # Ten digits are enough for every id, and few enough for `int`.
+        # Every id has at most ten digits; `int` refuses texts of thousands.
         is_id = token_id.isdecimal() and len(token_id) <= 10 and int(token_id) < TOKEN_ID_LIMIT
         if not is_id or not is_token_entry(token):
             raise InvalidFileError(
                 "tokenizer_config.json",
-                f"added_tokens_decoder is no map of ids to tokens at {short_repr(token_id)}: {short_repr(token)}",
+                f"added_tokens_decoder does not map an id to a token at {short_repr(token_id)}: {short_repr(token)}",
             )
         added[int(token_id)] = token
     return added
 
 
 def _generation_stops(directory: Path, tokenizer: TemplateTokenizer) -> list[str]:
-    """The tokens at which inference engines stop this model beside eos: `eos_token_id` of generation_config.json."""
-    found = read_json(directory / "generation_config.json").get("eos_token_id")
-    ids = found if isinstance(found, list) else [found]
+    """The tokens at which inference engines stop this model: `eos_token_id` of generation_config.json."""
+    value = read_json(directory / "generation_config.json").get("eos_token_id")
+    ids = value if isinstance(value, list) else [value]
     tokens = (tokenizer.control_token(token_id) for token_id in ids if isinstance(token_id, int))
     return [token for token in tokens if token is not None]
 
 
 def _named_sources(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The templates of a directory by name; a file wins over what a JSON file holds, as in transformers."""
+    """The templates of a directory by name; a template file overrides an entry of a JSON file, as in transformers."""
     sources: dict[str, str] = {}
-    for found in (settings.get("chat_template"), read_json(directory / "chat_template.json").get("chat_template")):
-        if isinstance(found, str):
-            sources[_DEFAULT] = found
-        elif isinstance(found, list):  # [{"name": "default", "template": ...}, {"name": "tool_use", ...}]
-            sources |= dict(map(_named_template, found))
+    for value in (settings.get("chat_template"), read_json(directory / "chat_template.json").get("chat_template")):
+        if isinstance(value, str):
+            sources[_DEFAULT] = value
+        elif isinstance(value, list):  # [{"name": "default", "template": ...}, {"name": "tool_use", ...}]
+            sources |= dict(map(_named_template, value))
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = read_text(path)
     if (directory / "chat_template.jinja").is_file():
@@ -291,12 +291,13 @@ def _named_template(entry: Any) -> tuple[str, str]:
         return str(entry["name"]), str(entry["template"])
     except (TypeError, KeyError) as error:
         raise InvalidFileError(
-            "tokenizer_config.json", f'chat_template lists {{"name": ..., "template": ...}}, not {short_repr(entry)}'
+            "tokenizer_config.json",
+            f'an entry of chat_template is {{"name": ..., "template": ...}}, not {short_repr(entry)}',
         ) from error
 
 
 def _chosen_sources(named: dict[str, str], chosen: str | Path | None) -> dict[str, str]:
-    """The model's own templates by name, or only the one that was chosen: by its name, else as a path or text."""
+    """The model's own templates by name, or only the chosen one, given by its name, a path or its text."""
     if chosen is None:
         return named
     if isinstance(chosen, str) and chosen in named:
@@ -312,10 +313,10 @@ def _chosen_source(chosen: str | Path) -> str:
         return chosen
     path = Path(chosen)
     try:
-        found = path.is_file()
-    except OSError:  # a name that no file system takes
-        found = False
-    if not found:
+        is_file = path.is_file()
+    except OSError:  # invalid as a path, for example too long
+        is_file = False
+    if not is_file:
         raise MissingFileError(
             str(path.parent)[:80],
             path.name[:80],

@@ -1,4 +1,4 @@
-"""What a chat template cannot tell: where a turn stops, how reasoning and tool calls are marked."""
+"""The formats of model families: stop tokens, markers of reasoning, and syntaxes of tool calls."""
 
 from renderers.formats.detection import detect_format
 from renderers.formats.registry import by_name, names

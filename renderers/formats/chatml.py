@@ -1,4 +1,4 @@
-"""ChatML (`<|im_start|>role ... <|im_end|>`), and what is left when no family fits."""
+"""ChatML (`<|im_start|>role ... <|im_end|>`), with and without Hermes tool calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
-"""DeepSeek: fenced JSON calls (V3, R1), bare JSON calls (V3.1), DSML (V3.2, V4)."""
+"""DeepSeek: fenced JSON calls (V3, R1), unfenced JSON calls (V3.1), DSML (V3.2, V4)."""
 
 from __future__ import annotations
 

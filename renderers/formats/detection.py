@@ -1,4 +1,4 @@
-"""Choosing a format by asking the tokenizer and the template, not by the model's name."""
+"""Detects the format of a model from its tokenizer and its template, not from its name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from renderers.template.probe_conversation import ProbeConversation, content, co
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 _ANSWER = "probe answer"
-_THOUGHT = "probe thought"
+_REASONING = "probe thought"
 _ARGUMENTS = {"city": 'probe "city"', "days": 3}
 _PARAMETERS = {
     "type": "object",
@@ -32,15 +32,15 @@ _TOOL = {
     "function": {"name": "probe_tool", "description": "probe", "parameters": _PARAMETERS},
 }
 
-_BEGUN_MARKER = re.compile(r"<[^<>\s]*\Z")
+_PARTIAL_MARKER = re.compile(r"<[^<>\s]*\Z")
 _LOOKS_LIKE_CONTROL = re.compile(r"<\|[^|<>\s]{1,64}\|>")
 
 
 def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token: str | None) -> Format:
-    """The first family whose tokens exist and which reads back the turns that the template prints.
+    """The format of the first family whose tokens exist and which parses the turns that the template prints.
 
     A template of no known family gets the format "chatml" or "generic": content and, where their markers exist,
-    reasoning. Raises `MissingTokenError` if the template prints a control token that the tokenizer would spell out as
+    reasoning. Raises `MissingTokenError` if the template prints a control token that the tokenizer would encode as
     text, and `LoadError` if it refuses every small conversation or if nothing would ever stop a turn.
     """
     small = smallest_conversation(template)
@@ -59,8 +59,8 @@ def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token
     turn_end = _first_control_after_answer(history, len(conversation.opening), tokenizer)
     probe = _Probe(template, tokenizer, conversation, history, turn_end, prompt.text)
     for family in FAMILIES:
-        if (format := probe.fit(family)) is not None:
-            return probe.completed(format, eos_token)
+        if (format := probe.adapt(family)) is not None:
+            return probe.complete(format, eos_token)
     turn_end = turn_end or eos_token
     if turn_end is None:
         raise LoadError(
@@ -69,11 +69,13 @@ def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token
         )
     tokenizer.require_control_id(turn_end, "the end of an assistant turn")
     generic = Format("generic", (turn_end,), ReasoningMarkers())
-    return probe.completed(generic if probe.reads_reasoning(generic) else replace(generic, reasoning=None), eos_token)
+    return probe.complete(generic if probe.reads_reasoning(generic) else replace(generic, reasoning=None), eos_token)
 
 
 class _Probe(NamedTuple):
-    """A template that is being conversation. `turn_end` is the control token printed behind an answer, if any."""
+    """A template and the texts that it prints for a small conversation. `turn_end` is the control token behind the
+    answer, if any.
+    """
 
     template: Template
     tokenizer: TemplateTokenizer
@@ -82,17 +84,17 @@ class _Probe(NamedTuple):
     turn_end: str | None
     prompt: str
 
-    def fit(self, family: Family) -> Format | None:
-        """The family's format, adapted to the template, or None if it is another's."""
-        format, has = family.format, self.tokenizer.control_id
-        if any(has(token) is None for token in (format.stop_tokens[0], *family.required_tokens)):
+    def adapt(self, family: Family) -> Format | None:
+        """The family's format, adapted to the template, or None if the template is of another family."""
+        format, control_id = family.format, self.tokenizer.control_id
+        if any(control_id(token) is None for token in (format.stop_tokens[0], *family.required_tokens)):
             return None
         if any(text not in self.template.source for text in family.required_source):
             return None
         if self.turn_end is not None and self.turn_end not in format.stop_tokens:
             return None
         if self.turn_end is None and len(format.stop_tokens) == 1:
-            return None  # the next role's token may stop a turn that nothing closes, but there is only one stop
+            return None  # a turn that nothing closes is stopped by the next role's token, a second stop token
         format = self._with_reasoning(format)
         if not self.reads_reasoning(format):
             return None
@@ -101,21 +103,23 @@ class _Probe(NamedTuple):
         forms: tuple[ArgumentsForm, ...] = ("object", "json")
         return next((replace(format, arguments=form) for form in forms if self._reads_calls(format, form)), None)
 
-    def completed(self, format: Format, eos_token: str | None) -> Format:
-        """With the stop tokens that exist, the tokenizer's own, and the layout that this template prints."""
+    def complete(self, format: Format, eos_token: str | None) -> Format:
+        """The format with the stop tokens of this tokenizer and the leading newlines of this template."""
         stops = [token for token in format.stop_tokens if self.tokenizer.control_id(token) is not None]
         if eos_token is not None and eos_token not in stops and self.tokenizer.control_id(eos_token) is not None:
             stops.append(eos_token)
-        return replace(self._with_reasoning(format), stop_tokens=tuple(stops), leading_newlines=self._opening(format))
+        return replace(
+            self._with_reasoning(format), stop_tokens=tuple(stops), leading_newlines=self._leading_newlines(format)
+        )
 
-    def _opening(self, format: Format) -> str:
+    def _leading_newlines(self, format: Format) -> str:
         turn = _sampled(self.prompt, self.history.text)[1]
-        said = turn.lstrip("\n")
+        stripped = turn.lstrip("\n")
         begins = (_ANSWER, format.reasoning.start) if format.reasoning is not None else (_ANSWER,)
-        return turn[: len(turn) - len(said)] if said.startswith(begins) else ""
+        return turn[: len(turn) - len(stripped)] if stripped.startswith(begins) else ""
 
     def _with_reasoning(self, format: Format) -> Format:
-        """Reasoning only where its markers can occur; and whether this prompt opens it."""
+        """The format without reasoning if its markers cannot occur, else with whether this prompt opens it."""
         reasoning = format.reasoning
         if reasoning is None or format.channels is not None:
             return format
@@ -128,28 +132,28 @@ class _Probe(NamedTuple):
         return replace(format, reasoning=replace(reasoning, opened_by_prompt=opened))
 
     def reads_reasoning(self, format: Format) -> bool:
-        """Whether reasoning is read as it was given, wherever the template prints any."""
-        turn = {**self.conversation.answer, "reasoning_content": _THOUGHT}
+        """Whether the format parses the reasoning that the template prints, if it prints any."""
+        turn = {**self.conversation.answer, "reasoning_content": _REASONING}
         printed, parsed = self._read_back(turn, format)
-        if parsed is None or _THOUGHT not in printed:
+        if parsed is None or _REASONING not in printed:
             return True
-        return (parsed.reasoning_content, parsed.content) == (_THOUGHT, _ANSWER)
+        return (parsed.reasoning_content, parsed.content) == (_REASONING, _ANSWER)
 
     def _reads_calls(self, format: Format, form: ArgumentsForm) -> bool:
-        """Whether a call with arguments of this form is read as it was given."""
+        """Whether the format parses a call that the template prints of arguments of this form."""
         arguments = _ARGUMENTS if form == "object" else json.dumps(_ARGUMENTS)
         call_id = format.call_id.replace("{name}", "probe_tool").replace("{index}", "0")
         call = {"id": call_id, "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
         _, parsed = self._read_back({"role": "assistant", "content": "", "tool_calls": [call]}, format, [_TOOL])
         if parsed is None or parsed.content.strip():
             return False
-        read = [(made.status, made.name, made.arguments) for made in parsed.tool_calls]
-        return read == [(ToolCallParseStatus.OK, "probe_tool", _ARGUMENTS)]
+        calls = [(call.status, call.name, call.arguments) for call in parsed.tool_calls]
+        return calls == [(ToolCallParseStatus.OK, "probe_tool", _ARGUMENTS)]
 
     def _read_back(
         self, turn: Mapping[str, Any], format: Format, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[str, ParsedResponse | None]:
-        """What the template prints for a turn, and what the format reads in it; None if the template refuses it."""
+        """The text that the template prints for a turn, and its parse; "" and None if the template refuses the turn."""
         tools = self.conversation.tools if tools is None else tools
         *opening, answer = check_messages([*self.conversation.opening, turn])
         try:
@@ -168,13 +172,13 @@ class _Probe(NamedTuple):
 
 
 def _sampled(prompt: str, printed: str) -> tuple[str, str]:
-    """Cut what was printed where the model would have begun to sample: behind as much of the prompt as is there."""
+    """Cut printed text where the model begins to sample: behind the part of the prompt that it begins with."""
     pairs = enumerate(zip(prompt, printed, strict=False))
     length = next((i for i, (a, b) in pairs if a != b), min(len(prompt), len(printed)))
-    # Two markers that differ begin alike: `<think>` in the prompt, `<tool_call>` in the history.
-    begun = _BEGUN_MARKER.search(printed[:length]) if length < len(prompt) else None
-    if begun is not None:
-        length = begun.start()
+    # Different markers may begin alike: `<think>` in the prompt, `<tool_call>` in the history.
+    partial = _PARTIAL_MARKER.search(printed[:length]) if length < len(prompt) else None
+    if partial is not None:
+        length = partial.start()
     return printed[:length], printed[length:]
 
 
@@ -192,16 +196,16 @@ def _ids_of(text: str, tokenizer: TemplateTokenizer) -> list[int]:
 
 
 def _first_control_after_answer(history: Printed, answer: int, tokenizer: TemplateTokenizer) -> str | None:
-    """The control token behind message `answer`."""
+    """The first control token behind message `answer`."""
     answers = [s for s in history.segments if s.origin is not None and s.origin.message_index == answer]
     if not answers:
-        raise LoadError(f"the chat template of {tokenizer.model} does not print what the assistant says")
+        raise LoadError(f"the chat template of {tokenizer.model} does not print the content of an assistant message")
     found = tokenizer.find_control(history.text, answers[-1].end, len(history.text))
     return None if found is None else tokenizer.control_token(found.token_id)
 
 
 def _require_printed_tokens(printed: Printed, tokenizer: TemplateTokenizer) -> None:
-    """A `<|...|>` that the template itself prints must be a token."""
+    """Raise `MissingTokenError` for a `<|...|>` that the template itself prints and that is not a token."""
     for segment in printed.segments:
         if segment.origin is None:
             for match in _LOOKS_LIKE_CONTROL.finditer(printed.text, segment.start, segment.end):

@@ -1,4 +1,4 @@
-"""A format together with what tells that a model speaks it."""
+"""A format and the conditions by which a model that uses it is recognised."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from renderers.parsing.format import Format
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`control` lists tokens that the tokenizer must have, `source` texts that the template must hold.
+    """`required_tokens` are tokens that the tokenizer must have, `required_source` texts of the template.
 
-    Where the format has tool calls, the template must also print one that the format reads back.
+    If the format has tool calls, the template must also print a call that the format parses.
     """
 
     format: Format

@@ -1,4 +1,4 @@
-"""All families, in the order in which they are tried, and by name."""
+"""All families: in the order of detection, and by name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from renderers.formats.phi import PHI4_MINI
 from renderers.formats.qwen import NEMOTRON3, QWEN3, QWEN3_CODER, QWEN35, QWEN_VL
 from renderers.parsing.format import Format
 
-#: A family with tool calls fits if the template prints a call that it reads back, so those come first; of those that
-#: read the same calls, the one with more conditions.
+#: Families with tool calls come first, because the template must print a call that they parse; of those that parse the
+#: same calls, the one with more conditions comes first.
 FAMILIES: tuple[Family, ...] = (
     GPT_OSS,
     GEMMA4,
@@ -53,15 +53,15 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def names() -> tuple[str, ...]:
-    """The names that `by_name` knows."""
+    """The names that `by_name` accepts."""
     return tuple(family.format.name for family in FAMILIES)
 
 
 def by_name(name: str) -> Format:
-    """The format of a family, as its models share it. Raises `UnknownFormatError`, which lists the names.
+    """The format of a family. Raises `UnknownFormatError`, which lists the names.
 
-    What differs between the templates of a family (whether the prompt opens reasoning, the form of arguments) is as it
-    is in most of them; `detect_format` asks the template instead.
+    Where the templates of a family differ (whether the prompt opens reasoning, the form of arguments), the format has
+    the most frequent variant; `detect_format` reads it from the template.
     """
     for family in FAMILIES:
         if family.format.name == name:

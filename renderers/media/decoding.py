@@ -1,9 +1,9 @@
 """Source bytes -> an upright RGB image.
 
-The decoders are Pillow's. What a mode means follows `convert_to_rgb` of transformers, transparency laid on white
-included, with two exceptions, where that shows what nobody drew: 16-bit grey is scaled to 8 bits (there it is clipped,
-so that nearly everything turns white), and premultiplied alpha (RGBa, La) is undone and laid on white (there it is
-dropped, or refused).
+The decoders are Pillow's. Modes are converted as by `convert_to_rgb` of transformers, which composites transparency on
+white, with two exceptions where that function alters the image: 16-bit grey is scaled to 8 bits (there it is clipped,
+so that nearly everything turns white), and premultiplied alpha (RGBa, La) is undone and composited on white (there it
+is dropped or refused).
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from renderers.media.raw import (
 )
 from renderers.media.source import MediaSource
 
-# Formats that cameras, screens and papers write. Not EPS: Pillow hands those to Ghostscript, an interpreter.
+# The formats that are decoded. Not EPS: Pillow runs Ghostscript, an interpreter, on those.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
 
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 _STRIP_OFFSETS, _TILE_OFFSETS, _ROWS_PER_STRIP = 273, 324, 278
 _COMPRESSION, _JPEG_IN_TIFF = 259, (6, 7)
-# Of a JPEG, per pixel, if it has as many pixels as the policy allows; proportionally more where it has fewer. Encoders
-# write 10 for colours and 18 for CMYK; a scan takes up to 2 ns a pixel.
-_MOST_SCANS = 32
+# Scans of a JPEG with as many pixels as the policy allows; proportionally more with fewer pixels. Encoders write 10
+# scans for colours and 18 for CMYK; a scan takes up to 2 ns per pixel.
+_MAX_SCANS = 32
 _ICON_HEAD = 6 + 16 * 65535
 
-# The libraries whose output may change with their version, by Pillow's names: lossy formats.
-_LOSSY = ("jpg", "libjpeg_turbo", "jpg_2000", "webp", "avif")
+# Decoders of lossy formats, whose output may change with their version, by Pillow's names.
+_LOSSY_DECODERS = ("jpg", "libjpeg_turbo", "jpg_2000", "webp", "avif")
 
 
 def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
-    """Decode to RGB, turned upright by its EXIF orientation, transparency laid on white.
+    """Decode to RGB, turned upright by the EXIF orientation, transparency composited on white.
 
-    Size and, of a JPEG, the number of scans are checked before anything is decompressed; reading the file and decoding
-    it may take `policy.timeout` seconds. Raises `MediaLimitError`, `MediaDecodeError`.
+    The size, and of a JPEG the number of scans, are checked before anything is decompressed; reading and decoding may
+    take `policy.timeout` seconds. Raises `MediaLimitError`, `MediaDecodeError`.
     """
     if is_raw(source.data):
         _check_raw(source, policy)
         return to_rgb(raw_to_image(source.data))
     deadline = Deadline(policy.timeout)
-    with _readable(source, policy, deadline):
+    with _decode_errors(source, policy, deadline):
         _check_icon(source, policy)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             check_size(*image.size, policy, digest=source.digest)
             check_tiles(image, policy, digest=source.digest)
             check_scans(image, source, policy)
-            # An MPO (a JPEG to Pillow's `formats`) is a photo with a preview or a gain map behind it, not an animation.
+            # An MPO (which `formats` opens as JPEG) is a photo followed by a preview or a gain map, not an animation.
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
                 raise MediaDecodeError(
@@ -72,28 +72,31 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
                     digest=source.digest,
                 )
             upright_image = upright(image)
-            if image.format == "PPM" and upright_image.mode == "I":  # 16-bit grey, under a mode that does not say so
+            if image.format == "PPM" and upright_image.mode == "I":  # 16-bit grey in a 32-bit mode
                 upright_image = upright_image.point(lambda value: value / 256).convert("L")
             return to_rgb(upright_image)
 
 
 @contextmanager
-def _readable(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Iterator[None]:
-    """Errors of Pillow as errors of the image."""
+def _decode_errors(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Iterator[None]:
+    """Raise errors of Pillow as `MediaError`s that name the image."""
     try:
         yield
     except UnidentifiedImageError as error:
-        if deadline.passed:  # Pillow asks one format after the other, and takes any error for "not this one"
+        if deadline.passed:  # Pillow tries every format and takes any error for "another format"
             raise _too_slow(source, policy) from error
         raise MediaDecodeError(
             f"{source.nbytes} bytes ({source.digest[:12]}) are not an image that Pillow can read", digest=source.digest
         ) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # the latter under -W error
+    except (
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ) as error:  # the warning is raised under -W error
         raise MediaLimitError(
             f"image {source.digest[:12]} is larger than Pillow opens: {error}", digest=source.digest
         ) from error
     except PILLOW_ERRORS as error:
-        if deadline.passed:  # a TimeoutError, or what a decoder made of one
+        if deadline.passed:  # a TimeoutError, or the error of a decoder that met one
             raise _too_slow(source, policy) from error
         raise MediaDecodeError(f"image {source.digest[:12]} is corrupt: {error}", digest=source.digest) from error
 
@@ -106,13 +109,13 @@ def _too_slow(source: MediaSource, policy: MediaPolicy) -> MediaLimitError:
     )
 
 
-def count_frames(image: Image.Image, most: int) -> int:
-    """`n_frames`; pages of a TIFF up to `most` + 1, because Pillow's own count takes the square of their number."""
+def count_frames(image: Image.Image, max_frames: int) -> int:
+    """`n_frames`; of a TIFF at most `max_frames` + 1, because Pillow counts n pages in a time proportional to n²."""
     if image.format != "TIFF":
         return getattr(image, "n_frames", 1)
     count = 1
     try:
-        while count <= most:
+        while count <= max_frames:
             image.seek(count)
             count += 1
     except EOFError:
@@ -122,7 +125,7 @@ def count_frames(image: Image.Image, most: int) -> int:
 
 
 def check_tiles(image: Image.Image, policy: MediaPolicy, *, digest: str) -> None:
-    """Raise `MediaLimitError` for a TIFF whose tiles, which are decompressed whole, are past the limit."""
+    """Raise `MediaLimitError` for a TIFF with tiles past the limit: a tile is decompressed as a whole."""
     tags = getattr(image, "tag_v2", {})
     width, height = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_HEIGHT, 1)
     if width * height > policy.max_pixels:
@@ -133,29 +136,29 @@ def check_tiles(image: Image.Image, policy: MediaPolicy, *, digest: str) -> None
 
 
 def check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
-    """Raise `MediaLimitError` for a JPEG, or one inside a TIFF, of so many scans that decoding takes minutes."""
+    """Raise `MediaLimitError` for a JPEG, also inside a TIFF, of so many scans that decoding takes minutes."""
     tags = getattr(image, "tag_v2", {})
     if image.format in ("JPEG", "MPO"):
         work = scan_count(source.data) * image.width * image.height
     elif tags.get(_COMPRESSION) in _JPEG_IN_TIFF:
         starts = tags.get(_TILE_OFFSETS) or tags.get(_STRIP_OFFSETS) or ()
-        scans = {start: scan_count(source.data, start) for start in set(starts)}  # tiles may share their bytes
+        scans = {start: scan_count(source.data, start) for start in set(starts)}  # several tiles may use the same bytes
         strip = image.width * min(tags.get(_ROWS_PER_STRIP, image.height), image.height)
         area = tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0) or strip
         work = area * sum(scans[start] for start in starts)
     else:
         return
-    if work > _MOST_SCANS * policy.max_pixels:
+    if work > _MAX_SCANS * policy.max_pixels:
         raise MediaLimitError(
             f"image {source.digest[:12]} is a JPEG of {image.width}x{image.height} pixels in "
-            f"{work // (image.width * image.height)} scans, more than {_MOST_SCANS} at max_pixels={policy.max_pixels} "
+            f"{work // (image.width * image.height)} scans, more than {_MAX_SCANS} at max_pixels={policy.max_pixels} "
             "of the policy; save it again with a usual number of scans",
             digest=source.digest,
         )
 
 
 def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:
-    """`check_size` of the images in an ICO, which Pillow decodes as it opens the file."""
+    """Apply `check_size` to the images in an ICO, which Pillow decodes when it opens the file."""
     data = bytes(source.data[:_ICON_HEAD])
     if not data.startswith(b"\0\0\1\0"):
         return
@@ -179,7 +182,7 @@ def decode_planes(source: MediaSource, policy: MediaPolicy) -> np.ndarray:
 
 
 def _check_raw(source: MediaSource, policy: MediaPolicy) -> str:
-    """The mode of raw pixels that are whole and within the limits."""
+    """Check that raw pixels are complete and within the limits; their mode."""
     try:
         mode, width, height = raw_size(source.data)
     except MediaDecodeError as error:
@@ -190,9 +193,9 @@ def _check_raw(source: MediaSource, policy: MediaPolicy) -> str:
 
 @cache
 def decoder_versions() -> dict[str, str | None]:
-    """The versions of the decoders that change pixels; None where Pillow was built without one."""
+    """The versions of the lossy decoders; None where Pillow was built without one."""
     known = {*features.modules, *features.codecs, *features.features}
-    return {name: features.version(name) if name in known else None for name in _LOSSY}
+    return {name: features.version(name) if name in known else None for name in _LOSSY_DECODERS}
 
 
 def check_size(width: int, height: int, policy: MediaPolicy, *, digest: str) -> None:
@@ -211,7 +214,7 @@ def check_size(width: int, height: int, policy: MediaPolicy, *, digest: str) -> 
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode to RGB, transparency laid on white; the same object where it is opaque RGB already."""
+    """Convert any mode to RGB, transparency composited on white; opaque RGB is returned as it is."""
     image = eight_bits(image)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")

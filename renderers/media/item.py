@@ -1,4 +1,4 @@
-"""An image or a video as the model sees it: tensors, their names, and the tokens that stand for it."""
+"""A processed image or video: tensors, their names, and the tokens that stand for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Modality = Literal["image", "video"]
 
 
 class PackedArray(Protocol):
-    """An array kept smaller than it is: `unpack` makes the array, `nbytes` is what is held."""
+    """An array in a smaller form: `unpack` gives the array, `nbytes` is the size of the form in memory."""
 
     @property
     def nbytes(self) -> int: ...
@@ -37,9 +37,9 @@ class TensorField(NamedTuple):
 
 
 class ExpansionPiece(NamedTuple):
-    """A part of what replaces a media marker: `times` times a control token, or text (once).
+    """A part of the expansion of a media marker: a control token `times` times, or text (once).
 
-    `embed` says that each of these tokens stands for one row of the vision tower's output.
+    With `embed`, each of these tokens stands for one row of the vision tower's output.
     """
 
     text: str
@@ -49,17 +49,17 @@ class ExpansionPiece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MediaItem(Mapping[str, np.ndarray]):
-    """One image or video: a read-only mapping from tensor name to array, and where it came from.
+    """One image or video: a read-only mapping from tensor name to array, and its source.
 
     For Qwen-VL `item["pixel_values"]` holds canonical uint8 patches (after resize, before rescale and normalise) of
     shape (t*h*w, 3 * temporal_patch * patch * patch), `item["image_grid_thw"]` is int64 of shape (3,); a video has
-    `pixel_values_videos` and `video_grid_thw`. `fields` says for each name how items are put together in a batch.
-    `mm_hash` names exactly these pixels: the source's digest and the fingerprint of the processor that made them.
-    `scale` makes floats of uint8 pixels (`renderers.vision.normalise`); None where the model takes the tensors as they
-    are.
+    `pixel_values_videos` and `video_grid_thw`. `fields` describes for each tensor how items are combined in a batch.
+    `mm_hash` identifies exactly these pixels: the source's digest and the fingerprint of the processor that made them.
+    `scale` turns uint8 pixels into floats (`renderers.vision.normalise`); None where the model takes the tensors
+    unchanged.
 
-    `num_tokens` is the number of tokens that stand for the item's features. `expansion` is what the media marker
-    becomes where that is more than the marker `num_tokens` times (None).
+    `num_tokens` is the number of tokens that stand for the item's features. `expansion` replaces the media marker; None
+    where the marker itself is repeated `num_tokens` times.
     """
 
     modality: Modality
@@ -83,5 +83,5 @@ class MediaItem(Mapping[str, np.ndarray]):
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the tensors as they are held, without the source."""
+        """Bytes of the tensors in memory, without the source."""
         return sum(tensor.nbytes for tensor in self.tensors.values())

@@ -1,4 +1,4 @@
-"""File paths and `file:` URLs -> bytes, below allowed directories only."""
+"""File paths and `file:` URLs -> bytes, only below allowed directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError,
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference_cache import FileState
 
-_LONGEST = 4096
+_MAX_PATH_LENGTH = 4096
 
 
 def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
@@ -28,7 +28,7 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
                 f"{_quoted(path)}: {status.st_size} bytes, more than max_bytes={policy.max_bytes} of the policy"
             )
         data = _read(descriptor, policy.max_bytes + 1, path)
-    if len(data) > policy.max_bytes:  # it grew, or it is one of those in /proc that have no size
+    if len(data) > policy.max_bytes:  # the file has grown, or it is in /proc, where files report no size
         raise MediaLimitError(f"{_quoted(path)}: more than max_bytes={policy.max_bytes} of the policy")
     if not data:
         raise MediaDecodeError(f"{_quoted(path)}: the file is empty")
@@ -36,21 +36,21 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
 
 
 def file_state(path: str | os.PathLike[str], policy: MediaPolicy) -> FileState | None:
-    """The file as it stands, None while it is too new to tell later changes. Raises what `read_path` raises."""
+    """The state of the file; None if its times may not show its next change. Errors as `read_path`."""
     with open_allowed(path, policy) as (_, status):
         return FileState.from_status(path, status)
 
 
 @contextmanager
 def open_allowed(path: str | os.PathLike[str], policy: MediaPolicy) -> Iterator[tuple[int, os.stat_result]]:
-    """The descriptor and the status of the open file. Raises what `read_path` raises."""
-    root, names = _place(path, policy)
+    """The descriptor and the status of the open file. Errors as `read_path`."""
+    root, names = _split_at_allowed_directory(path, policy)
     try:
         descriptor = _open_below(root, names)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise MediaPolicyError(
-                f"{_quoted(path)}: a symbolic link that leads in a circle, or was put there while the path was checked"
+                f"{_quoted(path)}: a circular symbolic link, or one that was created while the path was checked"
             ) from None
         raise MediaFetchError(f"{_quoted(path)}: {error.strerror}") from None
     try:
@@ -63,7 +63,7 @@ def open_allowed(path: str | os.PathLike[str], policy: MediaPolicy) -> Iterator[
 
 
 def path_of_url(url: str) -> str:
-    """The path that a `file:` URL names. Raises `MediaPolicyError` for one of another machine."""
+    """The path in a `file:` URL. Raises `MediaPolicyError` for a URL of another machine."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -73,10 +73,10 @@ def path_of_url(url: str) -> str:
     return os.fsdecode(unquote_to_bytes(parts.path))
 
 
-def _place(path: str | os.PathLike[str], policy: MediaPolicy) -> tuple[str, list[str]]:
-    """The allowed directory that the path lies below, and the names that lead from there to the file.
+def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolicy) -> tuple[str, list[str]]:
+    """The allowed directory above the path, and the names from there to the file.
 
-    Nothing said here depends on what there is outside the allowed directories.
+    No error depends on which files exist outside the allowed directories.
     """
     name = os.fspath(path)
     if not isinstance(name, str):
@@ -86,7 +86,7 @@ def _place(path: str | os.PathLike[str], policy: MediaPolicy) -> tuple[str, list
             "a file path or file URL is not followed under this media policy; name the directory in "
             "allowed_directories, or pass the bytes, a PIL image or a data URL instead"
         )
-    if not name or len(name) > _LONGEST or not can_be_path(name):
+    if not name or len(name) > _MAX_PATH_LENGTH or not can_be_path(name):
         raise MediaDecodeError(f"a text of {len(name)} characters that is neither a URL nor a path")
     real = os.path.realpath(name)
     for directory in policy.allowed_directories:
@@ -101,35 +101,37 @@ def _place(path: str | os.PathLike[str], policy: MediaPolicy) -> tuple[str, list
 
 
 def can_be_path(name: str) -> bool:
-    """Whether a file system can hold a file of that name: no NUL, nothing that its encoding cannot write."""
+    """Whether a file of that name can exist: no NUL, and no character that the file system's encoding lacks."""
     try:
         return b"\0" not in os.fsencode(name)
-    except UnicodeEncodeError:  # half a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 
 def _open_below(root: str, names: list[str]) -> int:
-    """Open name by name, following no symbolic link: they were resolved before, and one that is there now was put there
-    meanwhile to lead somewhere else.
+    """Open the path name by name and follow no symbolic link: links were resolved before, so a link found now was
+    created since then and may lead outside.
     """
     if os.open not in os.supports_dir_fd:
         raise MediaPolicyError("this operating system cannot open a path safely; pass the bytes")
     to_directory = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
-    to_file = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK  # a FIFO waits for a writer
+    to_file = (
+        os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
+    )  # opening a FIFO would wait for a writer
     directory = os.open(root, to_directory)
     try:
         for name in names[:-1]:
-            following = os.open(name, to_directory, dir_fd=directory)
+            subdirectory = os.open(name, to_directory, dir_fd=directory)
             os.close(directory)
-            directory = following
+            directory = subdirectory
         return os.open(names[-1], to_file, dir_fd=directory)
     finally:
         os.close(directory)
 
 
-def _read(descriptor: int, most: int, path: str | os.PathLike[str]) -> bytes:
+def _read(descriptor: int, max_bytes: int, path: str | os.PathLike[str]) -> bytes:
     chunks: list[bytes] = []
-    left = most
+    left = max_bytes
     try:
         while left > 0 and (chunk := os.read(descriptor, min(left, 2**24))):
             chunks.append(chunk)

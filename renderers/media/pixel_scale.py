@@ -1,4 +1,4 @@
-"""The numbers by which a processor makes floats of uint8 pixels."""
+"""The numbers with which a processor turns uint8 pixels into floats."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The source form of pixels that never were a file: a 16-byte header, then the planes.
+"""The source form of images that were given as pixels, not as a file: a 16-byte header, then the planes.
 
 Layout: magic `mmpx` (4 bytes), mode (4 bytes ASCII, padded with NUL: L or RGB or RGBA), width and height (uint32
-little-endian each), then for each channel of the mode height * width bytes, row by row. Self-describing, so that a
-digest of it names mode, size and pixels. Planes, because resizing and cutting into patches take them as they are, and
-because Pillow writes one channel far faster than it interleaves three.
+little-endian each), then for each channel of the mode height * width bytes, row by row. The form describes itself, so a
+digest of it covers mode, size and pixels. Planes, because resizing and cutting into patches take planes, and because
+Pillow writes one channel far faster than it interleaves three.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEADER = struct.Struct("<4s4sII")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 _STRAIGHT = {"La": "LA", "RGBa": "RGBA"}
 
-#: What Pillow's decoders raise for broken files, besides its own errors.
+#: The errors of Pillow's decoders for broken files, besides its own classes.
 PILLOW_ERRORS = (
     OSError,
     SyntaxError,
@@ -31,7 +31,7 @@ PILLOW_ERRORS = (
     ArithmeticError,
     AttributeError,
     RuntimeError,
-    SystemError,  # what CPython makes of an error in `read` that the JPEG 2000 decoder called
+    SystemError,  # raised by CPython where `read` fails inside the JPEG 2000 decoder
     struct.error,
 )
 _MODE_OF_CHANNELS = {count: mode for mode, count in _CHANNELS.items()}
@@ -71,7 +71,7 @@ def raw_to_image(data: bytes | memoryview) -> Image.Image:
 
 
 def plane_image(plane: np.ndarray) -> Image.Image:
-    """A grey image of uint8 (height, width), on the same memory where that is contiguous."""
+    """A grey image of uint8 (height, width), without a copy where the plane is contiguous."""
     return Image.fromarray(np.ascontiguousarray(plane))
 
 
@@ -82,9 +82,9 @@ def image_planes(image: Image.Image) -> np.ndarray:
 
 
 def image_to_raw(image: Image.Image) -> bytes:
-    """Snapshot a PIL image, upright; modes other than L and RGBA become RGB, as a vision model would see them.
+    """Copy the pixels of a PIL image, upright; modes other than L and RGBA become RGB.
 
-    Raises `MediaDecodeError` for a file that Pillow opened but cannot read to its end.
+    Raises `MediaDecodeError` for a file that Pillow has opened but cannot read to its end.
     """
     try:
         image = eight_bits(upright(image))
@@ -98,14 +98,14 @@ def image_to_raw(image: Image.Image) -> bytes:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turned by its EXIF orientation; the same object where it stands upright already."""
-    image.load()  # some formats hold their EXIF data behind the pixels
-    stands = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-    return image if stands else ImageOps.exif_transpose(image)
+    """The image turned by its EXIF orientation; the same object if it is upright already."""
+    image.load()  # some formats store EXIF data behind the pixels
+    is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    return image if is_upright else ImageOps.exif_transpose(image)
 
 
 def _bands(image: Image.Image) -> list[bytes]:
-    # Letter by letter of the mode: Pillow packs one band of an RGB or RGBA image under the band's name.
+    # The bands of L, RGB and RGBA are the letters of the mode; Pillow's raw encoder packs one band by its name.
     return [image.tobytes("raw", band) for band in image.mode]
 
 
@@ -114,11 +114,11 @@ def _header(mode: str, width: int, height: int) -> bytes:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bits (Pillow would clip it: a white square), premultiplied alpha undone."""
+    """Scale 16-bit grey to 8 bits (Pillow would clip it to white) and undo premultiplied alpha."""
     if image.mode.startswith("I;16"):
         wide = image.convert("I")
         grey = wide.point(lambda value: value / 256).convert("L")
-        key = grey.info.pop("transparency", None)  # of 16 bits: it names other pixels among those of 8
+        key = grey.info.pop("transparency", None)  # a 16-bit value: it would match other pixels after the scaling
         if isinstance(key, int):
             alpha = Image.fromarray(np.where(np.asarray(wide) == key, 0, 255).astype(np.uint8))
             grey = Image.merge("LA", (grey, alpha))
@@ -127,7 +127,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
 
 def array_to_raw(array: np.ndarray) -> bytes:
-    """Snapshot uint8 pixels of shape (height, width), (height, width, 1), (.., 3) or (.., 4)."""
+    """Copy uint8 pixels of shape (height, width), (height, width, 1), (.., 3) or (.., 4)."""
     if array.dtype != np.uint8:
         raise MediaDecodeError(
             f"an image array is uint8, not {array.dtype}: whether floats run from 0 to 1 or to 255 cannot be told. "

@@ -1,8 +1,8 @@
-"""The source form of video frames that never were a file: a 24-byte header, then the frames.
+"""The source form of videos that were given as frames, not as a file: a 24-byte header, then the frames.
 
 Layout: magic `mmpv` (4 bytes), frames, width and height (uint32 little-endian each), frames per second (float64
 little-endian, 0.0 where unknown), then frames * height * width * 3 bytes RGB, frame by frame, row by row.
-Self-describing, so that a digest of it names size, pixels and speed.
+The form describes itself, so a digest of it covers size, pixels and speed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def is_raw_video(data: bytes | memoryview) -> bool:
 
 
 def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
-    """Snapshot uint8 frames of shape (time, height, width, 3) that were taken `fps` times a second (None: unknown)."""
+    """Copy uint8 frames of shape (time, height, width, 3) with `fps` frames per second (None: unknown)."""
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape:
         raise MediaDecodeError(
             f"video frames are uint8 (time, height, width, 3) and at least one pixel, not {frames.dtype} {frames.shape}"
         )
     if fps is not None and not (math.isfinite(fps) and fps > 0):
-        raise MediaDecodeError(f"fps={fps!r} is no number of frames per second")
+        raise MediaDecodeError(f"fps={fps!r} is not a positive number of frames per second")
     count, height, width, _ = frames.shape
     header = _HEADER.pack(VIDEO_MAGIC, count, width, height, fps or 0.0)
     return b"".join((header, np.ascontiguousarray(frames).data.cast("B")))

@@ -1,4 +1,4 @@
-"""From what a content part holds to source bytes, within the limits of a policy."""
+"""The value of a content part -> source bytes, within the limits of a policy."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from renderers.media.sniffing import check_type
 from renderers.media.source import MediaSource
 from renderers.messages import VIDEO_PART_TYPES, media_value
 
-#: Fetches the body of an allowed http(s) URL: `renderers.media.fetching.fetch`, or something that asks it.
+#: Fetches the body of an allowed http(s) URL: `renderers.media.fetching.fetch`, or a wrapper of it.
 Fetch = Callable[[str, MediaPolicy], bytes]
 
 # A single letter and a colon is a drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-# Pillow reads a file when its image is first asked for its pixels, and two threads that ask at once read past each
-# other: one image shown twice, or to several rollouts. By id, so that different images do not wait.
-_LOADING = tuple(threading.Lock() for _ in range(64))
+# Pillow reads the file of an image at the first access to its pixels, and two threads at once (one image in two parts,
+# or in several rollouts) would disturb each other's reading. Locks by id, so that different images do not wait.
+_LOADING_LOCKS = tuple(threading.Lock() for _ in range(64))
 _SPACE = re.compile(r"[ \t\r\n\f]")
 _IMAGE = "an image is bytes, a PIL image, a uint8 array or tensor, a data URL, or a URL or path that the policy allows"
 _VIDEO = (
@@ -61,7 +61,7 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy, *, fetch: Fetch
 
 
 def path_of_reference(value: Any) -> str | os.PathLike[str] | None:
-    """The path that a string or path names, None for everything else. Raises `MediaPolicyError` for other machines."""
+    """The path in a string or path; None for other values. Raises `MediaPolicyError` for a path of another machine."""
     if isinstance(value, os.PathLike):
         return value
     if not isinstance(value, str):
@@ -87,7 +87,7 @@ class _References:
     def image(self, value: Any) -> MediaSource:
         if isinstance(value, Image.Image):
             self._check_size(value.width, value.height)
-            with _LOADING[id(value) // 64 % len(_LOADING)]:
+            with _LOADING_LOCKS[id(value) // 64 % len(_LOADING_LOCKS)]:
                 data = image_to_raw(value)
             return MediaSource.of(data)
         array = self._array(value)
@@ -116,21 +116,21 @@ class _References:
             raise MediaDecodeError(f"{_VIDEO}, not {type(value).__name__}")
         if fps is not None:
             raise MediaDecodeError(
-                "fps says how fast frames that are given one by one follow each other; a file says so itself, and how "
-                "many of its frames are taken says video_preprocessor_config.json. Leave fps out",
+                "fps is the frame rate of a list or array of frames; a video file contains its own, and "
+                "video_preprocessor_config.json decides how many of its frames are taken. Leave fps out",
                 digest=source.digest,
             )
         if is_raw_video(source.data):
             count, width, height, _ = raw_video_size(source.data)
             self._check_size(width, height, count)
         else:
-            self._check_moves(source)
+            self._check_is_moving(source)
         return source
 
     def _array(self, value: Any, *, of_frames: bool = False) -> np.ndarray | None:
-        """An array as it is, a torch tensor with its channels last, copied only from an accelerator; None for others.
+        """An array as it is, or a torch tensor with its channels last (copied only from an accelerator); else None.
 
-        torch is not imported for that: where nobody did, nothing is a tensor.
+        torch is not imported for this check: if no other code has imported it, no value is a tensor.
         """
         torch = sys.modules.get("torch")
         is_tensor = torch is not None and isinstance(value, torch.Tensor)
@@ -143,10 +143,10 @@ class _References:
         return array
 
     def _source_of_file(self, value: Any) -> MediaSource | None:
-        """The source of bytes, wherever they are; None for a value of another kind."""
+        """The source of bytes, in memory or behind a URL or path; None for a value of another kind."""
         if isinstance(value, MediaSource):
             self._check_bytes(value.data)
-            value.verify()  # what is kept under a digest is believed from then on
+            value.verify()  # the digest is trusted from here on
             return value
         if isinstance(value, (bytes, bytearray, memoryview)):
             self._check_bytes(value)
@@ -216,7 +216,7 @@ class _References:
     def _check_bytes(self, data: bytes | bytearray | memoryview) -> None:
         nbytes = memoryview(data).nbytes
         start = b"" if isinstance(data, memoryview) and data.ndim != 1 else bytes(data[:4])
-        # Raw pixels are bounded by max_pixels; max_bytes is for files, whose size says nothing of their pixels.
+        # max_pixels bounds raw pixels; max_bytes bounds files, whose size does not depend on their pixels alone.
         if nbytes > self.policy.max_bytes and not (is_raw(start) or is_raw_video(start)):
             raise MediaLimitError(f"{nbytes} bytes of media, more than max_bytes={self.policy.max_bytes} of the policy")
 
@@ -236,8 +236,8 @@ class _References:
                 f"{width}x{height} pixels are longer than max_aspect_ratio={policy.max_aspect_ratio:g}:1 of the policy"
             )
 
-    def _check_moves(self, source: MediaSource) -> None:
-        """Raise `MediaTypeError` for a still image. What is not known is left to the decoder."""
+    def _check_is_moving(self, source: MediaSource) -> None:
+        """Raise `MediaTypeError` for a still image. Unknown bytes are left to the decoder."""
         media_type = check_type(source.data, expected="video", digest=source.digest) or ""
         if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
             raise MediaTypeError(
@@ -248,7 +248,7 @@ class _References:
 
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
-    """The shape of a tensor with its channels moved to the end, if it can be an image, or frames."""
+    """The shape of an image or frames, channels moved to the end. Raises `MediaDecodeError` for other tensors."""
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
         raise MediaDecodeError(f"a tensor is dense and holds data, not {tensor.layout} on {tensor.device}")
     if str(tensor.dtype) != "torch.uint8":
@@ -267,12 +267,12 @@ def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
 
 
 def _is_animated(media_type: str, data: bytes | memoryview) -> bool:
-    """Whether an image file says that it holds several frames; nothing is decompressed."""
+    """Whether the header of an image file declares several frames; nothing is decompressed."""
     if media_type == "image/png":
         return b"acTL" in bytes(data[: 2**20]).partition(b"IDAT")[0]
     if media_type == "image/webp":
         return bytes(data[12:16]) == b"VP8X" and any(flags & 2 for flags in bytes(data[20:21]))
-    return media_type in ("image/gif", "image/avif", "image/tiff")  # their decoders count
+    return media_type in ("image/gif", "image/avif", "image/tiff")  # the decoder counts the frames
 
 
 def _frame_rate(fps: Any) -> float | None:
@@ -294,27 +294,27 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
     if not comma:
         raise MediaDecodeError("a data URL without a comma holds no data")
     is_base64 = header.lower().endswith(";base64")
-    most = (policy.max_bytes + 2) // 3 * 4 if is_base64 else policy.max_bytes  # characters, if none is quoted
-    if len(payload) > 3 * most:
-        raise _long_data_url(payload, policy)
+    max_length = (policy.max_bytes + 2) // 3 * 4 if is_base64 else policy.max_bytes  # without %-quoting
+    if len(payload) > 3 * max_length:
+        raise _data_url_too_long(payload, policy)
     if not is_base64:
         return unquote_to_bytes(payload)
     if "%" in payload:
         payload = unquote_to_bytes(payload).decode("latin-1")
-    if len(payload) > most:
+    if len(payload) > max_length:
         payload = _SPACE.sub("", payload)
-        if len(payload) > most:
-            raise _long_data_url(payload, policy)
+        if len(payload) > max_length:
+            raise _data_url_too_long(payload, policy)
     try:
         try:
             return base64.b64decode(payload, validate=True)
-        except ValueError:  # wrapped lines are common, and reading them twice is rare
+        except ValueError:  # wrapped lines; rare, so that the second attempt costs little
             return base64.b64decode(_SPACE.sub("", payload), validate=True)
     except ValueError as error:  # binascii.Error, or characters beyond ASCII
         raise MediaDecodeError(f"a data URL with broken base64: {error}") from error
 
 
-def _long_data_url(payload: str, policy: MediaPolicy) -> MediaLimitError:
+def _data_url_too_long(payload: str, policy: MediaPolicy) -> MediaLimitError:
     return MediaLimitError(
         f"a data URL of {len(payload)} characters, more than max_bytes={policy.max_bytes} of the policy allows"
     )

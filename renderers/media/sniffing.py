@@ -1,4 +1,4 @@
-"""What bytes are by their first ones, whatever they were announced as."""
+"""Finds the media type of bytes from their beginning, whatever type was declared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from renderers.errors import MediaTypeError
 
-# Sources: the formats' own specifications; order does not matter, no signature is the start of another.
+# Sources: the specifications of the formats. The order does not matter: no signature is the start of another.
 _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -51,13 +51,13 @@ _MPEG_TS_PACKET = 188
 _PNM = re.compile(rb"P[1-6][\s#]")
 _MARKUP = re.compile(rb"(?i)<(!doctype\s+html|html|head|body|script|title|meta|div|p|h1|a|br)\b")
 _JSON = re.compile(rb"[\[{]\s*([\"\[{}\]\d-]|true|false|null)")
-_SAID = 1024  # bytes that are searched for the root of an XML file
+_SEARCHED_BYTES = 1024  # for the root element of an XML file
 _IMAGES_NOT_DECODED = ("image/svg+xml", "image/heic", "image/jxl", "image/vnd.adobe.photoshop")
 
 
 def sniff(data: bytes | memoryview) -> str | None:
-    """The media type that the first bytes name, or None if they name none of those known here."""
-    start = bytes(data[:_SAID])
+    """The media type that the first bytes indicate, or None for unknown ones."""
+    start = bytes(data[:_SEARCHED_BYTES])
     for signature, media_type in _SIGNATURES.items():
         if start.startswith(signature):
             return media_type
@@ -65,7 +65,7 @@ def sniff(data: bytes | memoryview) -> str | None:
         return _RIFF.get(start[8:12])
     if start[4:8] == b"ftyp":
         return _iso_media(start)
-    if start[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip"):  # QuickTime from before there were brands
+    if start[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip"):  # QuickTime from the time before brands
         return "video/quicktime"
     if start[:4] == b"\x1a\x45\xdf\xa3":
         return "video/webm" if b"webm" in start[:64] else "video/x-matroska"
@@ -86,27 +86,29 @@ def check_type(
     declared: str | None = None,
     digest: str | None = None,
 ) -> str | None:
-    """Raise `MediaTypeError` for what is known to be something else; return the media type.
+    """The media type of `data`. Raises `MediaTypeError` for bytes that are known to be something else.
 
-    Servers announce images under wrong names often enough, and harmlessly: only what the bytes are counts, `declared`
-    is only told. What is not recognised is left to the decoder. `expected` None takes images and videos, `image`
-    refuses videos; images may be animations and pass as `video` here.
+    Servers often declare wrong types for images: only the bytes count, `declared` appears in errors only. Unknown bytes
+    are left to the decoder. `expected` None accepts images and videos, `image` refuses videos; `video` accepts images
+    too, because they may be animations.
     """
     media_type = sniff(data)
     if media_type is None:
         return None
     kind = media_type.partition("/")[0]
-    told = f" (announced as {declared})" if declared and declared != media_type else ""
+    declared_note = f" (declared as {declared})" if declared and declared != media_type else ""
     subject = f"{name}: this" if name else "this"
     if media_type in _IMAGES_NOT_DECODED:
-        reason = f"is {media_type}{told}, not an image that can be decoded here; convert it to PNG or JPEG first"
+        reason = (
+            f"is {media_type}{declared_note}, not an image that can be decoded here; convert it to PNG or JPEG first"
+        )
     elif kind == "video" and expected == "image":
-        reason = f'is a video ({media_type}), not an image{told}; pass it in a part of type "video"'
+        reason = f'is a video ({media_type}), not an image{declared_note}; pass it in a part of type "video"'
     elif kind in ("image", "video"):
         return media_type
     else:
         wanted = {"image": "an image", "video": "a video"}.get(expected or "", "an image or a video")
-        reason = f"is {media_type}{told}, not {wanted}; check where it comes from"
+        reason = f"is {media_type}{declared_note}, not {wanted}; check where it comes from"
     raise MediaTypeError(f"{subject} {reason}", digest=digest)
 
 
@@ -123,7 +125,7 @@ def _iso_media(start: bytes) -> str:
 
 
 def _is_transport_stream(start: bytes) -> bool:
-    # Each packet starts with G; Blu-ray and camcorders put four bytes before it.
+    # Each packet starts with the byte G; Blu-ray discs and camcorders put four bytes before it.
     return any(
         len(start) > first + 2 * step and all(start[first + n * step] == 0x47 for n in range(3))
         for first, step in ((0, _MPEG_TS_PACKET), (4, _MPEG_TS_PACKET + 4))

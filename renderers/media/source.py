@@ -1,4 +1,4 @@
-"""An image as it entered: its source bytes, named by their digest."""
+"""The source bytes of an image or video, identified by their digest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 from renderers.errors import MediaDigestError
 
-#: How the forms of pixels that never were a file begin.
+#: The first bytes of the forms for pixels that were not given as a file.
 IMAGE_MAGIC = b"mmpx"
 VIDEO_MAGIC = b"mmpv"
 
@@ -17,8 +17,8 @@ VIDEO_MAGIC = b"mmpv"
 class MediaSource:
     """Immutable source bytes and the sha256 (hex) of exactly those bytes.
 
-    `data` is an encoded file (PNG, JPEG...) or the self-describing form that `renderers.media.raw` writes for pixels
-    that never were a file. Two sources are equal when their digests are; the bytes are not compared.
+    `data` is an encoded file (PNG, JPEG...) or the form that `renderers.media.raw` and `raw_video` write for pixels
+    that were not given as a file. Two sources are equal when their digests are; the bytes are not compared.
     """
 
     digest: str
@@ -26,7 +26,7 @@ class MediaSource:
 
     @classmethod
     def of(cls, data: bytes | memoryview) -> Self:
-        """Name `data` by its digest."""
+        """The source of `data`, with its digest computed."""
         return cls(hashlib.sha256(data).hexdigest(), data)
 
     def verify(self) -> None:
@@ -37,7 +37,7 @@ class MediaSource:
 
     @property
     def is_pixels(self) -> bool:
-        """Whether this is the form of pixels that never were a file (`renderers.media.raw`, `raw_video`)."""
+        """Whether `data` has the form of `renderers.media.raw` or `raw_video`."""
         return bytes(self.data[:4]) in (IMAGE_MAGIC, VIDEO_MAGIC)
 
     @property

@@ -1,9 +1,9 @@
-"""Media sources as files named by their digests, shared by threads, processes and runs.
+"""A directory of media sources, each a file named by its digest, shared by threads, processes and runs.
 
     <directory>/ab/abcdef...      64 hex digits: the sha256 of the file's bytes
-    <directory>/ab/.x81_q0.tmp    being written, or left behind by a writer that was killed
+    <directory>/ab/.x81_q0.tmp    being written, or left by a writer that was killed
 
-Nothing else belongs there, and nothing else is touched.
+Other files are neither read nor removed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _log = logging.getLogger("renderers")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _TEMPORARY = ".tmp"
-# Longer than any write takes that is still alive.
+# Longer than any write of a living process takes.
 _LEFTOVER_SECONDS = 3600.0
 _RESCAN_SECONDS = 600.0
 
 
 class SourceFile(NamedTuple):
-    """A file of the directory that has the name and the place of a source; what it holds was not looked at."""
+    """A file of the directory with the name and place of a source; its contents were not checked."""
 
     digest: str
     path: Path
@@ -45,27 +45,27 @@ class SourceFile(NamedTuple):
 class SourceDirectory:
     """Sources by digest, one file each. Safe for threads and for any number of processes without a lock.
 
-    A file appears whole or not at all (temporary file, then rename), and what is read is hashed before it is believed,
-    so a half-written, damaged or foreign file is never served: it is removed, logged, and absent from then on.
+    A file appears whole or not at all (temporary file, then rename), and its bytes are hashed when it is read, so a
+    partial, damaged or foreign file is never returned: it is removed and logged, and counts as absent.
 
-    Nothing is synced to the disk. What a power cut leaves torn fails its digest and is written again when the medium
-    comes again; waiting for the disk would cost more than processing the image. Trouble with the file system (full,
-    read-only, gone) is counted in `errors` and logged once; it never raises after construction.
+    Nothing is synced to the disk. A file that a power cut damages fails its digest and is written again with the next
+    use of its source; waiting for the disk would take longer than processing the image. File system errors (full,
+    read-only, missing) are counted in `errors` and logged once; they never raise after construction.
 
-    `max_bytes` bounds the files: the least recently read or written are removed, down to nine tenths, when this process
-    knows of more. Each process counts its own writes and looks at everyone's every ten minutes, so n processes may
-    together pass the bound by n tenths until one of them looks.
+    `max_bytes` bounds the files: when this process knows of more bytes, the least recently read or written files are
+    removed, down to nine tenths. Each process counts its own writes and scans all files every ten minutes, so n
+    processes together may exceed the bound by n tenths until one of them scans.
 
-    Raises `MediaStoreError` for a directory that cannot be made.
+    Raises `MediaStoreError` for a directory that cannot be created.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-        self.path = Path(path).absolute()  # a program that changes its directory keeps its store
+        self.path = Path(path).absolute()  # so that a change of the working directory has no effect
         self.max_bytes = max_bytes
         self.errors = 0
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a name that no file system can hold
+        except (OSError, ValueError) as error:  # ValueError: a name that no file system allows
             reason = error.strerror if isinstance(error, OSError) else error
             raise MediaStoreError(
                 f"{self.path} cannot be the directory of a media store: {reason}. Pass a directory that this "
@@ -79,7 +79,7 @@ class SourceDirectory:
         self._next_scan = 0.0
 
     def read(self, digest: str) -> MediaSource | None:
-        """The source, verified; None if it is absent, unreadable or damaged. A name that is no digest is absent."""
+        """The source, verified; None if it is absent, unreadable or damaged, or if `digest` is not a digest."""
         path = self._path_of(digest)
         if path is None:
             return None
@@ -99,9 +99,9 @@ class SourceDirectory:
         return MediaSource(digest, data)
 
     def write(self, source: MediaSource) -> None:
-        """Keep a source, unless a file of its name and size is there already.
+        """Write a source, unless a file of its name and size exists.
 
-        Raises `MediaStoreError` for a digest that is none; it would become a path.
+        Raises `MediaStoreError` if its digest is not a sha256, because the digest becomes a path.
         """
         path = self._path_of(source.digest)
         if path is None:
@@ -116,17 +116,17 @@ class SourceDirectory:
                 return
             path.parent.mkdir(mode=0o700, exist_ok=True)
             self._sweep(path.parent)
-            _write_whole(path, source.data)
-            self._count(source.nbytes)
+            _write_atomically(path, source.data)
+            self._count_bytes(source.nbytes)
         except OSError as error:
             self._failed("write", error)
 
     def _path_of(self, digest: str) -> Path | None:
-        """The only way from a name to a file that is read, written or removed: None for what could lead elsewhere."""
+        """The path of a source; None for a text that is not a digest and might lead outside."""
         return self.path / digest[:2] / digest if _DIGEST.fullmatch(digest) else None
 
     def _touch(self, path: Path) -> None:
-        """Mark as used. A directory that may only be read keeps the order that its writers gave it."""
+        """Mark as used. In a read-only directory the order of use stays as it is."""
         with contextlib.suppress(OSError):
             os.utime(path)
 
@@ -135,7 +135,7 @@ class SourceDirectory:
             self.errors += 1
         _log.warning("%s (%d bytes) does not match its digest and was removed", path, opened.st_size)
         with contextlib.suppress(OSError):
-            # Another process may have put a sound file in its place since.
+            # Another process may have replaced it by an intact file since.
             if os.path.samestat(opened, os.stat(path)):
                 path.unlink()
 
@@ -145,19 +145,19 @@ class SourceDirectory:
             first, self._failed_before = not self._failed_before, True
         if first:
             _log.warning(
-                "the media store cannot %s in %s: %s. It goes on from memory; further trouble is only counted",
+                "the media store cannot %s in %s: %s. It continues from memory; further errors are only counted",
                 verb,
                 self.path,
                 error.strerror or error,
             )
 
     def _sweep(self, shard: Path) -> None:
-        """Remove what killed writers left, the first time that this process writes to a shard."""
+        """Remove the files of killed writers at the first write of this process to a shard."""
         if shard.name not in self._swept:
             self._swept.add(shard.name)
             _remove_leftovers(shard)
 
-    def _count(self, nbytes: int) -> None:
+    def _count_bytes(self, nbytes: int) -> None:
         if self.max_bytes is None:
             return
         with self._lock:
@@ -165,17 +165,17 @@ class SourceDirectory:
             due = self._known_bytes > self.max_bytes or time.monotonic() >= self._next_scan
         if due and self._scanning.acquire(blocking=False):
             try:
-                self._make_room(self.max_bytes)
+                self._evict(self.max_bytes)
             finally:
                 self._scanning.release()
 
-    def _make_room(self, max_bytes: int) -> None:
+    def _evict(self, max_bytes: int) -> None:
         for shard in _shards(self.path):
             _remove_leftovers(shard)
         files = list(source_files(self.path))
         held = sum(file.nbytes for file in files)
         if held > max_bytes:
-            # Down to nine tenths: the next scan is then not one write away.
+            # Down to nine tenths, so that the next write does not need another scan.
             for file in sorted(files, key=lambda file: file.mtime_ns):
                 file.path.unlink(missing_ok=True)
                 held -= file.nbytes
@@ -187,7 +187,7 @@ class SourceDirectory:
 
 
 def source_files(directory: Path) -> Iterator[SourceFile]:
-    """Every file below `directory` where a source of its name belongs, by digest. Raises `OSError`."""
+    """Every file below `directory` with the name and place of a source, in the order of digests. Raises `OSError`."""
     for shard in _shards(directory):
         with os.scandir(shard) as entries:
             names = sorted(entry.name for entry in entries)
@@ -199,13 +199,13 @@ def source_files(directory: Path) -> Iterator[SourceFile]:
 
 
 def stray_files(directory: Path) -> Iterator[Path]:
-    """Files below `directory` that no store will serve: misnamed, misplaced or never finished."""
+    """Files below `directory` that no store reads: misnamed, misplaced or incomplete."""
     for name, folders, files in os.walk(directory):
         folders.sort()
         folder = Path(name)
         for file in sorted(files):
-            at_home = folder.parent == directory and folder.name == file[:2]
-            if not (at_home and _DIGEST.fullmatch(file)):
+            is_in_place = folder.parent == directory and folder.name == file[:2]
+            if not (is_in_place and _DIGEST.fullmatch(file)):
                 yield folder / file
 
 
@@ -218,7 +218,7 @@ def _remove_leftovers(shard: Path) -> None:
     with os.scandir(shard) as entries:
         for entry in entries:
             if entry.name.endswith(_TEMPORARY):
-                with contextlib.suppress(FileNotFoundError):  # its writer was alive and has finished
+                with contextlib.suppress(FileNotFoundError):  # its writer has just finished
                     if entry.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
                         os.unlink(entry)
 
@@ -230,8 +230,8 @@ def _size_of(path: Path) -> int | None:
         return None
 
 
-def _write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Put `data` at `path`, readable by this user only, so that no reader ever sees a part of it."""
+def _write_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Write `data` to `path`, readable by this user only; no reader ever sees a part of it."""
     descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=_TEMPORARY, dir=path.parent)
     try:
         with open(descriptor, "wb") as file:

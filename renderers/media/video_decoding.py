@@ -1,11 +1,11 @@
 """Source bytes -> the frames of a video: raw frames, animated images (Pillow), and video files (PyAV, extra `video`).
 
-A film is never held whole: `sample_video` is told which frames are wanted once their number is known, and hands each
-wanted frame on as it is decoded.
+A video is never held in memory as a whole: `sample_video` asks its `plan` which frames are wanted once their number is
+known, and converts each wanted frame when it is decoded.
 
-What is read of video files is narrow on purpose, for FFmpeg reads far more than videos: the container is told from
-its first bytes and opened under that name alone, from memory and with every protocol forbidden, only its first video
-stream is decoded, and only by the codecs of `_CODECS`.
+The reading of video files is limited on purpose, because FFmpeg reads far more than videos: the container format is
+found from the first bytes and no other is tried, the file is read from memory with every protocol forbidden, and only
+the first video stream is decoded, only by the codecs of `_CODECS`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 _IMAGE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
-# Of a container; what is behind is not looked at.
-_MOST_STREAMS = 64
-_MOST_PARTS = 1 << 16
-# So many cost nothing; what is more than the policy allows is told by its size then.
-_FEW_PIXELS = 1 << 24
+# Streams and parts of a container that are read.
+_MAX_STREAMS = 64
+_MAX_PARTS = 1 << 16
+# Frames up to this size may be decoded while the file is opened; `check_size` then refuses those past the policy.
+_MAX_PIXELS_AT_OPEN = 1 << 24
 _CODECS = frozenset(
     [
         "h264",
@@ -71,7 +71,7 @@ _CONTAINERS: dict[str, _Container] = {
 
 
 class VideoInfo(NamedTuple):
-    """What is known of a video before its frames are read. `fps` is None where nothing tells."""
+    """Properties of a video before its frames are read. `fps` is None where unknown."""
 
     frames: int
     width: int
@@ -80,8 +80,8 @@ class VideoInfo(NamedTuple):
 
 
 class FramePlan(NamedTuple):
-    """Which frames are wanted (ascending, may repeat), and what becomes of each: uint8 planes (3, height, width) in,
-    uint8 planes of one size for all out."""
+    """The indices of the wanted frames (ascending, may repeat), and the conversion of each frame: uint8 planes
+    (3, height, width) -> uint8 planes of one size for all."""
 
     indices: Sequence[int]
     convert: Callable[[np.ndarray], np.ndarray]
@@ -98,7 +98,7 @@ class SampledVideo(NamedTuple):
 def decode_video(source: MediaSource, policy: MediaPolicy) -> tuple[np.ndarray, float | None]:
     """All frames, uint8 (frames, height, width, 3), upright, and the frames per second. Errors as `sample_video`."""
 
-    def everything(info: VideoInfo) -> FramePlan:
+    def plan_all_frames(info: VideoInfo) -> FramePlan:
         if info.frames * info.width * info.height > policy.max_video_pixels:
             raise MediaLimitError(
                 f"video {source.digest[:12]} has {info.frames} frames of {info.width}x{info.height} pixels, more than "
@@ -107,26 +107,26 @@ def decode_video(source: MediaSource, policy: MediaPolicy) -> tuple[np.ndarray, 
             )
         return FramePlan(range(info.frames), lambda planes: planes)
 
-    video = sample_video(source, policy, everything)
+    video = sample_video(source, policy, plan_all_frames)
     return np.ascontiguousarray(video.frames.transpose(0, 2, 3, 1)), video.info.fps
 
 
 def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[VideoInfo], FramePlan]) -> SampledVideo:
     """The frames that `plan` wants of a video, decoded within `policy.timeout` seconds.
 
-    Limits on frames and pixels are checked before anything is decoded. `plan` is asked again where a video turns out
-    to hold another number of frames than it announced. Raises `MediaLimitError`, `MediaTypeError` for what is no video
-    or one in a format that is not read, `MediaDecodeError` for a broken one and where PyAV is missing.
+    Limits on frames and pixels are checked before anything is decoded. `plan` is called again if the decoder gives
+    another number of frames than the file declares. Raises `MediaLimitError`, `MediaTypeError` for other data or an
+    unsupported format, `MediaDecodeError` for a corrupt video or a missing PyAV.
     """
     with ExitStack() as stack:
-        with _readable(source, policy):
-            video = stack.enter_context(_opened(source, policy, Deadline(policy.timeout)))
-        return _sampled(video, plan, source, policy)
+        with _decode_errors(source, policy):
+            video = stack.enter_context(_open_video(source, policy, Deadline(policy.timeout)))
+        return _sample(video, plan, source, policy)
 
 
 @cache
 def video_decoder_versions() -> dict[str, str | None]:
-    """The versions of the decoders that change pixels. PyAV's names the FFmpeg that its wheels hold."""
+    """The versions of the decoders. The version of PyAV implies that of the FFmpeg in its wheels."""
     try:
         av: str | None = metadata.version("av")
     except metadata.PackageNotFoundError:
@@ -144,15 +144,15 @@ class _Video(Protocol):
 
 
 class _End:
-    """What a reader gives after its last frame."""
+    """Marks the end of a reader's frames."""
 
 
 _END = _End()
 
 
 @contextmanager
-def _readable(source: MediaSource, policy: MediaPolicy) -> Iterator[None]:
-    """Errors of the decoders as errors of the medium. Around nothing else: our own errors are no broken files."""
+def _decode_errors(source: MediaSource, policy: MediaPolicy) -> Iterator[None]:
+    """Raise errors of the decoders as `MediaError`s. It wraps decoder calls only: other errors mean other faults."""
     try:
         yield
     except TimeoutError as error:
@@ -168,33 +168,33 @@ def _readable(source: MediaSource, policy: MediaPolicy) -> Iterator[None]:
         raise _corrupt(source, str(error)) from error
 
 
-def _sampled(
+def _sample(
     video: _Video, plan: Callable[[VideoInfo], FramePlan], source: MediaSource, policy: MediaPolicy
 ) -> SampledVideo:
     info = video.info
     for _ in range(2):
         if info.frames < 1:
             raise _corrupt(source, "it holds no frames")
-        wanted = plan(info)
-        indices = [int(index) for index in wanted.indices]
-        held: dict[int, np.ndarray] = {}
+        frame_plan = plan(info)
+        indices = [int(index) for index in frame_plan.indices]
+        converted: dict[int, np.ndarray] = {}
         count = 0
         reader = video.read(frozenset(indices))
         while True:
-            with _readable(source, policy):
+            with _decode_errors(source, policy):
                 frame = next(reader, _END)
             if isinstance(frame, _End):
                 break
             if frame is not None:
-                held[count] = wanted.convert(frame)
+                converted[count] = frame_plan.convert(frame)
             count += 1
             if count > policy.max_frames:
                 raise _too_many_frames(source, policy)
         if count == info.frames:
-            return SampledVideo(np.stack([held[index] for index in indices]), indices, info)
-        # Some codecs need more than one packet for a frame. What the decoder gave is what there is.
+            return SampledVideo(np.stack([converted[index] for index in indices]), indices, info)
+        # Some codecs need several packets for a frame. The number of decoded frames is the right one.
         info = info._replace(frames=count)
-    raise _corrupt(source, "each reading gives another number of frames")
+    raise _corrupt(source, "each decoding gives another number of frames")
 
 
 def _corrupt(source: MediaSource, reason: str) -> MediaDecodeError:
@@ -207,7 +207,7 @@ def _too_many_frames(source: MediaSource, policy: MediaPolicy) -> MediaLimitErro
     )
 
 
-def _opened(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Video]:
+def _open_video(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Video]:
     from renderers.media.raw_video import is_raw_video
 
     if is_raw_video(source.data):
@@ -218,7 +218,7 @@ def _opened(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Abs
     return _animation(source, policy, deadline)
 
 
-def _check(info: VideoInfo, source: MediaSource, policy: MediaPolicy) -> VideoInfo:
+def _check_limits(info: VideoInfo, source: MediaSource, policy: MediaPolicy) -> VideoInfo:
     if info.frames > policy.max_frames:
         raise _too_many_frames(source, policy)
     check_size(info.width, info.height, policy, digest=source.digest)
@@ -246,10 +246,10 @@ def _raw_video(source: MediaSource, policy: MediaPolicy) -> Iterator[_Video]:
     except MediaDecodeError as error:
         raise MediaDecodeError(error.reason, digest=source.digest) from None
     count, height, width, _ = frames.shape
-    yield _RawVideo(frames, _check(VideoInfo(count, width, height, fps), source, policy))
+    yield _RawVideo(frames, _check_limits(VideoInfo(count, width, height, fps), source, policy))
 
 
-# Animated images, taken as they are stored.
+# Animated images, not turned by an EXIF orientation.
 
 
 class _Animation(NamedTuple):
@@ -283,20 +283,20 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
     with image:
         check_size(*image.size, policy, digest=source.digest)
         count = count_frames(image, policy.max_frames)
-        info = _check(VideoInfo(count, *image.size, None), source, policy)
+        info = _check_limits(VideoInfo(count, *image.size, None), source, policy)
         yield _Animation(image, info._replace(fps=_animation_fps(image, count, deadline)), source, policy, deadline)
 
 
 def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float | None:
-    """Frames over the sum of the durations that the frames announce (milliseconds)."""
+    """Frames per second: the number of frames over the sum of their declared durations (milliseconds)."""
     total = 0.0
     for index in range(count):
         deadline.remaining()
         size = image.size
         image.seek(index)
-        if image.size != size:  # a GIF grows with a frame beyond its edge; the next seek would decode it
+        if image.size != size:  # a GIF grows with a frame past its edge, which the next seek would decode
             raise ValueError(f"frame {index} is of another size than the first")
-        if image.format == "WEBP":  # whose durations Pillow tells once a frame is decoded
+        if image.format == "WEBP":  # Pillow knows its durations only after decoding
             image.load()
         duration = image.info.get("duration", 0)
         if isinstance(duration, (int, float)) and math.isfinite(duration):
@@ -327,12 +327,12 @@ class _VideoFile:
             yield _upright_planes(frame) if index in wanted else None
 
     def _read_info(self) -> VideoInfo:
-        """Size, speed and number of frames, the last by counting packets: headers lack it or are wrong."""
+        """Size, frame rate and number of frames; packets are counted because headers lack the number or are wrong."""
         with self._stream() as (container, stream):
             size = (stream.codec_context.width, stream.codec_context.height)
             rate = stream.average_rate or stream.guessed_rate
             fps = float(rate) if rate else None
-            _check(VideoInfo(max(stream.frames, 0), *size, fps), self._source, self._policy)
+            _check_limits(VideoInfo(max(stream.frames, 0), *size, fps), self._source, self._policy)
             frames = 0
             for packet in container.demux(stream):
                 self._deadline.remaining()
@@ -368,8 +368,8 @@ class _VideoFile:
                 io.BytesIO(self._source.data),
                 format=self._container,
                 options=options,
-                # Opening decodes frames already, before their size can be asked for.
-                stream_options=[{"max_pixels": str(max(self._policy.max_pixels, _FEW_PIXELS))}] * _MOST_STREAMS,
+                # Opening the file already decodes frames, before their size can be checked.
+                stream_options=[{"max_pixels": str(max(self._policy.max_pixels, _MAX_PIXELS_AT_OPEN))}] * _MAX_STREAMS,
             ) as container:
                 if not container.streams.video:
                     raise _corrupt(self._source, "it has no video stream")
@@ -397,13 +397,13 @@ def _video_file(
             "its frames as an array",
             digest=source.digest,
         ) from error
-    if _announced_bytes(bytes(source.data), container) > source.nbytes:
+    if _declared_bytes(bytes(source.data), container) > source.nbytes:
         raise _corrupt(source, f"it is cut short after {source.nbytes} bytes")
     yield _VideoFile(source, policy, deadline, container)
 
 
 def _quarter_turns(frame: VideoFrame) -> int:
-    """Counter-clockwise, from the display matrix that phones write."""
+    """Quarter turns counter-clockwise, from the display matrix that phones write."""
     return round(frame.rotation / 90) % 4
 
 
@@ -412,13 +412,13 @@ def _upright_planes(frame: VideoFrame) -> np.ndarray:
     return np.ascontiguousarray(np.rot90(planes, _quarter_turns(frame), axes=(1, 2)))
 
 
-def _announced_bytes(data: bytes, container: _Container) -> int:
-    """How long the container says it is, 0 where it does not: FFmpeg takes a file that breaks off for its end."""
+def _declared_bytes(data: bytes, container: _Container) -> int:
+    """The length that the container declares, 0 if none: FFmpeg reads a truncated file as a shorter video."""
     if container == "avi":
         return 8 + int.from_bytes(data[4:8], "little")
     if container == "matroska":
         end = 0
-        for _ in range(_MOST_PARTS):  # EBML header, then segments: an identifier of 4 bytes, a size of 1 to 8, the body
+        for _ in range(_MAX_PARTS):  # EBML header, then segments: an identifier of 4 bytes, a size of 1 to 8, the body
             if end >= len(data):
                 break
             length = 9 - data[end + 4 : end + 5].ljust(1, b"\1")[0].bit_length()
@@ -429,7 +429,7 @@ def _announced_bytes(data: bytes, container: _Container) -> int:
             end += 4 + length + size
         return end
     end = 0
-    for _ in range(_MOST_PARTS):  # ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body
+    for _ in range(_MAX_PARTS):  # ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body
         if end + 8 > len(data):
             break
         size = int.from_bytes(data[end : end + 4], "big")

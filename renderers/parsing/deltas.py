@@ -1,4 +1,4 @@
-"""What a completion adds piece by piece."""
+"""The deltas of a completion that is parsed piece by piece."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ContentDelta:
 class ToolCallDelta:
     """A piece of the text of tool calls, or, with `call`, the finished call.
 
-    Text comes under the index of the first call of its block, markers included; when the block ends, each call in it
-    comes under its own index (its place in `ParsedResponse.tool_calls`), with an empty text.
+    Text has the index of the first call of its block, markers included; when the block ends, each call in it gets a
+    delta with an empty text under its own index (its place in `ParsedResponse.tool_calls`).
     """
 
     index: int

@@ -10,4 +10,4 @@ class LiteralError(RendererError, ValueError):
 
 
 class InvalidJsonError(RendererError, ValueError):
-    """The text is not JSON that can be shown again."""
+    """The text is not JSON, or its value cannot be written as JSON again."""

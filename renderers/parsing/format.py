@@ -1,4 +1,4 @@
-"""A format as frozen data."""
+"""The format of a model family's turns, as frozen data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from renderers.parsing.syntaxes.syntax import ToolCallSyntax
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """What stands around reasoning, and whether the generation prompt already opens it.
+    """The markers around reasoning, and whether the generation prompt already opens it.
 
-    `start` and `end` are single tokens where the tokenizer has them; `label` follows `start` and is not a word of the
+    `start` and `end` are single tokens where the tokenizer has them; `label` follows `start` and is not part of the
     reasoning.
     """
 
@@ -36,12 +36,12 @@ class MessageChannels:
 class Format:
     """How one model family writes a turn.
 
-    `stop_tokens` end a turn; the canonical one, which a template prints behind an answer, comes first. `history_ends`
-    are tokens that a template writes in place of a stop token once the turn is history. `tool_calls` is how calls are
-    written in a turn of one stream; in a turn of several messages, `channels`, calls are messages. `arguments` is the
-    form of tool-call arguments that the template reads, `call_id` the id of a call that the model gives none (`{name}`
-    and `{index}` are filled in). `opening` are the line breaks that the template prints between the generation prompt
-    and what the model says.
+    `stop_tokens` end a turn; the canonical one, which a template prints at the end of a turn, comes first.
+    `history_ends` are tokens that a template prints in place of a stop token for earlier turns. `tool_calls` is the
+    syntax of calls in a turn of one stream; in a turn of several messages (`channels`) calls are messages. `arguments`
+    is the form of tool-call arguments that the template reads, `call_id` the id of a call for which the model writes
+    none (`{name}` and `{index}` are filled in). `leading_newlines` are those that the template prints between the
+    generation prompt and the model's text.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Format:
 
     @property
     def sampled_markers(self) -> tuple[str, ...]:
-        """The markers with which a model may begin its turn: never a part of the prompt unless the template says so."""
+        """The markers with which a model may begin its turn; a prompt holds them only if the template prints them."""
         reasoning = () if self.reasoning is None else (self.reasoning.start, self.reasoning.end)
         return (*reasoning, *(() if self.tool_calls is None else self.tool_calls.start_markers))
 

@@ -1,4 +1,4 @@
-"""A format compiled for a tokenizer: the encoding of its markers, and which of them count in which state."""
+"""A format compiled for a tokenizer: the encoding of its markers, and the markers that count in each state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """What a marker does to the turn."""
+    """The effect of a marker on the state of the parser."""
 
     REASONING_START = auto()
     REASONING_END = auto()
@@ -27,7 +27,7 @@ class Role(Enum):
 
 
 class Grammar:
-    """Everything about a format that does not change between completions. Safe to share between threads."""
+    """The parts of a parser that are equal for all completions. Safe to share between threads."""
 
     def __init__(self, format: Format, tokenizer: TemplateTokenizer) -> None:
         reasoning, syntax, channels = format.reasoning, format.tool_calls, format.channels
@@ -70,5 +70,5 @@ class Grammar:
 
 @lru_cache(maxsize=8)
 def grammar_of(format: Format, tokenizer: TemplateTokenizer) -> Grammar:
-    """The grammar of a format for a tokenizer, kept for the few that a process works with."""
+    """The grammar of a format for a tokenizer, cached."""
     return Grammar(format, tokenizer)

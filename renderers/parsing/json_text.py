@@ -1,4 +1,4 @@
-"""JSON that a policy sampled: no text may exhaust the stack, or turn into one that is not Unicode."""
+"""Parsing of sampled JSON: it neither exhausts the stack nor gives text that is not Unicode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from renderers.parsing.errors import InvalidJsonError
 
-# Templates and JSON writers recurse; a policy can sample brackets until they run out of stack.
+# Templates and JSON writers recurse, and a policy can sample more brackets than their stack allows.
 MAX_DEPTH = 64
 
 _DECODER = json.JSONDecoder()
@@ -18,7 +18,7 @@ def parse_json(text: str) -> Any:
     try:
         value = json.loads(text)
         if "\\u" in text:
-            # Half a surrogate pair is no text: nothing could show it again.
+            # A lone surrogate cannot be encoded, so no template or message could contain the value.
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidJsonError(str(error)) from error
@@ -26,7 +26,7 @@ def parse_json(text: str) -> Any:
 
 
 def end_of_json(text: str, start: int) -> int | None:
-    """Where the JSON value that begins at `start` ends; None if none does."""
+    """The end of the JSON value that begins at `start`; None if there is none."""
     try:
         return _DECODER.raw_decode(text, start)[1]
     except (ValueError, RecursionError):
@@ -34,7 +34,7 @@ def end_of_json(text: str, start: int) -> int | None:
 
 
 def is_deeper_than(value: Any, levels: int) -> bool:
-    """Whether containers are nested more than `levels` deep; level by level, so that no depth exhausts the stack."""
+    """Whether containers are nested more than `levels` deep. It goes level by level and never exhausts the stack."""
     layer = [value]
     for _ in range(levels):
         layer = [

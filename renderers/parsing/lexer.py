@@ -1,4 +1,4 @@
-"""Sampled ids -> text in the encoding of the markers, with the way back from characters to tokens."""
+"""Sampled ids -> text with encoded markers, and from its characters back to tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 
 
 class Lexer:
-    """Reads ids as they come. What `feed` and `finish` return, joined, is the completion in the encoding.
+    """Decodes ids piece by piece. The results of `feed` and `finish`, joined, are the completion with encoded markers.
 
-    Control tokens that belong to no marker are spelled out; U+FFFD stands for an id that is no token.
+    Control tokens that belong to no marker become their text; an id that is no token becomes U+FFFD.
     """
 
     def __init__(self, tokenizer: TemplateTokenizer, decoder: TokenDecoder, encoding: MarkerEncoding) -> None:
@@ -26,27 +26,27 @@ class Lexer:
         self._whole: list[tuple[int, int]] = []  # runs whose characters belong to no token in particular
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids make certain."""
+        """The text that is complete with these ids."""
         pieces = self._decoder.pieces(token_ids)
         texts: list[str] = []
         position = 0
-        while (special := _index_of_none(pieces, position)) is not None:
-            texts += [self._feed_run(pieces[position:special]), self._end_run(), self._special(token_ids[special])]
-            position = special + 1
+        while (control := _next_control(pieces, position)) is not None:
+            texts += [self._feed_run(pieces[position:control]), self._end_run(), self._control_text(token_ids[control])]
+            position = control + 1
         texts.append(self._feed_run(pieces[position:]))
         return "".join(texts)
 
     def finish(self) -> str:
-        """The text of what was still incomplete."""
+        """The text of the incomplete rest."""
         return self._end_run()
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The half-open range of the tokens that spell the characters `start:end`, of which there is at least one."""
+        """The half-open range of the tokens of the characters `start:end`, which are at least one."""
         first = bisect_right(self._begun, start)
-        last = bisect_right(self._begun, end)  # where the next character begins
+        last = bisect_right(self._begun, end)  # the token in which the next character begins
         begun_before = self._begun[last - 1] if last else 0
         if last < len(self._begun) and (last in self._inside or begun_before < end):
-            last += 1  # that token holds the end of this one too
+            last += 1  # that token also holds the end of this character
         for run_start, run_end in self._whole:
             if first < run_end and run_start < last:
                 first, last = min(first, run_start), max(last, run_end)
@@ -63,7 +63,7 @@ class Lexer:
         self._run = self._decoder.new_run()
         return text
 
-    def _special(self, token_id: int) -> str:
+    def _control_text(self, token_id: int) -> str:
         text = self._encoding.character_of_id.get(token_id) or self._tokenizer.added_token(token_id) or "\ufffd"
         return self._add(Decoded(text, [len(text)], []))
 
@@ -75,7 +75,7 @@ class Lexer:
         return decoded.text
 
 
-def _index_of_none(pieces: list[Any], start: int) -> int | None:
+def _next_control(pieces: list[Any], start: int) -> int | None:
     try:
         return pieces.index(None, start)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Values written as literals of a small language: Python's, and the one of Gemma's tool calls."""
+"""Reads values written as literals: those of Python, and those of Gemma's tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from renderers.parsing.markers import MarkerEncoding
 
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
-_WORD = re.compile(r"[^\W\d][\w.\-]*")
+_NAME = re.compile(r"[^\W\d][\w.\-]*")
 _ESCAPE = re.compile(
     r"\\(?:\r?\n|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\\'\"abfnrtv0])|(.))", re.DOTALL
 )
@@ -24,7 +24,7 @@ CONSTANTS: Mapping[str, Any] = {"True": True, "False": False, "None": None, "tru
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """`string` matches one string, its text in group 1 or 2; `keys` matches a key that stands without quotes."""
+    """`string` matches one string, its text in group 1 or 2; `keys` matches a key without quotes."""
 
     string: re.Pattern[str]
     escapes: bool
@@ -35,14 +35,14 @@ PYTHON = Language(re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.D
 
 
 class LiteralReader:
-    """Reads values at `position` of a text in the encoding, which moves behind them."""
+    """Reads values of an encoded text; `position` is where the next one begins."""
 
     def __init__(self, text: str, start: int, end: int, language: Language, encoding: MarkerEncoding) -> None:
         self.text, self.position, self.end = text, start, end
         self._language, self._encoding = language, encoding
 
     def accept(self, expected: str) -> bool:
-        """Whether `expected` comes next, white space aside; moves behind it if so."""
+        """Whether `expected` comes next, after optional white space; if so, move behind it."""
         self.skip_space()
         if not self.text.startswith(expected, self.position, self.end):
             return False
@@ -50,7 +50,7 @@ class LiteralReader:
         return True
 
     def at_end(self) -> bool:
-        """Whether nothing but white space comes."""
+        """Whether only white space is left."""
         self.skip_space()
         return self.position == self.end
 
@@ -59,14 +59,14 @@ class LiteralReader:
         self.position = self.position if found is None else found.end()
 
     def name(self) -> str | None:
-        """A name, dots and hyphens included, or None if none comes next."""
+        """The name that comes next, dots and hyphens included, or None."""
         self.skip_space()
-        return self._match(_WORD)
+        return self._match(_NAME)
 
     def value(self, depth: int = 0) -> Any:
         """The value that comes next. Raises `LiteralError`."""
         if depth > MAX_DEPTH:
-            raise LiteralError("nested too deep")
+            raise LiteralError("nested too deeply")
         if self.accept("["):
             return self._list("]", depth)
         if self.accept("("):
@@ -79,13 +79,13 @@ class LiteralReader:
         number = self._match(_NUMBER)
         if number is not None:
             return self._number(number)
-        word = self.name()
-        if word is not None and word in CONSTANTS:
-            return CONSTANTS[word]
+        name = self.name()
+        if name is not None and name in CONSTANTS:
+            return CONSTANTS[name]
         raise LiteralError(f"no value at character {self.position}")
 
     def mapping(self, separator: str, closing: str, depth: int = 0) -> dict[str, Any]:
-        """Keys and values up to `closing`, the opening bracket already read."""
+        """Keys and values up to `closing`; the opening bracket was read before."""
         found: dict[str, Any] = {}
         while not self.accept(closing):
             key = self._key()
@@ -129,7 +129,7 @@ class LiteralReader:
         try:
             return int(text)
         except ValueError:
-            if text.lstrip("+-").isdecimal():  # an int, but one with more digits than Python reads
+            if text.lstrip("+-").isdecimal():  # an int with more digits than Python parses
                 raise LiteralError("a number with too many digits") from None
             return float(text)
 
@@ -146,8 +146,8 @@ def _unescaped(found: re.Match[str]) -> str:
     if code is not None:
         number = int(code, 16)
         if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
-            raise LiteralError("half a surrogate pair is no text")
+            raise LiteralError("a lone surrogate, or a number beyond Unicode")
         return chr(number)
     if found[4] is not None:
         return _ESCAPED.get(found[4], found[4])
-    return "" if found[5] is None else found.group()  # a line continued, or an escape that Python leaves alone
+    return "" if found[5] is None else found.group()  # a continued line, or an escape that Python leaves unchanged

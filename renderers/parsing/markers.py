@@ -1,8 +1,8 @@
-"""Markers in one encoding: a control token is one character that no text can spell, the rest is text.
+"""Encodes markers: each control token of a marker becomes one character that no decoded text contains.
 
-A completion is read as a string in which each control token that takes part in a marker is a lone surrogate (decoded
-text never holds one). `<tool_call>` is then a single character where the tokenizer has it as a token, and what merely
-spells it is ordinary text; where the tokenizer has no such token the marker is that text. Searching is left to `re`.
+The parsers read a completion as a string in which a control token of a marker is a lone surrogate. `<tool_call>` is
+then a single character where the tokenizer has that token, and the same letters sampled as text stay ordinary text;
+where the tokenizer has no such token, the marker is its text. `re` does the searching.
 """
 
 from __future__ import annotations
@@ -15,50 +15,52 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 
 R = TypeVar("R")
 
-_FIRST = 0xDC00
-_MARK = re.compile("[\ud800-\udfff]")
+_FIRST_CHARACTER = 0xDC00
+MARKER_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class MarkerEncoding:
-    """The marker characters of one tokenizer for a set of markers."""
+    """The encoded forms of a set of markers for one tokenizer."""
 
     def __init__(self, tokenizer: TemplateTokenizer, markers: Iterable[str]) -> None:
-        self._mark_of_token: dict[str, str] = {}
+        self._character_of_token: dict[str, str] = {}
         #: id of a control token -> the character that stands for it
         self.character_of_id: dict[int, str] = {}
-        self._marked: dict[str, str] = {}
+        self._encoded: dict[str, str] = {}
         for marker in markers:
-            self._marked[marker] = self._spell(marker, tokenizer)
-        self._token_of_mark = {mark: token for token, mark in self._mark_of_token.items()}
+            self._encoded[marker] = self._encode(marker, tokenizer)
+        self._token_of_character = {character: token for token, character in self._character_of_token.items()}
 
-    def _spell(self, marker: str, tokenizer: TemplateTokenizer) -> str:
+    def _encode(self, marker: str, tokenizer: TemplateTokenizer) -> str:
         pieces: list[str] = []
         position = 0
         while (match := tokenizer.find_control(marker, position, len(marker))) is not None:
             token = tokenizer.control_token(match.token_id)
             assert token is not None
-            mark = self._mark_of_token.setdefault(token, chr(_FIRST + len(self._mark_of_token)))
-            self.character_of_id[match.token_id] = mark
+            character = self._character_of_token.setdefault(
+                token, chr(_FIRST_CHARACTER + len(self._character_of_token))
+            )
+            self.character_of_id[match.token_id] = character
             start, end = match.text_range
-            pieces += [marker[position:start], mark]
+            pieces += [marker[position:start], character]
             position = end
         return "".join([*pieces, marker[position:]])
 
     def __getitem__(self, marker: str) -> str:
-        """A marker in this encoding."""
-        return self._marked[marker]
+        """The encoded form of a marker."""
+        return self._encoded[marker]
 
     def decode(self, text: str) -> str:
-        """`text` with every marker character spelled out."""
-        if _MARK.search(text) is None:
+        """`text` with the token's text in place of each marker character."""
+        if MARKER_CHARACTER.search(text) is None:
             return text
-        return _MARK.sub(lambda found: self._token_of_mark[found.group()], text)
+        return MARKER_CHARACTER.sub(lambda found: self._token_of_character[found.group()], text)
 
 
 class MarkerSearch(Generic[R]):
     """Finds the first of several markers in a text that is still growing.
 
-    `roles` maps markers in the encoding to what they mean; none of them begins with another.
+    `roles` maps encoded markers to their meanings; no marker begins with another.
     """
 
     def __init__(self, roles: Mapping[str, R]) -> None:
@@ -66,21 +68,21 @@ class MarkerSearch(Generic[R]):
         longest_first = sorted(self.roles, key=len, reverse=True)
         self._whole = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._longest = len(longest_first[0]) if longest_first else 0
-        self._begun = re.compile("|".join(_prefixes(marker) for marker in longest_first if len(marker) > 1) or r"(?!)")
+        self._prefix = re.compile("|".join(_prefixes(marker) for marker in longest_first if len(marker) > 1) or r"(?!)")
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
         return self._whole.search(text, start)
 
     def settled(self, text: str, start: int) -> int:
-        """Up to where `text`, in which no marker is found from `start` on, cannot be the beginning of one."""
+        """The end of the part of `text` in which no marker can begin; from `start` on, `text` holds no whole marker."""
         if self._longest < 2:
             return len(text)
-        begun = self._begun.search(text, max(start, len(text) - self._longest + 1))
-        return len(text) if begun is None else begun.start()
+        prefix = self._prefix.search(text, max(start, len(text) - self._longest + 1))
+        return len(text) if prefix is None else prefix.start()
 
 
 def _prefixes(marker: str) -> str:
-    """A pattern of every proper prefix of `marker` at the end of a text."""
+    """A pattern for every proper prefix of `marker` at the end of a text."""
     pattern = ""
     for character in reversed(marker[1:-1]):
         pattern = f"(?:{re.escape(character)}{pattern})?"

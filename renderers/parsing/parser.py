@@ -1,4 +1,4 @@
-"""Sampled ids -> content, reasoning and tool calls, all at once or as they come."""
+"""Sampled ids -> content, reasoning and tool calls, at once or while they are sampled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse_response(
     reasoning_open: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> ParsedResponse:
-    """Read a completion. `reasoning_open`: the prompt ended inside reasoning. Any ids parse.
+    """Parse a completion of any ids. `reasoning_open`: the prompt ended inside reasoning.
 
     With `tools` (as given to the template), calls of other names are `unknown_tool` and untyped arguments get the types
     that the schemas declare.
@@ -38,10 +38,10 @@ def parse_response(
 
 
 class ResponseParser:
-    """Reads a completion while it is sampled; the deltas, joined, are the content and reasoning of the response.
+    """Parses a completion while it is sampled; the deltas, joined, are the content and reasoning of the response.
 
-    The first stop token ends the turn; ids behind it are not part of it. What may still turn out to be layout, or the
-    beginning of a marker, is held back until it is certain.
+    The first stop token ends the turn; ids behind it are ignored. Text that may be layout or the beginning of a marker
+    is held back until that is decided.
     """
 
     def __init__(
@@ -56,41 +56,41 @@ class ResponseParser:
         self._format, self._grammar = format, grammar
         self._lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
         self._transcript = Transcript(self._lexer, grammar.encoding, ToolSchemas(tools), format.leading_newlines)
-        machine = TaggedTurnParser if grammar.channels is None else MessageTurnParser
-        self._machine = machine(grammar, self._transcript, reasoning_open=reasoning_open)
+        turn_parser = TaggedTurnParser if grammar.channels is None else MessageTurnParser
+        self._turn = turn_parser(grammar, self._transcript, reasoning_open=reasoning_open)
         self._stopped = False
         self._ended = False
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
-        """What these ids add. The id of a stop token ends the turn, and with it everything that was held back."""
+        """The deltas of these ids. A stop token ends the turn and releases the text that was held back."""
         if self._ended:
             return []
         ids = list(token_ids)
         stop = min((ids.index(token_id) for token_id in self._grammar.stop_ids if token_id in ids), default=None)
-        self._machine.feed(self._lexer.feed(ids[:stop]))
+        self._turn.feed(self._lexer.feed(ids[:stop]))
         if stop is None:
             return self._transcript.take_deltas()
         self._stopped = True
-        if ids[stop] in self._grammar.encoding.character_of_id:  # it closes a call and stops the turn
-            self._machine.feed(self._lexer.feed(ids[stop : stop + 1]))
+        if ids[stop] in self._grammar.encoding.character_of_id:  # the token both closes a call and stops the turn
+            self._turn.feed(self._lexer.feed(ids[stop : stop + 1]))
         return self.end()
 
     def end(self) -> list[Delta]:
-        """No more ids come: what was held back."""
+        """End the completion; the deltas that were held back."""
         if not self._ended:
             self._ended = True
-            self._machine.feed(self._lexer.finish())
-            self._machine.finish(stopped=self._stopped)
+            self._turn.feed(self._lexer.finish())
+            self._turn.finish(stopped=self._stopped)
             self._transcript.finish()
         return self._transcript.take_deltas()
 
     def finish(self) -> ParsedResponse:
-        """The completion as a whole; ends it if nobody did."""
+        """The whole completion, ended if it was not."""
         self.end()
         transcript, format = self._transcript, self._format
         reasoning: str | None = transcript.reasoning.text
         if not reasoning and not (transcript.reasoned and transcript.reasoning_open):
-            reasoning = None  # none, or an empty one that was closed: templates print that for none
+            reasoning = None  # absent, or empty and closed: templates print that where there is none
         return ParsedResponse(
             content=transcript.content.text,
             reasoning_content=reasoning,

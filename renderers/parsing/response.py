@@ -1,4 +1,4 @@
-"""A completion read back as a message."""
+"""A parsed completion, and its message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ArgumentsForm = Literal["object", "json"]
 
 
 class ToolCallParseStatus(StrEnum):
-    """How one attempt at a tool call ended. A malformed call is kept, never dropped."""
+    """The status of one attempt at a tool call. A malformed call is kept, never dropped."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
@@ -28,8 +28,8 @@ class ToolCallParseStatus(StrEnum):
 class ParsedToolCall:
     """One attempt: `raw` is its text, `token_span` the half-open range of its tokens, markers included.
 
-    Of several calls in one block each has its own text and range, without the markers of the block. `id` is the one
-    that the model wrote, None where the format has none.
+    Several calls in one block have their own texts and ranges, without the markers of the block. `id` is the id that
+    the model wrote, None where the format has none.
     """
 
     raw: str
@@ -44,9 +44,9 @@ class ParsedToolCall:
 class ParsedResponse:
     """Content, reasoning and tool calls of one completion. `stopped` says whether it ended with a stop token.
 
-    `reasoning_complete` is False while reasoning is open. `arguments_form` and `call_id` are what the template of the
-    model expects of a message: the form of arguments, and the id of a call that has none (`{index}` and `{name}` are
-    filled in).
+    `reasoning_complete` is False while reasoning is open. `arguments_form` and `call_id` are what the chat template
+    expects in a message: the form of arguments, and the id of a call without one (`{name}` and `{index}` are filled
+    in).
     """
 
     content: str
@@ -58,7 +58,7 @@ class ParsedResponse:
     call_id: str = "call_{index}"
 
     def to_message(self) -> Message:
-        """The assistant message that this completion is. Malformed tool calls stay visible as content."""
+        """The completion as an assistant message. Malformed tool calls stay visible as content."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content

@@ -1,4 +1,4 @@
-"""What the tools that were offered say about names and about the types of arguments."""
+"""Names and argument types of the offered tools."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "null": (type(None),),
 }
-_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+_PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 class ToolSchemas:
-    """The offered tools, or None where the caller did not say which were offered: every name is then known."""
+    """The schemas of the offered tools. With `tools` None every name is known."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         self._parameters: dict[str, Any] | None = None
@@ -33,13 +33,13 @@ class ToolSchemas:
         return self._parameters is None or name in self._parameters
 
     def of_arguments(self, name: str) -> Schema:
-        """The schema of the arguments of a tool; an empty one if nothing is known."""
+        """The schema of the arguments of a tool; an empty one if the tool is unknown."""
         parameters = _mapping((self._parameters or {}).get(name))
         return Schema(parameters, parameters)
 
 
 class Schema:
-    """One JSON schema within the `root` that its references point into."""
+    """One JSON schema; its references point into `root`."""
 
     def __init__(self, definition: Any, root: Mapping[str, Any]) -> None:
         self._definition = _mapping(definition)
@@ -88,9 +88,9 @@ class Schema:
             reference = branch.get("$ref")
             if isinstance(reference, str):
                 waiting.append(self._resolve(reference))
-            for word in ("anyOf", "oneOf", "allOf"):
-                if isinstance(branch.get(word), list):
-                    waiting += map(_mapping, branch[word])
+            for keyword in ("anyOf", "oneOf", "allOf"):
+                if isinstance(branch.get(keyword), list):
+                    waiting += map(_mapping, branch[keyword])
 
     def _resolve(self, reference: str) -> Mapping[str, Any]:
         place: Any = self._root
@@ -100,20 +100,19 @@ class Schema:
             place = _mapping(place).get(step.replace("~1", "/").replace("~0", "~"))
         return _mapping(place)
 
-    def read(self, text: str, *, python_words: bool = False) -> Any:
+    def parse_value(self, text: str, *, python_constants: bool = False) -> Any:
         """The value of an argument that is written without quotes: strings as they are, everything else as JSON.
 
-        A declared type decides; `python_words` lets True, False and None stand for themselves, as templates that print
-        values with Python's `str` write them. Without a declaration the value is the one that would be printed as
-        exactly this text: JSON as `json.dumps` spaces it, or else the text itself. Raises `InvalidJsonError` if the
-        text is of no declared type.
+        The declared types decide. `python_constants` accepts True, False and None, which templates print that use
+        Python's `str`. Without a declared type the value is the one whose printed form is exactly this text: JSON with
+        the spaces of `json.dumps`, or else the text itself. Raises `InvalidJsonError` if the text has no declared type.
         """
         types = self._types()
         if types == {"string"}:
             return text
         stripped = text.strip()
-        if python_words and stripped in _PYTHON_WORDS:
-            value = _PYTHON_WORDS[stripped]
+        if python_constants and stripped in _PYTHON_CONSTANTS:
+            value = _PYTHON_CONSTANTS[stripped]
             if not types or self.allows(_type_of(value)):
                 return value
         if not types:
@@ -137,7 +136,7 @@ def _read_undeclared(text: str) -> Any:
     except (InvalidJsonError, RecursionError):
         return text
     if isinstance(value, str) or value != value or value in (float("inf"), float("-inf")):
-        return text  # a string is printed without quotes, and what JSON lacks is a word
+        return text  # a string is printed without quotes, and NaN and infinity are not JSON
     return value if printed == text else text
 
 

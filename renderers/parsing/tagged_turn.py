@@ -1,13 +1,13 @@
-"""The channel machine of formats that mark reasoning and tool calls by tags within one stream of text.
+"""Parses turns that mark reasoning and tool calls by tags within one stream of text.
 
-A turn is content. The opening marker of reasoning, or a prompt that ends behind it, makes it reasoning until the
-closing marker; after that, markers of reasoning are literal content. The opening marker of tool calls makes it a block
-until the closing one.
+A turn begins as content. The start marker of reasoning, or a prompt that ends behind it, makes it reasoning until the
+end marker; after that, markers of reasoning are literal content. The start marker of tool calls makes it a block until
+the end marker.
 
-A tool-call marker inside open reasoning is undecided: models draft calls while they think, and models forget to close
-their reasoning before they call. It is a draft if the reasoning is closed later or goes on behind the block, and if the
-completion was cut off. If the turn *ends* (a stop token was sampled) with complete blocks and nothing but white space
-behind them, they are calls, and the first of them ended the reasoning.
+A tool-call marker inside open reasoning is ambiguous: models draft calls while they reason, and models forget to close
+their reasoning before they call. It is a draft if the reasoning is closed later or continues behind the block, and if
+the completion was cut off. If the turn *ends* (a stop token was sampled) with complete blocks and nothing but white
+space behind them, they are calls, and the first of them ended the reasoning.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from enum import Enum, auto
 from renderers.parsing.grammar import Grammar, Role
 from renderers.parsing.markers import MarkerSearch
 from renderers.parsing.transcript import Transcript
+from renderers.parsing.turn_parser import TurnParser
 
 
 class _State(Enum):
     REASONING = auto()
     CONTENT = auto()
     BLOCK = auto()  # between the markers of tool calls
-    UNMARKED_CALL = auto()  # an answer that may as a whole be a call that no marker opens
+    UNMARKED_CALL = auto()  # text that may as a whole be a call without a start marker
 
 
 @dataclass(slots=True)
@@ -35,16 +36,13 @@ class _Draft:
     texts: list[str] = field(default_factory=list)
 
 
-class TaggedTurnParser:
-    """Reads the text of one turn, in the encoding, into a transcript."""
+class TaggedTurnParser(TurnParser):
+    """Reads the text of one turn. `reasoning_open`: the prompt has opened reasoning."""
 
     def __init__(self, grammar: Grammar, transcript: Transcript, *, reasoning_open: bool) -> None:
-        self._grammar = grammar
-        self._out = transcript
+        super().__init__(grammar, transcript)
         self._state = _State.CONTENT
-        self._text = ""  # what has come and is not settled: it may be the beginning of a marker
-        self._base = 0  # position of its first character in the turn
-        self._may_reason = True  # until reasoning was closed
+        self._may_reason = True  # False once reasoning was closed
         # White space before text that may be a call without a start marker; None once other text has come.
         self._leading: list[str] | None = [] if grammar.unmarked_starts else None
         self._block: list[str] = []
@@ -52,37 +50,6 @@ class TaggedTurnParser:
         self._draft: _Draft | None = None
         if reasoning_open and grammar.has_reasoning:
             self._open_reasoning()
-
-    def feed(self, text: str) -> None:
-        self._text += text
-        position = 0
-        while True:
-            markers = self._markers()
-            found = markers.find(self._text, position)
-            end = markers.settled(self._text, position) if found is None else found.start()
-            if end > position:
-                self._read(self._text[position:end], self._base + position)
-            if found is None:
-                break
-            position = found.end()
-            self._handle_marker(found.group(), markers.roles[found.group()], self._base + found.start())
-        self._text = self._text[end:]
-        self._base += end
-
-    def finish(self, *, stopped: bool) -> None:
-        """No more text comes; `stopped` says whether a stop token ended the turn."""
-        if self._text:
-            self._read(self._text, self._base)
-        if self._state is _State.BLOCK:
-            self._end_block(closed=stopped and not self._grammar.block_ends)
-        elif self._state is _State.UNMARKED_CALL:
-            self._end_unmarked_call(stopped)
-        self._flush_leading()
-        if self._draft is not None:
-            self._settle_draft(are_calls=stopped)
-        self._out.reasoning_open = self._state is _State.REASONING
-
-    # What comes next, by state.
 
     def _markers(self) -> MarkerSearch[Role]:
         grammar = self._grammar
@@ -107,7 +74,7 @@ class TaggedTurnParser:
             self._extend_block(text)
 
     def _handle_marker(self, marker: str, role: Role, at: int) -> None:
-        if self._state is _State.UNMARKED_CALL:  # found before the text in front of it turned out to be one
+        if self._state is _State.UNMARKED_CALL:  # the text before the marker has just begun an unmarked call
             self._extend_block(marker)
         elif role is Role.BLOCK_START:
             self._open_block(marker, at)
@@ -121,6 +88,16 @@ class TaggedTurnParser:
         else:
             self._close_reasoning()
 
+    def _finish(self, *, stopped: bool) -> None:
+        if self._state is _State.BLOCK:
+            self._end_block(closed=stopped and not self._grammar.block_ends)
+        elif self._state is _State.UNMARKED_CALL:
+            self._end_unmarked_call(stopped)
+        self._flush_leading()
+        if self._draft is not None:
+            self._settle_draft(are_calls=stopped)
+        self._out.reasoning_open = self._state is _State.REASONING
+
     # Reasoning.
 
     def _open_reasoning(self) -> None:
@@ -130,7 +107,7 @@ class TaggedTurnParser:
         self._out.content.strip_leading = True
 
     def _close_reasoning(self) -> None:
-        """Also where the prompt or the template closes reasoning that there was none of."""
+        """Close reasoning, also where none was open: some prompts and templates print an end marker alone."""
         self._reject_draft()
         self._state = _State.CONTENT
         self._may_reason = False
@@ -152,10 +129,10 @@ class TaggedTurnParser:
         draft, self._draft = self._draft, None
         self._state = _State.CONTENT
         for text, at in draft.blocks:
-            self._out.write_call(text)
+            self._out.add_call_text(text)
             self._decode(text, at, closed=True)
 
-    # Content, and calls that no marker opens.
+    # Content, and calls without a start marker.
 
     def _add_content(self, text: str, at: int) -> None:
         if self._leading is None:
@@ -164,13 +141,13 @@ class TaggedTurnParser:
         if not self._leading:
             self._block_at = at
         self._leading.append(text)
-        words = text.lstrip()
-        if words:
-            lead, self._leading = "".join(self._leading), None
-            if words[0] in self._grammar.unmarked_starts:
-                self._state, self._block = _State.UNMARKED_CALL, [lead]
+        stripped = text.lstrip()
+        if stripped:
+            leading, self._leading = "".join(self._leading), None
+            if stripped[0] in self._grammar.unmarked_starts:
+                self._state, self._block = _State.UNMARKED_CALL, [leading]
             else:
-                self._out.add_content(lead)
+                self._out.add_content(leading)
 
     def _flush_leading(self) -> None:
         if self._leading:
@@ -183,7 +160,7 @@ class TaggedTurnParser:
         call = text.strip()
         attempts = self._grammar.syntax.decode(self._out.block(call, closed=stopped))
         if attempts:
-            self._out.write_call(call)
+            self._out.add_call_text(call)
             self._out.end_block(call, self._block_at + text.index(call), attempts, closed=stopped)
         else:
             self._out.add_content(text)
@@ -201,7 +178,7 @@ class TaggedTurnParser:
     def _extend_block(self, text: str) -> None:
         self._block.append(text)
         if self._draft is None and self._state is _State.BLOCK:
-            self._out.write_call(text)
+            self._out.add_call_text(text)
 
     def _end_block(self, *, closed: bool) -> None:
         text = "".join(self._block)

@@ -1,4 +1,4 @@
-"""What was read of a turn so far: reasoning, content and calls, and the deltas that nobody has taken yet."""
+"""The reasoning, content and calls read from a turn so far, and the deltas since the last look."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from renderers.parsing.syntaxes.syntax import Attempt, Block
 
 
 class TextBuffer:
-    """Text as it comes, but for the line breaks at its edges that may turn out to be layout.
+    """Text that grows piece by piece, without the newlines at its edges that belong to the layout of the template.
 
-    Of the breaks before the first word the first `opening` are dropped, or all of them if `strip_leading`.
+    Of the newlines before the first other text, `layout_newlines` are dropped, or all of them if `strip_leading`.
     """
 
-    def __init__(self, *, opening: int = 0, strip_leading: bool = False) -> None:
-        self.opening, self.strip_leading = opening, strip_leading
+    def __init__(self, *, layout_newlines: int = 0, strip_leading: bool = False) -> None:
+        self.layout_newlines, self.strip_leading = layout_newlines, strip_leading
         self.begun = False
         self._parts: list[str] = []
-        self._breaks = 0  # line breaks that are held back
+        self._newlines = 0  # at the end of the text so far, held back
 
     def add(self, text: str) -> str:
-        """What is certain now that `text` has come."""
+        """Append `text`; return the text that is now certain to be part of the result."""
         body = text.rstrip("\n")
         if not body:
-            self._breaks += len(text)
+            self._newlines += len(text)
             return ""
-        before = self._breaks
-        self._breaks = len(text) - len(body)
+        before = self._newlines
+        self._newlines = len(text) - len(body)
         if not self.begun:
-            words = body.lstrip("\n")
-            before = self._shown(before + len(body) - len(words))
-            body, self.begun = words, True
-        return self._keep("\n" * before + body)
+            stripped = body.lstrip("\n")
+            before = self._leading_newlines(before + len(body) - len(stripped))
+            body, self.begun = stripped, True
+        return self._append("\n" * before + body)
 
     def finish(self, *, strip_trailing: bool) -> str:
-        """The line breaks at the end, unless they are layout."""
-        breaks, self._breaks = self._breaks, 0
+        """Append and return the newlines at the end, unless `strip_trailing`."""
+        newlines, self._newlines = self._newlines, 0
         if strip_trailing:
             return ""
-        return self._keep("\n" * (breaks if self.begun else self._shown(breaks)))
+        return self._append("\n" * (newlines if self.begun else self._leading_newlines(newlines)))
 
-    def _shown(self, leading: int) -> int:
-        return 0 if self.strip_leading else max(0, leading - self.opening)
+    def _leading_newlines(self, count: int) -> int:
+        return 0 if self.strip_leading else max(0, count - self.layout_newlines)
 
-    def _keep(self, text: str) -> str:
+    def _append(self, text: str) -> str:
         self._parts.append(text)
         return text
 
@@ -58,14 +58,14 @@ class TextBuffer:
 
 
 class Transcript:
-    """Collects what a machine reads. Texts come in the encoding; positions count its characters."""
+    """Collects what a `TurnParser` reads. Texts come encoded; positions count their characters."""
 
-    def __init__(self, lexer: Lexer, encoding: MarkerEncoding, tools: ToolSchemas, opening: str) -> None:
+    def __init__(self, lexer: Lexer, encoding: MarkerEncoding, tools: ToolSchemas, leading_newlines: str) -> None:
         self._lexer, self._encoding, self._tools = lexer, encoding, tools
         self.reasoning = TextBuffer(strip_leading=True)
-        self.content = TextBuffer(opening=len(opening))
+        self.content = TextBuffer(layout_newlines=len(leading_newlines))
         self.calls: list[ParsedToolCall] = []
-        self.reasoned = False  # whether there was reasoning, however short
+        self.reasoned = False  # whether reasoning was opened, even if it is empty
         self.reasoning_open = False
         self._deltas: list[Delta] = []
 
@@ -77,16 +77,16 @@ class Transcript:
         if certain := self.content.add(self._encoding.decode(text)):
             self._deltas.append(ContentDelta(certain))
 
-    def write_call(self, text: str) -> None:
-        """More text of the block that is open."""
+    def add_call_text(self, text: str) -> None:
+        """Add text to the open block."""
         self._deltas.append(ToolCallDelta(len(self.calls), self._encoding.decode(text)))
 
     def block(self, text: str, *, closed: bool) -> Block:
-        """A block to be decoded."""
+        """A block for a `ToolCallSyntax` to decode."""
         return Block(text, closed, self._encoding, self._tools)
 
     def end_block(self, text: str, start: int, attempts: Sequence[Attempt], *, closed: bool) -> None:
-        """The calls of a block whose `text` begins at `start`. One that is alone in its block is the whole of it."""
+        """Add the calls of a block whose `text` begins at `start`. The only call of a block gets the whole block."""
         attempts = [attempt for attempt in attempts if attempt.start < attempt.end]
         if not attempts:
             status = ToolCallParseStatus.MALFORMED if closed else ToolCallParseStatus.UNCLOSED
@@ -106,11 +106,12 @@ class Transcript:
             self.calls.append(call)
 
     def finish(self) -> None:
-        """Settle the line breaks at the ends: behind content they are words unless calls were made."""
+        """Settle the newlines at the ends: those behind content belong to it unless calls follow."""
         self.reasoning.finish(strip_trailing=True)
         if certain := self.content.finish(strip_trailing=bool(self.calls)):
             self._deltas.append(ContentDelta(certain))
 
     def take_deltas(self) -> list[Delta]:
+        """Return the deltas since the last call."""
         deltas, self._deltas = self._deltas, []
         return deltas

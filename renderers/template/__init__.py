@@ -1,4 +1,4 @@
-"""Running a model's own Jinja chat template while watching where every printed character came from."""
+"""Running a model's own Jinja chat template while tracing the origin of every printed character."""
 
 from renderers.template.chat_template import ChatTemplate, Printed, Segment
 from renderers.template.traced import Origin, TracedStr

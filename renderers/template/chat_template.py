@@ -1,4 +1,4 @@
-"""A compiled chat template: messages in, text with provenance out."""
+"""A compiled chat template: turns messages into text with the origin of each character."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from renderers.template.traced import LoopMark, Origin, TracedStr, plain
 from renderers.template.traced_inputs import TracedMessage, traced_message, traced_tools
 from renderers.template.work_limit import InputDict, InputList, TemplateRun
 
-# Characters of what a template says, in an error.
-_LONGEST_REFUSAL = 2000
+# Characters of a template's own message in an error.
+_MAX_MESSAGE_LENGTH = 2000
 NESTED_TOO_DEEPLY = "it calls itself, or a tool or tool call is nested, deeper than Python allows"
 
 
@@ -39,7 +39,7 @@ class Printed(NamedTuple):
 
 
 class Template(Protocol):
-    """What prints a prompt: a Jinja chat template, or Python code. `source` is its text or describes it."""
+    """Prints prompts: a Jinja chat template or Python code. `source` is the text of the template or describes it."""
 
     source: str
 
@@ -55,8 +55,8 @@ class Template(Protocol):
 class ChatTemplate:
     """One Jinja chat template, compiled once and safe to run from many threads.
 
-    `model` names the model in errors; `variables` are what the template finds beside the conversation (`bos_token`,
-    `eos_token`, `enable_thinking`...); `now` is the clock behind `strftime_now`.
+    `model` names the model in errors; `variables` are the template's variables beside the conversation (`bos_token`,
+    `eos_token`, `enable_thinking`...); `now` is the clock of `strftime_now`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ChatTemplate:
         self._names_tools = "tools" in source
         self._tools: ByteLRU[bytes, list[Any]] = ByteLRU(2**20)
         try:
-            with TemplateRun():  # Jinja computes constants as it compiles
+            with TemplateRun():  # Jinja evaluates constant expressions while it compiles
                 self._template = TracingEnvironment(now).compile_chat_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateSyntaxError(error.message or "syntax error", model=model, line=error.lineno) from error
@@ -82,7 +82,7 @@ class ChatTemplate:
             RecursionError,
             ValueError,
             MemoryError,
-        ) as error:  # what Jinja makes of it is no Python (a stray break, deep nests, half a surrogate pair)
+        ) as error:  # Jinja generated invalid Python (a stray break, deep nesting, half a surrogate pair)
             raise TemplateSyntaxError(str(error) or type(error).__name__, model=model, line=0) from error
 
     def print(
@@ -95,7 +95,7 @@ class ChatTemplate:
     ) -> Printed:
         """Run the template over checked messages without their media.
 
-        Raises `TemplateError` with the template's own words, `TemplateLimitError` if it would not come to an end.
+        Raises `TemplateError` with the template's own message, `TemplateLimitError` if the run exceeds its work limit.
         """
         run = TemplateRun(len(messages), (messages, tools))
         try:
@@ -118,19 +118,19 @@ class ChatTemplate:
             ArithmeticError,
             RuntimeError,
         ) as error:
-            # Jinja passes on whatever Python raised inside the template's expressions.
+            # Jinja does not wrap the errors that Python raises inside the template's expressions.
             raise TemplateError(
-                _in_plain_words(str(error)[:_LONGEST_REFUSAL]) or type(error).__name__,
+                _with_builtin_type_names(str(error)[:_MAX_MESSAGE_LENGTH]) or type(error).__name__,
                 model=self.model,
                 cure=_cure(error, messages, lacks_tools=tools is None and self._names_tools),
                 message_index=run.last_entered,
             ) from error
 
     def _traced_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The tools as the template sees them. They stay the same over a whole run and are larger than many turns."""
+        """The tools as the template gets them, cached: they are large and equal in every turn of an episode."""
         key = cache_key(list(tools))
         if key is None:
-            return traced_tools(tools)  # holds something other than plain data
+            return traced_tools(tools)  # they hold something other than plain data
         traced = self._tools.get(key)
         if traced is None:
             traced = traced_tools(tools)
@@ -139,10 +139,10 @@ class ChatTemplate:
 
 
 class TemplateWithTools:
-    """Two templates of one model behind one: `default`, and `tool_use` for conversations that offer tools.
+    """Two templates of one model: `default`, and `tool_use` for conversations with tools.
 
-    As in transformers, an empty list of tools is an offer, and without `default` a conversation needs tools. `model`
-    names the model in errors.
+    As in transformers, `tool_use` is used for an empty list of tools too, and without `default` a conversation needs
+    tools. `model` names the model in errors.
     """
 
     def __init__(self, default: Template | None, tool_use: Template, *, model: str) -> None:
@@ -162,7 +162,7 @@ class TemplateWithTools:
             raise TemplateError(
                 "this model has a template for conversations with tools, and none for others",
                 model=self._model,
-                cure="Pass tools=, or load the renderer with the chat_template= that is meant.",
+                cure="Pass tools=, or load the renderer with another chat_template=.",
             )
         return template.print(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
@@ -170,13 +170,13 @@ class TemplateWithTools:
 def _limit_reason(error: WorkLimitError | RecursionError | MemoryError) -> str:
     if isinstance(error, RecursionError):
         return NESTED_TOO_DEEPLY
-    return str(error) or "there is no memory left for what it makes"
+    return str(error) or "there is not enough memory for the text that it makes"
 
 
 def _cure(error: Exception, messages: Sequence[Mapping[str, Any]], *, lacks_tools: bool) -> str:
     if lacks_tools and isinstance(error, TypeError) and "NoneType" in str(error):
         return "If it prints only conversations with tools, pass tools=; a list without any is enough for some."
-    if "integer string conversion" in str(error):  # CPython's words; the limit keeps a text from taking minutes
+    if "integer string conversion" in str(error):  # the message of CPython
         return "An integer of the conversation has more digits than Python writes: pass it as text."
     if not isinstance(error, jinja2.TemplateError) or isinstance(error, jinja2.UndefinedError):
         arguments = [call["function"]["arguments"] for m in messages for call in m.get("tool_calls", ())]
@@ -187,8 +187,8 @@ def _cure(error: Exception, messages: Sequence[Mapping[str, Any]], *, lacks_tool
     return "Change the conversation so that the template accepts it (order of roles, content type)."
 
 
-def _in_plain_words(message: str) -> str:
-    """Jinja and Python name the type that they were given; a template's author knows of strings, dicts and lists."""
+def _with_builtin_type_names(message: str) -> str:
+    """An error message of Jinja or Python with `str`, `dict` and `list` in place of our subclasses of them."""
     for ours, known in ((TracedStr, "str"), (TracedMessage, "dict"), (InputDict, "dict"), (InputList, "list")):
         message = message.replace(f"{ours.__module__}.{ours.__qualname__} object", f"{known} object")
         message = message.replace(f"'{ours.__name__}'", f"'{known}'").replace(f'"{ours.__name__}"', f'"{known}"')
@@ -196,11 +196,11 @@ def _in_plain_words(message: str) -> str:
 
 
 def segments_of(text: str) -> list[Segment]:
-    """Turn spans and loop marks into segments that partition the text."""
+    """Segments that partition a printed text, from its spans and loop marks."""
     spans = text.spans if isinstance(text, TracedStr) else ()
     segments: list[Segment] = []
-    loops: list[LoopMark] = []  # the loops over messages that are running, innermost last
-    printing: int | None = None  # the message of the innermost one
+    loops: list[LoopMark] = []  # the running loops over messages, innermost last
+    printing: int | None = None  # the message of the innermost loop
     position = 0
     for start, end, origin in spans:
         if start > position:

@@ -1,14 +1,14 @@
-"""Content in the form that a template reads: text where it reads strings, parts where it reads lists of parts.
+"""Content in the form that a template reads: a string, or a list of parts.
 
-A template of a model that sees often loops over the parts of a message and prints nothing of a string (Idefics3), or
-fails on one (LLaVA-NeXT); one of a model that reads only text fails on a list, or prints it as data. Servers detect the
-form and convert before they print, so a conversation that is printed as given is not the one that the server sees.
+A template of a multimodal model often loops over the parts of a message and prints nothing of a string (Idefics3), or
+fails on a string (LLaVA-NeXT); a template of a text model fails on a list, or prints it as data. Servers detect the
+form and convert content before they print, so the prompt of an unconverted conversation would differ from the server's.
 
-vLLM detects by the syntax tree of the template: one form for all roles, "openai" if some loop runs over something named
-`content`. Here the template is asked instead: a message of each role is printed in either form, under trace, and what
-reaches the output says which forms are read. That is exact for what was printed, tells the roles apart (Pixtral's
-template reads parts of a user, but of an assistant only a string; one version of Gemma 4's prints a system message in
-parts as data, which the syntax tree does not show), and works for a template that is Python code.
+vLLM detects the form from the syntax tree of the template: one form for all roles, "openai" if some loop iterates over
+a variable named `content`. Here a message of each role is printed in either form, under trace, and the output shows
+which forms are read. This is exact for the printed conversations, differs by role (Pixtral's template reads parts of a
+user, but of an assistant only a string; one version of Gemma 4's prints a system message in parts as data, which the
+syntax tree does not show), and works for templates in Python.
 """
 
 from __future__ import annotations
@@ -32,89 +32,90 @@ from renderers.template.probe_conversation import (
 _FORMS: tuple[ContentForm, ...] = ("text", "parts")
 _OTHER: Mapping[ContentForm, ContentForm] = {"text": "parts", "parts": "text"}
 _CALL_ID = "call00000"
-# Between the texts of several parts that are made one string; as in vLLM, empty ones are left out.
+# Between the texts of several parts in one string; as in vLLM, empty texts are left out.
 _SEPARATOR = "\n"
 
 
 class _Forms(NamedTuple):
-    """The forms that a template reads of a role: wherever it prints the role at all, and at some place at least."""
+    """The forms that a template reads of a role: at every position where it prints the role, and at some position."""
 
     everywhere: frozenset[ContentForm]
     somewhere: frozenset[ContentForm]
 
 
 class ContentForms:
-    """Which forms of content a template reads, by role; asked once for each role. Safe to share between threads."""
+    """Which forms of content a template reads, found once for each role. Safe to share between threads."""
 
     def __init__(self, template: Template) -> None:
         self._template = template
-        self._known: dict[str, _Forms] = {}
+        self._cache: dict[str, _Forms] = {}
 
     def of_role(self, role: str) -> frozenset[ContentForm]:
-        """The forms that the template reads of a role; empty where it prints neither, or each only here or there."""
+        """The forms that the template reads of a role at every position; may be empty."""
         return self._of(role).everywhere
 
     def _of(self, role: str) -> _Forms:
-        known = self._known.get(role)
-        if known is None:
-            known = self._known[role] = self._ask(role)
-        return known
+        cached = self._cache.get(role)
+        if cached is None:
+            cached = self._cache[role] = self._probe(role)
+        return cached
 
     def content(self, role: str, text: str) -> str | list[dict[str, str]]:
-        """A text as content that the template reads; as a string where it reads both forms or none."""
+        """A text as content in a form that the template reads; a string where it reads both forms or none."""
         return content(text, "parts" if self.of_role(role) == {"parts"} else "text")
 
     def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A checked message in a form that the template reads: as it is where that is read, or cannot be converted.
+        """A checked message in a form that the template reads; unchanged if it is read or cannot be converted.
 
-        Several texts are joined by a line break, as in vLLM. Content that holds an image stays a list of parts: no
-        string can show one.
+        Several texts are joined by a line break, as in vLLM. Content with an image stays a list of parts: a string
+        cannot hold one.
         """
-        given = message.get("content")
-        if given is None or _shows_media(given):
+        if not _is_convertible(message):
             return message
         form = content_form_of(message)
-        is_read = self._of(message["role"]).somewhere
-        return message if not is_read or form in is_read else _in_form(message, _OTHER[form])
+        forms = self._of(message["role"]).somewhere
+        return message if not forms or form in forms else _in_form(message, _OTHER[form])
 
-    def converted_in_place(
+    def converted_conversation(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool
     ) -> list[Mapping[str, Any]]:
-        """All messages of a conversation `converted`, also where their form is read elsewhere but not at their place.
+        """All messages of a conversation `converted`; each to a form that the template reads at the message's position.
 
-        Llama 3.2 prints the parts of a user, but those of the first user as data once tools are given. So where it
-        depends on the place, this conversation is printed with other words in those contents, and once more with those
-        of them converted that were not read. `prompt`: whether the generation prompt is printed.
+        Llama 3.2 reads the parts of a user, but prints those of the first user as data once tools are given. So where
+        the form depends on the position, this conversation is printed with probe texts in those contents, and once more
+        with those contents converted that were not read. `prompt`: whether the generation prompt is printed.
         """
-        shown = [self.converted(message) for message in messages]
-        asked = {
-            index: content_form_of(message) for index, message in enumerate(shown) if self._depends_on_place(message)
+        result = [self.converted(message) for message in messages]
+        forms = {
+            index: content_form_of(message)
+            for index, message in enumerate(result)
+            if self._depends_on_position(message)
         }
-        if asked:
-            asked = {i: _OTHER[asked[i]] for i in asked.keys() - self._read_there(shown, asked, tools, prompt)}
-        if asked:
-            for index in self._read_there(shown, asked, tools, prompt):
-                shown[index] = _in_form(shown[index], asked[index])
-        return shown
+        if forms:
+            unread = forms.keys() - self._read_in_position(result, forms, tools, prompt)
+            forms = {index: _OTHER[forms[index]] for index in unread}
+        if forms:
+            for index in self._read_in_position(result, forms, tools, prompt):
+                result[index] = _in_form(result[index], forms[index])
+        return result
 
-    def _depends_on_place(self, message: Mapping[str, Any]) -> bool:
-        """Whether the content, which could be converted, is in a form that is read here and not there."""
-        given = message.get("content")
-        if given is None or _shows_media(given):
+    def _depends_on_position(self, message: Mapping[str, Any]) -> bool:
+        """Whether the content could be converted and is in a form that is read at some positions only."""
+        if not _is_convertible(message):
             return False
         forms, form = self._of(message["role"]), content_form_of(message)
         return form in forms.somewhere and form not in forms.everywhere and _OTHER[form] in forms.somewhere
 
-    def _read_there(
+    def _read_in_position(
         self,
         messages: Sequence[Mapping[str, Any]],
-        asked: Mapping[int, ContentForm],
+        forms: Mapping[int, ContentForm],
         tools: Sequence[Mapping[str, Any]] | None,
         prompt: bool,
     ) -> set[int]:
-        """The messages of `asked` that the template would read in that form at their place."""
+        """The messages of `forms` (index -> form) that the template reads in that form at their position."""
         probes = [
-            {**message, "content": probe_content(asked[index], f" {index}")} if index in asked else message
+            {**message, "content": probe_content(forms[index], f" {index}")} if index in forms else message
             for index, message in enumerate(messages)
         ]
         try:
@@ -123,15 +124,15 @@ class ContentForms:
             raise
         except TemplateError:
             return set()
-        return {index for index in asked if reads(printed, index, f" {index}")}
+        return {index for index in forms if reads(printed, index, f" {index}")}
 
-    def _ask(self, role: str) -> _Forms:
+    def _probe(self, role: str) -> _Forms:
         try:
-            answers = [tuple(map(self._is_read, case)) for case in self._cases(role)]
+            results = [tuple(map(self._is_read, case)) for case in self._cases(role)]
         except TemplateLimitError:  # each further attempt would take as long
             return _Forms(frozenset(), frozenset())
-        text, parts = (any(column) for column in zip(*answers, strict=True)) if answers else (False, False)
-        unread = {form for form, case in zip(_FORMS, ((False, True), (True, False)), strict=True) if case in answers}
+        text, parts = (any(column) for column in zip(*results, strict=True)) if results else (False, False)
+        unread = {form for form, case in zip(_FORMS, ((False, True), (True, False)), strict=True) if case in results}
         somewhere = frozenset(form for form, is_read in zip(_FORMS, (text, parts), strict=True) if is_read)
         return _Forms(somewhere - unread, somewhere)
 
@@ -148,16 +149,16 @@ class ContentForms:
     def _cases(self, role: str) -> Iterator[tuple[_Case, _Case]]:
         """Small conversations with a message of that role, as a pair: its content as text, and as parts."""
         try:
-            small = smallest_conversation(self._template)
-        except LoadError:  # whoever builds a renderer of this template is told
+            smallest = smallest_conversation(self._template)
+        except LoadError:  # raised again when a renderer of this template is built
             return
-        opening, answer, question = small.opening, small.answer, small.question
+        opening, answer, question = smallest.opening, smallest.answer, smallest.question
         arguments: tuple[Any, ...] = ({}, "{}")
         calls = [_calling(answer, value) for value in arguments]
         around: list[tuple[list[Mapping[str, Any]], dict[str, Any], list[Mapping[str, Any]]]]
         match role:
             case "user":
-                before = [*small.before]
+                before = [*smallest.before]
                 around = [(before, {}, []), ([*opening, answer], {}, []), (before, {}, [answer, question])]
             case "assistant":
                 around = [(opening, {}, []), (opening, {}, [question])]
@@ -168,21 +169,23 @@ class ContentForms:
             case "system":
                 around = [([], {}, [question]), ([], {}, [question, answer, question])]
             case _:
-                around = [([], {}, [question]), ([*small.before], {}, [question])]
+                around = [([], {}, [question]), ([*smallest.before], {}, [question])]
         for before, fields, behind in around:
-            for tools in (small.tools, [PROBE_TOOL]):
+            for tools in (smallest.tools, [PROBE_TOOL]):
                 text, parts = (
                     ([*before, probe_message(role, form, **fields), *behind], len(before), tools) for form in _FORMS
                 )
                 yield text, parts
 
 
-def _shows_media(given: str | Sequence[Mapping[str, Any]]) -> bool:
-    return not isinstance(given, str) and any(part["type"] != "text" for part in given)
+def _is_convertible(message: Mapping[str, Any]) -> bool:
+    """Whether the message has content and no media in it."""
+    given = message.get("content")
+    return isinstance(given, str) or (given is not None and all(part["type"] == "text" for part in given))
 
 
 def _in_form(message: Mapping[str, Any], form: ContentForm) -> dict[str, Any]:
-    """The message, which shows no media, with its content in that form."""
+    """The message, which holds no media, with its content in that form."""
     given = message["content"]
     if form == "parts":
         return {**message, "content": given if isinstance(given, list) else content(given, form)}
@@ -191,23 +194,23 @@ def _in_form(message: Mapping[str, Any], form: ContentForm) -> dict[str, Any]:
 
 
 def has_text(message: Mapping[str, Any]) -> bool:
-    """Whether the content of a checked message says anything in text."""
+    """Whether the content of a checked message holds text other than white space."""
     given = message.get("content") or ""
     return any(text.strip() for text in ([given] if isinstance(given, str) else [p.get("text", "") for p in given]))
 
 
 _Case = tuple[list[Mapping[str, Any]], int, Sequence[Mapping[str, Any]] | None]
-"""Messages, the index of the one that is asked about, tools."""
+"""Messages, the index of the probe message, tools."""
 
 
 def _calling(answer: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
-    """A turn that calls the probe tool, its content in the form of `answer`."""
+    """A turn that calls the probe tool, with content in the form of `answer`."""
     call = {"id": _CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
     return {"role": "assistant", "content": content("", content_form_of(answer)), "tool_calls": [call]}
 
 
 class ConvertingTemplate:
-    """A template that is shown every message in a form that it reads; else it prints like the one that it wraps."""
+    """Wraps a template: converts the content of every message to a form that the template reads, then prints."""
 
     def __init__(self, template: Template) -> None:
         self.source = template.source
@@ -221,6 +224,6 @@ class ConvertingTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> Printed:
-        """As `Template.print`; the messages stay as many and in their order, so that every index is still right."""
-        shown = self._forms.converted_in_place(messages, tools, prompt=add_generation_prompt)
-        return self._template.print(shown, tools=tools, add_generation_prompt=add_generation_prompt)
+        """As `Template.print`; message indices of the result are those of `messages`."""
+        converted = self._forms.converted_conversation(messages, tools, prompt=add_generation_prompt)
+        return self._template.print(converted, tools=tools, add_generation_prompt=add_generation_prompt)

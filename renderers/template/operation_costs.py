@@ -1,4 +1,4 @@
-"""Operators and filters that make something larger than what they are given: how much, before they make it."""
+"""Work of the operators and filters whose result may be larger than their input, counted before they run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from renderers.template.work_limit import ITEM, STEP, check_bits, spend, spend_o
 
 _TEXT = frozenset((str, TracedStr))
 _SEQUENCES = (str, bytes, list, tuple)
-# The sandbox lets no `range` be longer, so that what has no length has not many more items than that.
-_LONGEST_RANGE = 100_000
+# The longest `range` of the sandbox: about the most items of a value without a length.
+_MAX_RANGE = 100_000
 
 
 def added(terms: list[Any]) -> Any:
@@ -22,7 +22,7 @@ def added(terms: list[Any]) -> Any:
     total = terms[0]
     for term in terms[1:]:
         if isinstance(total, _SEQUENCES) and isinstance(term, _SEQUENCES):
-            # The longer one was paid for when it was made, item by item, if a loop collects items in it.
+            # The text of the longer operand was counted when a loop collected its items.
             spend(ITEM * (len(total) + len(term)))
             spend_on_text_of(min(total, term, key=len))
         total = total + term
@@ -47,7 +47,7 @@ def raised_to(base: Any, exponent: Any) -> Any:
 
 
 def listed(made: Any) -> Any:
-    """A list, tuple or dict that a template makes of variables."""
+    """A list, tuple or dict literal that holds variables."""
     spend_on_text_of(made)
     return made
 
@@ -60,16 +60,16 @@ def sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
     return part
 
 
-# Filters: the arguments of each without the context or environment that some take before them.
+# Filters: their arguments without the context or environment that some take first.
 
 
 def _items(value: Any, *_: Any, **__: Any) -> None:
-    """Filters that go over the items of a value."""
+    """Filters that iterate over a value."""
     spend(STEP * (1 + (len(value) if isinstance(value, Sized) else 0)))
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Filters whose work does not depend on how large their input is."""
+    """Filters whose work does not depend on the size of their input."""
 
 
 def _width(value: Any, width: int = 80) -> None:
@@ -90,14 +90,14 @@ def _batch(value: Any, linecount: int, fill_with: Any = None) -> None:
 def _map(value: Any, *_: Any, **options: Any) -> None:
     _items(value)
     if "default" in options:
-        spend_on_text_times(options["default"], len(value) if isinstance(value, Sized) else _LONGEST_RANGE)
+        spend_on_text_times(options["default"], len(value) if isinstance(value, Sized) else _MAX_RANGE)
 
 
 def _sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
     _items(value)
-    if isinstance(start, Sequence):  # each sum is a new list, longer than the one before
+    if isinstance(start, Sequence):  # each partial sum is a new, longer list
         if not isinstance(value, Sequence) or attribute is not None:
-            raise WorkLimitError("it sums up lists that it has not made yet; make a list of them first")
+            raise WorkLimitError("it sums lists from a generator or attribute; make a list of them first")
         spend(ITEM * len(value) * sum(len(item) for item in value if isinstance(item, Sized)))
 
 
@@ -112,7 +112,7 @@ def _urlize(value: Any, *arguments: Any, **options: Any) -> None:
     spend_on_text_times(value, 2 + more)
 
 
-#: What is counted before a filter runs; before one that is not named here, the text of its input.
+#: The function that counts the work of a filter before it runs; of any other filter, the text of its input is counted.
 FILTER_COSTS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("attr", "count", "d", "default", "first", "last", "length"), _nothing),
     **dict.fromkeys(("dictsort", "groupby", "items", "list", "max", "min", "random", "reject", "rejectattr"), _items),

@@ -1,8 +1,8 @@
-"""The smallest conversation that a template prints: where every question that is asked of a template begins.
+"""The smallest conversation that a template prints; all probing of a template starts from it.
 
 Most templates print a question and its answer. Some refuse them without tools (the `tool_use` template of Hermes) or
-without a system message, and some read content only as a list of parts. So a few conversations are tried, plain ones
-first, until the words of the question and of the answer both reach the output.
+without a system message, and some read content only as a list of parts. So several conversations are tried, the
+simplest first, until the texts of both the question and the answer are printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from renderers.errors import LoadError, TemplateError, TemplateLimitError
 from renderers.template.chat_template import Printed, Template
 
 ContentForm = Literal["text", "parts"]
-"""A message's content as a string, or as a list of parts; some templates of models that see read only the latter."""
+"""A message's content as a string, or as a list of parts; some templates of multimodal models read only the latter."""
 
 PROBE_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -25,15 +25,15 @@ PROBE_TOOL: Mapping[str, Any] = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
     },
 }
-_WORDS = "probe words"
-# A field that a text part may have and that no template prints, unless it prints the list of parts as data.
+_TEXT = "probe words"
+# A field of a text part that no template prints, unless it prints the list of parts as data.
 _FIELD, _VALUE = "probe_field", "probe value"
 
 
 class ProbeConversation(NamedTuple):
-    """A question and an answer, and what this template wants to stand beside them.
+    """A question, an answer, and what the template requires besides.
 
-    `before`: messages before the question, a system message or nothing. `tools`: None, or one tool.
+    `before`: messages before the question, a system message or none. `tools`: None, or one tool.
     """
 
     before: tuple[Mapping[str, Any], ...]
@@ -43,19 +43,19 @@ class ProbeConversation(NamedTuple):
 
     @property
     def opening(self) -> list[Mapping[str, Any]]:
-        """What a model would answer."""
+        """The messages before the answer."""
         return [*self.before, self.question]
 
 
 def content(text: str, form: ContentForm) -> str | list[dict[str, str]]:
-    """A text as content in that form."""
+    """Content of this text in this form."""
     return text if form == "text" else [{"type": "text", "text": text}]
 
 
 def probe_content(form: ContentForm, mark: str = "") -> str | list[dict[str, str]]:
-    """Words that `reads` looks for; those of one conversation are told apart by `mark`."""
-    words = _WORDS + mark
-    return words if form == "text" else [{"type": "text", "text": words, _FIELD: f"{_VALUE}{mark}."}]
+    """Content that `reads` looks for; `mark` distinguishes several in one conversation."""
+    text = _TEXT + mark
+    return text if form == "text" else [{"type": "text", "text": text, _FIELD: f"{_VALUE}{mark}."}]
 
 
 def probe_message(role: str, form: ContentForm, **fields: Any) -> dict[str, Any]:
@@ -64,10 +64,10 @@ def probe_message(role: str, form: ContentForm, **fields: Any) -> dict[str, Any]
 
 
 def reads(printed: Printed, index: int, mark: str = "") -> bool:
-    """Whether the `probe_content` of the message at `index` was printed as words.
+    """Whether the template printed the text of the `probe_content` of message `index`.
 
-    It was not where the template printed nothing of it, or printed the list of parts as data, with every field of a
-    part: `[{'type': 'text', ...}]`.
+    False if the template printed nothing of it, or the list of parts as data, with every field of a part:
+    `[{'type': 'text', ...}]`.
     """
     return f"{_VALUE}{mark}." not in printed.text and any(
         segment.origin is not None
@@ -78,9 +78,9 @@ def reads(printed: Printed, index: int, mark: str = "") -> bool:
 
 
 def smallest_conversation(template: Template) -> ProbeConversation:
-    """The plainest conversation whose question and answer the template prints; else the one of which it prints most.
+    """The simplest conversation whose question and answer the template prints; else the one of which it prints most.
 
-    Raises `LoadError`, with the words of the template's first refusal, if it prints none of them.
+    Raises `LoadError` with the template's first error message if it prints none of them.
     """
     best: tuple[int, ProbeConversation] | None = None
     refusal = ""
@@ -108,7 +108,7 @@ def smallest_conversation(template: Template) -> ProbeConversation:
 
 
 def _candidates() -> Iterator[ProbeConversation]:
-    """Plain ones first: text before parts, and nothing beside a question and an answer that is not needed."""
+    """Conversations to try, the simplest first: text before parts, without tools and system message before with."""
     forms: tuple[ContentForm, ...] = ("text", "parts")
     alike_first = sorted(itertools.product(forms, forms), key=lambda pair: pair[0] != pair[1])
     systems: list[tuple[Mapping[str, Any], ...]] = [(), *((probe_message("system", form),) for form in forms)]
@@ -118,15 +118,15 @@ def _candidates() -> Iterator[ProbeConversation]:
 
 
 def _plain(conversation: ProbeConversation) -> ProbeConversation:
-    """The same without the field that is only there to be looked for."""
+    """The conversation without the probe field in its parts."""
 
     def plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**message, "content": content(_WORDS, content_form_of(message))}
+        return {**message, "content": content(_TEXT, content_form_of(message))}
 
     before, question, answer, tools = conversation
     return ProbeConversation(tuple(map(plain, before)), plain(question), plain(answer), tools)
 
 
 def content_form_of(message: Mapping[str, Any]) -> ContentForm:
-    """The form that the content of a message has."""
+    """The form of a message's content."""
     return "text" if isinstance(message.get("content"), str) else "parts"

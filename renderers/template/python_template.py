@@ -1,11 +1,11 @@
 """Prompts that a vendor prints with Python code instead of a Jinja template.
 
-`PythonTemplate` runs such a prompt function where `ChatTemplate` runs Jinja: the same traced messages go in, the same
-`Printed` comes out, and everything behind it (encoding, attribution, bridging) cannot tell the two apart.
+`PythonTemplate` runs a prompt function where `ChatTemplate` runs Jinja: it takes the same traced messages and returns
+the same `Printed`, so encoding, attribution and bridging work alike for both.
 
 A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options>) -> str`. It joins its pieces with
-`traced_join` (an f-string would drop the spans), says with `message_mark` which message it prints for from there on,
-and raises `PromptRefusedError` for what its format cannot express.
+`traced_join` (an f-string would drop the spans), puts a `message_mark` before the text of each message, and raises
+`PromptRefusedError` for a conversation that its format cannot express.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _LOOP = 0  # a prompt function has one loop, the one over the messages
 
 
 def message_mark(index: int) -> TracedStr:
-    """An empty mark: what is printed from here on, up to the next mark, belongs to message `index`."""
+    """An empty string that marks the text behind it, up to the next mark, as that of message `index`."""
     return TracedStr("", (Span(0, 0, LoopMark(_LOOP, index)),))
 
 
 def messages_end_mark() -> TracedStr:
-    """An empty mark: what is printed from here on belongs to no message."""
+    """An empty string that marks the text behind it as that of no message."""
     return TracedStr("", (Span(0, 0, LoopMark(_LOOP, None)),))
 
 
 class PythonTemplate:
     """A prompt function with the interface of `ChatTemplate`. Safe to run from many threads.
 
-    `source` describes the format in a stable way, with the markers that it prints; `model` names the model in errors;
-    `variables` are values for the function's options, which those of a single `print` override.
+    `source` is a stable description of the format with the markers that it prints; `model` names the model in errors;
+    `variables` are values for the function's options; a single `print` may override them.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PythonTemplate:
         return Printed(plain(text), segments_of(text))
 
     def _checked(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        # Jinja ignores a variable that a template does not read; here the list is known, so a misspelt one is caught.
+        # Jinja ignores variables that a template does not read; here the options are known, so a wrong name is refused.
         for name in variables:
             if name not in self._known_options:
                 raise TemplateError(

@@ -1,11 +1,12 @@
-"""Strings that remember where their characters came from.
+"""Strings that record the origin of their characters.
 
-A chat template is a program that glues strings together. If the strings that we hand in are `TracedStr`, then so is
-what it prints: every slice, join or strip keeps the spans. What carries no span was written by the template itself.
+A chat template is a program that concatenates strings. If its inputs are `TracedStr`, its output is one too: every
+slice, join or strip keeps the spans. Characters without a span were written by the template itself.
 
-Operations whose result cannot be mapped back character by character (`%`-formatting with width, `title()` where the
-length changes...) mark the *whole* result as content of the first origin involved. That errs on the safe side: content
-may claim a neighbour's punctuation, but can never pass for template text and so never become a control token.
+Where the result of an operation cannot be mapped back character by character (`%`-formatting with width, `title()`
+where the length changes...), the *whole* result is marked as content of the first origin involved. This is the safe
+side: template text may count as content, but content never counts as template text and so never becomes a control
+token.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from renderers.template.work_limit import ITEM, STEP, spend, spend_on_text_of
 
 
 class Origin(NamedTuple):
-    """The field a character came from: `message_index` (-1: not from a message) and a path like `content[0].text`."""
+    """The field that text was copied from: `message_index` (-1: no message) and a path like `content[0].text`."""
 
     message_index: int
     path: str
 
 
 class LoopMark(NamedTuple):
-    """A zero-width note that the body of loop `loop` starts for `message_index`, or (None) that the loop has ended."""
+    """A zero-width mark: the body of loop `loop` starts for `message_index`, or (None) the loop has ended."""
 
     loop: int
     message_index: int | None
 
 
 class Span(NamedTuple):
-    """`start:end` came from `origin`; a mark has `start == end`."""
+    """Characters `start:end` were copied from `origin`; a `LoopMark` has `start == end`."""
 
     start: int
     end: int
@@ -45,14 +46,14 @@ _new_str = str.__new__  # looked up once: a template makes thousands of strings
 
 
 class TracedStr(str):
-    """A `str` with provenance. Equal to, hashed like and printed like the plain string."""
+    """A `str` with the origins of its characters. Equal to the plain string, with the same hash and output."""
 
     __slots__ = ("_spans",)
 
     _spans: tuple[Span, ...]
 
     def __new__(cls, text: str = "", spans: Iterable[Span] = ()) -> TracedStr:
-        # str.__new__ would call __str__ of a TracedStr and hand it back unchanged, hence the plain copy.
+        # str.__new__ would call __str__ of a TracedStr and return it unchanged, hence the plain copy.
         self = _new_str(cls, text if type(text) is str else plain(text))
         self._spans = tuple(spans)
         return self
@@ -79,10 +80,10 @@ class TracedStr(str):
     def __reduce__(self) -> tuple[Any, ...]:
         return TracedStr, (plain(self), self._spans)
 
-    # Gluing.
+    # Concatenation.
 
     def __add__(self, other: str) -> str:
-        # With anything else str itself raises, in the words that a template's author knows.
+        # With any other type `str` itself raises, with its usual message.
         return traced_join("", (self, other)) if isinstance(other, str) else plain(self) + other
 
     def __radd__(self, other: str) -> str:
@@ -113,7 +114,7 @@ class TracedStr(str):
     def format_map(self, mapping: Any, /) -> str:
         return _tainted(plain(self).format_map(mapping), (self, mapping))
 
-    # Cutting.
+    # Slices and pieces.
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         if isinstance(key, slice):
@@ -135,12 +136,12 @@ class TracedStr(str):
         return (self._cut(index, index + 1) for index in range(len(text)))
 
     def _cut(self, start: int, stop: int, *, all_marks: bool = False) -> TracedStr:
-        """The characters `start:stop`, and of the marks those that stand before one of them.
+        """The characters `start:stop` with their spans, and the marks before any of these characters.
 
-        With `all_marks` the marks that were cut off move to the nearer edge: which loop runs at a character, and that
-        it has ended behind the last one, does not change when the white space around them goes.
+        With `all_marks`, marks outside the range move to its nearer edge: removing white space around text must not
+        change which loop is running at a character, or that the loop has ended behind the last one.
         """
-        # `plain` would copy the whole text for every piece of it.
+        # `plain(self)[start:stop]` would copy the whole text for every piece.
         text = str.__getitem__(self, slice(start, stop))
         at_end = stop == len(self)
         kept = []
@@ -165,7 +166,7 @@ class TracedStr(str):
 
     def _trimmed(self, start: int, stop: int) -> str:
         if start == 0 and stop == len(self):
-            return self  # nearly always: most texts have nothing to trim
+            return self  # the usual case
         return self._cut(start, stop, all_marks=True)
 
     def removeprefix(self, prefix: str, /) -> str:
@@ -180,7 +181,7 @@ class TracedStr(str):
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         if sep is not None:
             return self._align(plain(self).rsplit(sep, maxsplit), sep)
-        # By white space, from the right: the leftmost piece keeps what stands before it.
+        # By white space, from the right: the leftmost piece keeps the white space before it.
         pieces: list[str] = []
         text, end = plain(self), len(self)
         for piece in reversed(text.rsplit(None, maxsplit)):
@@ -210,7 +211,7 @@ class TracedStr(str):
         return self._cut(0, at), self._cut(at, at + len(sep)), self._cut(at + len(sep), len(self))
 
     def _align(self, pieces: list[str], sep: str | None) -> list[str]:
-        """Cut `pieces`, which `str.split` found in this text from left to right, with their spans."""
+        """The pieces that `str.split` found in this text, from left to right, with their spans."""
         text, position, found = plain(self), 0, []
         self._spend_on_pieces(len(pieces))
         for piece in pieces:
@@ -221,9 +222,9 @@ class TracedStr(str):
         return cast(list[str], found)
 
     def _spend_on_pieces(self, count: int) -> None:
-        spend(count * (STEP + len(self._spans)))  # each piece looks at every span
+        spend(count * (STEP + len(self._spans)))  # each piece is compared with every span
 
-    # Rewriting.
+    # Changed characters.
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         text, limit = plain(self), operator.index(count)
@@ -260,10 +261,10 @@ class TracedStr(str):
         return self._mapped(str.capitalize)
 
     def translate(self, table: Any, /) -> str:
-        # Character by character: one may vanish while another becomes two.
+        # Character by character: one may be deleted while another becomes two.
         pieces: list[str] = []
         for piece in self:
-            pieces.append(_as_long(plain(piece).translate(table), piece))
+            pieces.append(_with_spans_of(plain(piece).translate(table), piece))
             spend(len(pieces[-1]))
         return traced_join("", pieces)
 
@@ -293,7 +294,7 @@ class TracedStr(str):
 
     def _mapped(self, change: Callable[[str], str]) -> str:
         changed = change(plain(self))
-        return _as_long(changed, self)
+        return _with_spans_of(changed, self)
 
 
 def plain(text: str) -> str:
@@ -302,7 +303,7 @@ def plain(text: str) -> str:
 
 
 def traced_text(value: Any) -> str:
-    """`str(value)`; what a list, dict or any other object spells counts as content, since it may hold some."""
+    """`str(value)`; the text of a list, dict or any other object counts as content, because it may hold some."""
     if isinstance(value, str):
         return value
     spend_on_text_of(value)
@@ -330,7 +331,7 @@ def traced_join(separator: str, parts: Iterable[Any]) -> str:
             spans += [Span(start + offset, end + offset, origin) for start, end, origin in separator_spans]
         offset += gap
     if separator_spans and pieces:
-        del spans[-len(separator_spans) :]  # no separator behind the last piece
+        del spans[-len(separator_spans) :]  # there is no separator behind the last piece
     spend(offset + ITEM * len(pieces) + STEP * len(spans))
     text = str.join(separator, pieces)
     return TracedStr(text, spans) if spans else text
@@ -340,12 +341,12 @@ _PERCENT = re.compile(r"%(?:\(([^)]*)\))?(%|s|[^%s]*?[a-zA-Z])")
 
 
 def traced_percent(template: str, values: Any) -> str:
-    """`template % values`; `%s` keeps the spans of its value, other conversions taint the whole result."""
+    """`template % values`; `%s` keeps the spans of its value, any other conversion taints the whole result."""
     arguments = values if isinstance(values, tuple) else (values,)
     _spend_on_percent(template, arguments)
-    expected = str.__mod__(plain(template), values)  # not `%`, which would ask a traced value first: this function
+    expected = str.__mod__(plain(template), values)  # `%` would call `__rmod__` of a traced value: this function
     pieces: list[str] = []
-    position, taken = 0, 0
+    position, used = 0, 0
     for match in _PERCENT.finditer(plain(template)):
         pieces.append(template[position : match.start()])
         position = match.end()
@@ -356,7 +357,7 @@ def traced_percent(template: str, values: Any) -> str:
         if conversion != "s" or (key is not None and key not in values):
             return _tainted(expected, (template, *arguments))
         if key is None:
-            value, taken = arguments[taken], taken + 1
+            value, used = arguments[used], used + 1
         else:
             value = values[key]
         pieces.append(value)
@@ -376,7 +377,7 @@ def _spend_on_percent(template: str, arguments: tuple[Any, ...]) -> None:
 
 
 def spend_on_width(specification: str) -> None:
-    """Count the characters that a width and a precision of a format specification ask for."""
+    """Count the characters of the width and the precision in a format specification."""
     for number in _NUMBER.findall(specification):
         spend(int(number[:18]))
 
@@ -386,9 +387,9 @@ _FORMATTER = string.Formatter()
 
 
 def traced_format(template: str, format_one: Callable[[str], str], pick: Callable[[str], Any]) -> str | None:
-    """The text of `template.format(...)`, literal pieces kept apart from fields, or None where that cannot be done.
+    """`template.format(...)` with the spans of its fields; None for a nested format specification.
 
-    `format_one` formats a template with one field, `pick` returns the object that a field names.
+    `format_one` formats a template with one field, `pick` returns the value that a field names.
     """
     pieces: list[str] = []
     automatic = 0
@@ -410,14 +411,14 @@ def traced_format(template: str, format_one: Callable[[str], str], pick: Callabl
 
 
 def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:
-    """`result` itself, or, if it is an untraced string made from traced inputs, the same string wholly traced."""
+    """`result`; a plain string made from traced inputs becomes content as a whole."""
     if isinstance(result, str) and not isinstance(result, TracedStr):
         return _tainted(result, inputs)
     return result
 
 
-def _as_long(text: str, source: str) -> str:
-    """`text`, made of `source`, with the spans of `source` where the lengths agree and tainted where not."""
+def _with_spans_of(text: str, source: str) -> str:
+    """`text`, made from `source`: with its spans if the lengths are equal, else tainted."""
     if isinstance(source, TracedStr):
         return TracedStr(text, source._spans) if len(text) == len(source) else _tainted(text, (source,))
     return text

@@ -1,11 +1,11 @@
-"""How much one run of a template may do.
+"""The work limit of one run of a template.
 
-A chat template comes with a model, and who wrote it may be anybody. Jinja's sandbox keeps it from Python; it does not
-keep it from running without end, or from making a text of a terabyte. So work is counted where it is done: each pass
-through a loop and each call, and the characters and items of what an operation is about to make, before it makes it.
+A chat template comes with a model, and its author may be anybody. Jinja's sandbox forbids access to Python; it does not
+prevent endless loops, or a text of a terabyte. So work is counted: each pass through a loop, each call, and the
+characters and items that an operation makes, before it makes them.
 
-One unit is about a byte that is copied; what takes longer costs more. A run starts with far more units than any
-conversation of its size needs, so the count decides nothing but whether the run comes to an end. What it cannot see (a
+One unit is about the cost of copying one byte; slower operations cost more. A run starts with far more units than any
+conversation of its size needs, so the limit only stops runs that would not end. Work that is not counted (the
 comparison of two long texts) is bounded by the processor time that the units stand for.
 """
 
@@ -18,36 +18,36 @@ from typing import Any, Self
 
 from renderers.errors import WorkLimitError
 
-#: A pass through a loop, a call, an item that a filter goes over.
+#: Units for a pass through a loop, a call, an item that a filter iterates over.
 STEP = 64
-#: A reference in a list that is made.
+#: Units for a reference in a new list.
 ITEM = 8
 _UNITS = 2**27
-# Templates that look through the other messages at each message take a number that grows as the square.
+# Templates that look at all other messages for each message need units in proportion to the square.
 _UNITS_PER_MESSAGE, _UNITS_PER_PAIR = 2**16, 256
-# Templates for parts go over a text character by character.
+# Some templates iterate over a text character by character.
 _UNITS_PER_CHARACTER = 512
 _SECONDS_PER_UNIT = 5e-7
-_UNITS_PER_LOOK = 2**16
-# A number of more bits has more than the 4,300 digits that Python prints.
-_MOST_BITS = 14_000
+_UNITS_PER_CHECK = 2**16
+# Python prints integers of at most 4,300 digits, which are about this many bits.
+_MAX_BITS = 14_000
 
 
 class TemplateRun:
-    """One run of a template over a conversation: the units that are left, the messages whose loop bodies it entered.
+    """One run of a template over a conversation: its remaining units, and the messages whose loop bodies it entered.
 
-    Within its `with` block, what `spend` counts in this thread is counted for it.
+    Inside its `with` block, `spend` takes units from this run, in this thread.
     """
 
-    __slots__ = ("_granted", "_inputs", "_look_at", "_started", "_token", "_units", "entered")
+    __slots__ = ("_check_below", "_granted", "_inputs", "_started", "_token", "_units", "entered")
 
     _token: Token[TemplateRun | None]
 
     def __init__(self, messages: int = 0, inputs: Sequence[Any] = ()) -> None:
-        """`inputs` hold the texts of so many messages; their size is asked for only where units or time run out."""
+        """`messages` is the number of messages; the size of `inputs` is computed only when units or time run out."""
         self._inputs = inputs
         self._units = self._granted = _UNITS + messages * (_UNITS_PER_MESSAGE + messages * _UNITS_PER_PAIR)
-        self._look_at = self._units - _UNITS_PER_LOOK
+        self._check_below = self._units - _UNITS_PER_CHECK
         self._started = time.thread_time()
         self.entered: list[int] = []
 
@@ -60,7 +60,7 @@ class TemplateRun:
 
     @property
     def last_entered(self) -> int | None:
-        """The message that the run is at."""
+        """The message that the run is printing; None before the first."""
         return self.entered[-1] if self.entered else None
 
     @property
@@ -68,27 +68,27 @@ class TemplateRun:
         return self._granted - self._units
 
     def spend(self, units: int) -> None:
-        """Raise `WorkLimitError` once there are no units left, or no time."""
+        """Take units; raise `WorkLimitError` when no units or no time is left."""
         self._units -= units
-        if self._units < self._look_at:
-            self._look()
+        if self._units < self._check_below:
+            self._check()
 
-    def _is_late(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         return time.thread_time() - self._started > self._granted * _SECONDS_PER_UNIT
 
-    def _look(self) -> None:
-        if self._units < 0 or self._is_late():
+    def _check(self) -> None:
+        if self._units < 0 or self._is_out_of_time():
             more = _UNITS_PER_CHARACTER * sum(map(_characters, self._inputs))
             self._inputs = ()
             self._granted += more
             self._units += more
         if self._units < 0:
             raise WorkLimitError(
-                "it makes more text, or goes through its loops more often, than any conversation of this size needs"
+                "it makes more text, or runs its loops more often, than any conversation of this size needs"
             )
-        if self._is_late():
+        if self._is_out_of_time():
             raise WorkLimitError("it takes longer than any conversation of this size needs")
-        self._look_at = max(0, self._units - _UNITS_PER_LOOK)
+        self._check_below = max(0, self._units - _UNITS_PER_CHECK)
 
 
 def _characters(value: Any) -> int:
@@ -103,7 +103,7 @@ _RUNNING: ContextVar[TemplateRun | None] = ContextVar("run of a template", defau
 
 
 def spend(units: int) -> None:
-    """Count work that is about to be done; nothing is counted outside a run (text that no template makes)."""
+    """Take units from the running template; does nothing outside a run."""
     run = _RUNNING.get()
     if run is not None:
         run.spend(units)
@@ -111,26 +111,27 @@ def spend(units: int) -> None:
 
 def check_bits(bits: int) -> None:
     """Raise `WorkLimitError` for an integer of so many bits."""
-    if bits > _MOST_BITS:
+    if bits > _MAX_BITS:
         raise WorkLimitError("it computes with an integer of more than 4,000 digits")
 
 
 class InputDict(dict[Any, Any]):
-    """A dict of the conversation or the tools, as the caller gave it: a tree, whose size the caller has paid for."""
+    """A dict of the conversation or the tools: its text is no larger than the input, so it is not counted again."""
 
     __slots__ = ()
 
 
 class InputList(list[Any]):
-    """A list likewise."""
+    """A list of the conversation or the tools; see `InputDict`."""
 
     __slots__ = ()
 
 
 def spend_on_text_of(value: Any, *_: Any, **__: Any) -> None:
-    """Count the text of a value, whatever it holds, before it is made; further arguments are ignored.
+    """Count the text of a value before it is made; further arguments are ignored.
 
-    A list may hold another one twice, and that one too: after 40 steps it is short and its text is a terabyte.
+    The text is counted and not the items: a list that holds another list twice, which holds another twice, ... has few
+    items and, after 40 levels, a text of a terabyte.
     """
     run = _RUNNING.get()
     if run is None:
@@ -142,7 +143,7 @@ def spend_on_text_of(value: Any, *_: Any, **__: Any) -> None:
 
 
 def spend_on_text_times(value: Any, times: int) -> None:
-    """Count the text of a value that is to be there several times."""
+    """Count the text of a value that is repeated `times` times."""
     run = _RUNNING.get()
     if run is None:
         return

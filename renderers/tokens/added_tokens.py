@@ -1,4 +1,4 @@
-"""Added tokens: which of them control the model, which are ordinary words, and how to find them in text."""
+"""Added tokens of a tokenizer: which of them are control tokens, and how to find those in text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from renderers.errors import InvalidFileError, short_repr
 
-# Tokenizers also add tokens that are nothing but text: letters (DeepSeek), runs of white space, HTML tags (Gemma).
+# Tokenizers also add tokens that are ordinary text: letters (DeepSeek), runs of white space, HTML tags (Gemma).
 # \uff5c is DeepSeek's bar.
 _MARKUP = re.compile(r"[<>\[\]{}|\uff5c/]")
-_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of surrogates: no Unicode text holds one
-#: Ids are below this one; engines and arrays keep them in 32 bits.
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair is not Unicode text
+#: All ids are smaller; engines and arrays store them in 32 bits.
 TOKEN_ID_LIMIT = 2**31
 _HTML_TAG = re.compile(
     r"</?(?:a|b|i|u|s|p|br|hr|em|strong|code|pre|sub|sup|ul|ol|li|dl|dt|dd|h[1-6]|blockquote|caption|table|thead|tbody"
@@ -31,14 +31,14 @@ class AddedToken:
 
     @property
     def is_control(self) -> bool:
-        """Whether content must not be able to make it: every special token, and every other one that is markup."""
+        """Whether content must never become this token: a special token, or one that looks like markup."""
         if self.definition.get("special"):
             return True
         return bool(_MARKUP.search(self.content)) and not _HTML_TAG.fullmatch(self.content)
 
 
 class ControlMatch(NamedTuple):
-    """A control token that stands for the characters `start:end`, white space taken in, and spells `spelled`."""
+    """A control token found at characters `start:end`; without the white space around it, at `text_range`."""
 
     start: int
     end: int
@@ -47,9 +47,9 @@ class ControlMatch(NamedTuple):
 
 
 def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, Any]]) -> list[AddedToken]:
-    """The added tokens of a tokenizer.json and those of `more` (id -> token) that it lacks.
+    """The added tokens of a tokenizer.json, and those of `more` (id -> token) that it does not have.
 
-    Raises `InvalidFileError` where an id of `more` already means another token.
+    Raises `InvalidFileError` where an id of `more` is already that of another token.
     """
     entries = definition.get("added_tokens") or []
     if not isinstance(entries, list):
@@ -57,26 +57,27 @@ def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, 
     for entry in entries:
         if not is_token_entry(entry) or not _is_id(entry.get("id")):
             raise InvalidFileError("tokenizer.json", f"added_tokens holds no id and content at {short_repr(entry)}")
-    found = {entry["content"]: AddedToken(entry["id"], entry["content"], entry) for entry in entries}
-    taken = {token.id: token.content for token in found.values()}
+    tokens = {entry["content"]: AddedToken(entry["id"], entry["content"], entry) for entry in entries}
+    text_of_id = {token.id: token.content for token in tokens.values()}
     for token_id, entry in more.items():
         content = entry["content"]
-        if content in found:
+        if content in tokens:
             continue
-        if token_id in taken:
+        if token_id in text_of_id:
             raise InvalidFileError(
                 "tokenizer_config.json",
-                f"added_tokens_decoder says that id {token_id} is {content!r}, tokenizer.json says {taken[token_id]!r}",
+                f"added_tokens_decoder says that id {token_id} is {content!r}, tokenizer.json that it is "
+                f"{text_of_id[token_id]!r}",
             )
-        found[content] = AddedToken(token_id, content, {**entry, "id": token_id})
-        taken[token_id] = content
-    return list(found.values())
+        tokens[content] = AddedToken(token_id, content, {**entry, "id": token_id})
+        text_of_id[token_id] = content
+    return list(tokens.values())
 
 
 def is_token_entry(entry: Any) -> bool:
-    """Whether an entry of a tokenizer's file says what a token is: an object with a `content` that text can hold."""
+    """Whether an entry of a tokenizer's file describes a token: an object with a `content` that is Unicode text."""
     content = entry.get("content") if isinstance(entry, dict) else None
-    return isinstance(content, str) and content != "" and not _HALF_A_PAIR.search(content)
+    return isinstance(content, str) and content != "" and not _SURROGATE.search(content)
 
 
 def _is_id(value: Any) -> bool:
@@ -84,9 +85,10 @@ def _is_id(value: Any) -> bool:
 
 
 class ControlPattern:
-    """Finds control tokens in text as `tokenizers` does: leftmost, longest, with the flags that each token has.
+    """Finds control tokens in text as `tokenizers` does: leftmost, longest, with the flags of each token.
 
-    `lstrip` and `rstrip` take in the white space beside the token, `single_word` wants no word character beside it.
+    With `lstrip` and `rstrip` a token includes the white space beside it; with `single_word` it is not found beside a
+    word character.
     """
 
     def __init__(self, tokens: Sequence[AddedToken]) -> None:
@@ -100,7 +102,7 @@ class ControlPattern:
         self._pattern = re.compile(_alternatives(sorted(self.id_of)) or r"(?!)")
 
     def find(self, text: str, start: int, end: int, *, before: int | None = None) -> ControlMatch | None:
-        """The first control token spelled wholly within `text[start:end]`; `before`: which begins before that."""
+        """The first control token inside `text[start:end]`; with `before`, one that begins before that character."""
         last_end = end if before is None else min(end, before + self._longest - 1)
         while (found := self._pattern.search(text, start, last_end)) is not None:
             flags = self._flags.get(found.group())
@@ -128,10 +130,10 @@ def _touches_a_word(text: str, start: int, end: int) -> bool:
 
 
 def _alternatives(words: Sequence[str]) -> str:
-    """A pattern that matches the longest of the sorted words: their common beginnings are tried once.
+    """A pattern that matches the longest of the sorted words and tries their common prefixes once.
 
-    Models have up to 1,300 control tokens, nearly all of them beginning alike; trying one after the other at every `<`
-    of a text takes a hundred times as long.
+    Models have up to 1,300 control tokens, most with a common prefix; trying one after the other at every `<` of a text
+    takes a hundred times as long.
     """
     if not words:
         return ""

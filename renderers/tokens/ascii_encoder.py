@@ -1,9 +1,9 @@
-"""A short cut for ASCII text: words cut by Python's `re`, encoded once each.
+"""A fast encoder for ASCII text: splits words with Python's `re` and encodes each word once.
 
-Two thirds of the time of a byte-level BPE pass go into cutting text into words, by a regular expression over Unicode
-properties. For ASCII text the same expression says the same in Python's own `re`, ten times as fast, and the words of a
-conversation are nearly always words that were encoded before. Nothing is guessed: a tokenizer whose steps are not known
-to mean the same, or that does not agree on a probe of every ASCII character, has no short cut.
+Two thirds of the time of a byte-level BPE pass go into splitting text into words, by a regular expression over Unicode
+properties. For ASCII text an equal expression of Python's own `re` is ten times as fast, and most words of a
+conversation were encoded before. The encoder is used only for tokenizers whose steps it can reproduce, and only if it
+agrees with the tokenizer on a probe that holds every ASCII character.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-# What is left of a Unicode property in ASCII, as the inside of a character class.
+# The ASCII characters of a Unicode property, as the inside of a character class.
 _ASCII_OF = {
     "L": "A-Za-z",
     "Lu": "A-Z",
@@ -30,22 +30,22 @@ _ASCII_OF = {
     "P": r"!\"#%&'()*,\-./:;?@\[\\\]_{}",
     "S": r"$+<=>\^`|~",
 }
-# The expression of ByteLevel(use_regex=True), as GPT-2 has it.
+# The expression of ByteLevel(use_regex=True), which is that of GPT-2.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _PROPERTY = re.compile(r"\\p\{(\w+)\}")
-# Byte-level BPE writes the bytes that do not print as characters from U+0100 on.
-_PRINTED = {byte: 0x100 + byte for byte in range(33)} | {127: 0x121}
+# Byte-level BPE writes unprintable bytes as characters from U+0100 on.
+_UNPRINTABLE = {byte: 0x100 + byte for byte in range(33)} | {127: 0x121}
 _PROBE = "".join(map(chr, range(1, 128))) + (
     " It's 1234567 o'clock:  DON'T  (x+y)\n\n\tfoo_bar.. \r\n  'LL we'll -- {\"a\": [1.25e-3, null]}\n   end "
 )
 
 
-# The bound on what is kept is a number of words; a longer one (base64, DNA) is rarely seen again.
-_LONGEST_KEPT = 64
+# Longer words (base64, DNA) are not cached: the cache is bounded by the number of words, and they are rarely repeated.
+_MAX_CACHED_LENGTH = 64
 
 
 class _Step(NamedTuple):
-    """One cut: `pattern` has one group; what stands between its matches stays too, or is dropped."""
+    """One split: `pattern` has one group; the text between its matches is kept too, or dropped."""
 
     pattern: re.Pattern[str]
     keeps_gaps: bool
@@ -58,30 +58,30 @@ class _Step(NamedTuple):
 class AsciiEncoder:
     """Encodes ASCII text exactly as its tokenizer does. Safe to share between threads."""
 
-    def __init__(self, steps: Sequence[_Step], body: Tokenizer, most_words: int) -> None:
+    def __init__(self, steps: Sequence[_Step], body: Tokenizer, max_words: int) -> None:
         self._steps = steps
         self._token_length = _TokenLengths(body)
-        self._ids_of = _Words(body, most_words)
+        self._ids_of = _WordCache(body, max_words)
 
     @classmethod
-    def of(cls, definition: Mapping[str, Any], body: Tokenizer, *, most_words: int) -> AsciiEncoder | None:
-        """The short cut of a tokenizer (`definition`: its tokenizer.json without control tokens), or None."""
+    def of(cls, definition: Mapping[str, Any], body: Tokenizer, *, max_words: int) -> AsciiEncoder | None:
+        """The encoder of a tokenizer, or None. `definition` is its tokenizer.json without control tokens."""
         steps = _steps(definition)
         if steps is None or definition["added_tokens"] or not _is_plain_bpe(definition["model"]):
             return None
-        if any(body.token_to_id(chr(_PRINTED.get(byte, byte))) is None for byte in range(128)):
-            return None  # such a character has no token, and those behind it would be found in the wrong place
+        if any(body.token_to_id(chr(_UNPRINTABLE.get(byte, byte))) is None for byte in range(128)):
+            return None  # a character without a token would shift the positions of those behind it
         if not _leaves_ascii_alone(definition.get("normalizer")):
             return None
-        words = cls(steps, body, most_words)
+        words = cls(steps, body, max_words)
         probed = words.encode(_PROBE)
         agrees = probed is not None and probed[0] == body.encode(_PROBE, add_special_tokens=False).ids
         return words if agrees else None
 
     def encode(self, text: str, cuts: Sequence[int] = ()) -> tuple[list[int], dict[int, int]] | None:
-        """The ids of ASCII text, and for each character of `cuts` the first token that starts there or behind.
+        """The ids of ASCII text, and for each character of `cuts` the first token that starts there or later.
 
-        None where a step drops characters: which of them a token stands for is then for the tokenizer itself to say.
+        None where a step drops characters: only the tokenizer itself knows the positions then.
         """
         words = [text]
         for step in self._steps:
@@ -105,25 +105,25 @@ class AsciiEncoder:
         return ids, token_at
 
 
-class _Words(dict[str, list[int]]):
-    """Word -> its ids, encoded when first asked for; forgotten all at once when there are too many."""
+class _WordCache(dict[str, list[int]]):
+    """Word -> its ids, encoded on the first access; cleared when it holds `max_words`."""
 
-    def __init__(self, body: Tokenizer, most: int) -> None:
+    def __init__(self, body: Tokenizer, max_words: int) -> None:
         super().__init__()
         self._model = body.model
-        self._most = most
+        self._max_words = max_words
 
     def __missing__(self, word: str) -> list[int]:
-        ids = [token.id for token in self._model.tokenize(word.translate(_PRINTED))]
-        if len(word) <= _LONGEST_KEPT:
-            if len(self) >= self._most:
+        ids = [token.id for token in self._model.tokenize(word.translate(_UNPRINTABLE))]
+        if len(word) <= _MAX_CACHED_LENGTH:
+            if len(self) >= self._max_words:
                 self.clear()
             self[word] = ids
         return ids
 
 
 class _TokenLengths(dict[int, int]):
-    """Id -> how many characters of ASCII text it stands for: a byte-level token is written with one for each byte."""
+    """Id -> its number of ASCII characters: a byte-level token is written with one character for each byte."""
 
     def __init__(self, body: Tokenizer) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def _leaves_ascii_alone(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _steps(definition: Mapping[str, Any]) -> list[_Step] | None:
-    """The pre-tokenizer's cuts as expressions that split ASCII text; None if one of them is of another kind."""
+    """The pre-tokenizer's steps as expressions that split ASCII text; None if one of them cannot be expressed."""
     pre_tokenizer = definition.get("pre_tokenizer") or {}
     *splits, last = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
@@ -176,12 +176,12 @@ def _step(pattern: str, *, keeps_gaps: bool) -> _Step | None:
         compiled = re.compile(f"({ascii_pattern})", re.ASCII)
     except re.error:
         return None
-    # A group of its own would come out of `split` too.
+    # `split` would also return the matches of a group inside the pattern.
     return _Step(compiled, keeps_gaps) if compiled.groups == 1 else None
 
 
 def _in_ascii(pattern: str) -> str | None:
-    """The expression with its Unicode properties spelled out; None where it holds what Python reads otherwise."""
+    """The expression with ASCII classes for its Unicode properties; None where Python would read it differently."""
     pieces: list[str] = []
     position, in_class = 0, False
     while position < len(pattern):

@@ -1,8 +1,7 @@
-"""Token ids -> text while they arrive, equal to what `tokenizers` decodes from a whole run of them.
+"""Decodes token ids as they arrive; the text is that which `tokenizers` decodes from a whole run.
 
-A run is a stretch of ordinary tokens between two added ones. Byte-level tokenizers and those with byte fallback are
-decoded token by token from a table that fills itself as ids are met; with any other kind, the text of a run comes when
-the run ends.
+A run is a sequence of ordinary tokens between two added tokens. Byte-level tokenizers and those with byte fallback are
+decoded token by token, from a table that is filled on demand; for any other kind, a run is decoded when it ends.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 
 
 class Decoded(NamedTuple):
-    """Text that became certain, and where its tokens begin in it.
+    """Decoded text, and the positions of its tokens in it.
 
-    `begun[i]` is the number of characters of this text that have begun once its i-th token is read, one that earlier
-    tokens left incomplete included; `inside` lists the tokens whose first byte continues a character.
+    `begun[i]` is the number of characters of this text that have begun once its i-th token is read, including one that
+    earlier tokens left incomplete; `inside` lists the tokens whose first byte continues a character.
     """
 
     text: str
@@ -34,9 +33,9 @@ _NOTHING = Decoded("", [], [])
 
 
 class RunDecoder(Protocol):
-    """Decodes one run. Pieces are what `TokenDecoder.pieces` gives; `finish` ends the run and returns the rest."""
+    """Decodes one run from the pieces that `TokenDecoder.pieces` returns; `finish` ends the run, returns the rest."""
 
-    #: Whether `finish` returns the whole run at once, so that its characters belong to no token in particular.
+    #: Whether `finish` returns the whole run at once, so that no token is known for a character.
     whole: bool
 
     def feed(self, pieces: Sequence[Any]) -> Decoded: ...
@@ -45,7 +44,7 @@ class RunDecoder(Protocol):
 
 
 class TokenDecoder:
-    """What the ordinary tokens of a tokenizer spell. Safe to share between threads."""
+    """The text of the ordinary tokens of a tokenizer. Safe to share between threads."""
 
     def __init__(self, tokenizer: TemplateTokenizer) -> None:
         self._body = tokenizer.body
@@ -53,7 +52,7 @@ class TokenDecoder:
         self._pieces = _PieceTable(tokenizer, self._kind)
 
     def pieces(self, token_ids: Iterable[int]) -> list[Any]:
-        """The piece of each id for a `RunDecoder`; None for added tokens and for ids that are no token."""
+        """The piece of each id for a `RunDecoder`; None for added tokens and for ids without a token."""
         return list(map(self._pieces.__getitem__, token_ids))
 
     def new_run(self) -> RunDecoder:
@@ -63,7 +62,7 @@ class TokenDecoder:
 
 
 class _ByteFallback(NamedTuple):
-    """Replace, ByteFallback, Fuse and possibly Strip: as SentencePiece writes text."""
+    """The decoder Replace, ByteFallback, Fuse and possibly Strip, as in SentencePiece."""
 
     space: str
     strip: int
@@ -98,13 +97,13 @@ class _PieceTable(dict[int, Any]):
 
     def __missing__(self, token_id: int) -> Any:
         if self._tokenizer.added_token(token_id) is not None or not 0 <= token_id < self._tokenizer.vocab_size:
-            return None  # not kept: there is no end of ids that are no token
+            return None  # not cached: there are endlessly many ids without a token
         token = self._tokenizer.body.id_to_token(int(token_id)) or ""  # numpy's integers are ids too
         piece: Any = token_id
         if self._kind == "bytes":
             try:
                 piece = bytes(map(self._byte_of.__getitem__, token))
-            except KeyError:  # a token that is not written in bytes, as `tokenizers` decodes it
+            except KeyError:  # not written in byte characters; `tokenizers` decodes it as it is
                 piece = token.encode()
         elif isinstance(self._kind, _ByteFallback):
             text = token.replace(self._kind.space, " ")
@@ -115,7 +114,7 @@ class _PieceTable(dict[int, Any]):
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 stands for itself, the other bytes for U+0100 and up."""
+    """The alphabet of byte-level BPE: printable Latin-1 for equal bytes, U+0100 and up for the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -131,7 +130,7 @@ def _fallback_byte(token: str) -> int | None:
 
 
 class _Utf8Run:
-    """Byte-level: the bytes of the run as UTF-8, U+FFFD for what is not; an incomplete character waits."""
+    """Byte-level: the bytes of the run as UTF-8, U+FFFD for invalid ones; an incomplete character waits for more."""
 
     whole = False
 
@@ -147,7 +146,7 @@ class _Utf8Run:
         self._pending = data[rest:]
         ends = np.cumsum([len(pending), *map(len, pieces)])
         begun = np.concatenate(([0], np.cumsum(begins)))[ends]
-        first = np.append(begins, True)[ends[:-1]]  # behind the last byte nothing is continued
+        first = np.append(begins, True)[ends[:-1]]  # the end continues no character
         return Decoded(text, begun[1:].tolist(), np.flatnonzero(~first & (np.diff(ends) > 0)).tolist())
 
     def finish(self) -> Decoded:
@@ -156,9 +155,10 @@ class _Utf8Run:
 
 
 def split_utf8(data: bytes) -> tuple[str, np.ndarray, int]:
-    """Text of the complete characters, a mask (bool, one per byte) of where characters begin, and where the rest is.
+    """Text of the complete characters, a mask of the bytes at which characters begin, and the offset of the rest.
 
-    U+FFFD stands for each maximal piece that is not UTF-8. The rest is a character that more bytes may complete.
+    The mask is bool of shape (len(data),). Each maximal piece that is not UTF-8 becomes U+FFFD. The rest is a character
+    that more bytes may complete.
     """
     begins = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
     view, position, pieces = memoryview(data), 0, []
@@ -178,13 +178,13 @@ def split_utf8(data: bytes) -> tuple[str, np.ndarray, int]:
 
 
 class _ByteFallbackRun:
-    """Text tokens, and byte tokens (`<0xE2>`) whose maximal runs are one text or, if not UTF-8, U+FFFD each."""
+    """Text tokens, and byte tokens (`<0xE2>`): a run of these is decoded as UTF-8, or as one U+FFFD each."""
 
     whole = False
 
     def __init__(self, strip: int) -> None:
         self._bytes = bytearray()
-        self._strip = strip  # leading spaces of the run that are still to be taken off
+        self._strip = strip  # leading spaces of the run that are still to be removed
 
     def feed(self, pieces: Sequence[str | bytes]) -> Decoded:
         texts: list[str] = []
@@ -242,7 +242,7 @@ class _ByteFallbackRun:
 
 
 class _WholeRun:
-    """Any other decoder: what a token spells may depend on its neighbours, so the run is decoded when it ends."""
+    """Any other decoder: the text of a token may depend on its neighbours, so the run is decoded when it ends."""
 
     whole = True
 

@@ -1,7 +1,7 @@
-"""Provenance text -> token ids with attribution.
+"""Encodes printed text.
 
-The text is cut at the control tokens that the *template* printed; each maximal run between two of them is encoded in
-one pass, so that scaffold and body merge exactly as they would if the whole prompt were tokenised at once.
+The text is split at the control tokens that the *template* printed; each run between two of them is encoded in one
+pass, so that scaffold and body merge exactly as if the whole prompt were tokenised at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from renderers.tokens.added_tokens import ControlMatch
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 BodyPolicy = Literal["text", "parse", "error"]
-"""A control token spelled in a message body is plain text, a control token (as Hugging Face reads it) or an error."""
+"""The text of a control token in a message body is plain text, a control token (as in Hugging Face) or an error."""
 
 DEFAULT_BODY_POLICIES: Mapping[str, BodyPolicy] = {
     "system": "text",
     "developer": "text",
     "user": "text",
     "tool": "text",
-    "assistant": "parse",  # its history may legitimately hold <think> and tool-call markers
+    "assistant": "parse",  # its history may hold <think> and tool-call markers
 }
 
 
 class PrintedControl(NamedTuple):
-    """A control token in a printed text: characters `start:end`, spelled from segment `segment` on."""
+    """A control token in a printed text: characters `start:end`; its own text begins in segment `segment`."""
 
     start: int
     end: int
@@ -39,7 +39,7 @@ class PrintedControl(NamedTuple):
 
 
 class EncodedText(NamedTuple):
-    """Token ids; for each character that was asked for, and for each control token, the index of its token."""
+    """Token ids, and the token index of each mark and of each control token."""
 
     ids: list[int]
     tokens_at: list[int]
@@ -52,11 +52,10 @@ def find_controls(
     roles: Sequence[str],
     policies: Mapping[str, BodyPolicy] = DEFAULT_BODY_POLICIES,
 ) -> list[PrintedControl]:
-    """The control tokens that count, left to right.
+    """The control tokens of a printed text, left to right, without those in content that are plain text.
 
-    `roles[i]` is the role of message i; text from tools follows the `system` policy, variables of the template are its
-    own text. Raises
-    `ControlTokenInContentError` where the policy of a role is `error`.
+    `roles[i]` is the role of message i; text from tools follows the `system` policy, variables of the template count as
+    template text. Raises `ControlTokenInContentError` where the policy of a role is `error`.
     """
     text, segments = printed
     found: list[PrintedControl] = []
@@ -65,24 +64,24 @@ def find_controls(
         while segments[index].end <= position:
             index += 1
         end = segments[index].end
-        inert = _is_inert(segments[index], roles, policies)  # no control token can begin here, whatever it spells
+        inert = _is_inert(segments[index], roles, policies)  # no control token can begin in this segment
         match = None if inert else tokenizer.find_control(text, position, len(text), before=end)
         if match is None or match.text_range[0] >= end:
             position = end
             continue
         first, last = match.text_range
         from_template = segments[index].origin is None and segments[index].end >= last
-        if from_template or _counts(match, printed, index, roles, policies):
+        if from_template or _is_allowed(match, printed, index, roles, policies):
             found.append(PrintedControl(match.start, match.end, match.token_id, index, from_template))
             position = match.end
         else:
-            # Refused as spelled by content; a genuine one may begin inside the refused text.
+            # Plain text of content; a control token of the template may begin inside it.
             position = first + 1
     return found
 
 
 def _is_inert(segment: Segment, roles: Sequence[str], policies: Mapping[str, BodyPolicy]) -> bool:
-    """Whether the segment is content whose control tokens are plain text."""
+    """Whether the segment is content in which the text of control tokens is plain text."""
     if segment.origin is None:
         return False
     return policies[_role_of(segment.origin, roles)] == "text"
@@ -100,10 +99,10 @@ def encode_printed(
     *,
     begin: int = 0,
 ) -> EncodedText:
-    """Encode what a template printed from character `begin` on, which must not lie inside a control token.
+    """Encode printed text from character `begin` on, which must not be inside a control token.
 
-    `marks` are ascending characters; `tokens_at` says for each the first token that starts there or behind.
-    `control_at` is parallel to those of `controls` that start at `begin` or behind.
+    `marks` are ascending characters; `tokens_at` is for each the first token that starts there or later. `control_at`
+    is parallel to those of `controls` that start at `begin` or later.
     """
     ids: list[int] = []
     tokens_at: list[int] = []
@@ -136,12 +135,12 @@ def encode_printed(
     return EncodedText(ids, tokens_at, control_at)
 
 
-def _counts(
+def _is_allowed(
     match: ControlMatch, printed: Printed, index: int, roles: Sequence[str], policies: Mapping[str, BodyPolicy]
 ) -> bool:
-    """Whether every piece of content that helped to spell the match, from segment `index` on, may do so."""
+    """Whether all content in the text of the match, from segment `index` on, may become a control token."""
     first, last = match.text_range
-    counts = True
+    allowed = True
     while index < len(printed.segments) and printed.segments[index].start < last:
         segment: Segment = printed.segments[index]
         if segment.origin is not None:
@@ -149,10 +148,10 @@ def _counts(
             policy = policies[role]
             if policy == "error":
                 raise ControlTokenInContentError(
-                    f"{segment.origin.path} spells the control token {printed.text[first:last]!r}, and the body policy "
+                    f"{segment.origin.path} holds the control token {printed.text[first:last]!r}, and the body policy "
                     f"of role {role!r} is 'error'; remove it, or set the policy to 'text' to keep it as plain text",
                     message_index=max(segment.origin.message_index, 0),
                 )
-            counts = counts and policy == "parse"
+            allowed = allowed and policy == "parse"
         index += 1
-    return counts
+    return allowed

@@ -1,8 +1,8 @@
-"""A tokenizer.json read so that text can never become a control token by accident.
+"""A tokenizer that never encodes ordinary text as a control token.
 
-The control tokens (`<|im_start|>`, `<think>`...) are taken out of the tokenizer that encodes text and kept in a table
-beside it: where the template printed one, its id comes from the table; where content spells one, it is ordinary text.
-Uses `tokenizers` directly; neither torch nor transformers is needed.
+The control tokens (`<|im_start|>`, `<think>`...) are removed from the tokenizer that encodes text and kept in a table:
+where the template printed one, its id comes from the table; the same characters in content are ordinary text. Uses
+`tokenizers` directly; neither torch nor transformers is needed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from renderers.tokens.ascii_encoder import AsciiEncoder
 
 
 class EncodedRun(NamedTuple):
-    """One BPE pass: token ids, and for characters of the run the first token that starts there or behind."""
+    """One BPE pass: token ids, and for some characters of the run the first token that starts there or later."""
 
     ids: list[int]
     token_at: dict[int, int]
 
-    def held_bytes(self, text: str) -> int:
-        """About what a cache entry costs: a list slot and an int object a token, the string, the dicts and entries."""
+    def cached_bytes(self, text: str) -> int:
+        """About how many bytes a cache entry takes: list slots and int objects, the string, dicts and their entries."""
         return 4 * len(text) + 36 * len(self.ids) + 100 * len(self.token_at) + 400
 
 
@@ -59,10 +59,10 @@ class TemplateTokenizer:
         self._body = _tokenizer(body_definition)
         inner = _without_first_prefix(body_definition)
         self._inner = self._body if inner is None else _tokenizer(inner)
-        # About as many bytes as the runs may take: a word, its ids, their list and a dict entry are some 300.
-        self._ascii_encoder = AsciiEncoder.of(body_definition, self._body, most_words=cache_bytes // 300)
-        # The token for unknown characters comes out of text by right.
-        self._forgeable = frozenset(self._token_of.keys() - {unknown_id})
+        # A cached word takes about 300 bytes: the string, its ids, their list and a dict entry.
+        self._ascii_encoder = AsciiEncoder.of(body_definition, self._body, max_words=cache_bytes // 300)
+        # Encoding unknown characters as the unknown token is correct.
+        self._forbidden = frozenset(self._token_of.keys() - {unknown_id})
         self.vocab_size = max([self._body.get_vocab_size(with_added_tokens=True) - 1, *self._added_token_of]) + 1
         self._runs: ByteLRU[tuple[bool, str], EncodedRun] = ByteLRU(cache_bytes)
 
@@ -88,7 +88,7 @@ class TemplateTokenizer:
         return self._control.id_of.get(token)
 
     def require_control_id(self, token: str, needed_by: str) -> int:
-        """The id of a control token; `MissingTokenError` names the token, the model and who needs it."""
+        """The id of a control token. Raises `MissingTokenError` with the token, the model and `needed_by`."""
         token_id = self._control.id_of.get(token)
         if token_id is None:
             raise MissingTokenError(token, self.model, needed_by)
@@ -99,14 +99,11 @@ class TemplateTokenizer:
         return self._token_of.get(token_id)
 
     def find_control(self, text: str, start: int, end: int, *, before: int | None = None) -> ControlMatch | None:
-        """The first control token spelled wholly within `text[start:end]`, with the white space that it takes in.
-
-        `before`: only one that begins before that character.
-        """
+        """The first control token inside `text[start:end]`; with `before`, one that begins before that character."""
         return self._control.find(text, start, end, before=before)
 
     def encode_scaffold(self, scaffold: str) -> list[int]:
-        """The ids of text that a template might print: control tokens by table, the rest as ordinary text."""
+        """The ids of text as a template prints it: control tokens by table, the rest as ordinary text."""
         ids: list[int] = []
         position = 0
         while (found := self.find_control(scaffold, position, len(scaffold))) is not None:
@@ -118,7 +115,7 @@ class TemplateTokenizer:
 
     @property
     def body(self) -> Tokenizer:
-        """The tokenizer of ordinary text, which knows no control token."""
+        """The tokenizer of ordinary text, without control tokens."""
         return self._body
 
     def added_token(self, token_id: int) -> str | None:
@@ -126,29 +123,29 @@ class TemplateTokenizer:
         return self._added_token_of.get(token_id)
 
     def encode_run(self, text: str, cuts: Sequence[int] = (), *, first: bool = False) -> EncodedRun:
-        """Encode text in one pass; no control token can come out of it.
+        """Encode text in one pass; the result holds no control token.
 
-        `cuts` are the characters whose tokens are asked for. `first`: the run begins the prompt. Some tokenizers put a
-        space in front of the first word, and only there.
+        `cuts` are the characters for which `token_at` gives the token. `first`: the run begins the prompt; some
+        tokenizers put a space before the first word of a prompt only.
         """
         run = self._runs.get((first, text))
         if run is None or not run.token_at.keys() >= set(cuts):
             run = self._encode(text, cuts, self._body if first else self._inner)
-            self._runs.put((first, text), run, run.held_bytes(text))
+            self._runs.put((first, text), run, run.cached_bytes(text))
         return run
 
     def _encode(self, text: str, cuts: Sequence[int], body: Tokenizer) -> EncodedRun:
-        found = None
+        encoded = None
         if self._ascii_encoder is not None and text.isascii():
-            found = self._ascii_encoder.encode(text, cuts)
-        if found is None:
+            encoded = self._ascii_encoder.encode(text, cuts)
+        if encoded is None:
             encoding = self._encoding(text, body)
-            found = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}
-        ids, token_at = found
-        if not self._forgeable.isdisjoint(ids):
-            token = next(self._token_of[token_id] for token_id in ids if token_id in self._forgeable)
+            encoded = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}
+        ids, token_at = encoded
+        if not self._forbidden.isdisjoint(ids):
+            token = next(self._token_of[token_id] for token_id in ids if token_id in self._forbidden)
             raise TokenizerError(
-                f"the tokenizer of {self.model} makes the control token {token!r} out of plain text {text[:80]!r}; "
+                f"the tokenizer of {self.model} encodes plain text {text[:80]!r} as the control token {token!r}; "
                 "content could forge it. Remove the token from the base vocabulary or reject such content."
             )
         return EncodedRun(ids, token_at)
@@ -156,17 +153,17 @@ class TemplateTokenizer:
     def _encoding(self, text: str, body: Tokenizer) -> Encoding:
         try:
             return body.encode(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:  # which of them depends on the release of tokenizers
+        except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
             raise TokenizerError(
-                f"text with half a surrogate pair has no tokens, because it is not Unicode: {text[:80]!r}. Decode it "
-                "with errors='replace' where it enters."
+                f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
+                "source with errors='replace'."
             ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids, control tokens spelled out.
+        """The text of the ids, that of control tokens included.
 
-        Bytes that are not UTF-8 become U+FFFD, and so does an id that the tokenizer has no token for: a model's
-        embedding is often padded past its vocabulary, and a policy may sample such a row.
+        Bytes that are not UTF-8 become U+FFFD, and so does an id without a token: a model's embedding often has more
+        rows than its vocabulary, and a policy may sample such a row.
         """
         pieces: list[str] = []
         run_start = 0
@@ -185,7 +182,7 @@ class TemplateTokenizer:
 
 
 def _token_at(encoding: Encoding, character: int, end: int) -> int:
-    """The first token that starts at the character or behind it."""
+    """The first token that starts at the character or later."""
     if character == 0:
         return 0
     for position in range(character, end):
@@ -202,26 +199,27 @@ def _body_definition(definition: Mapping[str, Any], added: Sequence[AddedToken])
     unknown_id = model.get("unk_id")
     if unknown_id is None:
         unknown_id = next((token.id for token in added if token.content == model.get("unk_token")), None)
-    hidden = {token.id: f"\ufdd0{os.urandom(8).hex()}" for token in added if token.is_control}  # what no text spells
+    # Random names, so that no text holds one.
+    hidden = {token.id: f"\ufdd0{os.urandom(8).hex()}" for token in added if token.is_control}
     if model.get("type") == "Unigram":
-        # Its vocabulary lists the control tokens too, and would find them in text. Ids are positions, so they stay.
+        # Its vocabulary holds the control tokens too. They are renamed and not removed, because ids are positions.
         vocabulary = [
             [hidden.get(token_id, piece) if token_id != unknown_id else piece, score]
             for token_id, (piece, score) in enumerate(model["vocab"])
         ]
         model = {**model, "vocab": vocabulary}
-    shown: list[Mapping[str, Any]] = []
+    renamed: list[Mapping[str, Any]] = []
     if len(hidden) < len(added):
-        # `tokenizers` numbers added tokens in their order: one left out would shift those behind it.
-        shown = [{**token.definition, "content": hidden.get(token.id, token.content)} for token in added]
-    return unknown_id, {**definition, "model": model, "added_tokens": shown, "post_processor": None}
+        # `tokenizers` numbers added tokens by position: removing one would change the ids of those behind it.
+        renamed = [{**token.definition, "content": hidden.get(token.id, token.content)} for token in added]
+    return unknown_id, {**definition, "model": model, "added_tokens": renamed, "post_processor": None}
 
 
 def _tokenizer(definition: Mapping[str, Any]) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(json.dumps(definition))
     except Exception as error:
-        if type(error) is not Exception:  # what tokenizers raises for a definition that it cannot read
+        if type(error) is not Exception:  # `tokenizers` raises a plain Exception for an invalid definition
             raise
         raise InvalidFileError("tokenizer.json", f"not a tokenizer that `tokenizers` can read: {error}") from error
     tokenizer.no_padding()
@@ -230,7 +228,7 @@ def _tokenizer(definition: Mapping[str, Any]) -> Tokenizer:
 
 
 def _without_first_prefix(definition: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The same definition with no space before the first word, or None if it puts none there (or before every run)."""
+    """The definition without the space before the first word; None if it has none there, or one before every run."""
     pre_tokenizer = copy.deepcopy(definition.get("pre_tokenizer")) or {}
     found = False
     for step in (pre_tokenizer, *pre_tokenizer.get("pretokenizers", ())):

@@ -1,4 +1,4 @@
-"""Items -> the tensors of a batch, by what each item says of its own."""
+"""Items -> the tensors of a batch, combined as each item's `fields` describe."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from renderers.media.item import MediaItem, TensorField
 
 
 def batch_tensors(items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
-    """The tensors that the model takes for these items, in this order, under the names that the items give them.
+    """The model's input tensors for these items, in this order, by the names of the items.
 
-    They equal what the processor returns for the same media as samples of one batch, padding included. A name that
-    items of one modality lack (`video_grid_thw` among images) has rows for the others only. Raises `MediaError`
-    where items of one modality do not agree on their tensors: they come from different processors.
+    They equal what the processor returns for the same media as samples of one batch, padding included. A tensor that
+    items of one modality lack (`video_grid_thw` among images) has rows for the others only. Raises `MediaError` where
+    items of one modality have different tensors: they come from different processors.
     """
     _check_same_fields(items)
     fields = {name: field for item in items for name, field in item.fields.items()}
@@ -32,7 +32,7 @@ def _tensor(name: str, items: Sequence[MediaItem], field: TensorField) -> np.nda
 
 
 def combine(arrays: Sequence[np.ndarray], field: TensorField) -> np.ndarray:
-    """The tensor of a batch from those of its items, as `TensorField` says. Raises `MediaError` where they do not fit.
+    """The tensor of a batch from those of its items, as in `TensorField`. Raises `MediaError` where they do not fit.
 
     flat: (n_i, ...) -> (sum of n_i, ...); batched: (...) -> (items, ...), padded to the largest; shared: as it is.
     """

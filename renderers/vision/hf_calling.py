@@ -12,7 +12,7 @@ from PIL import Image
 from renderers.media.item import ExpansionPiece, Modality
 from renderers.tokens.added_tokens import AddedToken, ControlPattern
 
-# What the code of many authors raises for a configuration or an image that it cannot handle.
+# The errors that processors raise for a configuration or an image that they cannot handle.
 PROCESSOR_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -25,14 +25,14 @@ PROCESSOR_ERRORS = (
     TypeError,
     ValueError,
 )
-# Made of the text, not of the media.
+# Tensors made of the text, not of the media.
 _TEXT_TENSORS = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "special_tokens_mask", "position_ids"}
 )
 
 
 class Clip(NamedTuple):
-    """A video: all its frames, uint8 (frames, height, width, 3), and how many make a second (None: unknown)."""
+    """A video: all its frames, uint8 (frames, height, width, 3), and frames per second (None: unknown)."""
 
     frames: np.ndarray
     fps: float | None
@@ -42,7 +42,7 @@ Medium = Image.Image | Clip
 
 
 class ProcessorOutput(NamedTuple):
-    """What the processor returned for samples of one medium each: tensors of the batch, a replacement a sample."""
+    """The output for samples of one medium each: tensors of the batch, and one replacement text per sample."""
 
     tensors: Mapping[str, np.ndarray]
     replacements: Sequence[str]
@@ -52,7 +52,7 @@ class ProcessorRunner:
     """A loaded processor of transformers and one modality of it. Safe to share between threads.
 
     `processor` is a `ProcessorMixin`; `marker` the token that it replaces; `lock` is held while it runs: tokenizers
-    change their padding in a call ("Already borrowed"), and no processor promises to keep no state.
+    change their padding during a call ("Already borrowed"), and processors may keep state.
     """
 
     def __init__(self, processor: Any, modality: Modality, marker: str, lock: threading.Lock) -> None:
@@ -66,19 +66,19 @@ class ProcessorRunner:
 
     @property
     def part(self) -> Any:
-        """The processor of this modality alone, whose settings say how pixels are scaled."""
+        """The processor of this modality alone, with the settings for scaling pixels."""
         return getattr(self._processor, f"{self.modality}_processor", None)
 
     def run(self, media: Sequence[Medium], *, text: str = "{}", raw: bool = False) -> ProcessorOutput:
         """Process media as a batch of samples, one medium and the text (`{}` is the marker) each.
 
-        `raw` leaves out rescale and normalise: the pixels that the floats are made of, uint8 where the class allows it.
+        `raw` skips rescale and normalise and gives the pixels before them, uint8 where the class supports it.
 
         Raises one of `PROCESSOR_ERRORS`, among them what the processor itself raises.
         """
         options: dict[str, Any] = {"text_kwargs": {"return_tensors": None, "padding": False}}
         if self.modality == "image":
-            # A list of lists: families that nest images by sample would take a flat list for one sample.
+            # A list of lists: processors that nest images by sample would read a flat list as one sample.
             options |= {"images": [[image] for image in media], "images_kwargs": {"return_tensors": "pt"}}
         else:
             clips = [medium for medium in media if isinstance(medium, Clip)]
@@ -96,7 +96,7 @@ class ProcessorRunner:
         offsets = tensors.pop("text_replacement_offsets", None)
         if offsets is None:
             raise NotImplementedError(
-                f"{self.name} does not say what it puts in place of {self.marker!r} (return_text_replacement_offsets); "
+                f"{self.name} does not report the replacement of {self.marker!r} (return_text_replacement_offsets); "
                 "a newer transformers may"
             )
         return ProcessorOutput(
@@ -148,7 +148,7 @@ def _control_tokens(tokenizer: Any) -> ControlPattern:
 
 
 def _metadata(clip: Clip) -> dict[str, Any]:
-    """A `VideoMetadata` of transformers: the frames and how many make a second."""
+    """A `VideoMetadata` of transformers."""
     count, height, width, _ = clip.frames.shape
     return {
         "total_num_frames": count,
@@ -165,6 +165,6 @@ def _array(name: str, value: Any) -> np.ndarray:
         return value
     if not hasattr(value, "numpy"):
         raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
-    # numpy has no bfloat16; float32 holds each of its values.
+    # numpy has no bfloat16; float32 represents each of its values.
     tensor = value.float() if str(value.dtype) == "torch.bfloat16" else value
     return np.asarray(tensor.numpy())

@@ -1,7 +1,7 @@
-"""The media of a conversation: from what its parts hold to processed items, each distinct one once.
+"""Loads and processes the media of a conversation, each distinct image or video once.
 
-What was seen before costs a look-up. New media are loaded and processed side by side on threads (decoding, resizing and
-hashing release the interpreter's lock); two callers that bring the same new image at once wait for one processing.
+Media that were loaded before cost a look-up. New ones are loaded and processed in parallel on threads (decoding,
+resizing and hashing release the interpreter's lock); two callers with the same new image wait for one processing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from renderers.vision.processor import MediaProcessor
 
 
 class _Part(NamedTuple):
-    """A content part that holds a medium."""
+    """A content part with an image or video."""
 
     message_index: int
     part_index: int
@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 class MediaLoader:
     """Loads and processes the media of messages. Safe to share between threads.
 
-    `missing` says for a modality without a processor why there is none, in words that name the cure.
+    `missing` gives for a modality without a processor the reason and the cure, for errors.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class MediaLoader:
         self._reset_for_process()
 
     def _reset_for_process(self) -> None:
-        """Of this process: in a forked one the threads of the parent are gone, and nobody ends what they were at."""
+        """Set up this process. A forked process lacks the threads of its parent, so it must not wait for their work."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[MediaItem]] = {}
@@ -62,23 +62,23 @@ class MediaLoader:
         URL would have to be fetched on the thread of a running event loop.
         """
         parts = self._parts(messages)
-        known = [self._known_item(part) for part in parts]
-        missing = [part for part, item in zip(parts, known, strict=True) if item is None]
+        items = [self._cached_item(part) for part in parts]
+        missing = [part for part, item in zip(parts, items, strict=True) if item is None]
         if missing:
             self._check_may_wait(missing)
             made = iter(self._new_items(missing))
-            known = [next(made) if item is None else item for item in known]
+            items = [next(made) if item is None else item for item in items]
         return [
             LocatedItem(part.message_index, part.part_index, item)
-            for part, item in zip(parts, known, strict=True)
+            for part, item in zip(parts, items, strict=True)
             if item is not None
         ]
 
     def prefetch(self, messages: Sequence[Mapping[str, Any]]) -> Future[list[MediaItem]]:
         """Start to load and process the media of checked messages, and return at once.
 
-        The result holds the items and keeps them in memory, whatever the store forgets; an error is raised by the
-        result and by whoever renders the messages.
+        The result keeps the items in memory even if the store evicts them. An error is raised by the result, and again
+        when the messages are rendered.
         """
         parts = self._parts(messages)
         futures = [self._pool().submit(self._item, part) for part in parts]
@@ -86,7 +86,7 @@ class MediaLoader:
         waiting = len(futures)
         lock = threading.Lock()
 
-        def one_is_done(_: Future[MediaItem]) -> None:
+        def count_done(_: Future[MediaItem]) -> None:
             nonlocal waiting
             with lock:
                 waiting -= 1
@@ -97,7 +97,7 @@ class MediaLoader:
         if not futures:
             all_items.set_result([])
         for future in futures:
-            future.add_done_callback(one_is_done)
+            future.add_done_callback(count_done)
         return all_items
 
     def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
@@ -113,9 +113,9 @@ class MediaLoader:
         modality: Modality = "image" if kind in IMAGE_PART_TYPES else "video"
         processor = self.processors.get(modality)
         if processor is None:
-            sees = " and ".join(f"{known}s" for known in self.processors) or "text"
+            readable = " and ".join(f"{known}s" for known in self.processors) or "text"
             reason = self._missing.get(modality) or (
-                f"{self._model} reads only {sees}. Remove the part, or load a model directory with a "
+                f"{self._model} reads only {readable}. Remove the part, or load a model directory with a "
                 f"{'video_' if modality == 'video' else ''}preprocessor_config.json for it"
             )
             raise UnsupportedModalityError(
@@ -123,37 +123,37 @@ class MediaLoader:
             )
         return processor
 
-    def _known_item(self, part: _Part) -> MediaItem | None:
-        """The item of a part that was seen before; a look-up."""
+    def _cached_item(self, part: _Part) -> MediaItem | None:
+        """The cached item of a part, or None."""
         try:
-            source = self._known_source(part, _reference(part))
+            source = self._cached_source(part, _reference(part))
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
         return None if source is None else part.processor.store.get(part.processor.mm_hash(source))
 
-    def _known_source(self, part: _Part, reference: Any) -> MediaSource | None:
-        known = part.processor.store.references.get(reference)
-        # Stores are shared between policies. What this one does not allow is loaded as if new, which says so.
-        # Of raw pixels the policy bounds the number, not the bytes.
-        if known is None or (known.nbytes > part.processor.policy.max_bytes and not known.is_pixels):
+    def _cached_source(self, part: _Part, reference: Any) -> MediaSource | None:
+        cached = part.processor.store.references.get(reference)
+        # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
+        # error. For raw pixels the policy limits their number, not their bytes.
+        if cached is None or (cached.nbytes > part.processor.policy.max_bytes and not cached.is_pixels):
             return None
-        return known
+        return cached
 
     def _new_items(self, parts: Sequence[_Part]) -> list[MediaItem]:
-        """The items of parts, made side by side."""
+        """The items of parts, processed in parallel."""
         if len(parts) == 1:
             return [self._item(parts[0])]
         made = [self._pool().submit(self._item, part) for part in parts]
-        wait(made)  # all have ended before the first error is raised, in the order of the parts
+        wait(made)  # so that all have ended before the first error, in the order of the parts, is raised
         return [future.result() for future in made]
 
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
-        """A running event loop must not wait for a network."""
+        """Raise `BlockingFetchError` where a URL would be fetched on the thread of a running event loop."""
         for part in parts:
             value = media_value(part.part)
             if not _holds_url(value) or not on_event_loop():
                 continue
-            if not _is_url(value) or self._known_source(part, _reference(part)) is None:
+            if not _is_url(value) or self._cached_source(part, _reference(part)) is None:
                 raise BlockingFetchError(
                     "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
                     "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
@@ -162,36 +162,36 @@ class MediaLoader:
 
     def _item(self, part: _Part) -> MediaItem:
         try:
-            reference = _reference(part)  # of a file: as it is before it is read
-            source = self._known_source(part, reference) or self._new_source(part, reference)
+            reference = _reference(part)  # for a file: its state before it is read
+            source = self._cached_source(part, reference) or self._new_source(part, reference)
             return self._processed(source, part.processor)
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
 
     def _new_source(self, part: _Part, reference: Any) -> MediaSource:
-        from renderers.media.reference import source_of_part  # loads Pillow, which readers of text do without
+        from renderers.media.reference import source_of_part  # loads Pillow, which text-only models do not need
 
         store = part.processor.store
         return store.references.put(reference, store.add_source(source_of_part(part.part, part.processor.policy)))
 
     def _processed(self, source: MediaSource, processor: MediaProcessor) -> MediaItem:
         mm_hash = processor.mm_hash(source)
-        held = processor.store.get(mm_hash)
-        if held is not None:
-            return held
+        cached = processor.store.get(mm_hash)
+        if cached is not None:
+            return cached
         with self._lock:
             running = self._in_flight.get(mm_hash)
             if running is None:
-                mine: Future[MediaItem] = Future()
-                self._in_flight[mm_hash] = mine
+                own: Future[MediaItem] = Future()
+                self._in_flight[mm_hash] = own
         if running is not None:
             return running.result()
         try:
             item = processor.process(source)
-            mine.set_result(item)
+            own.set_result(item)
             return item
         except BaseException as error:
-            mine.set_exception(error)
+            own.set_exception(error)
             raise
         finally:
             with self._lock:
@@ -215,7 +215,7 @@ def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaIt
 
 
 def _reference(part: _Part) -> Any:
-    """What a part's medium is known by, if the policy allows the reference at all; a file by its state."""
+    """The key of a part in the reference cache, a file's being its state. Raises if the policy does not allow it."""
     value, policy = media_value(part.part), part.processor.policy
     if type(value) is bytes or (type(value) is str and value[:5].lower() == "data:"):
         return value
@@ -238,7 +238,7 @@ def _is_url(value: Any) -> bool:
 
 
 def _holds_url(value: Any) -> bool:
-    """Whether it is a URL, or a video of frames one of which is."""
+    """Whether the value is a URL, or a list of frames with a URL."""
     if isinstance(value, (list, tuple)):
         return any(_is_url(frame.get("url") if isinstance(frame, Mapping) else frame) for frame in value)
     return _is_url(value)

@@ -1,4 +1,4 @@
-"""The media markers that a template printed, and what stands in their place before the text becomes tokens."""
+"""Replaces the media markers that a template printed by their expansions, before the text becomes tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 
 
 class LocatedItem(NamedTuple):
-    """An image or video, and the content part that holds it."""
+    """An image or video, and the content part that contains it."""
 
     message_index: int
     part_index: int
     item: MediaItem
 
     def slot(self, first_message: int = 0) -> MediaSlot:
-        """What laying out needs to know, where the messages are printed from number `first_message` on."""
+        """The slot of the item, where the first message is printed as message `first_message`."""
         item = self.item
         return MediaSlot(
             self.message_index + first_message,
@@ -34,7 +34,7 @@ class LocatedItem(NamedTuple):
 
 
 class MediaSlot(NamedTuple):
-    """Where an item is to be shown, and the tokens that it takes there."""
+    """The place of an item in the conversation, and its placeholder tokens."""
 
     message_index: int
     part_index: int
@@ -45,7 +45,7 @@ class MediaSlot(NamedTuple):
 
     @property
     def layout_key(self) -> tuple[object, ...]:
-        """Plain data, equal for slots that are laid out alike."""
+        """Plain data, equal for slots with equal tokens."""
         pieces = None if self.expansion is None else [tuple(piece) for piece in self.expansion]
         return self.modality, self.num_tokens, pieces
 
@@ -53,8 +53,8 @@ class MediaSlot(NamedTuple):
 class MediaSpan(NamedTuple):
     """Characters `start:end` that stand for an item; `embeds` are the starts of the control tokens that hold features.
 
-    `whole` is False where text at an edge of the expansion may merge with its neighbours into one token: the stretch
-    then begins or ends at a control token.
+    `whole` is False where text at an edge of the expansion may merge with its neighbours into one token: the span then
+    begins or ends at a control token.
     """
 
     start: int
@@ -64,15 +64,15 @@ class MediaSpan(NamedTuple):
 
 
 class ExpandedPrint(NamedTuple):
-    """A print in which every marker is replaced. A control token at character c stands for `times.get(c, 1)` of them.
+    """Printed text with every marker replaced. A control token at character c is repeated `times.get(c, 1)` times.
 
-    `stretches` is parallel to the slots.
+    `spans` is parallel to the slots.
     """
 
     printed: Printed
     controls: Sequence[PrintedControl]
     times: Mapping[int, int]
-    stretches: Sequence[MediaSpan]
+    spans: Sequence[MediaSpan]
 
 
 def replace_markers(
@@ -85,46 +85,48 @@ def replace_markers(
     *,
     begin: int = 0,
 ) -> ExpandedPrint:
-    """Replace each marker printed from character `begin` on by what its item takes.
+    """Replace each marker printed from character `begin` on by the expansion of its item.
 
-    `owners` is parallel to the segments of `printed`. Text is only spliced where an expansion holds more than markers;
-    otherwise the marker stays, to be repeated. Raises `PlaceholderCountError` when the template printed more or fewer
+    `owners` is parallel to the segments of `printed`. The text changes only where an expansion is more than markers;
+    otherwise the marker stays and is repeated. Raises `PlaceholderCountError` when the template printed more or fewer
     markers than there are slots.
     """
-    shown = [
+    marks = [
         control
         for control in controls
-        if control.start >= begin and control.token_id in markers and not _is_said(printed.segments[control.segment])
+        if control.start >= begin
+        and control.token_id in markers
+        and not _is_message_text(printed.segments[control.segment])
     ]
-    slot_of = _pair(shown, slots, markers, owners)
+    slot_of = _slot_of_markers(marks, slots, markers, owners)
     placed = [slots[index] for index in slot_of]
     if all(slot.expansion is None for slot in placed):
-        times = {control.start: slot.num_tokens for control, slot in zip(shown, placed, strict=True)}
-        stretches = [MediaSpan(control.start, control.end, (control.start,), True) for control in shown]
-        return ExpandedPrint(printed, controls, times, _in_slot_order(stretches, slot_of))
-    replaced = _spliced(printed, controls, shown, placed, tokenizer, begin)
-    return replaced._replace(stretches=_in_slot_order(replaced.stretches, slot_of))
+        times = {control.start: slot.num_tokens for control, slot in zip(marks, placed, strict=True)}
+        spans = [MediaSpan(control.start, control.end, (control.start,), True) for control in marks]
+        return ExpandedPrint(printed, controls, times, _in_slot_order(spans, slot_of))
+    expanded = _expand(printed, controls, marks, placed, tokenizer, begin)
+    return expanded._replace(spans=_in_slot_order(expanded.spans, slot_of))
 
 
-def _in_slot_order(stretches: Sequence[MediaSpan], slot_of: Sequence[int]) -> list[MediaSpan]:
-    return [stretch for _, stretch in sorted(zip(slot_of, stretches, strict=True))]
+def _in_slot_order(spans: Sequence[MediaSpan], slot_of: Sequence[int]) -> list[MediaSpan]:
+    return [span for _, span in sorted(zip(slot_of, spans, strict=True))]
 
 
-def _pair(
-    shown: Sequence[PrintedControl],
+def _slot_of_markers(
+    marks: Sequence[PrintedControl],
     slots: Sequence[MediaSlot],
     markers: Mapping[int, Modality],
     owners: Sequence[int],
 ) -> list[int]:
     """For each marker the index of its slot: in order within each modality, and of the same message.
 
-    A marker that was printed outside of any message (-1) may be any message's.
+    A marker that was printed outside of any message (-1) may belong to any message.
     """
-    slot_of = [-1] * len(shown)
+    slot_of = [-1] * len(marks)
     for modality in dict.fromkeys(markers.values()):
-        printed = [index for index, control in enumerate(shown) if markers[control.token_id] == modality]
+        printed = [index for index, control in enumerate(marks) if markers[control.token_id] == modality]
         wanted = [index for index, slot in enumerate(slots) if slot.modality == modality]
-        actual = [owners[shown[index].segment] for index in printed]
+        actual = [owners[marks[index].segment] for index in printed]
         expected = [slots[index].message_index for index in wanted]
         if len(actual) != len(expected) or any(a not in (-1, e) for a, e in zip(actual, expected, strict=True)):
             raise _count_error(actual, [slots[index] for index in wanted], modality)
@@ -137,44 +139,44 @@ def _count_error(actual: Sequence[int], slots: Sequence[MediaSlot], modality: Mo
     expected = [slot.message_index for slot in slots]
     differing = (index for index in sorted({*expected, *actual}) if expected.count(index) != actual.count(index))
     at = next(differing, None)
-    if at is None:  # as many in every message, but in another order
+    if at is None:  # equal numbers in every message, in another order
         at = next(e for a, e in zip(actual, expected, strict=True) if a not in (-1, e))
     parts = [(slot.part_index, slot.digest) for slot in slots if slot.message_index == at]
     return PlaceholderCountError(at, parts, actual.count(at), modality)
 
 
-def _is_said(segment: Segment) -> bool:
-    """Whether a message said it, and not the template."""
+def _is_message_text(segment: Segment) -> bool:
+    """Whether the text comes from a message, not from the template."""
     return segment.origin is not None and segment.origin.message_index >= 0
 
 
-def _spliced(
+def _expand(
     printed: Printed,
     controls: Sequence[PrintedControl],
-    shown: Sequence[PrintedControl],
+    marks: Sequence[PrintedControl],
     slots: Sequence[MediaSlot],
     tokenizer: TemplateTokenizer,
     begin: int,
 ) -> ExpandedPrint:
-    """The print with expansions in the place of the markers `shown`; `slots` and the stretches are parallel to them."""
-    marker_starts = {marker.start for marker in shown}
+    """The text with expansions in place of the markers `marks`; `slots` and the spans are parallel to `marks`."""
+    marker_starts = {marker.start for marker in marks}
     kept = [control for control in controls if control.start not in marker_starts]
-    # Where a token begins and ends for certain, whatever text is beside it.
+    # Positions at which a token certainly begins or ends, whatever the text around.
     borders = {begin, len(printed.text), *(c.start for c in kept), *(c.end for c in kept)}
     text: list[str] = []
     length, position = 0, 0
     found: list[PrintedControl] = []
     times: dict[int, int] = {}
-    stretches: list[MediaSpan] = []
+    spans: list[MediaSpan] = []
     shifts = [0]
-    for marker, slot in zip(shown, slots, strict=True):
+    for marker, slot in zip(marks, slots, strict=True):
         text.append(printed.text[position : marker.start])
         length += marker.start - position
         expansion = _expanded(printed, marker, slot, tokenizer, length)
         found += expansion.controls
         times |= expansion.times
         bounded = marker.start in borders, marker.end in borders
-        stretches.append(_stretch(expansion, length, bounded))
+        spans.append(_span(expansion, length, bounded))
         text.append(expansion.text)
         length += len(expansion.text)
         position = marker.end
@@ -182,19 +184,19 @@ def _spliced(
     text.append(printed.text[position:])
 
     def moved(character: int) -> int:
-        """Where a character of the old text is in the new one; inside a marker, its beginning."""
+        """The position in the new text of a character of the old one; inside a marker, of the marker's start."""
         passed = bisect.bisect_right(marker_ends, character)
-        begin_of_next = shown[passed].start if passed < len(shown) else character
+        begin_of_next = marks[passed].start if passed < len(marks) else character
         return min(character, begin_of_next) + shifts[passed]
 
-    marker_ends = [marker.end for marker in shown]
+    marker_ends = [marker.end for marker in marks]
     segments = [s._replace(start=moved(s.start), end=moved(s.end)) for s in printed.segments]
     moved_controls = [c._replace(start=moved(c.start), end=moved(c.end)) for c in kept]
-    return ExpandedPrint(Printed("".join(text), segments), sorted([*moved_controls, *found]), times, stretches)
+    return ExpandedPrint(Printed("".join(text), segments), sorted([*moved_controls, *found]), times, spans)
 
 
 class _Expansion(NamedTuple):
-    """The text in place of a marker, and the control tokens in it; those at `embeds` hold features."""
+    """The text in place of a marker, and its control tokens; those at `embeds` stand for features."""
 
     text: str
     controls: list[PrintedControl]
@@ -205,15 +207,15 @@ class _Expansion(NamedTuple):
 def _expanded(
     printed: Printed, marker: PrintedControl, slot: MediaSlot, tokenizer: TemplateTokenizer, start: int
 ) -> _Expansion:
-    """What stands for a slot from character `start` of the new text on."""
-    spelled = printed.text[marker.start : marker.end]
-    pieces = slot.expansion or (ExpansionPiece(spelled, slot.num_tokens, embed=True),)
+    """The expansion of a slot, which begins at character `start` of the new text."""
+    marker_text = printed.text[marker.start : marker.end]
+    pieces = slot.expansion or (ExpansionPiece(marker_text, slot.num_tokens, embed=True),)
     controls: list[PrintedControl] = []
     times: dict[int, int] = {}
     embeds: list[int] = []
     text = ""
     for piece in pieces:
-        if piece.text == spelled:
+        if piece.text == marker_text:
             token_id: int | None = marker.token_id
         elif piece.embed or piece.times != 1:
             token_id = tokenizer.require_control_id(piece.text, f"a placeholder of the {slot.modality} processor")
@@ -229,9 +231,9 @@ def _expanded(
     return _Expansion(text, controls, times, tuple(embeds))
 
 
-def _stretch(expansion: _Expansion, start: int, bounded: tuple[bool, bool]) -> MediaSpan:
-    """Characters that begin and end with a token for certain; `bounded`: nothing can merge at the start, at the end."""
+def _span(expansion: _Expansion, start: int, bounded: tuple[bool, bool]) -> MediaSpan:
+    """Characters that certainly begin and end with a token; `bounded`: no token crosses the start, the end."""
     end = start + len(expansion.text)
     first, last = expansion.controls[0].start, expansion.controls[-1].end
-    stretch = (start if bounded[0] else first, end if bounded[1] else last)
-    return MediaSpan(*stretch, expansion.embeds, whole=stretch == (start, end))
+    span = (start if bounded[0] else first, end if bounded[1] else last)
+    return MediaSpan(*span, expansion.embeds, whole=span == (start, end))

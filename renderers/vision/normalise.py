@@ -1,4 +1,4 @@
-"""Canonical uint8 pixels -> the floats that a vision tower takes."""
+"""Canonical uint8 pixels -> the floats that a vision tower needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FloatType = Literal["float32", "bfloat16"]
 
-# Patches at a time: the look-up widens its uint8 indices to 8 bytes each, which then stay in the cache.
+# Patches per look-up: it widens uint8 indices to 8 bytes each, which then stay in the CPU cache.
 _PATCHES_AT_ONCE = 256
 
 
@@ -26,8 +26,8 @@ def normalise(patches: np.ndarray | StillPatches, scale: PixelScale, *, dtype: F
     `dtype` bfloat16 gives uint16, the bit patterns of the float32 rounded to nearest, ties to even, as torch's
     `.to(torch.bfloat16)` rounds (`torch.from_numpy(...).view(torch.bfloat16)` reads them).
 
-    A uint8 has 256 values and a channel one mean and one deviation, so a table of channels x 256 floats holds every
-    result; it is filled with the processor's own arithmetic.
+    A uint8 has 256 values and a channel has one mean and one deviation, so a table of channels x 256 floats holds
+    every result; it is computed with the processor's own arithmetic.
     """
     table = _table(scale)
     if dtype == "bfloat16":
@@ -47,11 +47,11 @@ def normalise(patches: np.ndarray | StillPatches, scale: PixelScale, *, dtype: F
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledPixels:
-    """Floats that a processor makes of uint8 pixels, held as those pixels: a quarter of the bytes.
+    """Floats that a processor makes of uint8 pixels, stored as those pixels: a quarter of the bytes.
 
     `pixels` is uint8 (rows, channels * k) or (rows, channels, ...), after the resize and before rescale and normalise;
-    `unpack` gives the processor's floats, float32 of the same shape, read-only. Whoever makes one has seen that they
-    are equal bit for bit.
+    `unpack` gives the processor's floats, float32 of the same shape, read-only. The creator of an instance must have
+    checked that they are equal bit for bit.
     """
 
     pixels: np.ndarray
@@ -68,9 +68,9 @@ class ScaledPixels:
 
 
 def normalised(item: MediaItem, name: str, *, dtype: FloatType = "float32") -> np.ndarray:
-    """The floats of one tensor of an item: `normalise`, for still images without unpacking them first.
+    """`normalise` for one tensor of an item; still images are not unpacked first.
 
-    A tensor of an item without a scale is what the model takes already and comes as it is.
+    A tensor of an item without a scale is returned unchanged: it is already the model's input.
     """
     if item.scale is None:
         return item[name]

@@ -1,4 +1,4 @@
-"""Planes of uint8 pixels -> the patches that a vision tower takes, in the order of Qwen-VL."""
+"""Planes of uint8 pixels -> patches for a vision tower, in the order of Qwen-VL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StillPatches:
-    """The patches of a still image, which fill every time slot with the same pixels, held once.
+    """The patches of a still image, whose time slots all hold the same pixels; the pixels are stored once.
 
     `packed` is uint8 of shape (patches, 3, patch * patch), read-only; `temporal` is the number of time slots.
     """
@@ -31,7 +31,7 @@ class StillPatches:
 
 
 def still_patches(planes: np.ndarray, *, patch_size: int, merge_size: int, temporal_patch_size: int) -> StillPatches:
-    """uint8 planes (3, height, width), the sides multiples of patch_size * merge_size.
+    """uint8 planes (3, height, width), the sides multiples of patch_size * merge_size -> patches.
 
     The patches of one merge block (merge x merge) are neighbours; within a patch the order is channel, (time,) row,
     column.
@@ -49,8 +49,8 @@ def still_patches(planes: np.ndarray, *, patch_size: int, merge_size: int, tempo
 def frame_patches(frames: np.ndarray, *, patch_size: int, merge_size: int, temporal_patch_size: int) -> np.ndarray:
     """uint8 frames (count, 3, height, width) -> uint8 (patches, 3 * temporal * patch * patch), read-only.
 
-    Patches span `temporal_patch_size` frames, the last frame repeated where they do not divide evenly; otherwise the
-    order is that of `still_patches`, one group of frames after the other.
+    A patch spans `temporal_patch_size` frames; the last frame is repeated to complete the last group. Within a group of
+    frames the order is that of `still_patches`.
     """
     missing = -len(frames) % temporal_patch_size
     if missing:
@@ -72,7 +72,7 @@ def frame_patches(frames: np.ndarray, *, patch_size: int, merge_size: int, tempo
 
 
 def _runs(pixels: np.ndarray, patch_size: int) -> np.ndarray:
-    """A row of a patch as one element, which numpy then moves in one piece."""
+    """A view with each row of a patch as one element, which numpy then moves as a whole."""
     return np.ascontiguousarray(pixels).view(f"V{patch_size}")
 
 

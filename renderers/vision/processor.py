@@ -1,4 +1,4 @@
-"""What rendering asks of a media processor."""
+"""The interface of media processors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 
 ImageBackend = Literal["torchvision", "pillow"]
-"""Whose resampling and arithmetic the pixels follow: that of transformers' torchvision or of its Pillow backend."""
+"""The backend of transformers whose resampling and arithmetic the pixels follow."""
 
 
 class MediaProcessor(Protocol):
@@ -26,12 +26,12 @@ class MediaProcessor(Protocol):
 
     @property
     def embed_token(self) -> str:
-        """The control token that stands for one row of features; often the marker itself."""
+        """The control token that stands for one row of features; often equal to the marker."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Names everything but the source that decides the tensors."""
+        """Identifies everything except the source that affects the tensors."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""From the files of a model directory to its media processors."""
+"""Loads the media processors of a model directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from renderers.vision.processor import ImageBackend, MediaProcessor
 _IMAGE_FILE = "preprocessor_config.json"
 _VIDEO_FILE = "video_preprocessor_config.json"
 _JOINT_FILE = "processor_config.json"
-# Published before there were files for videos: their numbers are those of images, in transformers too.
+# These were published before the file for videos existed; transformers also reads the file for images for them.
 _WITHOUT_VIDEO_FILE = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
 
 
@@ -30,18 +30,18 @@ def load_media(
     store: MediaStore | None,
     backend: ImageBackend | None,
 ) -> MediaLoader:
-    """The processors that a directory describes: natively for Qwen-VL, else the model's own of transformers.
+    """Load the processors that a directory describes: native ones for Qwen-VL, else the model's own of transformers.
 
-    A directory that describes none is one of a model that only reads text. Where the model's own processor cannot be
-    loaded (a package is not installed, its code would have to be run), or the tokenizer has no token for a video, such
-    media are refused with that reason, and text is rendered. Raises `LoadError` for broken numbers of a Qwen-VL.
+    A directory without a description belongs to a text-only model. Where the model's own processor cannot be loaded (a
+    missing package, or code of the repository), or the tokenizer has no token for videos, such media are refused with
+    that reason, while text is rendered. Raises `LoadError` for invalid settings of a Qwen-VL.
     """
     model = tokenizer.model
     joint = read_json(directory / _JOINT_FILE)
-    # As in transformers, what the joint file holds wins over the older files that may lie beside it.
+    # As in transformers, the joint file takes precedence over the older separate files.
     image = _part(directory, joint, "image_processor") or read_json(directory / _IMAGE_FILE)
     video = _part(directory, joint, "video_processor") or read_json(directory / _VIDEO_FILE)
-    if "feature_extractor_type" in image and "image_processor_type" not in image:  # the numbers of sound
+    if "feature_extractor_type" in image and "image_processor_type" not in image:  # settings for audio
         image = {}
     if not image and not video:
         return MediaLoader({}, model=model)
@@ -70,7 +70,9 @@ def load_media(
     if video:
         video_config = QwenVLVideoConfig.from_dict(video, path=str(directory / _VIDEO_FILE), processor_class=family)
         processor = QwenVLVideoProcessor(video_config, policy=policy, store=store)
-        if tokenizer.control_id(processor.marker) is None:  # many read images only, whatever their files say
+        if (
+            tokenizer.control_id(processor.marker) is None
+        ):  # many models read images only, although they ship a file for videos
             missing["video"] = f"the tokenizer of {model} has no token {processor.marker!r} to stand for one"
         else:
             processors["video"] = processor
@@ -87,6 +89,6 @@ def _part(directory: Path, joint: Mapping[str, Any], name: str) -> dict[str, Any
 
 
 def _processor_class(directory: Path, *configs: Mapping[str, Any]) -> str | None:
-    """The class that transformers makes of the directory, by the name that one of its files gives."""
+    """The name of the processor class in the files of the directory."""
     named = [*configs, read_json(directory / "tokenizer_config.json")]
     return next((str(config["processor_class"]) for config in named if config.get("processor_class")), None)

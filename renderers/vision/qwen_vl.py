@@ -7,14 +7,14 @@ of its backends, bit for bit: the uint8 pixels after the resize and the floats a
   16-bit fixed point (`vision.resampling`), and rescales and normalises in one step in float32.
 - pillow (`Qwen2VLImageProcessorPil`): resizes with Pillow (22-bit fixed point), and rescales in float64.
 
-Where an image keeps its size, the uint8 pixels of the two are equal. Where it is resized, they differ in 0.05 to 0.4 %
-of the values by 1, rarely 2, of 255 (photographs of 300 to 1400 pixels a side, Pillow 13); that Pillow resizes columns
-first where an image becomes wider and lower adds differences of up to 11 there, in 16 %. The floats differ in their
-last bits. These are different pixels, so they have different fingerprints.
+Without a resize, the uint8 pixels of the two are equal. After a resize, 0.05 to 0.4 % of the values differ by 1,
+rarely 2, of 255 (photographs of 300 to 1400 pixels a side, Pillow 13). Where an image becomes wider and lower, Pillow
+resizes columns first, and 16 % of the values differ, by up to 11. The floats differ in their last bits. The pixels
+differ, so the fingerprints do too.
 
-Patches are kept as uint8, after the resize and before rescale and normalise: a quarter of the float32 bytes, lossless,
-and what a vLLM that normalises on the device expects; and once, although the model takes a still image twice, as two
-frames of the same moment. `vision.normalise` makes the processor's floats of them.
+Patches are stored as uint8, after the resize and before rescale and normalise: a quarter of the float32 bytes,
+lossless, and the input of a vLLM that normalises on the device. They are stored once, although the model takes a still
+image as two equal frames. `vision.normalise` turns them into the processor's floats.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from renderers.vision import resampling
 from renderers.vision.patches import still_patches
 from renderers.vision.processor import ImageBackend
 
-# The processor refuses longer images; resizing them would squeeze one side to nothing.
+# The processor refuses longer images; resizing them would shrink one side to nothing.
 MAX_ASPECT_RATIO = 200
-#: Of a resized image. The numbers that are in use stay far below; more would fill the memory.
+#: Of a resized image. Published settings stay far below; more would exhaust the memory.
 MAX_RESIZED_PIXELS = 2**27
 
 _PROCESSOR_TYPES = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
@@ -52,13 +52,13 @@ _FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("b
 
 
 def is_qwen_vl_image_config(config: Mapping[str, Any]) -> bool:
-    """Whether a parsed preprocessor_config.json is one for `QwenVLConfig`."""
+    """Whether `QwenVLConfig` reads this parsed preprocessor_config.json."""
     return config.get("image_processor_type") in _PROCESSOR_TYPES
 
 
 @dataclass(frozen=True, slots=True)
 class QwenVLConfig:
-    """The numbers of preprocessor_config.json that decide pixels. Pixel limits are products of width and height.
+    """The settings of preprocessor_config.json that affect pixels. Pixel limits are products of width and height.
 
     `resample` is one of Pillow's filters; the torchvision backend knows 2 (bilinear) and 3 (bicubic).
     """
@@ -76,7 +76,7 @@ class QwenVLConfig:
     def from_dict(cls, config: Mapping[str, Any], *, path: str, backend: ImageBackend | None = None) -> Self:
         """Read a parsed preprocessor_config.json; `path` names it in errors.
 
-        `backend` None: the one that transformers 5 takes, pillow for a class name in ...Pil, else torchvision.
+        `backend` None: the one of transformers 5, which is pillow for a class name that ends in Pil, else torchvision.
         Raises `InvalidFileError`.
         """
         kind = config.get("image_processor_type")
@@ -98,7 +98,7 @@ class QwenVLConfig:
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that changes pixels: these numbers, the resampler's and the decoders' versions (16 hex)."""
+        """16 hex digits of everything that affects pixels: settings, and versions of resampler and decoders."""
         ours = {"resampler": resampling.VERSION} if self.backend == "torchvision" else {}
         return fingerprint("image", self, **ours, decoders=decoder_versions())
 
@@ -124,9 +124,9 @@ class QwenVLProcessor:
 
         Raises `MediaLimitError`, `MediaDecodeError`.
         """
-        held = self.store.get(self.mm_hash(source))
-        if held is not None:
-            return held
+        cached = self.store.get(self.mm_hash(source))
+        if cached is not None:
+            return cached
         config = self.config
         planes = decode_planes(source, self.policy)
         width, height = resized_size(planes.shape[2], planes.shape[1], config, digest=source.digest)
@@ -145,7 +145,7 @@ class QwenVLProcessor:
 
 
 def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str | None = None) -> tuple[int, int]:
-    """(width, height) after the resize: multiples of `factor`, area within the pixel limits, aspect nearly kept.
+    """(width, height) after the resize: multiples of `factor`, area within the pixel limits, similar aspect ratio.
 
     Source: `smart_resize` of transformers' Qwen2-VL image processor, banker's rounding included. Raises
     `MediaLimitError` naming `digest` past `MAX_ASPECT_RATIO`.
@@ -157,8 +157,8 @@ def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str |
     resized = fitting_size(width, height, 1, config.factor, config.min_pixels, config.max_pixels)
     if resized[0] * resized[1] > MAX_RESIZED_PIXELS:
         raise MediaLimitError(
-            f"a {width}x{height} image would become {resized[0]}x{resized[1]} pixels, as patch_size, merge_size and "
-            "min_pixels of the model's preprocessor_config.json have it; correct them, or make the image smaller",
+            f"a {width}x{height} image would become {resized[0]}x{resized[1]} pixels by patch_size, merge_size "
+            "and min_pixels of the model's preprocessor_config.json; correct them, or make the image smaller",
             digest=digest,
         )
     return resized
@@ -167,9 +167,9 @@ def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str |
 def fitting_size(
     width: int, height: int, frames: float, factor: int, min_pixels: int, max_pixels: int, rounded_frames: int = 1
 ) -> tuple[int, int]:
-    """The multiples of `factor` nearest to a size whose volume with the frames lies within the pixel limits.
+    """Round a size to multiples of `factor` so that width * height * frames is within the pixel limits.
 
-    The limits hold for `rounded_frames`, the shrinking and growing goes by `frames`.
+    The limits are checked with `rounded_frames`; the scale is computed with `frames`.
     """
     new_width, new_height = round(width / factor) * factor, round(height / factor) * factor
     if rounded_frames * new_width * new_height > max_pixels:
@@ -189,13 +189,13 @@ def _resized(planes: np.ndarray, width: int, height: int, config: QwenVLConfig) 
         return planes
     if config.backend == "torchvision":
         return resampling.resize(planes, height, width, config.resample)
-    # Pillow resizes channels one by one, so that a plane gives what the whole image would.
+    # Pillow resizes channels independently, so planes give the same pixels as the whole image.
     images = [plane_image(plane).resize((width, height), Image.Resampling(config.resample)) for plane in planes]
     return np.concatenate([image_planes(image) for image in images])
 
 
 def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[str, Any]:
-    """What images and videos have in common in their files: geometry, pixel limits, filter, scale."""
+    """The settings that files for images and videos share: geometry, pixel limits, filter, scale."""
     for step in ("do_resize", "do_rescale", "do_normalize"):
         if config.get(step) is False:
             raise InvalidFileError(path, f"{step} is false; only processors that take every step are read")
@@ -203,14 +203,14 @@ def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) ->
         name: read_integer(config, name, maximum=most, path=path)
         for name, most in (("patch_size", 1024), ("temporal_patch_size", 64), ("merge_size", 64))
     }
-    # As in transformers, min_pixels and max_pixels win over `size`, which newer files have instead.
+    # As in transformers, min_pixels and max_pixels take precedence over `size`, which newer files have instead.
     size = config.get("size")
     edges = size if isinstance(size, dict) else {}
     for name, edge, most in (("min_pixels", "shortest_edge", MAX_RESIZED_PIXELS), ("max_pixels", "longest_edge", None)):
         given = config.get(name) is not None
         numbers[name] = read_integer(config if given else edges, name if given else edge, maximum=most, path=path)
     numbers["resample"] = read_integer(config, "resample", minimum=0, maximum=5, default=3, path=path)
-    mean, std = (_colours(config, name, path=path) for name in ("image_mean", "image_std"))
+    mean, std = (_rgb_triple(config, name, path=path) for name in ("image_mean", "image_std"))
     factor = config.get("rescale_factor", 1 / 255)
     scaling = [*mean, *map(abs, std), factor]
     if not all(_is_number(value) and abs(value) < 1e6 for value in scaling) or min(scaling[3:]) < 1e-6:
@@ -226,11 +226,11 @@ def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) ->
 def read_integer(
     config: Mapping[str, Any], name: str, *, path: str, minimum: int = 1, maximum: int | None = None, default: Any = ...
 ) -> Any:
-    """The whole number under a name, `default` where the file has none. Raises `InvalidFileError` for another one."""
+    """The integer of a name, `default` where the file has none. Raises `InvalidFileError` for other values."""
     value = config.get(name)
     if value is None:
         if default is ...:
-            raise InvalidFileError(path, f"misses {name!r}, which decides the pixels")
+            raise InvalidFileError(path, f"misses {name!r}, which affects the pixels")
         return default
     if type(value) is float and value.is_integer():
         value = int(value)
@@ -240,10 +240,10 @@ def read_integer(
     return value
 
 
-def _colours(config: Mapping[str, Any], name: str, *, path: str) -> tuple[Any, ...]:
+def _rgb_triple(config: Mapping[str, Any], name: str, *, path: str) -> tuple[Any, ...]:
     values = config.get(name)
     if values is None:
-        raise InvalidFileError(path, f"misses {name!r}, which decides the pixels")
+        raise InvalidFileError(path, f"misses {name!r}, which affects the pixels")
     if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
         raise InvalidFileError(path, f"{name} is {short_repr(values)}; it has to be three numbers: red, green, blue")
     return tuple(values)
@@ -265,8 +265,8 @@ def check_resample(resample: int, *, path: str) -> None:
 
 
 def fingerprint(modality: str, config: Any, **versions: object) -> str:
-    """16 hex digits that name a dataclass of numbers and the versions of what computes with them."""
-    # Pillow resizes in one backend, and turns palettes, CMYK and animations into colours for both.
+    """16 hex digits of a dataclass of settings and of the versions of the code that applies them."""
+    # Pillow resizes in one backend, and converts palettes, CMYK and animations to RGB for both.
     description = {
         "processor": "qwen_vl",
         "modality": modality,

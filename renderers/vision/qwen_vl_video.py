@@ -2,10 +2,9 @@
 
 Follows `Qwen2VLVideoProcessor` (Qwen2-VL, 2.5-VL) and `Qwen3VLVideoProcessor` (3-VL, 3.5 to 3.8) of transformers bit
 for bit. They exist for torchvision only, so frames are resized and scaled as `qwen_vl` does for that backend. A Qwen3
-video is several runs of placeholders: each group of frames that one patch spans is
-`<1.5 seconds><|vision_start|><|video_pad|>...<|vision_end|>`, put in place of the template's `<|video_pad|>` alone, so
-that the `<|vision_start|>` and `<|vision_end|>` that the template prints around it stay, as transformers and vLLM have
-it.
+video is several runs of placeholders: each group of frames that one patch spans becomes
+`<1.5 seconds><|vision_start|><|video_pad|>...<|vision_end|>`. These replace only the template's `<|video_pad|>`, so the
+`<|vision_start|>` and `<|vision_end|>` that the template prints around it stay, as in transformers and vLLM.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from renderers.vision.qwen_vl import (
 Family = Literal["qwen2", "qwen3"]
 
 _FAMILIES: dict[str, Family] = {"Qwen2VLVideoProcessor": "qwen2", "Qwen3VLVideoProcessor": "qwen3"}
-# What the classes take where a file does not say.
+# The defaults of the classes.
 _DEFAULTS: dict[Family, dict[str, Any]] = {
     "qwen2": {"do_sample_frames": False, "fps": None, "max_video_tokens": 128_000},
     "qwen3": {"do_sample_frames": True, "fps": 2, "max_video_tokens": 768},
 }
-# What Qwen3-VL takes for the speed of frames whose speed nobody knows, and `sampled_fps` of transformers for all.
+# The frame rate that Qwen3-VL, and `sampled_fps` of transformers for all, assume for videos without one.
 _ASSUMED_FPS = 24
-_MOST_FRAMES = 2**16
+_MAX_FRAMES = 2**16
 _FIELDS = {
     "pixel_values_videos": TensorField("flat"),
     "video_grid_thw": TensorField("batched"),
@@ -55,19 +54,19 @@ _FIELDS = {
 
 
 def is_qwen_vl_video_config(config: Mapping[str, Any]) -> bool:
-    """Whether a parsed video_preprocessor_config.json is one for `QwenVLVideoConfig`."""
+    """Whether `QwenVLVideoConfig` reads this parsed video_preprocessor_config.json."""
     kind = config.get("video_processor_type")
     return isinstance(kind, str) and kind in _FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
 class QwenVLVideoConfig:
-    """The numbers of video_preprocessor_config.json that decide frames and pixels.
+    """The settings of video_preprocessor_config.json that affect frames and pixels.
 
-    family: whose rules hold for sampling and for the size. min_pixels and max_pixels: width times height of a frame
-    for qwen2, times the frames of the video for qwen3. fps or num_frames: how densely frames are sampled if
+    family: the model family whose rules for sampling and sizes apply. min_pixels and max_pixels: width times height of
+    a frame for qwen2, times the frames of the video for qwen3. fps or num_frames: the sampling rate if
     `do_sample_frames`. max_video_tokens: with `cap_pixels_per_frame`, tokens of a video for qwen2, of a frame for
-    qwen3. seconds_per_grid: whether the model is told the seconds that a patch spans (Qwen2.5-VL).
+    qwen3. seconds_per_grid: whether the model takes the seconds that a patch spans (Qwen2.5-VL).
     """
 
     family: Family = "qwen3"
@@ -91,7 +90,7 @@ class QwenVLVideoConfig:
     def from_dict(cls, config: Mapping[str, Any], *, path: str, processor_class: str | None = None) -> Self:
         """Read a parsed video_preprocessor_config.json; `path` names it in errors. Raises `InvalidFileError`.
 
-        `processor_class` is what the model's files name under that key; Qwen2_5_VLProcessor tells the model seconds.
+        `processor_class` is that key of the model's files; Qwen2_5_VLProcessor gives the model seconds.
         """
         kind = config.get("video_processor_type")
         if not isinstance(kind, str) or kind not in _FAMILIES:
@@ -116,7 +115,7 @@ class QwenVLVideoConfig:
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that changes pixels: these numbers, the resampler's and the decoders' versions (16 hex)."""
+        """16 hex digits of everything that affects pixels: settings, and versions of resampler and decoders."""
         return fingerprint("video", self, resampler=resampling.VERSION, decoders=video_decoder_versions())
 
 
@@ -142,9 +141,9 @@ class QwenVLVideoProcessor:
 
         Raises `MediaLimitError`, `MediaDecodeError`.
         """
-        held = self.store.get(self.mm_hash(source))
-        if held is not None:
-            return held
+        cached = self.store.get(self.mm_hash(source))
+        if cached is not None:
+            return cached
         config = self.config
         video = sample_video(source, self.policy, lambda info: self._plan(info, source.digest))
         patches = frame_patches(
@@ -203,7 +202,7 @@ def time_stamps(indices: Sequence[int], fps: float | None, temporal_patch_size: 
     """For each group of frames that a patch spans, the middle between its first and its last frame, in seconds.
 
     Source: `Qwen3VLProcessor._calculate_timestamps` of transformers. `fps` is that of the video, 24 where unknown; the
-    last frame fills up the last group.
+    last frame is repeated to complete the last group.
     """
     filled = [*indices, *[indices[-1]] * (-len(indices) % temporal_patch_size)]
     seconds = [index / (fps or _ASSUMED_FPS) for index in filled]
@@ -214,11 +213,11 @@ def time_stamps(indices: Sequence[int], fps: float | None, temporal_patch_size: 
 def sampled_indices(
     total: int, fps: float | None, config: QwenVLVideoConfig, *, digest: str | None = None
 ) -> list[int]:
-    """Which of `total` frames are shown, ascending; of a short video some more than once.
+    """The indices of the sampled frames among `total`, ascending; of a short video some more than once.
 
     Source: `sample_frames` of the two processors of transformers. `fps` is that of the video; qwen3 takes 24 where it
-    is unknown. Raises `MediaLimitError` where they cannot sample a video that short, `MediaDecodeError` where qwen2 is
-    to sample by time and nobody knows it.
+    is unknown. Raises `MediaLimitError` for a video too short to sample, `MediaDecodeError` where qwen2 has to sample
+    by time and the frame rate is unknown.
     """
     if not config.do_sample_frames:
         return list(range(total))
@@ -237,20 +236,19 @@ def sampled_indices(
     else:
         if fps is None:
             raise MediaDecodeError(
-                "nothing tells how many frames a second this video has, and this model samples by that; pass its "
-                "frames with their fps",
+                "the frame rate of this video is unknown, and this model samples by it; pass its frames with their fps",
                 digest=digest,
             )
-        most = math.floor(min(config.max_frames, total) / temporal) * temporal
+        limit = math.floor(min(config.max_frames, total) / temporal) * temporal
         wanted = total / fps * (config.fps or 0)
-        count = math.floor(min(max(wanted, config.min_frames), most, total) / temporal) * temporal
+        count = math.floor(min(max(wanted, config.min_frames), limit, total) / temporal) * temporal
     if not 0 < count <= total:
         raise MediaLimitError(
             f"{count} frames cannot be sampled of a video of {total}; pass a longer video, or lower num_frames "
             "or fps of the model's video_preprocessor_config.json",
             digest=digest,
         )
-    # The steps are floats there, float32 as torch makes them, and cut to integers.
+    # transformers computes the steps in float32 tensors of torch and truncates them to integers.
     return [int(index) for index in (np.arange(count) * (total / count)).astype(np.float32)]
 
 
@@ -302,7 +300,7 @@ def _read_sampling(config: Mapping[str, Any], family: Family, *, path: str) -> d
     if sampled and family == "qwen2" and config["fps"] is None and config.get("num_frames") is None:
         raise InvalidFileError(path, "do_sample_frames is true but neither fps nor num_frames says how many")
     numbers: dict[str, Any] = {
-        name: read_integer(config, name, maximum=_MOST_FRAMES, default=default, path=path)
+        name: read_integer(config, name, maximum=_MAX_FRAMES, default=default, path=path)
         for name, default in (("num_frames", None), ("min_frames", 4), ("max_frames", 768))
     }
     fps = config["fps"]

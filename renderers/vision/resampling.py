@@ -1,13 +1,13 @@
-"""Resizing of uint8 pixels as torch does it: antialiased, in 16-bit fixed point, columns before rows.
+"""Resizing of uint8 pixels as in torch: antialiased, in 16-bit fixed point.
 
-What `torch.nn.functional.interpolate(mode="bicubic" or "bilinear", antialias=True)` makes of a uint8 tensor on a CPU,
-and with it torchvision and the processors of transformers that run on it. It is Pillow's algorithm with coarser
+The result equals that of `torch.nn.functional.interpolate(mode="bicubic" or "bilinear", antialias=True)` for a uint8
+tensor on a CPU, which torchvision and the processors of transformers use. It is Pillow's algorithm with coarser
 weights: a window of the filter for each output pixel, the weights rounded to int16 with as many fractional bits as
 the largest one leaves room for (Pillow keeps 22 bits), sums in integers, rounded and clamped after each direction.
-(torch resizes bilinearly in floats on x86 processors without AVX2; the fixed point is that of all others.)
+(On x86 processors without AVX2, torch resizes bilinearly in floats; everywhere else in fixed point.)
 
-Here a direction is a product with a banded matrix, block by block, in BLAS. Floats lose nothing: all terms and sums
-are integers below 2**24 for float32, below 2**53 for float64, and `_product_dtype` picks the type by that bound.
+Here each direction is a product with a banded matrix, computed block by block in BLAS. Floats are exact: all terms and
+sums are integers below 2**24 for float32, below 2**53 for float64, and `_product_dtype` selects the type by that bound.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from functools import lru_cache
 
 import numpy as np
 
-#: Goes into fingerprints: raise it whenever a pixel that `resize` makes changes.
+#: Part of the fingerprints: increase it with every change of the pixels that `resize` makes.
 VERSION = 1
 
-#: `resample` of a processor's configuration (Pillow's numbers) -> how far the filter reaches, in input pixels.
+#: `resample` of a processor's configuration (Pillow's numbers) -> the name of the filter.
 FILTERS = {2: "bilinear", 3: "bicubic"}
 
 _MAX_FRACTION_BITS = 22
 # Products of 32 rows with a block of at most 32 outputs and about 150 inputs: large enough for BLAS to be fast, small
-# enough for it to stay on this thread. Its own threads wait for each other at every product, which takes many times
-# longer where other work wants the processors too, and images are processed side by side on threads as it is.
+# enough for it to stay on this thread. BLAS threads wait for each other at every product, which takes many times
+# longer on busy processors, and images are processed in parallel on threads already.
 _ROWS_PER_PRODUCT = 32
 _OUTPUTS_PER_BLOCK = 32
 _INPUTS_PER_BLOCK = 128
@@ -35,7 +35,7 @@ _STRIP_FLOATS = 1 << 20
 
 
 def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
-    """uint8 planes (..., h, w) -> uint8 planes (..., height, width). A direction that keeps its size is not touched.
+    """uint8 planes (..., h, w) -> uint8 planes (..., height, width). A direction that keeps its size is not resampled.
 
     `resample` is a key of `FILTERS`.
     """
@@ -49,7 +49,7 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """Neighbouring outputs: `weights` (inputs, outputs) over the inputs that they reach, and what completes sums."""
+    """Neighbouring outputs: `weights` (inputs, outputs) of the inputs that they depend on, `offset` of the sums."""
 
     outputs: slice
     inputs: slice
@@ -80,22 +80,22 @@ def _bicubic(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
-_SHAPES: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {2: (_bilinear, 1.0), 3: (_bicubic, 2.0)}
+_KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {2: (_bilinear, 1.0), 3: (_bicubic, 2.0)}
 
 
 @lru_cache(maxsize=64)
 def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
-    shape, reach = _SHAPES[resample]
+    kernel, radius = _KERNELS[resample]
     scale = inputs / outputs
     stretch = max(scale, 1.0)
-    support = reach * stretch
+    support = radius * stretch
     centre = scale * (np.arange(outputs) + 0.5)
     first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
     count = np.minimum((centre + support + 0.5).astype(np.int64), inputs) - first
     taps = np.arange(int(count.max()))
-    weights = shape(np.abs((taps + (first - centre)[:, None] + 0.5) * (1.0 / stretch)))
+    weights = kernel(np.abs((taps + (first - centre)[:, None] + 0.5) * (1.0 / stretch)))
     weights[taps >= count[:, None]] = 0.0
-    # One after the other, as torch adds them up; numpy's own sum is pairwise and may differ in the last bit.
+    # Sequential sums as in torch; numpy's own sum is pairwise and may differ in the last bit.
     weights /= np.add.accumulate(weights, axis=1)[:, -1:]
     bits = _fraction_bits(float(weights.max()))
     fixed = weights * (1 << bits)
@@ -117,7 +117,7 @@ def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
 
 
 def _fraction_bits(largest: float) -> int:
-    """As many as keep the largest weight an int16."""
+    """The largest number of fractional bits with which the largest weight is an int16."""
     bits = 0
     while bits < _MAX_FRACTION_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
         bits += 1

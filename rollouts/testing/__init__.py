@@ -1,7 +1,7 @@
-"""Small real things to test against: complete checkpoint directories that fit in a test, and a scripted engine."""
+"""For tests of environments and trainers: small complete checkpoint directories, and an engine that runs a script."""
 
 from rollouts.testing.errors import ScriptError
-from rollouts.testing.scripted_engine import ScriptedAnswer, ScriptedEngine
+from rollouts.testing.scripted_engine import ScriptedCompletion, ScriptedEngine
 from rollouts.testing.tiny_model import CHAT_TEMPLATE, tiny_qwen3_vl
 
-__all__ = ["CHAT_TEMPLATE", "ScriptError", "ScriptedAnswer", "ScriptedEngine", "tiny_qwen3_vl"]
+__all__ = ["CHAT_TEMPLATE", "ScriptError", "ScriptedCompletion", "ScriptedEngine", "tiny_qwen3_vl"]

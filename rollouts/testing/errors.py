@@ -6,4 +6,4 @@ from rollouts.errors import EngineError
 
 
 class ScriptError(EngineError):
-    """A script has no answer for a request, or one that cannot be given."""
+    """A script has no entry for a request, or one that cannot become a completion."""

@@ -1,4 +1,4 @@
-"""The probe against real servers, one of every kind that the tests start."""
+"""The probe of a server's capabilities, against real servers in every mode."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ async def test_a_server_of_each_mode_is_known_after_one_probe(vllm_server, conne
 
 @pytest.mark.parametrize("vllm_server", PIXELS, indirect=True)
 async def test_the_configuration_says_the_same_as_a_rendered_image(vllm_server, connection, monkeypatch):
-    """Where /render is closed, development mode still tells."""
+    """Without /render the pixel dtype comes from the routes of development mode."""
     rendered = await probe(connection)
     monkeypatch.setattr("rollouts.engines.vllm.capabilities._rendered_image", lambda reply: None)
     assert (await probe(connection)).pixel_dtype == rendered.pixel_dtype
 
 
-async def test_the_probe_runs_nothing(vllm_server, connection):
+async def test_the_probe_runs_no_request(vllm_server, connection):
     async def prompts():
         reply = await connection.request("GET", "/metrics", name="metrics")
         lines = [line for line in reply.body.decode().splitlines() if line.startswith("vllm:request_success_total")]
@@ -72,7 +72,7 @@ async def test_a_paused_server_can_be_probed(vllm_server, connection):
         await connection.request("POST", "/resume", name="resume")
 
 
-async def test_what_the_server_contradicts_is_an_error(vllm_server, connection):
+async def test_an_expectation_that_the_server_contradicts_is_an_error(vllm_server, connection):
     with pytest.raises(CapabilityError, match=r"pixel_dtype 'uint8', ExpectedCapabilities says 'float32'"):
         await probe(connection, expected=ExpectedCapabilities(pixel_dtype="float32"))
     with pytest.raises(CapabilityError, match=f"serves {vllm_server.model_name}, not other"):
@@ -80,7 +80,7 @@ async def test_what_the_server_contradicts_is_an_error(vllm_server, connection):
 
 
 @pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
-async def test_a_server_with_everything_off_says_what_to_turn_on(vllm_server, connection):
+async def test_the_errors_of_a_closed_server_name_what_to_turn_on(vllm_server, connection):
     for key in (None, "guessed-secret"):
         stranger = ServerConnection(vllm_server.base_url, api_key=key)
         with pytest.raises(CapabilityError, match="API key") as caught:
@@ -95,7 +95,7 @@ async def test_a_server_with_everything_off_says_what_to_turn_on(vllm_server, co
 
 
 @pytest.mark.parametrize("vllm_server", ["render"], indirect=True)
-async def test_a_server_that_only_renders_is_no_engine_but_tells_its_pixels(vllm_server, connection):
+async def test_a_render_server_is_no_engine_but_reports_its_pixel_dtype(vllm_server, connection):
     with pytest.raises(CapabilityError, match=r"has no /inference/v1/generate \(HTTP 404\)"):
         await probe(connection)
     found = await probe(connection, expected=ExpectedCapabilities(scale_out=False))

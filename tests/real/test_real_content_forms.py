@@ -1,4 +1,4 @@
-"""Strings and parts: our prompts against those of a real vLLM, which detects the form that a template reads."""
+"""Message content as strings and as parts: our prompts against those of a real vLLM, which detects the form."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_images_beside_strings_make_the_prompt_that_the_server_makes(
     assert len(rendered.multi_modal_data) == 2
 
 
-def test_as_given_the_prompt_is_another_where_the_template_reads_one_form_only(served: VLLMServer) -> None:
+def test_without_conversion_the_prompt_differs_where_the_template_reads_one_form_only(served: VLLMServer) -> None:
     """The planted fault: without conversion the comparison above fails."""
     given = load_renderer(served.model_dir, config=RendererConfig(content_form="as_given"))
     expected = theirs(served, CONVERSATIONS["mixed"])

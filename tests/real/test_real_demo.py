@@ -1,4 +1,4 @@
-"""The digits demonstration with a real server as its sampler: weights saved, reloaded, and in step with the trainer."""
+"""The digits demonstration with a real server as sampler: weights are saved, reloaded, and equal to the trainer's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def put_back(server):
         await engine.control.update_weights_from_directory(server.model_dir, "default")
 
 
-def test_the_mismatch_is_nothing_right_after_every_reload_and_plain_just_before_it(learned):
+def test_the_mismatch_is_zero_right_after_every_reload_and_large_just_before_it(learned):
     assert len(learned.steps) == len(learned.stale_mismatches) == SHORT.rl_steps
     assert all(0 < step.max_mismatch < 1e-4 for step in learned.steps)
     assert min(learned.stale_mismatches) > 100 * learned.max_mismatch

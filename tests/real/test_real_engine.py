@@ -1,4 +1,4 @@
-"""`VLLMEngine` against a real server: media once, cleared caches, pauses, aborts, new weights, a dead server."""
+"""`VLLMEngine` against a real server: media sent once, cleared caches, pauses, aborts, new weights, a killed server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
 from rollouts.errors import OverlongPromptError, ServerUnreachableError, WeightUpdateError
 
-LONG = 1500  # tokens: ten seconds or so
+LONG = 1500  # tokens: several seconds
 _made = iter(range(10**6))
 
 
@@ -32,13 +32,13 @@ async def engine(vllm_server):
 
 @pytest.fixture
 async def labelled_back(engine):
-    """Whatever the test did, the next one finds the label that the server was started with."""
+    """Restore the weight version that the server was started with."""
     yield
     await engine.control.update_weight_version("default")
 
 
 def image(seed=None):
-    """Noise that no other test shows, unless a seed is given."""
+    """Noise that no other test uses, unless a seed is given."""
     seed = 1_000_000 + next(_made) if seed is None else seed
     return np.random.default_rng(seed).integers(0, 256, (64, 80, 3), dtype=np.uint8)
 
@@ -62,12 +62,12 @@ def request_for(rendered, **sampling):
 
 
 def long_request(rendered, **more):
-    """One that runs for seconds, for an engine without much of a model runs far ahead of whoever wants to stop it."""
+    """A request that runs for seconds, long enough to pause or abort it."""
     return request_for(rendered, max_tokens=LONG, temperature=1.0, seed=1, extra={"ignore_eos": True}, **more)
 
 
 class Wire:
-    """What an engine sends, counted on the way out."""
+    """Counts the bytes of the generate requests that an engine sends."""
 
     def __init__(self, engine, monkeypatch):
         self.bodies = []
@@ -104,7 +104,7 @@ async def test_an_image_travels_once_and_then_by_name_with_the_same_answer(engin
     np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-5)
 
 
-async def test_of_eight_first_uses_at_once_one_carries_the_image(engine, renderer, monkeypatch):
+async def test_of_eight_concurrent_first_uses_one_carries_the_image(engine, renderer, monkeypatch):
     rendered = prompt(renderer, image())
     wire = Wire(engine, monkeypatch)
     results = await asyncio.gather(*(engine.generate(request_for(rendered)) for _ in range(8)))
@@ -113,13 +113,13 @@ async def test_of_eight_first_uses_at_once_one_carries_the_image(engine, rendere
     assert len({tuple(result.completions[0].token_ids.tolist()) for result in results}) == 1
 
 
-async def test_two_images_under_their_own_names_are_told_apart(engine, renderer):
+async def test_two_images_give_different_log_probabilities(engine, renderer):
     answers = [await engine.generate(request_for(prompt(renderer, image()))) for _ in range(2)]
     assert not np.allclose(answers[0].completions[0].logprobs, answers[1].completions[0].logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("route", ["/reset_mm_cache", "/pause?mode=abort"])
-async def test_an_image_that_someone_elses_call_made_the_server_drop_is_sent_again(
+async def test_an_image_is_sent_again_after_another_client_made_the_server_drop_it(
     engine, renderer, vllm_server, monkeypatch, route
 ):
     rendered = prompt(renderer, image())
@@ -158,7 +158,7 @@ def request_for_again(request):
     return replace(request, request_id=f"again-{next(_made)}")
 
 
-async def test_prompt_log_probabilities_are_those_of_the_prompts_own_tokens(engine, renderer):
+async def test_prompt_log_probabilities_belong_to_the_tokens_of_the_prompt(engine, renderer):
     rendered = prompt(renderer, text="abcabcabc")
     result = await engine.generate(request_for(rendered, prompt_logprobs=True))
     assert result.prompt_logprobs.shape == (len(rendered),)
@@ -166,7 +166,7 @@ async def test_prompt_log_probabilities_are_those_of_the_prompts_own_tokens(engi
     assert np.all(result.prompt_logprobs[1:] < 0)
 
 
-async def test_streamed_tokens_are_the_tokens_of_the_whole_answer(engine, renderer):
+async def test_streamed_tokens_are_the_tokens_of_the_whole_response(engine, renderer):
     rendered = prompt(renderer, image())
     whole = (await engine.generate(request_for(rendered, max_tokens=20))).completions[0]
     deltas = [delta async for delta in engine.stream(request_for(rendered, max_tokens=20))]
@@ -176,7 +176,7 @@ async def test_streamed_tokens_are_the_tokens_of_the_whole_answer(engine, render
 
 
 async def test_a_sampled_placeholder_token_is_text_to_the_server_too(engine, renderer):
-    """Behind an image, a pad that the policy sampled changes what follows as any token does."""
+    """After an image, a sampled placeholder token changes the next tokens as any text token does."""
     rendered = prompt(renderer, image())
     pad = rendered.placeholder_token_ids["image"]
     ids = [*rendered.token_ids, pad, pad]
@@ -193,7 +193,7 @@ async def test_a_sampled_placeholder_token_is_text_to_the_server_too(engine, ren
 
 
 def reference_logprobs(ids, rendered, completion, model_dir):
-    """What transformers says of a completion, placeholders told by range."""
+    """Log-probabilities of a completion by transformers, with placeholders given by range."""
     import torch
     from transformers import AutoModelForImageTextToText
 
@@ -224,7 +224,7 @@ async def test_an_overlong_prompt_is_refused_with_both_numbers(engine, renderer)
 
 
 async def in_flight(server, engine, request):
-    """A call of which the server has generated some tokens and which is not done."""
+    """Start a call and return it once the server has generated some of its tokens."""
     before = await server.metrics()
     call = asyncio.ensure_future(engine.generate(request))
     await server.until_generating(call, before, request.sampling.n)
@@ -239,10 +239,10 @@ async def test_cancelling_a_call_frees_its_place_on_the_server(engine, renderer,
     with pytest.raises(asyncio.CancelledError):
         await call
     await vllm_server.until(lambda metrics: metrics.running == 0)
-    assert (await vllm_server.metrics()).total(GENERATED) - before < n * LONG  # it did not go on to the end
+    assert (await vllm_server.metrics()).total(GENERATED) - before < n * LONG  # it was not generated to the end
 
 
-async def test_an_aborted_request_returns_what_it_has(engine, renderer, vllm_server):
+async def test_an_aborted_request_returns_the_tokens_it_has(engine, renderer, vllm_server):
     request = long_request(prompt(renderer, image()))
     call = await in_flight(vllm_server, engine, request)
     await engine.abort([request.request_id])
@@ -252,7 +252,7 @@ async def test_an_aborted_request_returns_what_it_has(engine, renderer, vllm_ser
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])
-async def test_a_completion_cut_by_a_pause_goes_on_after_it(engine, renderer, labelled_back, mode):
+async def test_a_completion_cut_by_a_pause_continues_after_it(engine, renderer, labelled_back, mode):
     request = request_for(prompt(renderer, image()), max_tokens=LONG, extra={"ignore_eos": True})
     (undisturbed,) = (await engine.generate(request)).completions
     deltas = []
@@ -280,7 +280,7 @@ async def test_a_completion_cut_by_a_pause_goes_on_after_it(engine, renderer, la
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])
-async def test_a_weight_version_set_during_a_pause_begins_where_the_completion_goes_on(
+async def test_a_weight_version_set_during_a_pause_begins_where_the_completion_continues(
     engine, renderer, vllm_server, labelled_back, mode
 ):
     call = await in_flight(vllm_server, engine, long_request(prompt(renderer, image()), n=2))
@@ -295,7 +295,7 @@ async def test_a_weight_version_set_during_a_pause_begins_where_the_completion_g
         assert old.end > 0
 
 
-async def test_reloaded_weights_answer_differently_and_the_first_ones_come_back(
+async def test_reloaded_weights_change_completions_and_the_first_weights_restore_them(
     engine, renderer, vllm_server, tmp_path
 ):
     other = make_checkpoint(tmp_path / "other", "float32", seed=7)
@@ -313,7 +313,7 @@ async def test_reloaded_weights_answer_differently_and_the_first_ones_come_back(
     np.testing.assert_allclose(first.logprobs, back.logprobs, atol=1e-6)
 
 
-async def test_the_planted_fault_a_tied_checkpoint_without_its_output_layer_is_refused_for_what_vllm_makes_of_it(
+async def test_the_planted_fault_vllm_loads_a_tied_checkpoint_without_its_output_layer_wrongly(
     engine, renderer, vllm_server, tmp_path
 ):
     other = make_checkpoint(tmp_path / "other", "float32", seed=8)
@@ -324,19 +324,22 @@ async def test_the_planted_fault_a_tied_checkpoint_without_its_output_layer_is_r
     rendered = prompt(renderer, image())
     (completion,) = (await engine.generate(request_for(rendered))).completions
     expected = reference_logprobs(rendered.token_ids, rendered, completion, other)
-    assert np.abs(completion.logprobs - expected).max() > 0.1  # HTTP 200, and a model that nobody trained
+    assert np.abs(completion.logprobs - expected).max() > 0.1  # HTTP 200 from a model that was never trained
     await engine.control.update_weights_from_directory(vllm_server.model_dir, "default")
 
 
 async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_another(engine, renderer, vllm_server):
-    before = engine._salt("m", "old-session")
+    def salt(session_id):
+        return engine._salts.salt("m", engine.weight_version, session_id)
+
+    before = salt("old-session")
     await engine.control.update_weights_from_directory(vllm_server.model_dir, "again")
-    assert engine._salt("m", "old-session") == before
-    assert engine._salt("m", "new-session") != before
+    assert salt("old-session") == before
+    assert salt("new-session") != before
     await engine.control.update_weight_version("default")
 
 
-async def test_a_server_killed_in_mid_flight_ends_the_call_with_a_typed_error(vllm_server, renderer):
+async def test_killing_a_server_ends_the_call_with_a_typed_error(vllm_server, renderer):
     limits = HttpLimits(retries=2, backoff_seconds=0.05, longest_backoff_seconds=0.1)
     async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
         call = await in_flight(vllm_server, engine, long_request(prompt(renderer, image())))
@@ -346,13 +349,13 @@ async def test_a_server_killed_in_mid_flight_ends_the_call_with_a_typed_error(vl
                 await call
 
 
-async def test_a_server_killed_in_mid_flight_and_started_again_answers_after_all(vllm_server, renderer, monkeypatch):
+async def test_a_call_is_completed_after_its_server_was_killed_and_restarted(vllm_server, renderer, monkeypatch):
     if not vllm_server.ours:
         pytest.skip("the server is not ours to kill")
     limits = HttpLimits(retries=300, backoff_seconds=0.5, longest_backoff_seconds=2)
     async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
         rendered = prompt(renderer, image())
-        await engine.generate(request_for(rendered))  # the server has the image, and loses it
+        await engine.generate(request_for(rendered))  # the server has the image, and loses it when it is killed
         call = await in_flight(vllm_server, engine, long_request(rendered))
         await asyncio.to_thread(vllm_server.kill)
         await asyncio.to_thread(vllm_server.restart)
@@ -361,6 +364,6 @@ async def test_a_server_killed_in_mid_flight_and_started_again_answers_after_all
     assert len(completion.token_ids) == LONG
 
 
-async def test_nothing_is_left_running_when_the_engine_has_been_used(engine, vllm_server):
+async def test_no_request_runs_after_the_engine_was_used(engine, vllm_server):
     await vllm_server.until(lambda metrics: metrics.running == 0)
     assert isinstance(engine, VLLMEngine)

@@ -1,4 +1,4 @@
-"""Rendering by a real vLLM, against our own renderer of the same directory and against what the server samples."""
+"""Rendering by a real vLLM, against our renderer of the same directory and against the completions of the server."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def image(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def asked(server: VLLMServer, messages: list[dict], **options) -> dict:
-    """What the server itself answers, by another client."""
+def render_response(server: VLLMServer, messages: list[dict], **options) -> dict:
+    """The response of the render route, by another client."""
     body = {"model": server.model_name, "messages": messages, **options}
     return server.http.post("/v1/chat/completions/render", json=body).raise_for_status().json()
 
@@ -96,10 +96,10 @@ async def test_ids_and_ranges_are_those_of_our_own_renderer(vllm_server, ours, c
 
 @EVERYWHERE
 @pytest.mark.parametrize("size", [(28, 28), (64, 96), (37, 301), (480, 640)])
-async def test_items_pass_through_our_encoder_byte_for_byte_as_the_server_made_them(vllm_server, size):
+async def test_items_of_the_server_are_encoded_again_byte_for_byte(vllm_server, size):
     pixels = image(sum(size), *size)
     shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}]
-    theirs = asked(vllm_server, shown)["features"]["kwargs_data"]["image"]
+    theirs = render_response(vllm_server, shown)["features"]["kwargs_data"]["image"]
     async with ServerRenderer.connect(vllm_server.base_url) as renderer:
         rendered = await renderer.render(shown)
     pixel_dtype = PIXELS[vllm_server.mode]
@@ -127,7 +127,7 @@ async def test_chunks_around_images_make_the_prompt_that_the_template_makes(vllm
 
 
 @pytest.mark.parametrize("vllm_server", ["float32", "float32-host-normalise"], indirect=True)
-async def test_the_server_samples_from_its_own_items_what_it_samples_from_ours(vllm_server, ours):
+async def test_the_server_samples_the_same_from_its_own_items_and_ours(vllm_server, ours):
     sampling = SamplingParams(max_tokens=12, temperature=0.0)
     async with ServerRenderer.connect(vllm_server.base_url) as renderer, VLLMEngine(vllm_server.base_url) as engine:
         results = []
@@ -147,17 +147,19 @@ async def test_the_server_samples_from_its_own_items_what_it_samples_from_ours(v
     np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-5)
 
 
-async def test_an_image_that_the_server_saw_under_other_names_comes_with_its_tensors(vllm_server):
+async def test_an_image_that_the_server_has_under_other_hashes_comes_with_its_tensors(vllm_server):
     pixels = image(77)
     for _ in range(2):
-        asked(vllm_server, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}])
-    for _ in range(2):  # two clients that know nothing of each other
+        render_response(
+            vllm_server, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}]
+        )
+    for _ in range(2):  # two clients without shared state
         async with ServerRenderer.connect(vllm_server.base_url) as renderer:
             rendered = await renderer.render_chunks([ImageChunk(pixels)])
             assert len(rendered.multi_modal_data) == 1
 
 
-async def test_many_conversations_at_once_and_from_threads(vllm_server, ours):
+async def test_many_conversations_are_rendered_concurrently_and_from_threads(vllm_server, ours):
     conversations = [
         [{"role": "user", "content": [{"type": "image", "image": image(n % 4)}, {"type": "text", "text": f"{n}"}]}]
         for n in range(24)
@@ -172,7 +174,7 @@ async def test_many_conversations_at_once_and_from_threads(vllm_server, ours):
 
 
 @pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
-async def test_a_server_started_without_scale_out_is_an_error_with_the_cure(vllm_server):
+async def test_the_error_of_a_server_without_scale_out_names_the_cure(vllm_server):
     async with ServerRenderer.connect(vllm_server.base_url, api_key=vllm_server.api_key) as renderer:
         with pytest.raises(CapabilityError, match="--enable-scale-out"):
             await renderer.render([{"role": "user", "content": "a"}])

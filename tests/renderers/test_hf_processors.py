@@ -188,7 +188,7 @@ def test_pixels_that_the_scale_does_not_make_the_floats_of_are_not_held_as_uint8
 
     for kind, scaled in ((ProcessorRunner, True), (Altered, False)):
         processor = kind(reference, "image", reference.image_token, threading.Lock())
-        layout = probe(processor, least_frames=1, embed_tokens=["<|image|>"])
+        layout = probe(processor, min_frames=1, embed_tokens=["<|image|>"])
         assert (layout.scale is not None) is scaled
         assert layout.raw_names == (frozenset({"pixel_values"}) if scaled else frozenset())
 
@@ -197,13 +197,13 @@ def test_an_image_that_is_not_uint8_before_the_scale_is_refused(
     directories: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = load(directories("glm-4.5v"))["image"]
-    plain = processor._own.run
+    plain = processor._runner.run
 
     def run(media: Any, **options: Any) -> Any:
         outcome = plain(media, **options)
         return outcome._replace(tensors={name: array.astype(np.float32) for name, array in outcome.tensors.items()})
 
-    monkeypatch.setattr(processor._own, "run", run)
+    monkeypatch.setattr(processor._runner, "run", run)
     with pytest.raises(MediaError, match="makes float32 and not uint8"):
         processor.process(source(noise(60, 40)))
 
@@ -640,7 +640,7 @@ def test_a_processor_that_does_not_tell_its_replacement_is_refused(own: Any) -> 
     def fault(output: dict[str, Any], texts: list[str]) -> None:
         del output["text_replacement_offsets"]
 
-    with pytest.raises(LoadError, match="does not say what it puts in place of"):
+    with pytest.raises(LoadError, match="does not report the replacement of"):
         probe_with(own, fault)
 
 
@@ -664,7 +664,7 @@ def probe_with(own: Callable[[str], Any], fault: Fault) -> Mapping[str, TensorFi
 
     real = own("pixtral")
     faulty = Faulty(real.image_processor, real.tokenizer, patch_size=16)
-    return probe(ProcessorRunner(faulty, "image", "[IMG]", threading.Lock()), least_frames=1, embed_tokens=()).fields
+    return probe(ProcessorRunner(faulty, "image", "[IMG]", threading.Lock()), min_frames=1, embed_tokens=()).fields
 
 
 def test_more_rows_than_any_probe_had_are_refused(directories: Any, monkeypatch: pytest.MonkeyPatch) -> None:

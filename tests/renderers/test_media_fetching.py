@@ -615,7 +615,7 @@ def test_a_body_of_another_type_is_named_whatever_it_was_announced_as(
     url = server.on("/a.png", answer(body, "Content-Type: image/png"))
     with pytest.raises(MediaTypeError, match=named) as caught:
         fetch(url, policy())
-    assert "announced as image/png" in str(caught.value)
+    assert "declared as image/png" in str(caught.value)
 
 
 @pytest.mark.parametrize("declared", ["image/jpeg", "text/html", "application/octet-stream", "%%%"])

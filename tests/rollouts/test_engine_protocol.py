@@ -49,7 +49,7 @@ def test_a_completion_without_tokens_is_an_error():
 @pytest.mark.parametrize(
     "bad", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"n": 0}]
 )
-def test_sampling_parameters_out_of_range_are_named(bad):
+def test_the_error_names_sampling_parameters_out_of_range(bad):
     with pytest.raises(InvalidRequestError, match=next(iter(bad))):
         SamplingParams(**bad)
 
@@ -66,12 +66,12 @@ def test_sampling_parameters_out_of_range_are_named(bad):
     + [("stop_token_ids", value) for value in ("12", 5, (1.5,), ("x",), (True,), b"ab", {"a": 1})]
     + [("extra", value) for value in ("min_p", [("min_p", 1)], {1: 2})],
 )
-def test_a_sampling_parameter_of_another_type_is_refused_where_it_is_written(field, value):
+def test_a_sampling_parameter_of_another_type_is_refused_by_the_constructor(field, value):
     with pytest.raises(InvalidRequestError, match=rf"^request sampling: {field} is "):
         SamplingParams(**{field: value})
 
 
-def test_numbers_of_numpy_become_those_of_python():
+def test_numpy_numbers_become_python_numbers():
     params = SamplingParams(
         max_tokens=np.int64(5),
         n=np.uint8(2),
@@ -106,7 +106,7 @@ def test_numbers_of_numpy_become_those_of_python():
         ("prompt_logprobs", "yes"),
     ],
 )
-def test_a_request_field_of_another_type_is_refused_where_it_is_written(field, value):
+def test_a_request_field_of_another_type_is_refused_by_the_constructor(field, value):
     fields = {"prompt_ids": [1], "sampling": SamplingParams(), field: value}
     with pytest.raises(InvalidRequestError, match=f"{field} is "):
         GenerateRequest(**fields)
@@ -128,7 +128,7 @@ def test_a_request_field_of_another_type_is_refused_where_it_is_written(field, v
         (np.array([True, False]), "not a row of integers"),
     ],
 )
-def test_a_prompt_that_is_no_row_of_integers_is_refused_with_the_place(prompt, words):
+def test_the_error_of_a_prompt_that_is_no_row_of_integers_has_the_position(prompt, words):
     with pytest.raises(InvalidRequestError, match=words):
         GenerateRequest(prompt, SamplingParams())
 
@@ -139,7 +139,7 @@ def test_rows_of_integers_of_any_kind_are_prompts(prompt):
 
 
 @pytest.mark.parametrize(("field", "most"), [("n", 1024), ("max_tokens", 2**20)])
-def test_a_request_past_the_limits_names_the_field_and_both_numbers(field, most):
+def test_the_error_of_a_request_past_the_limits_has_the_field_and_both_numbers(field, most):
     EngineLimits().check(GenerateRequest([1], SamplingParams(**{field: most})))
     with pytest.raises(InvalidRequestError, match=f"{field} is 1000000000 and this engine takes at most {most}"):
         EngineLimits().check(GenerateRequest([1], SamplingParams(**{field: 10**9})))

@@ -33,12 +33,12 @@ def reference(tiny_model_dir):
     return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
 
 
-def picture(seed: int, height: int = 32, width: int = 32) -> np.ndarray:
+def noise(seed: int, height: int = 32, width: int = 32) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def prompt(renderer, text="Which?", pictures=()):
-    parts = [{"type": "image", "image": image} for image in pictures] + [{"type": "text", "text": text}]
+def prompt(renderer, text="Which?", images=()):
+    parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": text}]
     return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
 
 
@@ -79,7 +79,7 @@ def test_the_local_engine_is_an_engine(engine):
 
 @pytest.mark.parametrize("sizes", [[], [(32, 32)], [(32, 32), (48, 80), (32, 32)]])
 def test_reported_logprobs_are_those_of_transformers_own_forward(engine, renderer, reference, sizes):
-    rendered = prompt(renderer, pictures=[picture(i, *size) for i, size in enumerate(sizes)])
+    rendered = prompt(renderer, images=[noise(i, *size) for i, size in enumerate(sizes)])
     (result,) = generate(engine, request(rendered, max_tokens=24))
     (completion,) = result.completions
 
@@ -92,8 +92,8 @@ def test_reported_logprobs_are_those_of_transformers_own_forward(engine, rendere
 def test_logprobs_stay_right_in_a_batch_of_prompts_of_different_lengths(engine, renderer, reference):
     prompts = [
         prompt(renderer, "a"),
-        prompt(renderer, "a much longer question than the others have", [picture(1, 64, 48)]),
-        prompt(renderer, "b", [picture(2), picture(3)]),
+        prompt(renderer, "a much longer question than the others have", [noise(1, 64, 48)]),
+        prompt(renderer, "b", [noise(2), noise(3)]),
     ]
     results = generate(engine, *(request(p, seed=i, max_tokens=12, n=2) for i, p in enumerate(prompts)))
     for rendered, result in zip(prompts, results, strict=True):
@@ -104,7 +104,7 @@ def test_logprobs_stay_right_in_a_batch_of_prompts_of_different_lengths(engine, 
 
 def test_another_image_changes_the_logprobs(engine, renderer, reference):
     """The planted fault: scored with the wrong pixels, the comparison above must fail."""
-    rendered, other = prompt(renderer, pictures=[picture(1)]), prompt(renderer, pictures=[picture(2)])
+    rendered, other = prompt(renderer, images=[noise(1)]), prompt(renderer, images=[noise(2)])
     (result,) = generate(engine, request(rendered))
     (completion,) = result.completions
     wrong = reference_logprobs(reference, other, completion.token_ids.tolist())
@@ -120,7 +120,7 @@ def test_logprobs_are_raw_whatever_the_temperature(engine, renderer, reference):
 
 
 def test_a_seed_decides_a_completion_whatever_shares_the_batch(engine, renderer):
-    rendered = prompt(renderer, pictures=[picture(1)])
+    rendered = prompt(renderer, images=[noise(1)])
     (alone,) = generate(engine, request(rendered, seed=5, n=2))
     together = generate(
         engine, *(request(prompt(renderer, "x" * i), seed=i) for i in range(6)), request(rendered, seed=5, n=2)
@@ -167,7 +167,7 @@ def test_requests_awaited_together_run_as_one_batch(engine, renderer, monkeypatc
     assert sizes == [16]
 
 
-def test_a_batch_is_bounded_and_the_rest_waits_its_turn(tiny_model_dir, renderer, monkeypatch):
+def test_a_batch_is_bounded_and_the_remaining_requests_wait(tiny_model_dir, renderer, monkeypatch):
     engine = LocalEngine.from_pretrained(tiny_model_dir, max_batch_rows=6)
     sizes = []
     run = engine._run
@@ -177,13 +177,13 @@ def test_a_batch_is_bounded_and_the_rest_waits_its_turn(tiny_model_dir, renderer
     assert all(len(result.completions) == 2 for result in results)
 
 
-def test_an_image_is_encoded_once_for_all_who_show_it_and_again_after_a_weight_update(engine, renderer, monkeypatch):
+def test_an_image_is_encoded_once_and_again_after_a_weight_update(engine, renderer, monkeypatch):
     encoded = []
     encode = local.vision_features
     monkeypatch.setattr(
         local, "vision_features", lambda model, items: (encoded.append(len(items)), encode(model, items))[1]
     )
-    asked = [request(prompt(renderer, f"{i}", [picture(1), picture(2)]), seed=i) for i in range(4)]
+    asked = [request(prompt(renderer, f"{i}", [noise(1), noise(2)]), seed=i) for i in range(4)]
     generate(engine, *asked)
     generate(engine, *asked)
     assert encoded == [2]
@@ -193,8 +193,8 @@ def test_an_image_is_encoded_once_for_all_who_show_it_and_again_after_a_weight_u
     assert encoded == [2, 2]
 
 
-def test_new_weights_change_the_answers_and_name_their_version(engine, renderer):
-    rendered = prompt(renderer, pictures=[picture(1)])
+def test_new_weights_change_the_completions_and_their_version(engine, renderer):
+    rendered = prompt(renderer, images=[noise(1)])
     (before,) = generate(engine, request(rendered))
     doubled = {name: 2 * p.detach().numpy() for name, p in engine._model.named_parameters()}
     asyncio.run(engine.update_weights(doubled, "v2"))
@@ -224,7 +224,7 @@ def test_weights_that_do_not_fit_change_nothing(engine, renderer, fault):
     assert engine.weight_version == "0"
 
 
-def test_the_state_dict_of_a_model_with_tied_weights_is_taken(engine, renderer):
+def test_the_state_dict_of_a_model_with_tied_weights_is_accepted(engine, renderer):
     state = {name: value.clone() for name, value in engine._model.state_dict().items()}
     assert {"lm_head.weight", "model.language_model.embed_tokens.weight"} <= state.keys(), "tied in this model"
     rendered = prompt(renderer)
@@ -258,7 +258,7 @@ def test_tied_names_that_differ_are_refused_and_change_nothing(engine, renderer,
 
 
 @pytest.mark.parametrize("value", [None, [1.0], "x", np.array(["x"]), np.array([None])])
-def test_weights_that_are_no_numbers_are_refused(engine, value):
+def test_weights_that_are_not_numbers_are_refused(engine, value):
     state = dict(engine._model.state_dict())
     state[next(reversed(state))] = value
     with pytest.raises(WeightUpdateError, match="nothing was changed"):
@@ -269,7 +269,7 @@ def test_weights_that_are_no_numbers_are_refused(engine, value):
 
 
 @pytest.mark.parametrize(("field", "words"), [("n", "at most 1024"), ("max_tokens", "at most 1048576")])
-def test_a_request_for_a_milliard_is_refused_at_once(engine, renderer, field, words):
+def test_a_request_for_a_billion_tokens_or_samples_is_refused_at_once(engine, renderer, field, words):
     with pytest.raises(InvalidRequestError, match=rf"{field} is 1000000000 .*{words}"):
         generate(engine, request(prompt(renderer), **{field: 10**9}))
 
@@ -282,7 +282,7 @@ def test_the_limits_of_an_engine_can_be_set(tiny_model_dir, renderer):
             generate(engine, request(prompt(renderer), **{"max_tokens": 4, **more}))
 
 
-def test_what_is_not_sampled_takes_no_memory(engine, renderer):
+def test_tokens_that_are_not_sampled_take_no_memory(engine, renderer):
     """As many tokens as a request may ask for, of which a stop token leaves few."""
     rendered = prompt(renderer)
     (free,) = generate(engine, request(rendered, max_tokens=3))
@@ -326,7 +326,7 @@ def test_a_batch_waits_for_requests_that_are_being_prepared_on_threads(engine, r
     assert sizes == [8]
 
 
-def test_a_batch_does_not_wait_for_ever(engine, renderer):
+def test_a_batch_does_not_wait_forever(engine, renderer):
     async def scenario():
         with engine.expecting_request():  # and it never comes
             return await asyncio.wait_for(engine.generate(request(prompt(renderer))), 60)
@@ -340,21 +340,21 @@ def test_the_rows_of_a_batch_do_not_depend_on_the_order_in_which_requests_came(e
     monkeypatch.setattr(
         engine, "_run", lambda requests: (rows.append([r.sampling.seed for r in requests]), run(requests))[1]
     )
-    asked = [request(prompt(renderer, pictures=[picture(seed % 3)]), seed=seed) for seed in range(8)]
+    asked = [request(prompt(renderer, images=[noise(seed % 3)]), seed=seed) for seed in range(8)]
     generate(engine, *asked)
     generate(engine, *reversed(asked))
     assert rows[0] == rows[1]
 
 
 def test_a_literal_placeholder_in_the_prompt_is_not_an_image(engine, renderer):
-    rendered = prompt(renderer, pictures=[picture(1)])
+    rendered = prompt(renderer, images=[noise(1)])
     pad = next(iter(renderer.mm_token_type_id_map))
     literal = GenerateRequest([*rendered.token_ids, pad, 65], SamplingParams(max_tokens=4), rendered.multi_modal_data)
     (result,) = generate(engine, literal)
     assert len(result.completions[0].token_ids) == 4
 
 
-def test_cancelling_one_caller_leaves_the_others_alone(engine, renderer):
+def test_cancelling_one_call_does_not_affect_the_others(engine, renderer):
     async def scenario():
         tasks = [asyncio.create_task(engine.generate(request(prompt(renderer), seed=i))) for i in range(3)]
         await asyncio.sleep(0)
@@ -391,7 +391,7 @@ def test_a_closed_engine_refuses(engine, renderer):
         generate(engine, request(prompt(renderer)))
 
 
-def test_closing_fails_what_is_waiting_instead_of_leaving_it_hanging(engine, renderer):
+def test_closing_fails_the_waiting_requests(engine, renderer):
     async def scenario():
         waiting = [asyncio.create_task(engine.generate(request(prompt(renderer), seed=i))) for i in range(3)]
         await asyncio.sleep(0)
@@ -401,15 +401,15 @@ def test_closing_fails_what_is_waiting_instead_of_leaving_it_hanging(engine, ren
     assert [type(outcome) for outcome in asyncio.run(scenario())] == [EngineClosedError] * 3
 
 
-def test_a_batch_whose_callers_all_left_does_not_run(engine, renderer, monkeypatch):
+def test_a_batch_whose_calls_were_all_cancelled_does_not_run(engine, renderer, monkeypatch):
     sizes = []
     run = engine._run
     monkeypatch.setattr(engine, "_run", lambda requests: (sizes.append(len(requests)), run(requests))[1])
 
     async def scenario():
-        gone = asyncio.create_task(engine.generate(request(prompt(renderer))))
+        cancelled = asyncio.create_task(engine.generate(request(prompt(renderer))))
         await asyncio.sleep(0)
-        gone.cancel()
+        cancelled.cancel()
         (queue,) = engine._queues.values()
         assert queue._task is not None
         await asyncio.wait_for(queue._task, 60)
@@ -420,7 +420,7 @@ def test_a_batch_whose_callers_all_left_does_not_run(engine, renderer, monkeypat
 
 
 def test_malformed_requests_are_refused_before_the_model_sees_them(engine, renderer):
-    rendered = prompt(renderer, pictures=[picture(1)])
+    rendered = prompt(renderer, images=[noise(1)])
     media = rendered.multi_modal_data
     (item,), (where,) = media.mm_items["image"], media.mm_placeholders["image"]
 
@@ -443,7 +443,7 @@ def test_malformed_requests_are_refused_before_the_model_sees_them(engine, rende
             generate(engine, GenerateRequest(ids, SamplingParams(), given))
 
 
-def test_a_prompt_without_room_for_a_token_says_both_numbers(engine):
+def test_the_error_of_a_prompt_without_room_for_a_token_has_both_numbers(engine):
     with pytest.raises(OverlongPromptError, match=r"4096 tokens .* 4096") as caught:
         generate(engine, GenerateRequest([65] * 4096, SamplingParams()))
     assert (caught.value.prompt_tokens, caught.value.limit) == (4096, 4096)
@@ -455,7 +455,7 @@ def test_generation_stops_at_the_end_of_the_context(engine):
     assert result.completions[0].finish_reason is FinishReason.LENGTH
 
 
-def test_a_model_that_it_cannot_run_is_named_with_what_runs_it():
+def test_the_error_of_an_unsupported_model_names_the_engine_to_use():
     with pytest.raises(UnsupportedModelError, match=r"'Linear': only qwen3_vl .* VLLMEngine") as caught:
         LocalEngine(torch.nn.Linear(1, 1))
     assert caught.value.model_type == "Linear"

@@ -41,12 +41,12 @@ def test_top_p_keeps_the_smallest_set_that_holds_p():
     assert set(draws(logits, 2000, top_p=0.01)) == {0}
 
 
-def test_tokens_of_probability_zero_are_never_drawn():
+def test_tokens_of_probability_zero_are_never_sampled():
     logits = [-torch.inf, 0.0, -torch.inf]
     assert set(draws(logits, 1000)) == {1}
 
 
-def test_rows_with_different_parameters_keep_to_their_own():
+def test_each_row_uses_its_own_parameters():
     logits = torch.tensor([[0.0, 1.0, 0.9]] * 3)
     params = [SamplingParams(temperature=0), SamplingParams(top_k=1, seed=1), SamplingParams(seed=2)]
     sampler = RowSampler(params, [0, 0, 0], CPU)
@@ -56,7 +56,7 @@ def test_rows_with_different_parameters_keep_to_their_own():
     assert set(ids[:, 2]) == {0, 1, 2}
 
 
-def test_a_row_draws_the_same_after_its_neighbours_are_dropped():
+def test_a_row_samples_the_same_tokens_after_other_rows_are_dropped():
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     params = [SamplingParams(seed=i, max_tokens=5) for i in range(4)]
     whole = RowSampler(params, [0] * 4, CPU)

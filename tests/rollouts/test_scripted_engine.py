@@ -1,4 +1,4 @@
-"""The engine for tests of one's own: it answers as a model would that says what the script says."""
+"""`ScriptedEngine` returns the completions of its script as a model would."""
 
 import asyncio
 
@@ -9,10 +9,10 @@ from renderers import RendererPool
 from rollouts import Completion, Engine, FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from rollouts.engines.protocol import check_result
 from rollouts.errors import EngineClosedError
-from rollouts.testing import ScriptedAnswer, ScriptedEngine, ScriptError
+from rollouts.testing import ScriptedCompletion, ScriptedEngine, ScriptError
 
 
-def ask(engine, **sampling):
+def completions_of(engine, **sampling):
     request = GenerateRequest([1, 2, 3], SamplingParams(**sampling))
     result = asyncio.run(engine.generate(request))
     check_result(request, result)
@@ -23,8 +23,8 @@ def test_it_is_an_engine():
     assert isinstance(ScriptedEngine([]), Engine)
 
 
-def test_a_text_is_said_token_for_token_and_ends_with_the_stop_token(renderer):
-    (completion,) = ask(ScriptedEngine(["five"], renderer=renderer))
+def test_a_text_becomes_its_tokens_and_the_stop_token(renderer):
+    (completion,) = completions_of(ScriptedEngine(["five"], renderer=renderer))
     stop = renderer.get_stop_token_ids()[0]
     assert renderer.tokenizer.decode(completion.token_ids[:-1].tolist()) == "five"
     assert completion.token_ids[-1] == stop
@@ -34,96 +34,99 @@ def test_a_text_is_said_token_for_token_and_ends_with_the_stop_token(renderer):
 
 
 def test_control_tokens_of_a_text_are_control_tokens_and_a_stop_token_is_not_doubled(renderer):
-    (completion,) = ask(ScriptedEngine(["<think>\nx</think>y<|im_end|>"], renderer=renderer))
+    (completion,) = completions_of(ScriptedEngine(["<think>\nx</think>y<|im_end|>"], renderer=renderer))
     ids = completion.token_ids.tolist()
     assert ids[0] == renderer.tokenizer.control_id("<think>")
     assert ids.count(renderer.get_stop_token_ids()[0]) == 1
 
 
-def test_a_pool_says_what_its_renderer_says(renderer):
+def test_a_pool_gives_the_same_completions_as_its_renderer(renderer):
     with RendererPool(renderer) as pool:
-        (pooled,) = ask(ScriptedEngine(["five"], renderer=pool))
-    (plain,) = ask(ScriptedEngine(["five"], renderer=renderer))
+        (pooled,) = completions_of(ScriptedEngine(["five"], renderer=pool))
+    (plain,) = completions_of(ScriptedEngine(["five"], renderer=renderer))
     assert pooled.token_ids.tolist() == plain.token_ids.tolist()
 
 
-def test_token_ids_are_given_as_they_are_and_stop_where_the_request_says_so():
+def test_token_ids_are_returned_unchanged_and_the_stop_ids_of_the_request_end_them():
     engine = ScriptedEngine([[5, 6], np.array([5, 7], np.int64)])
-    (first,) = ask(engine, stop_token_ids=(7,))
-    (second,) = ask(engine, stop_token_ids=(7,))
+    (first,) = completions_of(engine, stop_token_ids=(7,))
+    (second,) = completions_of(engine, stop_token_ids=(7,))
     assert (first.token_ids.tolist(), first.finish_reason, first.stop_token_id) == ([5, 6], FinishReason.LENGTH, None)
     assert (second.token_ids.tolist(), second.finish_reason, second.stop_token_id) == ([5, 7], FinishReason.STOP, 7)
 
 
-def test_an_answer_is_cut_off_at_max_tokens_as_a_model_would_be(renderer):
-    engine = ScriptedEngine(["a long answer", ScriptedAnswer("a long answer", [-0.1] * 14)], renderer=renderer)
+def test_a_completion_is_cut_off_at_max_tokens(renderer):
+    engine = ScriptedEngine(["a long answer", ScriptedCompletion("a long answer", [-0.1] * 14)], renderer=renderer)
     for _ in range(2):
-        (completion,) = ask(engine, max_tokens=3)
+        (completion,) = completions_of(engine, max_tokens=3)
         assert len(completion.token_ids) == len(completion.logprobs) == 3
         assert completion.finish_reason is FinishReason.LENGTH
 
 
 def test_log_probabilities_and_finish_reasons_can_be_given(renderer):
     engine = ScriptedEngine(
-        [ScriptedAnswer([5, 6], [-0.25, -1.5], FinishReason.STOP), ScriptedAnswer("fi", -2.0, FinishReason.LENGTH)],
+        [
+            ScriptedCompletion([5, 6], [-0.25, -1.5], FinishReason.STOP),
+            ScriptedCompletion("fi", -2.0, FinishReason.LENGTH),
+        ],
         renderer=renderer,
     )
-    (first,) = ask(engine)
-    (second,) = ask(engine)
+    (first,) = completions_of(engine)
+    (second,) = completions_of(engine)
     assert (first.logprobs.tolist(), first.finish_reason) == ([-0.25, -1.5], FinishReason.STOP)
     assert (second.logprobs.tolist(), len(second.token_ids)) == ([-2.0, -2.0], 2), "cut off: no stop token"
 
 
-def test_each_sample_takes_the_next_answer():
-    completions = ask(ScriptedEngine([[1], [2], [3]]), n=3)
+def test_each_sample_takes_the_next_entry():
+    completions = completions_of(ScriptedEngine([[1], [2], [3]]), n=3)
     assert [(c.index, c.token_ids.tolist()) for c in completions] == [(0, [1]), (1, [2]), (2, [3])]
 
 
-def test_a_function_answers_every_request_and_one_in_the_list_a_single_one():
+def test_a_function_as_the_script_is_called_for_every_request_and_one_in_the_list_once():
     async def later(request):
         return [len(request.prompt_ids), 9]
 
-    assert ask(ScriptedEngine(lambda request: request.prompt_ids[::-1]))[0].token_ids.tolist() == [3, 2, 1]
+    assert completions_of(ScriptedEngine(lambda request: request.prompt_ids[::-1]))[0].token_ids.tolist() == [3, 2, 1]
     engine = ScriptedEngine([later, [4]])
-    assert ask(engine)[0].token_ids.tolist() == [3, 9]
-    assert ask(engine)[0].token_ids.tolist() == [4]
+    assert completions_of(engine)[0].token_ids.tolist() == [3, 9]
+    assert completions_of(engine)[0].token_ids.tolist() == [4]
 
 
 @pytest.mark.parametrize("failure", [ConnectionError("down"), TimeoutError, KeyError("x")])
-def test_an_exception_is_raised_and_the_next_answer_is_given_after_it(failure):
+def test_an_exception_is_raised_and_the_next_request_gets_the_next_entry(failure):
     engine = ScriptedEngine([failure, [1]])
     with pytest.raises(failure if isinstance(failure, type) else type(failure)):
-        ask(engine)
-    assert ask(engine)[0].token_ids.tolist() == [1]
+        completions_of(engine)
+    assert completions_of(engine)[0].token_ids.tolist() == [1]
     assert len(engine.requests) == 2
 
 
-def test_a_result_is_returned_whatever_is_wrong_with_it():
+def test_a_result_is_returned_unchanged_even_if_it_is_invalid():
     wrong = GenerateResult("r", [Completion(0, None, None, "weird")])
     engine = ScriptedEngine([wrong])
     assert asyncio.run(engine.generate(GenerateRequest([1], SamplingParams()))) is wrong
 
 
-def test_a_script_that_is_too_short_says_for_which_request():
+def test_the_error_of_a_script_that_is_too_short_names_the_request():
     engine = ScriptedEngine([[1]])
-    ask(engine)
-    with pytest.raises(ScriptError, match="no answer left for request 2"):
-        ask(engine)
+    completions_of(engine)
+    with pytest.raises(ScriptError, match="no entry left for request 2"):
+        completions_of(engine)
 
 
-def test_text_without_a_renderer_says_what_is_missing():
+def test_the_error_of_text_without_a_renderer_names_the_cure():
     with pytest.raises(ScriptError, match="pass renderer="):
-        ask(ScriptedEngine(["five"]))
+        completions_of(ScriptedEngine(["five"]))
 
 
 def test_requests_are_kept_and_a_closed_engine_refuses():
     engine = ScriptedEngine([[1], [2]])
-    ask(engine, seed=5)
+    completions_of(engine, seed=5)
     assert [request.sampling.seed for request in engine.requests] == [5]
     asyncio.run(engine.close())
     assert engine.closed
     with pytest.raises(EngineClosedError):
-        ask(engine)
+        completions_of(engine)
 
 
 def test_a_text_in_place_of_a_script_is_refused():

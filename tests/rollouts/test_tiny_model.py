@@ -32,7 +32,7 @@ def test_the_seed_decides_the_weights(tiny_model_dir, tmp_path):
     assert not all(np.array_equal(ours[name], other[name]) for name in ours)
 
 
-def test_writing_it_leaves_the_callers_random_state_alone(tmp_path):
+def test_writing_it_does_not_change_the_random_state(tmp_path):
     import torch
 
     torch.manual_seed(5)
@@ -64,7 +64,7 @@ def test_every_byte_is_a_token(tiny_model_dir, text):
     assert renderer.tokenizer.decode(run.ids) == text
 
 
-def test_without_torch_weights_are_an_error_that_names_the_extra_and_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_weights_without_torch_are_an_error_that_names_the_extra_and_writes_no_file(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"mmrollouts\[torch\]"):
         tiny_qwen3_vl(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Prompts whose text a vendor's Python code prints, and tool declarations that it hands to a template."""
+"""Prompts, and tool declarations for templates, that a vendor prints with Python code."""
 
 from renderers.formats.prompts.kimi_k25 import TypeScriptToolTemplate, reads_typescript
 from renderers.formats.prompts.selection import prompt_for

@@ -3,18 +3,18 @@
 
     <｜begin▁of▁sentence｜>{system}<｜User｜>{question}<｜Assistant｜></think>{answer}<｜end▁of▁sentence｜>...
 
-The format is that of V4 (`deepseek_v4`) with another block name, another preamble, and answers of tools of their own:
+The format is that of V4 (`deepseek_v4`) with another block name, another preamble, and separate tool results:
 
     \n\n<function_results>\n<result>22 C</result>\n</function_results>\n\n<think>
 
-A result names no call, so results must come in the order of the calls, one for each; anything else is refused, as is
-what the encoder would print as Python (`None`, a list). Reasoning is printed only behind the last user or developer
-message. Two limits of the encoder are not kept: an answer may lack reasoning when thinking, because a model may sample
-it so, and a developer message may precede the last question. Its `drop_thinking` is no option here: besides failing on
-such a developer message, it changes no character.
+A result names no call, so there must be one result for each call, in the order of the calls; anything else is refused,
+and so are values that the encoder would print as Python (`None`, a list). Reasoning is printed only behind the last
+user or developer message. Two limits of the encoder do not apply here: in thinking mode an assistant message may lack
+reasoning, because a model may sample none, and a developer message may precede the last question. The encoder's option
+`drop_thinking` is absent: it changes no character, except that it fails on such a developer message.
 
-The facts are those of the encoder as copied by vLLM and SGLang, and of the vendor's expected output, by which the blank
-lines of the preamble are settled (both copies lost them).
+Sources: the encoder as copied by vLLM and SGLang, and the vendor's expected output, from which the blank lines of the
+preamble come (both copies lost them).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from renderers.formats.prompts.dsml import (
     USER,
     check_role,
     check_thinking_mode,
+    developer_text,
     message_text,
     required_text,
     response_format_section,
@@ -99,8 +100,8 @@ def deepseek_v32_prompt(
 ) -> str:
     """Print a conversation for DeepSeek V3.2; `thinking_mode` is "chat" or "thinking".
 
-    `tools` are declared by the system message that comes first, or by an empty one put there. System and developer
-    messages may carry the encoder's own fields `tools` and `response_format`.
+    `tools` are added to the system message at the start, or to an empty one added there. System and developer
+    messages may have the encoder's own fields `tools` and `response_format`.
     """
     thinking = check_thinking_mode(thinking_mode)
     numbered = with_tools(messages, tools)
@@ -108,23 +109,23 @@ def deepseek_v32_prompt(
     last_query = queries[-1] if queries else -1
 
     pieces = [BOS]
-    answers = _Answers()
+    results = _ToolResults()
     for place, (index, message) in enumerate(numbered):
         role = message["role"]
         check_role(role, index)
         if index >= 0:
             pieces.append(message_mark(index))
         if role != "tool":
-            answers.check_complete()
+            results.check_complete()
         if role == "assistant":
-            answers = _Answers(index, message.get("tool_calls") or ())
+            results = _ToolResults(index, message.get("tool_calls") or ())
             pieces += _printed_assistant(message, index, thinks=thinking and place > last_query)
             continue
         if role == "tool":
-            pieces += answers.printed(message, index)
+            pieces += results.printed(message, index)
         else:
             pieces += _printed_text(message, index)
-        if role == "system" or (role == "tool" and answers.missing):
+        if role == "system" or (role == "tool" and results.missing):
             continue
         following = numbered[place + 1] if place + 1 < len(numbered) else None
         if following is None and not add_generation_prompt:
@@ -133,15 +134,15 @@ def deepseek_v32_prompt(
             pieces.append(messages_end_mark())
         elif following[1]["role"] == "assistant" and role != "tool":
             pieces.append(message_mark(following[0]))
-        # Results lead on without the assistant token; that belongs to their message, so that the assistant's own region
-        # starts with the usual generation prompt or with its words.
+        # No assistant token follows results. The text behind results belongs to their message, so that the region of
+        # the assistant message starts with the usual generation prompt or with its own text.
         pieces += ["\n\n" if role == "tool" else ASSISTANT, THINK if thinking and place >= last_query else END_THINK]
-    answers.check_complete()
+    results.check_complete()
     return traced_join("", pieces)
 
 
-class _Answers:
-    """The results of one assistant message's calls, as they come in."""
+class _ToolResults:
+    """The results of the calls of one assistant message, counted while they are printed."""
 
     def __init__(self, index: int = -1, calls: Sequence[Mapping[str, Any]] = ()) -> None:
         self.index = index
@@ -165,7 +166,7 @@ class _Answers:
         return [*head, "\n<result>", text, "</result>", *tail]
 
     def check_complete(self) -> None:
-        # Without any result the assistant's turn is simply the last, or the calls were given up.
+        # Without any result the assistant message is the last one, or its calls were abandoned.
         if self.count and self.missing:
             raise PromptRefusedError(
                 f"{len(self.calls)} calls but {self.count} results, whose block the encoder would leave open",
@@ -174,12 +175,12 @@ class _Answers:
             )
 
     def _check_order(self, message: Mapping[str, Any], index: int) -> None:
-        answered, due = message.get("tool_call_id"), self.calls[self.count].get("id")
+        call_id, expected = message.get("tool_call_id"), self.calls[self.count].get("id")
         ids = [call.get("id") for call in self.calls]
-        if answered is not None and due is not None and answered != due and answered in ids:
+        if call_id is not None and expected is not None and call_id != expected and call_id in ids:
             raise PromptRefusedError(
-                f"the result of call {str.__str__(answered)!r} where that of {str.__str__(due)!r} is due; the format "
-                "tells results apart by their order only",
+                f"the result of call {str.__str__(call_id)!r} where that of {str.__str__(expected)!r} is expected; the "
+                "format distinguishes results by their order only",
                 cure="Put the results into the order of the calls.",
                 message_index=index,
             )
@@ -197,14 +198,9 @@ def _printed_assistant(message: Mapping[str, Any], index: int, *, thinks: bool) 
 def _printed_text(message: Mapping[str, Any], index: int) -> list[str]:
     if message["role"] == "system":
         return [message_text(message, index), *_sections(message)]
-    text = required_text(message, index)
     if message["role"] == "user":
-        return [USER, text]
-    if not text:
-        raise PromptRefusedError(
-            "an empty developer message", cure="Leave it out, or give it a text.", message_index=index
-        )
-    return [USER, *_sections(message), "\n\n# The user's message is: ", text]
+        return [USER, required_text(message, index)]
+    return [USER, *_sections(message), "\n\n# The user's message is: ", developer_text(message, index)]
 
 
 def _sections(message: Mapping[str, Any]) -> list[str]:

@@ -3,19 +3,19 @@
 
     <｜begin▁of▁sentence｜>{system}<｜User｜>{question}<｜Assistant｜></think>{answer}<｜end▁of▁sentence｜>...
 
-Peculiarities of that encoder, all kept:
+Properties of that encoder, all implemented here:
 
-- There is no tool role: answers of tools stand in the user's turn as `<tool_result>...</tool_result>`, in the order of
-  the calls they answer. Consecutive user and tool messages form one turn, joined by blank lines.
-- `<｜Assistant｜>` is printed behind a user or developer turn, so that an assistant message elsewhere has none, and a
-  conversation that ends otherwise gets no generation prompt.
-- Thinking that precedes the last user or tool message is dropped, and with it whole developer messages, unless tools
-  were declared.
+- There is no tool role: tool results are part of the user's turn as `<tool_result>...</tool_result>`, in the order of
+  their calls. Consecutive user and tool messages form one turn, joined by blank lines.
+- `<｜Assistant｜>` is printed behind a user or developer turn. An assistant message elsewhere has none, and a
+  conversation with another end gets no generation prompt.
+- Reasoning before the last user or tool message is dropped, together with whole developer messages, unless tools were
+  declared.
 
-Three things differ on purpose. Arguments given as a dict are written like the JSON text that they stand for (the
-encoder knows text only and would wrap a dict as one parameter). Text parts of a user are joined by blank lines, as
-those of a tool are. And what the encoder would print as Python (`None`, a list, `[Unsupported image]`), or lose without
-a word, is refused.
+Three things differ on purpose. Arguments given as a dict are printed like the JSON text that they represent (the
+encoder reads text only and would wrap a dict as one parameter). Text parts of a user are joined by blank lines, like
+those of a tool. And values that the encoder would print as Python (`None`, a list, `[Unsupported image]`), or drop
+silently, are refused.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from renderers.formats.prompts.dsml import (
     USER,
     check_role,
     check_thinking_mode,
+    developer_text,
     message_text,
     required_text,
     response_format_section,
@@ -52,7 +53,7 @@ SOURCE = (
     f"{THINK}reasoning{END_THINK}answer\n\n<{DSML}tool_calls>calls</{DSML}tool_calls>{EOS}"
 )
 
-# Tokens that ask for a classification in place of an answer; `task` of a message names one.
+# Tokens that request a classification in place of an answer; the field `task` of a message names one.
 _TASK_TOKENS = MappingProxyType(
     {name: f"<｜{name}｜>" for name in ("action", "query", "authority", "domain", "title", "read_url")}
 )
@@ -76,7 +77,7 @@ _EXHAUSTIVE = (
     "Do not stop reasoning until you have independently verified the solution from multiple angles and are certain "
     "that no assumption remains unchecked and no error remains undiscovered.\n\n"
 )
-# One name asks for different texts in the first checkpoints and in those of 31 July, whose tokenizers are the same.
+# One name means different texts in the first checkpoints and in those of 31 July, which have the same tokenizer.
 _EFFORT_TEXTS = MappingProxyType(
     {
         "preview": {"high": "", "max": _THOROUGH},
@@ -118,7 +119,7 @@ You MUST strictly follow the above defined tool name and parameter schemas to in
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One message's share of a user turn; `call_id` is None for what the user said."""
+    """The part of a user turn that one message gives; `call_id` is None for a user message."""
 
     index: int
     text: str
@@ -137,7 +138,7 @@ class _Turn:
     task: str | None = None
 
     @property
-    def asks(self) -> bool:
+    def is_query(self) -> bool:
         return self.role in ("user", "developer")
 
 
@@ -153,11 +154,11 @@ def deepseek_v4_prompt(
 ) -> str:
     """Print a conversation for DeepSeek V4.
 
-    `thinking_mode` is "chat" or "thinking"; `drop_thinking` leaves out reasoning of earlier turns where no tools are
-    declared; `reasoning_effort` puts a text in front when thinking, and needs `release` ("preview" or "0731") to say
-    which text that name means. `tools` are declared by the system message that comes first, or by an empty one put
-    there. A message may carry the encoder's own fields: `tools` and `response_format` (system and developer), `task`,
-    `wo_eos`.
+    `thinking_mode` is "chat" or "thinking"; `drop_thinking` omits reasoning of earlier turns where no tools are
+    declared; `reasoning_effort` selects a text at the start in thinking mode, and needs `release` ("preview" or
+    "0731"), which decides between the texts of that name. `tools` are added to the system message at the start, or to
+    an empty one added there. A message may have the encoder's own fields: `tools` and `response_format` (system and
+    developer), `task`, `wo_eos`.
     """
     thinking = check_thinking_mode(thinking_mode)
     effort_text = _effort_text(reasoning_effort, release)
@@ -194,11 +195,11 @@ def _effort_text(effort: str | None, release: str | None) -> str:
     if release is None:
         raise PromptRefusedError(
             f"reasoning_effort {effort!r} means one text in the first checkpoints and another in those of 31 July",
-            cure="Say which with release='preview' or release='0731'; encoding_dsv4.py of the second knows 'low'.",
+            cure="Set release='preview' or release='0731'; encoding_dsv4.py of the second has 'low'.",
         )
     if effort not in _EFFORT_TEXTS[release]:
         raise PromptRefusedError(
-            f"release {release!r} knows no reasoning_effort {effort!r}",
+            f"release {release!r} has no reasoning_effort {effort!r}",
             cure=f"It is None or one of {', '.join(map(repr, _EFFORT_TEXTS[release]))}.",
         )
     return _EFFORT_TEXTS[release][effort]
@@ -230,15 +231,15 @@ def _add_block(turns: list[_Turn], message: Mapping[str, Any], index: int) -> No
         return
     if message.get("task") is not None:
         raise PromptRefusedError(
-            "a task on a message that continues a turn, where the encoder would lose it",
-            cure=f"Put the task on message {last.index}, or put the messages into one.",
+            "a task on a message that continues a turn, where the encoder would drop it",
+            cure=f"Put the task on message {last.index}, or combine the messages.",
             message_index=index,
         )
     turns[-1] = replace(last, blocks=(*last.blocks, block))
 
 
 def _in_call_order(turns: Sequence[_Turn]) -> list[_Turn]:
-    """Tool results put into the order of the calls; what the user said in between stays where it is."""
+    """Sort tool results into the order of the calls; user messages between them stay in place."""
     ordered: list[_Turn] = []
     place_of: dict[str, int] = {}
     for turn in turns:
@@ -247,7 +248,7 @@ def _in_call_order(turns: Sequence[_Turn]) -> list[_Turn]:
             place_of = {call["id"]: place for place, call in enumerate(calls) if call.get("id")}
         results = [block for block in turn.blocks if block.call_id is not None]
         if len(results) > 1:
-            # A result that answers no call is put first, as the encoder does.
+            # A result without a call is put first, as in the encoder.
             in_order = iter(sorted(results, key=lambda block: place_of.get(block.call_id or "", 0)))
             blocks = tuple(block if block.call_id is None else next(in_order) for block in turn.blocks)
             turn = replace(turn, blocks=blocks)
@@ -261,7 +262,7 @@ def _without_old_developers(turns: Sequence[_Turn]) -> list[_Turn]:
 
 
 def _last_query(turns: Sequence[_Turn]) -> int:
-    return max((position for position, turn in enumerate(turns) if turn.asks), default=-1)
+    return max((position for position, turn in enumerate(turns) if turn.is_query), default=-1)
 
 
 # Turns into text.
@@ -274,12 +275,7 @@ def _printed_turn(turn: _Turn, thinks: bool) -> list[str]:
     if turn.role == "assistant":
         return pieces + _printed_assistant(turn, thinks)
     if turn.role == "developer":
-        text = required_text(turn.message, turn.index)
-        if not text:
-            raise PromptRefusedError(
-                "an empty developer message", cure="Leave it out, or give it a text.", message_index=turn.index
-            )
-        pieces += [USER, text]
+        pieces += [USER, developer_text(turn.message, turn.index)]
     else:
         pieces.append(message_text(turn.message, turn.index))
     if turn.tools:
@@ -309,9 +305,9 @@ def _printed_assistant(turn: _Turn, thinks: bool) -> list[str]:
 
 
 def _transition(turn: _Turn, thinking: bool, opens: bool) -> str:
-    """What leads from a turn to the assistant's next words; `opens` is whether those start with reasoning."""
+    """The text between a turn and the assistant's next text; `opens`: that text starts with reasoning."""
     if turn.task is None:
-        return ASSISTANT + (THINK if opens else END_THINK) if turn.asks else ""
+        return ASSISTANT + (THINK if opens else END_THINK) if turn.is_query else ""
     token = _TASK_TOKENS.get(turn.task)
     if token is None:
         raise PromptRefusedError(

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001, RUF002  (DeepSeek spells its tokens with a fullwidth bar)
-"""What DeepSeek's prompt encoders have in common: control tokens, message texts, and tool calls in DSML.
+"""The common parts of DeepSeek's prompt encoders: control tokens, message texts, and tool calls in DSML.
 
 A call is written as
 
@@ -8,7 +8,7 @@ A call is written as
     <｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>
     </｜DSML｜invoke>
 
-where strings stand as they are and every other value as JSON.
+with strings as they are and every other value as JSON.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ THINK = "<think>"
 END_THINK = "</think>"
 DSML = "｜DSML｜"
 
-#: The control tokens that every prompt with DSML calls is made of.
+#: The control tokens of every prompt with DSML calls.
 CONTROL_TOKENS = (BOS, EOS, USER, ASSISTANT, THINK, END_THINK, DSML)
 
 
 def check_thinking_mode(mode: object) -> bool:
-    """Whether `mode` is "thinking" (rather than "chat"); anything else is refused."""
+    """Whether `mode` is "thinking". Raises `PromptRefusedError` for modes other than "thinking" and "chat"."""
     if mode not in ("chat", "thinking"):
         raise PromptRefusedError(f"unknown thinking_mode {short_repr(mode)}", cure="It is 'chat' or 'thinking'.")
     return mode == "thinking"
 
 
 def check_role(role: object, index: int) -> None:
-    """Refuse a role that the encoders have no words for."""
+    """Raise `PromptRefusedError` for a role that the encoders cannot print."""
     if role not in ROLES:
         raise PromptRefusedError(
             f"unknown role {short_repr(role)}", cure=f"A role is one of {', '.join(ROLES)}.", message_index=index
@@ -53,9 +53,9 @@ def check_role(role: object, index: int) -> None:
 def with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[tuple[int, Mapping[str, Any]]]:
-    """The messages with their indices, `tools` declared by the system message that comes first.
+    """The messages with their indices; `tools` are added to the system message at the start.
 
-    The encoders read tools off a message. Where no system message comes first, an empty one with index -1 is put there.
+    The encoders read tools from a message. Without a system message at the start, an empty one with index -1 is added.
     """
     numbered: list[tuple[int, Mapping[str, Any]]] = list(enumerate(messages))
     if not tools:
@@ -81,13 +81,13 @@ def message_text(message: Mapping[str, Any], index: int, *, between_parts: str |
     for part in content:
         if part["type"] != "text":
             raise PromptRefusedError(
-                f"a part of type {plain(part['type'])!r}, but this format holds only text",
-                cure="Remove the part, or load a model that sees.",
+                f"a part of type {plain(part['type'])!r}, but this format has only text",
+                cure="Remove the part, or load a model that reads images.",
                 message_index=index,
             )
     if len(content) > 1 and between_parts is None:
         raise PromptRefusedError(
-            f"{len(content)} text parts, but this format does not say what stands between them in a message of role "
+            f"{len(content)} text parts, but this format does not define their separator in a message of role "
             f"{message['role']!r}",
             cure="Join them into one text.",
             message_index=index,
@@ -95,8 +95,18 @@ def message_text(message: Mapping[str, Any], index: int, *, between_parts: str |
     return traced_join(between_parts or "", [part["text"] for part in content])
 
 
+def developer_text(message: Mapping[str, Any], index: int) -> str:
+    """`required_text` of a developer message, which must not be empty."""
+    text = required_text(message, index)
+    if not text:
+        raise PromptRefusedError(
+            "an empty developer message", cure="Leave it out, or give it a text.", message_index=index
+        )
+    return text
+
+
 def required_text(message: Mapping[str, Any], index: int, *, between_parts: str | None = None) -> str:
-    """As `message_text`, for roles whose content cannot be None."""
+    """`message_text` for roles whose content must not be None."""
     if message.get("content") is None:
         raise PromptRefusedError(
             f"a message of role {message['role']!r} without content",
@@ -107,7 +117,7 @@ def required_text(message: Mapping[str, Any], index: int, *, between_parts: str 
 
 
 def json_text(value: Any, where: str) -> str:
-    """`value` as JSON on one line, not ASCII-escaped, spans kept."""
+    """`value` as JSON on one line, not ASCII-escaped, with its provenance spans."""
     try:
         return traced_json(value)
     except (TypeError, ValueError) as error:
@@ -117,7 +127,7 @@ def json_text(value: Any, where: str) -> str:
 
 
 def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> str:
-    """One line of JSON per tool: what stands under its `function`."""
+    """One line of JSON per tool: the value of its key `function`."""
     return traced_join("\n", [_schema(tool, index) for index, tool in enumerate(tools)])
 
 
@@ -132,7 +142,7 @@ def _schema(tool: Mapping[str, Any], index: int) -> str:
 
 
 def response_format_section(schema: Any) -> str:
-    """The section that asks for replies by a JSON schema."""
+    """The section that requires replies of a JSON schema."""
     head = "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
     return traced_join("", (head, json_text(schema, "response_format")))
 
@@ -151,7 +161,7 @@ def _invocation(function: Mapping[str, Any], index: int, number: int) -> str:
 
 
 def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
-    """The arguments of a call as a dict; text that is not JSON, as models do write it, becomes a lone parameter."""
+    """The arguments of a call as a dict; text that is not JSON (models sample such text) becomes a single parameter."""
     if isinstance(arguments, str):
         try:
             parsed = json.loads(plain(arguments))

@@ -1,4 +1,4 @@
-"""Tools declared in TypeScript, as the tokenizer code of Kimi K2.5 and K2.6 hands them to the chat template.
+"""Declares tools in TypeScript, as the tokenizer code of Kimi K2.5 and K2.6 does for the chat template.
 
     # Tools
 
@@ -12,13 +12,13 @@
     }) => any;
     }
 
-The chat template of these models is Jinja and reads the text from the variable `tools_ts_str`; without it, the tools
-are printed as JSON, which the models were not trained on. `tokenization_kimi.py` sorts the keys of the tools, makes
-the text (`tool_declaration_ts.py`, which this module follows) and passes both on. `tool_variables` does the same, and
-`TypeScriptToolTemplate` wraps a chat template that is to be printed so.
+The Jinja chat template of these models reads the text from the variable `tools_ts_str`; without it, the tools are
+printed as JSON, on which the models were not trained. `tokenization_kimi.py` sorts the keys of the tools, makes the
+text (`tool_declaration_ts.py`, which this module follows) and passes both to the template. `tool_variables` does the
+same, and `TypeScriptToolTemplate` wraps such a chat template.
 
-The facts are those of the two files as other libraries carry them (tinker-cookbook the second, unchanged). Where that
-code fails on a schema, the tokenizer falls back to JSON, and so does `tool_variables`.
+Sources: the two files as copied in other libraries (tinker-cookbook has the second, unchanged). Where that code fails
+on a schema, the tokenizer falls back to JSON, and so does `tool_variables`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from renderers.template.traced_inputs import traced_value
 
 _VARIABLE = "tools_ts_str"
 _INDENT = "  "
-# Schema keys that are shown in a comment, for schemas of these types.
-_SHOWN_LIMITS: Mapping[str, tuple[str, ...]] = {
+# Schema keys that are printed in a comment, by the type of the schema.
+_COMMENTED_LIMITS: Mapping[str, tuple[str, ...]] = {
     "string": ("maxLength", "minLength", "pattern"),
     "number": ("maximum", "minimum"),
     "integer": ("maximum", "minimum"),
     "array": ("maxItems", "minItems"),
 }
-# The members of a list of types; a type by itself is printed as it is, but for "integer".
+# Types inside a list of types. A single type is printed as it is, except "integer".
 _UNION_NAMES: Mapping[str, str] = {
     "string": "string",
     "number": "number",
@@ -72,7 +72,7 @@ def tool_variables(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     try:
         variables[_VARIABLE] = typescript_declarations(tools)
     except PromptRefusedError:
-        return variables  # the tokenizer's own way out: the template then prints the tools as JSON
+        return variables  # as in the tokenizer: the template then prints the tools as JSON
     return variables
 
 
@@ -80,7 +80,7 @@ def typescript_declarations(tools: Sequence[Mapping[str, Any]]) -> TracedStr:
     """The namespace that declares `tools`; empty if none is a function.
 
     Names, descriptions and values are content of `Origin(-1, "tools[i]...")`, everything else is the format's own text.
-    Raises `PromptRefusedError`, naming the tool, for a schema that the format has no words for (`oneOf`, no `type`...).
+    Raises `PromptRefusedError`, naming the tool, for a schema that the format cannot express (`oneOf`, no `type`...).
     """
     declared = [
         _Declaration(index).function(traced_value(_sorted_keys(tool["function"]), -1, f"tools[{index}].function"))
@@ -126,7 +126,7 @@ class TypeScriptToolTemplate:
 
 
 class _Member(NamedTuple):
-    """A property of an object: its whole line or lines, comment included."""
+    """A property of an object; `text` is its line or lines, comment included."""
 
     name: str
     optional: bool
@@ -134,13 +134,13 @@ class _Member(NamedTuple):
 
 
 class _Declaration:
-    """One function's declaration; collects the interfaces that its schema defines and refers to.
+    """Declares one function and collects the interfaces that its schema defines and refers to.
 
-    A schema is read in the order of its keys, and a reference is known from where its definition was read on.
+    A schema is read in the order of its keys; a reference can only point to a definition that was read before.
     """
 
     def __init__(self, tool_index: int) -> None:
-        self._where = f"tools[{tool_index}]"
+        self._path = f"tools[{tool_index}]"
         self._definitions: dict[str, Any] = {}
         self._refers_to_root = False
 
@@ -153,7 +153,7 @@ class _Declaration:
         if is_root_named:
             fields = traced_join(",\n", [member.text for member in members])
             lines.append(traced_join("", ("interface parameters {", *(("\n", fields, "\n") if fields else ()), "}")))
-        # Definitions inside definitions can be referred to, but get no interface.
+        # Definitions inside definitions may be referenced, but get no interface.
         lines += [self._interface(name, schema) for name, schema in list(self._definitions.items())]
         if function.get("description"):
             lines.append(self._comment_lines(function["description"], ""))
@@ -167,7 +167,7 @@ class _Declaration:
         return traced_join("\n", (self._comment_lines(description, ""), text)) if description else text
 
     def _type(self, schema: Any, indent: str) -> str:
-        """The type that a schema stands for; `indent` is that of the line it begins on."""
+        """The type of a schema; `indent` is that of the line on which it begins."""
         if isinstance(schema, bool):
             return "any" if schema else "null"
         schema = self._object(schema, "a schema")
@@ -208,9 +208,9 @@ class _Declaration:
         pieces = [*self._comment(schema, indent)]
         default = schema.get("default") if isinstance(schema, Mapping) else None
         if default is not None:
-            # Python's words for numbers and booleans (`True`), JSON for the rest.
-            shown = repr(default) if isinstance(default, (int, float)) else traced_json(default)
-            pieces += [indent, "// Default: ", shown, "\n"]
+            # Python's form of numbers and booleans (`True`), JSON for other values.
+            text = repr(default) if isinstance(default, (int, float)) else traced_json(default)
+            pieces += [indent, "// Default: ", text, "\n"]
         pieces += [indent, name, "?: " if optional else ": ", self._type(schema, indent)]
         return _Member(name, optional, traced_join("", pieces))
 
@@ -261,7 +261,7 @@ class _Declaration:
     # Comments.
 
     def _comment(self, schema: Any, indent: str) -> list[str]:
-        """The description of a schema and its limits, as lines that end; empty if it has neither."""
+        """The description of a schema and its limits, as complete lines; empty without both."""
         if not isinstance(schema, Mapping):
             return []
         pieces: list[str] = []
@@ -279,7 +279,7 @@ class _Declaration:
             "\n", [traced_join("", (indent, "// ", line)) if line else "" for line in description.split("\n")]
         )
 
-    # What a schema may hold.
+    # Checks of a schema's values.
 
     def _object(self, value: Any, what: str) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
@@ -293,7 +293,7 @@ class _Declaration:
 
     def _refused(self, what: str) -> PromptRefusedError:
         return PromptRefusedError(
-            f"{self._where} holds {what}, which a TypeScript declaration has no words for",
+            f"{self._path} holds {what}, which a TypeScript declaration cannot express",
             cure="Describe the parameters with type, enum, anyOf, $ref to #/$defs/..., or let the template print JSON.",
         )
 
@@ -302,7 +302,7 @@ def _limits(schema: Mapping[str, Any]) -> tuple[str, ...]:
     if any(key in schema for key in ("$ref", "anyOf", "enum")):
         return ()
     kind = schema.get("type")
-    return _SHOWN_LIMITS.get(kind, ()) if isinstance(kind, str) else ()
+    return _COMMENTED_LIMITS.get(kind, ()) if isinstance(kind, str) else ()
 
 
 def _braced(members: Sequence[_Member], rest: str | None, indent: str) -> str:

@@ -1,4 +1,4 @@
-"""Finding the prompt function of a model directory that holds no Jinja template."""
+"""Selects the prompt function of a model directory without a Jinja template."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def prompt_for(
 
     `settings` is the parsed tokenizer_config.json; `variables` are options of the prompt function (`thinking_mode`...).
     A model is recognised only if its tokenizer has every control token that the prompt may print and the settings name
-    the same first and last token. Settings that hold a chat template need no prompt function: None.
+    the same first and last token. Settings with a chat template need no prompt function: None.
     """
-    if settings.get("chat_template") is not None or not _frames_sentences(settings):
+    if settings.get("chat_template") is not None or not _has_deepseek_bos_and_eos(settings):
         return None
     if _has_all(tokenizer, deepseek_v4.REQUIRED_TOKENS):
         return PythonTemplate(
             deepseek_v4.deepseek_v4_prompt, source=deepseek_v4.SOURCE, model=tokenizer.model, variables=variables
         )
-    # A tokenizer with some tokens of V4 but not all is of neither release.
+    # A tokenizer with only some tokens of V4 belongs to neither release.
     if _has_all(tokenizer, deepseek_v32.REQUIRED_TOKENS) and not _has_any(tokenizer, deepseek_v4.V4_TOKENS):
         return PythonTemplate(
             deepseek_v32.deepseek_v32_prompt, source=deepseek_v32.SOURCE, model=tokenizer.model, variables=variables
@@ -41,7 +41,7 @@ def _has_any(tokenizer: TemplateTokenizer, tokens: Iterable[str]) -> bool:
     return any(tokenizer.control_id(token) is not None for token in tokens)
 
 
-def _frames_sentences(settings: Mapping[str, Any]) -> bool:
+def _has_deepseek_bos_and_eos(settings: Mapping[str, Any]) -> bool:
     """Whether bos and eos, where the settings name them, are DeepSeek's."""
     for key, expected in (("bos_token", dsml.BOS), ("eos_token", dsml.EOS)):
         named = settings.get(key)

@@ -1,4 +1,4 @@
-"""How tool calls are written: one syntax, or a few close ones, a file."""
+"""The syntaxes of tool calls; a file holds one syntax, or a few similar ones."""
 
 from renderers.parsing.syntaxes.deepseek import DeepSeekCalls
 from renderers.parsing.syntaxes.gemma import GemmaCalls

@@ -1,4 +1,4 @@
-"""Arguments written as a sequence of marked elements, one a parameter."""
+"""Reads arguments written as a sequence of elements, one per parameter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from renderers.parsing.syntaxes.syntax import Block
 
 
 class Arguments(NamedTuple):
-    """The values that were read, and what was wrong with the elements, if anything."""
+    """The values, and the status of the first kind of error in the elements, if any."""
 
     values: dict[str, Any]
     error: Status | None
@@ -30,9 +30,9 @@ def read_elements(
 ) -> Arguments:
     """The arguments in `start:end` of a block: each a match of `opening` (group 1 is the key), a value, `closing`.
 
-    `read(key, text, match)` gives the value or raises `InvalidJsonError`; the text is then the value. With `on_lines` a
-    value stands on lines of its own. An element without its end, a key that comes twice and anything between elements
-    but white space make the call malformed.
+    `read(key, text, match)` gives the value or raises `InvalidJsonError`; the text is then the value. With `on_lines`,
+    values are on lines of their own. An element without its end, a duplicate key, and other text than white space
+    between elements make the call malformed.
     """
     values: dict[str, Any] = {}
     error: Status | None = None

@@ -1,4 +1,4 @@
-"""Calls of Gemma 4: a small language of its own, strings between tokens."""
+"""Calls of Gemma 4: literals of their own form, strings between tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = re.compile(r"\s*call:\s*([^\s{}]*)\s*\{")
 
 @dataclass(frozen=True, slots=True)
 class GemmaCalls:
-    """`<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|>`; keys stand without quotes."""
+    """`<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|>`; keys have no quotes."""
 
     start_markers: tuple[str, ...] = ("<|tool_call>",)
     end_markers: tuple[str, ...] = ("<tool_call|>",)

@@ -1,4 +1,4 @@
-"""Calls of GLM 4.5 and later: a name, then pairs of key and value, each between tokens of its own."""
+"""Calls of GLM 4.5 and later: a name, then pairs of a key and a value, each between its own tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GlmCalls:
             end,
             opening=pair,
             closing=value_end,
-            read=lambda key, text, _: schema.property(key).read(text),
+            read=lambda key, text, _: schema.property(key).parse_value(text),
         )
         error = Status.MALFORMED if "\n" in name else arguments.error
         return [make_attempt(block, region, name, arguments.values, error=error)]

@@ -16,8 +16,8 @@ from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_a
 class InvokeCalls:
     """`<invoke name="get_weather"><parameter name="city">Zürich</parameter></invoke>` in a block, one or several.
 
-    `prefix` stands before each tag name. DSML says of each value whether it is a string (`string="true"`) or JSON;
-    where nothing says so, the tool's schema decides.
+    `prefix` precedes each tag name. In DSML the attribute `string` says whether a value is a string or JSON;
+    without it, the tool's schema decides.
     """
 
     start_markers: tuple[str, ...] = ("<minimax:tool_call>",)
@@ -59,5 +59,5 @@ class InvokeCalls:
 
 def _value(text: str, is_string: str | None, schema: Schema) -> Any:
     if is_string is None:
-        return schema.read(text)
+        return schema.parse_value(text)
     return text if is_string == "true" else parse_json(text)

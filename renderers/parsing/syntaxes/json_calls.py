@@ -1,4 +1,4 @@
-"""One JSON object, or a list of them, between two markers: Hermes and its relatives."""
+"""Calls as one JSON object, or a list of them, between two markers: Hermes and similar formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of Llama 3: an answer that is a JSON object, or code behind `<|python_tag|>`."""
+"""Calls of Llama 3: a turn that is a JSON object, or code behind `<|python_tag|>`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from renderers.parsing.syntaxes.json_calls import json_parts, make_object_attemp
 from renderers.parsing.syntaxes.pythonic import python_call
 from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
 
-_MEANT_AS_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
+_LOOKS_LIKE_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaCalls:
-    """`{"name": "get_weather", "parameters": {...}}` as the whole answer, several with `;` between them.
+    """`{"name": "get_weather", "parameters": {...}}` as the whole turn, or several of them separated by `;`.
 
-    Behind `<|python_tag|>` stand the same objects or `name.call(key="value")`. JSON without a name and parameters is an
-    answer in JSON, not a call.
+    `<|python_tag|>` is followed by the same objects or by `name.call(key="value")`. JSON without a name and parameters
+    is content, not a call.
     """
 
     start_markers: tuple[str, ...] = ("<|python_tag|>",)
@@ -33,19 +33,19 @@ class LlamaCalls:
         whole = block.region(self)
         start, end = whole.body
         attempts = [self._object(block, *part) for part in json_parts(block.text, start, end, ";")]
-        meant = [attempt for attempt in attempts if attempt is not None]
-        if start and not any(attempt.name for attempt in meant):
+        calls = [attempt for attempt in attempts if attempt is not None]
+        if start and not any(call.name for call in calls):
             return [self._code(block, whole)]
-        return meant if len(meant) == len(attempts) else []
+        return calls if len(calls) == len(attempts) else []
 
     def _object(self, block: Block, start: int, end: int) -> Attempt | None:
-        """The call that a JSON value is; None if it is not meant as one."""
+        """The call in a JSON value; None if the value is content."""
         region = CallRegion(start, end, (start, end), block.closed)
         text = block.plain_text(start, end)
         try:
             value = parse_json(text)
         except InvalidJsonError:
-            if _MEANT_AS_CALL.match(text) is None or '"parameters"' not in text:
+            if _LOOKS_LIKE_CALL.match(text) is None or '"parameters"' not in text:
                 return None
             return make_attempt(block, region, None, None, error=Status.INVALID_JSON)
         if not isinstance(value, dict) or "name" not in value:

@@ -1,4 +1,4 @@
-"""Calls of MiniMax M3: elements named after the arguments, nested like them, each tag behind a token of its own."""
+"""Calls of MiniMax M3: elements named after the arguments and nested like them, a token before each tag."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMESPACE = "]<]minimax[>["
 
 
 class _UnbalancedError(ValueError):
-    """Tags that do not close in the order in which they open."""
+    """Tags that do not close in the reverse order of their opening, or are nested too deeply."""
 
 
 @dataclass(slots=True)
@@ -90,10 +90,10 @@ def _value(element: _Element, text: str) -> Any:
         if _is_list(element) and all(name == "item" for name, _ in element.children):
             return [value for _, value in element.children]
         return dict(element.children)
-    # Nothing is printed for the items of an empty list, nor for the properties of an empty object.
+    # An empty list and an empty object are both printed as an empty text.
     if not text and not element.schema.allows("string"):
         if element.schema.allows("object"):
             return {}
         if element.schema.allows("array"):
             return []
-    return element.schema.read(text)
+    return element.schema.parse_value(text)

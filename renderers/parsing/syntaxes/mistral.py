@@ -12,7 +12,7 @@ from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_j
 class MistralCalls:
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
-    In the second form `[CALL_ID]` and an id may stand before `[ARGS]`. Nothing closes a call but the end of the turn.
+    In the second form `[CALL_ID]` and an id may precede `[ARGS]`. Only the end of the turn closes the last call.
     """
 
     start_markers: tuple[str, ...] = ("[TOOL_CALLS]",)

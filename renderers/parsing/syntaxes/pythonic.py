@@ -1,4 +1,4 @@
-"""Calls as a Python list of calls: Llama 4 (bare), LFM2 (between two tokens)."""
+"""Calls as a Python list of calls: Llama 4 (without markers), LFM2 (between two tokens)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from renderers.parsing.errors import LiteralError
 from renderers.parsing.literals import PYTHON, LiteralReader
 from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
 
-_MEANT_AS_CALLS = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(\s*(?:[^\W\d]\w*\s*=|\)\s*[\],])")
+_LOOKS_LIKE_CALLS = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(\s*(?:[^\W\d]\w*\s*=|\)\s*[\],])")
 
 
 @dataclass(frozen=True, slots=True)
 class PythonicCalls:
     """`[get_weather(city='Zürich', days=2), run()]`; values are literals, JSON's true, false and null included.
 
-    Without markers (`opens` empty, `unmarked_starts` "[") an answer that begins with such a list is one.
+    Without markers (`start_markers` empty, `unmarked_starts` "[") a turn that begins with such a list is a block.
     """
 
     start_markers: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class PythonicCalls:
     def decode(self, block: Block) -> list[Attempt]:
         whole = block.region(self)
         start, end = whole.body
-        if not start and _MEANT_AS_CALLS.match(block.text) is None:
+        if not start and _LOOKS_LIKE_CALLS.match(block.text) is None:
             return []
         reader = LiteralReader(block.text, start, end, PYTHON, block.encoding)
         attempts: list[Attempt] = []
@@ -44,7 +44,7 @@ class PythonicCalls:
 
 
 def python_call(block: Block, reader: LiteralReader) -> Attempt | None:
-    """The call `name(key=value, ...)` that comes next; None, and nothing read, if none does."""
+    """The call `name(key=value, ...)` that comes next; None, without moving the reader, if there is none."""
     reader.skip_space()
     start = reader.position
     name = reader.name()

@@ -1,4 +1,4 @@
-"""Calls of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3: functions and parameters as XML, values on lines."""
+"""Calls of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3: functions and parameters as XML, values on own lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
 @dataclass(frozen=True, slots=True)
 class QwenXmlCalls:
-    """A function between two markers, its parameters untyped.
+    """A function between two markers; its parameters have no types.
 
     <tool_call>
     <function=get_weather>
@@ -45,7 +45,7 @@ class QwenXmlCalls:
             end,
             opening=_PARAMETER,
             closing="</parameter>",
-            read=lambda key, text, _: schema.property(key).read(text, python_words=True),
+            read=lambda key, text, _: schema.property(key).parse_value(text, python_constants=True),
             on_lines=True,
         )
         region = region._replace(closed=region.closed and block.closed)

@@ -56,7 +56,7 @@ def test_a_checkpoint_fits_the_one_that_it_was_copied_from(copy, model_dir):
     check_checkpoint(model_dir, like=copy)
 
 
-def test_weights_of_another_type_are_the_same_tensors(copy, model_dir):
+def test_weights_of_another_data_type_fit(copy, model_dir):
     check_checkpoint(
         rewritten(copy, lambda weights: weights.update({k: v.astype(np.float16) for k, v in weights.items()})),
         like=model_dir,
@@ -72,7 +72,7 @@ def test_weights_of_another_type_are_the_same_tensors(copy, model_dir):
         (lambda weights: [weights.pop(name) for name in list(weights) if name != HEAD], "tensors such as"),
     ],
 )
-def test_tensors_that_are_not_those_of_the_model_are_named(copy, model_dir, edit, said):
+def test_the_error_names_tensors_that_do_not_fit_the_model(copy, model_dir, edit, said):
     with pytest.raises(WeightUpdateError) as caught:
         check_checkpoint(rewritten(copy, edit), like=model_dir)
     assert said in str(caught.value)
@@ -106,7 +106,7 @@ def test_without_embeddings_there_is_no_output_layer_to_write(copy):
         write_tied_head(copy)
 
 
-def test_an_output_layer_that_is_not_tied_must_be_in_both_or_in_neither(copy, model_dir, tmp_path):
+def test_an_untied_output_layer_must_be_in_both_checkpoints_or_in_neither(copy, model_dir, tmp_path):
     untied = shutil.copytree(copy, tmp_path / "untied")
     for directory in (copy, untied):
         config = json.loads((directory / "config.json").read_text())
@@ -126,19 +126,19 @@ def test_a_file_that_is_still_being_written_is_not_loaded(copy, kept):
         check_checkpoint(copy, like=None)
 
 
-def test_a_file_with_something_behind_its_tensors_is_not_one(copy):
+def test_a_file_with_bytes_after_its_tensors_is_refused(copy):
     (copy / FILE).write_bytes((copy / FILE).read_bytes() + b"x")
     with pytest.raises(WeightUpdateError, match="no complete safetensors file"):
         check_checkpoint(copy, like=None)
 
 
-def test_a_shard_that_is_missing_is_named(copy):
+def test_the_error_names_a_missing_shard(copy):
     (sharded(copy) / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(WeightUpdateError, match="model-00002-of-00002"):
         check_checkpoint(copy, like=None)
 
 
-def test_an_index_that_promises_more_than_the_files_hold_is_refused(copy):
+def test_an_index_that_lists_tensors_that_no_file_holds_is_refused(copy):
     path = sharded(copy) / f"{FILE}.index.json"
     index = json.loads(path.read_text())
     index["weight_map"]["promised"] = "model-00001-of-00002.safetensors"
@@ -148,7 +148,7 @@ def test_an_index_that_promises_more_than_the_files_hold_is_refused(copy):
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": 1}', b'{"a": {"shape": [1]}}', b"\xff\xff"])
-def test_a_broken_header_is_said_to_be_one(tmp_path, header):
+def test_a_broken_header_is_refused(tmp_path, header):
     (tmp_path / FILE).write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(WeightUpdateError, match="no complete safetensors file"):
         check_checkpoint(tmp_path, like=None)
@@ -161,7 +161,7 @@ def test_a_directory_that_is_not_there_or_empty_is_refused(tmp_path):
         check_checkpoint(tmp_path, like=None)
 
 
-def test_a_first_checkpoint_that_cannot_be_seen_from_here_leaves_the_check_of_wholeness(copy, tmp_path):
+def test_without_the_first_checkpoint_only_completeness_is_checked(copy, tmp_path):
     rewritten(copy, lambda weights: weights.pop(NORM))
     check_checkpoint(copy, like=tmp_path / "elsewhere")
     check_checkpoint(copy, like=None)

@@ -50,20 +50,20 @@ async def test_a_pause_forgets_what_the_server_held_before_and_after(server, con
     assert not await control.is_paused()
 
 
-async def test_a_pause_that_fails_may_have_cleared_the_caches_all_the_same(server, control):
+async def test_a_failed_pause_forgets_media_too_because_it_may_have_cleared_the_caches(server, control):
     server.script["/pause"] += [failing()]
     with pytest.raises(ServerError, match="it broke"):
         await control.pause()
     assert server.events.count("forget") == 2
 
 
-async def test_a_pause_that_keeps_the_caches_keeps_the_record_of_them(server, control):
+async def test_a_pause_that_keeps_the_caches_forgets_no_media(server, control):
     await control.pause("keep", clear_cache=False)
     assert server.events == ["/pause"]
     assert server.requests[-1].query["clear_cache"] == "false"
 
 
-async def test_an_unknown_mode_is_refused_before_anything_happens(server, control, other):
+async def test_an_unknown_mode_is_refused_before_any_request(server, control, other):
     with pytest.raises(InvalidRequestError, match="abort, wait, keep"):
         await control.pause("now")
     with pytest.raises(InvalidRequestError, match="abort, wait, keep"):
@@ -86,7 +86,7 @@ async def test_a_pause_does_not_queue_behind_generations(server, reloadable_mode
     await connection.close()
 
 
-async def test_without_development_mode_its_cure_is_named_and_nothing_is_sent(server, control, other):
+async def test_the_error_without_development_mode_names_the_cure_and_nothing_is_sent(server, control, other):
     server.control = False
     calls = [
         control.pause(),
@@ -111,7 +111,7 @@ async def test_without_development_mode_its_cure_is_named_and_nothing_is_sent(se
     assert not server.requests
 
 
-async def test_a_route_that_an_older_vllm_lacks_is_said_to_be_missing(server, control):
+async def test_the_error_for_a_route_that_an_older_vllm_lacks_says_so(server, control):
     server.script["/weight_info"] += [answer({"detail": "Not Found"}, status=404)]
     with pytest.raises(CapabilityError, match="/weight_info: this vLLM is older"):
         await control.weight_version()
@@ -137,20 +137,20 @@ async def test_a_paused_server_is_not_asleep(server, control):
     assert not await control.is_sleeping()
 
 
-async def test_a_sleeping_server_is_not_resumed_for_it_would_run_without_its_memory(server, control):
+async def test_a_sleeping_server_is_not_resumed_because_it_would_run_without_its_memory(server, control):
     await control.sleep(1)
     with pytest.raises(UnsafeControlError, match="level 1"):
         await control.resume()
     assert "/resume" not in server.events
 
 
-async def test_a_server_that_someone_else_sent_to_sleep_is_not_resumed_either(server, control):
+async def test_a_server_that_another_client_put_to_sleep_is_not_resumed(server, control):
     server.level = 2
     with pytest.raises(UnsafeControlError, match="level 2"):
         await control.resume()
 
 
-async def test_a_server_that_counts_nothing_sleeps_as_it_was_told_to(server, control):
+async def test_without_a_reported_sleep_level_the_level_of_the_last_call_counts(server, control):
     server.script["/metrics"] += [answer(body=b"up 1\n")] * 3
     await control.sleep(1)
     assert await control.is_sleeping()
@@ -158,7 +158,7 @@ async def test_a_server_that_counts_nothing_sleeps_as_it_was_told_to(server, con
         await control.resume()
 
 
-async def test_a_sleeping_server_is_not_sent_to_sleep_deeper(server, control):
+async def test_a_sleeping_server_is_not_put_to_a_deeper_sleep(server, control):
     await control.sleep(1)
     with pytest.raises(UnsafeControlError, match="sleeps already"):
         await control.sleep(2)
@@ -180,7 +180,7 @@ async def test_dropped_weights_are_loaded_before_a_server_is_awake(server, contr
     assert server.loaded[-1] == str(other)
 
 
-async def test_weights_put_away_are_taken_back_before_others_are_loaded(server, control, other):
+async def test_sleeping_weights_get_their_memory_back_before_others_are_loaded(server, control, other):
     await control.sleep(1)
     for call in (control.reload_weights(other), control.update_weights_from_directory(other, "v1")):
         with pytest.raises(UnsafeControlError, match=r"wake_up\(\[\"weights\"\]\)"):
@@ -190,7 +190,7 @@ async def test_weights_put_away_are_taken_back_before_others_are_loaded(server, 
 
 
 @pytest.mark.parametrize("call", [lambda c: c.sleep(3), lambda c: c.wake_up(["weight"])])
-async def test_levels_and_memory_that_there_are_not(control, call):
+async def test_unknown_levels_and_memory_tags_are_refused(control, call):
     with pytest.raises(InvalidRequestError):
         await call(control)
 
@@ -198,7 +198,7 @@ async def test_levels_and_memory_that_there_are_not(control, call):
 # Caches.
 
 
-async def test_a_prefix_cache_that_was_not_reset_is_an_error_for_vllm_answers_200(server, control):
+async def test_a_prefix_cache_that_was_not_reset_is_an_error_although_vllm_returns_200(server, control):
     server.busy = 2
     with pytest.raises(ServerError, match="requests hold blocks"):
         await control.reset_prefix_cache()
@@ -207,7 +207,7 @@ async def test_a_prefix_cache_that_was_not_reset_is_an_error_for_vllm_answers_20
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-async def test_where_the_answer_is_empty_whatever_runs_makes_a_reset_doubtful(server, control, busy):
+async def test_an_empty_response_to_a_reset_is_a_success_only_if_nothing_runs(server, control, busy):
     server.busy = busy
     server.script[PREFIX] += [answer(body=b"")]
     if busy:
@@ -217,12 +217,12 @@ async def test_where_the_answer_is_empty_whatever_runs_makes_a_reset_doubtful(se
         await control.reset_prefix_cache()
 
 
-async def test_dropping_the_pixels_forgets_them_here_too(server, control):
+async def test_resetting_the_cache_of_media_forgets_media_in_the_client(server, control):
     await control.reset_mm_cache()
     assert server.events == ["forget", MM, "forget"]
 
 
-async def test_the_encoder_cache_is_not_pulled_away_from_requests_that_may_run(server, control):
+async def test_the_encoder_cache_is_reset_only_while_the_server_is_paused(server, control):
     with pytest.raises(UnsafeControlError, match="pause first"):
         await control.reset_encoder_cache()
     assert ENCODER not in server.events
@@ -233,13 +233,13 @@ async def test_the_encoder_cache_is_not_pulled_away_from_requests_that_may_run(s
 # Ending requests.
 
 
-async def test_an_abort_names_requests_as_the_server_does(server, control):
+async def test_an_abort_sends_the_ids_that_the_server_gives_to_requests(server, control):
     await control.abort(["a", "b"])
     assert server.requests[-1].path == ABORT
     assert server.requests[-1].json == {"request_ids": ["generate-tokens-a", "generate-tokens-b"]}
 
 
-async def test_an_abort_of_nothing_is_not_sent_for_it_would_abort_everything(server, control):
+async def test_an_abort_without_ids_is_not_sent_because_it_would_abort_everything(server, control):
     await control.abort([])
     assert not server.requests
 
@@ -251,7 +251,7 @@ async def test_an_abort_finds_the_route_of_older_servers(server, control):
     assert server.requests[-1].json == {"request_ids": ["generate-tokens-a"]}
 
 
-async def test_aborting_everything_tells_how_much_that_was(server, control):
+async def test_abort_all_returns_the_number_of_requests(server, control):
     assert await control.abort_all() == 0
     assert server.requests[-1].json == {}
 
@@ -277,7 +277,7 @@ async def test_a_server_that_was_paused_stays_paused(server, control, other):
     assert await control.is_paused()
 
 
-async def test_files_that_do_not_fit_are_not_shown_to_the_server(server, control, other):
+async def test_a_checkpoint_that_does_not_fit_is_not_sent_to_the_server(server, control, other):
     (other / "model.safetensors").write_bytes(b"half of a file")
     for call in (control.update_weights_from_directory(other, "v1"), control.reload_weights(other)):
         with pytest.raises(WeightUpdateError, match="Nothing was changed"):
@@ -285,12 +285,12 @@ async def test_files_that_do_not_fit_are_not_shown_to_the_server(server, control
     assert not server.events
 
 
-async def test_a_directory_that_only_the_server_sees_is_left_to_it(server, control):
+async def test_check_false_sends_a_directory_that_only_the_server_can_read(server, control):
     await control.update_weights_from_directory("/on/another/machine", "v1", check=False)
     assert server.loaded[-1] == "/on/another/machine"
 
 
-async def test_weights_that_the_workers_cannot_read_are_replaced_by_those_of_before(server, control, other):
+async def test_after_a_failed_load_the_previous_weights_are_loaded_again(server, control, other):
     server.bad.add(str(other))
     with pytest.raises(WeightUpdateError, match=r"loaded again; the server runs with them.*Worker failed"):
         await control.update_weights_from_directory(other, "v1")
@@ -301,7 +301,9 @@ async def test_weights_that_the_workers_cannot_read_are_replaced_by_those_of_bef
     assert steps == ["/pause", RELOAD, RELOAD, PREFIX, MM, ENCODER, "/resume"]
 
 
-async def test_those_of_before_are_those_that_were_loaded_last(server, control, other, reloadable_model_dir, tmp_path):
+async def test_the_previous_weights_are_those_of_the_last_successful_load(
+    server, control, other, reloadable_model_dir, tmp_path
+):
     newer = shutil.copytree(reloadable_model_dir, tmp_path / "newer")
     server.bad.add(str(newer))
     await control.update_weights_from_directory(other, "v1")
@@ -325,7 +327,7 @@ async def test_a_server_without_usable_weights_stays_paused_until_it_has_some(se
     assert not server.paused
 
 
-async def test_a_restarted_server_is_not_held_to_what_the_one_before_it_was(server, control, other):
+async def test_the_state_of_a_server_is_forgotten_when_it_restarts(server, control, other):
     server.bad |= {str(other), server.root}
     with pytest.raises(WeightUpdateError):
         await control.update_weights_from_directory(other, "v1")
@@ -335,7 +337,7 @@ async def test_a_restarted_server_is_not_held_to_what_the_one_before_it_was(serv
 
 
 @pytest.mark.parametrize("path", [PREFIX, MM, ENCODER, LABEL])
-async def test_new_weights_do_not_run_on_what_old_ones_may_have_left(server, control, other, path):
+async def test_a_server_with_new_weights_and_old_caches_stays_paused(server, control, other, path):
     server.script[path] += [failing()]
     with pytest.raises(WeightUpdateError, match=r"has loaded the weights of .* left paused.*it broke"):
         await control.update_weights_from_directory(other, "v1")
@@ -354,7 +356,7 @@ async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(ser
     assert "/resume" in server.events
 
 
-async def test_workers_that_answer_something_else_are_not_believed(server, control, other):
+async def test_a_reload_with_an_unexpected_result_of_a_worker_is_a_failure(server, control, other):
     server.script[RELOAD] += [answer({"results": [None, "no"]})]
     with pytest.raises(WeightUpdateError, match="the workers returned"):
         await control.update_weights_from_directory(other, "v1")
@@ -392,7 +394,7 @@ async def test_nothing_resumes_a_server_in_the_middle_of_an_update(server, contr
     assert not server.paused
 
 
-async def test_a_cancelled_update_is_carried_to_its_end(server, control, other):
+async def test_a_cancelled_update_is_completed(server, control, other):
     release, arrived = asyncio.Event(), asyncio.Event()
     server.script[RELOAD] += [hold(release, arrived)]
     updating = asyncio.ensure_future(control.update_weights_from_directory(other, "v1"))
@@ -406,13 +408,13 @@ async def test_a_cancelled_update_is_carried_to_its_end(server, control, other):
     assert not server.paused
 
 
-async def test_servers_that_keep_no_label_are_labelled_on_this_side(server, control):
+async def test_for_servers_without_a_label_the_client_keeps_it(server, control):
     server.script[LABEL] += [answer({"detail": "Not Found"}, status=404)]
     await control.update_weight_version("v1")
     assert server.events == ["version v1"]
 
 
-async def test_a_label_that_was_refused_is_not_taken_over(server, control):
+async def test_a_label_that_the_server_refuses_is_not_adopted(server, control):
     server.script[LABEL] += [failing()]
     with pytest.raises(ServerError):
         await control.update_weight_version("v1")
@@ -424,7 +426,7 @@ async def test_a_label_that_was_refused_is_not_taken_over(server, control):
 # Watching.
 
 
-async def test_health_is_no_exception(server, control):
+async def test_health_of_a_dead_server_is_false_and_no_exception(server, control):
     assert await control.health()
     server.script["/health"] += [failing(503)]
     assert not await control.health()
@@ -432,14 +434,14 @@ async def test_health_is_no_exception(server, control):
     assert not await control.health()
 
 
-async def test_size_load_and_counts(server, control):
+async def test_world_size_load_and_metrics_are_read(server, control):
     server.busy = 3
     assert await control.world_size() == 4
     assert await control.load() == 2
     assert (await control.metrics()).running == 3
 
 
-async def test_an_answer_of_another_shape_is_an_error(server, control):
+async def test_a_response_of_another_shape_is_an_error(server, control):
     server.script["/is_paused"] += [answer({"paused": True}), answer({"is_paused": "yes"}), answer(body=b"<html>")]
     for _ in range(3):
         with pytest.raises(MalformedResultError):

@@ -70,12 +70,12 @@ def pauses(server):
 # One call at a time.
 
 
-async def test_a_pause_that_keeps_requests_keeps_the_caches_unless_told_otherwise(server, control):
+async def test_a_pause_that_keeps_requests_keeps_the_caches_by_default(server, control):
     await control.pause("keep")
     assert pauses(server) == [("keep", False)]
 
 
-async def test_emptying_the_caches_under_frozen_requests_is_refused_with_what_to_do(server, control):
+async def test_emptying_the_caches_under_frozen_requests_is_refused_and_the_error_names_the_cure(server, control):
     with pytest.raises(UnsafeControlError, match=r'Leave clear_cache out.*mode "abort"') as refused:
         await control.pause("keep", clear_cache=True)
     assert server.base_url in str(refused.value)
@@ -83,7 +83,7 @@ async def test_emptying_the_caches_under_frozen_requests_is_refused_with_what_to
     assert not server.paused
 
 
-async def test_after_a_wait_what_was_put_back_into_the_queue_ends_before_the_caches_are_emptied(server, control):
+async def test_a_pause_that_waits_ends_queued_requests_before_it_empties_the_caches(server, control):
     await control.pause("wait")
     assert pauses(server) == [("wait", False), ("abort", True)]
     await control.pause("wait", clear_cache=False)
@@ -91,9 +91,7 @@ async def test_after_a_wait_what_was_put_back_into_the_queue_ends_before_the_cac
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-async def test_a_server_of_text_alone_pauses_in_one_call_and_may_keep_requests_over_a_cleared_cache(
-    server, control, mode
-):
+async def test_a_text_only_server_pauses_in_one_call_and_may_keep_requests_over_a_cleared_cache(server, control, mode):
     server.takes_media = False
     await control.pause(mode, clear_cache=True)
     assert pauses(server) == [(mode, True)]
@@ -110,16 +108,14 @@ async def test_a_server_of_text_alone_pauses_in_one_call_and_may_keep_requests_o
         (False, "keep", [("keep", True)]),
     ],
 )
-async def test_what_an_update_does_with_requests_in_flight(
-    server, control, reloadable_model_dir, takes_media, in_flight, expected
-):
+async def test_the_pauses_that_an_update_sends(server, control, reloadable_model_dir, takes_media, in_flight, expected):
     server.takes_media = takes_media
     await control.update_weights_from_directory(reloadable_model_dir, "v1", in_flight)
     assert pauses(server) == expected
     assert not server.dead
 
 
-async def test_weights_reloaded_after_a_pause_that_keeps_end_what_was_kept_first(server, control, reloadable_model_dir):
+async def test_a_reload_first_ends_the_requests_that_a_pause_kept(server, control, reloadable_model_dir):
     await control.pause("keep")
     await control.reload_weights(reloadable_model_dir)
     assert pauses(server) == [("keep", False), ("abort", False)]
@@ -127,7 +123,7 @@ async def test_weights_reloaded_after_a_pause_that_keeps_end_what_was_kept_first
     assert not server.dead
 
 
-async def test_nothing_is_put_back_into_the_queue_of_a_server_that_takes_media(server, control):
+async def test_requests_of_a_server_that_takes_media_are_never_preempted(server, control):
     with pytest.raises(UnsafeControlError, match=r'pause\("abort"\)'):
         await control.reset_prefix_cache(preempt=True)
     assert server.requests[-1].query["reset_running_requests"] == "false"
@@ -135,7 +131,7 @@ async def test_nothing_is_put_back_into_the_queue_of_a_server_that_takes_media(s
     await control.reset_prefix_cache(preempt=True)
 
 
-async def test_where_the_answer_to_a_reset_is_empty_what_runs_counts_all_the_same(server, control):
+async def test_an_empty_response_to_a_preempting_reset_is_an_error_while_requests_run(server, control):
     server.script["/reset_prefix_cache"] += [answer(body=b"")]
     with pytest.raises(UnsafeControlError):
         await control.reset_prefix_cache(preempt=True)
@@ -173,12 +169,12 @@ async def played(reloadable_model_dir, steps, *, call=None):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=6))
-def test_no_order_of_control_calls_kills_a_server_that_shows_images(reloadable_model_dir, steps):
+def test_no_order_of_control_calls_kills_a_server_that_takes_images(reloadable_model_dir, steps):
     assert not asyncio.run(played(reloadable_model_dir, steps))
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait"])
-def test_the_planted_fault_what_the_bare_route_does_is_seen(reloadable_model_dir, mode):
+def test_the_planted_fault_the_bare_route_kills_the_scripted_server(reloadable_model_dir, mode):
     async def bare(connection):
         params = {"mode": mode, "clear_cache": True}
         await connection.request("POST", "/pause", name="bare", params=params)

@@ -35,7 +35,7 @@ def test_counts_add_up_over_the_engines_of_a_server():
     assert metrics.process_start_time == 1795255871.5
 
 
-def test_what_is_not_counted_is_an_error_and_not_zero():
+def test_a_metric_that_is_not_reported_is_an_error_and_not_zero():
     metrics = ServerMetrics.parse('vllm:num_requests_running{engine="0"} 1\n')
     with pytest.raises(CapabilityError, match="vllm:num_requests_waiting"):
         _ = metrics.waiting
@@ -54,12 +54,12 @@ def test_what_is_not_counted_is_an_error_and_not_zero():
         ({}, None),
     ],
 )
-def test_the_sleep_level_is_that_of_the_memory(states, level):
+def test_the_sleep_level_follows_from_the_reported_states(states, level):
     lines = [f'vllm:engine_sleep_state{{engine="0",sleep_state="{name}"}} {value}.0' for name, value in states.items()]
     assert ServerMetrics.parse("\n".join(lines)).sleep_level == level
 
 
-def test_numbers_that_are_none_and_time_stamps_are_read():
+def test_nan_infinities_and_time_stamps_are_read():
     metrics = ServerMetrics.parse('a NaN\nb{le="+Inf"} +Inf 1395066363000\nc -Inf\nd   {x="1",} 4 -2\n')
     assert math.isnan(metrics.total("a"))
     assert metrics.total("b", le="+Inf") == math.inf
@@ -68,7 +68,7 @@ def test_numbers_that_are_none_and_time_stamps_are_read():
 
 
 @pytest.mark.parametrize("line", ["a", "a b", "1a 2", "a{x=1} 2", 'a{x="1"', 'a{x="1"y="2"} 3', '{x="1"} 2', "a 1 2 3"])
-def test_a_line_of_another_format_is_shown(line):
+def test_the_error_quotes_a_line_of_another_format(line):
     with pytest.raises(MalformedResultError) as caught:
         ServerMetrics.parse(f"good 1\n{line}\n")
     assert line in str(caught.value)
@@ -83,7 +83,7 @@ NAMES = st.text(string.ascii_letters + "_", min_size=1, max_size=8)
         max_size=8,
     )
 )
-def test_whatever_labels_and_values_are_written_come_back(samples):
+def test_all_written_labels_and_values_are_read_back(samples):
     def escaped(text):
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
