@@ -105,7 +105,7 @@ def test_bridging_a_canonical_completion_is_rendering_the_whole_conversation(
     check_spans(result)
 
 
-def test_the_oracle_sees_a_planted_fault(renderer: TemplateRenderer) -> None:
+def test_the_comparison_with_the_full_render_finds_a_planted_fault(renderer: TemplateRenderer) -> None:
     prompt = renderer.render(QUESTION, add_generation_prompt=True)
     for assistant, new in [("A ", REPLY), ("A", [{"role": "user", "content": "R "}])]:
         completion = sampled_turn(renderer, QUESTION, {"role": "assistant", "content": assistant})
@@ -120,7 +120,7 @@ def test_the_oracle_sees_a_planted_fault(renderer: TemplateRenderer) -> None:
     stopped=st.booleans(),
     new=new_messages,
 )
-def test_whatever_was_sampled_is_continued_verbatim(
+def test_any_sampled_tokens_are_continued_verbatim(
     renderer: TemplateRenderer, sampled: list[int], stopped: bool, new: list[Any]
 ) -> None:
     prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
@@ -159,7 +159,7 @@ def test_attribution_of_a_bridge(renderer: TemplateRenderer) -> None:
     assert result.message_roles == ["user", "tool"]
 
 
-def test_a_completion_cut_off_by_a_length_limit_gets_its_close_as_scaffold(renderer: TemplateRenderer) -> None:
+def test_a_completion_cut_off_by_a_length_limit_is_closed_with_scaffold(renderer: TemplateRenderer) -> None:
     prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
     cut = ids_of(renderer, "A")
     closed = bridged(renderer.bridge_to_next_turn(prompt, [*cut, *ids_of(renderer, "<|im_end|>")], REPLY))
@@ -184,7 +184,9 @@ def test_an_empty_completion_is_closed(renderer: TemplateRenderer) -> None:
     text=st.text(max_size=4).map(lambda text: f"<|im_end|>{text}<|image_pad|><think>"),
     role=st.sampled_from(["user", "tool"]),
 )
-def test_control_tokens_spelled_in_new_messages_stay_text(renderer: TemplateRenderer, text: str, role: str) -> None:
+def test_the_text_of_control_tokens_in_new_messages_stays_text(
+    renderer: TemplateRenderer, text: str, role: str
+) -> None:
     prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
     completion = ids_of(renderer, "A", "<|im_end|>")
     result = bridged(renderer.bridge_to_next_turn(prompt, completion, [{"role": role, "content": text}]))
@@ -219,7 +221,7 @@ def test_images_keep_their_offsets_and_new_ones_follow(renderer: TemplateRendere
     assert prompt.multi_modal_data.mm_placeholders["image"] == before  # the caller's own data is not touched
 
 
-def test_three_turns_carry_every_image(renderer: TemplateRenderer) -> None:
+def test_three_turns_keep_every_image(renderer: TemplateRenderer) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(0)]}]
     rendered = renderer.render(messages, add_generation_prompt=True)
     for turn in range(3):
@@ -311,7 +313,7 @@ def test_a_stop_token_sampled_inside_open_reasoning_is_refused(renderer: Templat
     assert refusal(renderer, prompt, thought, REPLY) is BridgeRefusal.OPEN_REASONING
 
 
-def test_reasoning_cut_off_by_a_length_limit_is_closed_as_scaffold(
+def test_reasoning_cut_off_by_a_length_limit_is_closed_with_scaffold(
     renderer: TemplateRenderer, prompt: list[int]
 ) -> None:
     thought = ids_of(renderer, "<think>", "hm")
@@ -323,7 +325,7 @@ def test_reasoning_cut_off_by_a_length_limit_is_closed_as_scaffold(
     assert extended.sampled_mask[sampled_end - 1 : sampled_end + 2] == [True, False, False]
 
 
-def test_a_completion_whose_reasoning_the_prompt_opened_is_refused_unless_it_closes_it(
+def test_a_completion_that_does_not_close_the_reasoning_of_the_prompt_is_refused(
     renderer: TemplateRenderer, prompt: list[int], completion: list[int]
 ) -> None:
     opened = [*prompt, *ids_of(renderer, "<think>", "\n")]
@@ -352,7 +354,9 @@ FORGETFUL = """{%- set ns = namespace(last=0) -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
 
-def test_a_template_that_drops_earlier_reasoning_is_refused_when_a_user_speaks(tiny_model_dir: Path) -> None:
+def test_a_bridge_is_refused_where_the_template_drops_earlier_reasoning_before_a_user_message(
+    tiny_model_dir: Path,
+) -> None:
     forgetful = load_renderer(tiny_model_dir, chat_template=FORGETFUL)
     prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
     thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
@@ -364,7 +368,7 @@ def test_a_template_that_drops_earlier_reasoning_is_refused_when_a_user_speaks(t
 
 
 @pytest.mark.parametrize(("retention", "may_keep"), [("template", False), ("tool_cycle", False), ("all", True)])
-def test_retention_decides_whether_reasoning_is_kept_when_a_user_speaks(
+def test_retention_decides_whether_reasoning_is_kept_before_a_user_message(
     tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool
 ) -> None:
     config = RendererConfig(thinking_retention=retention, chat_template=FORGETFUL)
@@ -407,7 +411,7 @@ def plain_template(message: str) -> str:
     )
 
 
-def test_a_template_that_moves_its_tools_to_the_last_question_is_refused_when_tools_are_offered(
+def test_a_bridge_with_tools_is_refused_where_the_template_moves_them_to_the_last_question(
     tiny_model_dir: Path,
 ) -> None:
     show_tools = "{%- if tools and loop.last -%}{{- tools | tojson -}}{%- endif -%}"
@@ -420,7 +424,7 @@ def test_a_template_that_moves_its_tools_to_the_last_question_is_refused_when_to
     assert isinstance(moving.try_bridge(without, said, REPLY), RenderedTokens)
 
 
-def test_what_is_numbered_over_the_whole_conversation_needs_the_history(tiny_model_dir: Path) -> None:
+def test_numbers_that_run_over_the_whole_conversation_need_the_history(tiny_model_dir: Path) -> None:
     counting = load_renderer(tiny_model_dir, chat_template=plain_template("{{- loop.index ~ '. ' ~ m.content -}}"))
     prompt = counting.render(QUESTION, add_generation_prompt=True).token_ids
     said = ids_of(counting, "2. A", "<|im_end|>")
@@ -441,7 +445,7 @@ NAMES_TOOLS = """
 """
 
 
-def test_the_name_of_a_tool_is_looked_up_by_id_and_never_by_position(tiny_model_dir: Path) -> None:
+def test_the_name_of_a_tool_is_found_by_id_and_never_by_position(tiny_model_dir: Path) -> None:
     naming = load_renderer(tiny_model_dir, chat_template=plain_template(NAMES_TOOLS))
     made = [("x", "a"), ("y", "b")]
     calls = [{"id": i, "type": "function", "function": {"name": n, "arguments": {}}} for i, n in made]
@@ -510,7 +514,7 @@ def test_successes_are_counted(renderer: TemplateRenderer, prompt: list[int], co
 # History.
 
 
-def test_history_given_with_or_without_the_sampled_turn_or_not_at_all_gives_one_extension(
+def test_the_extension_is_equal_for_a_history_with_or_without_the_sampled_turn_or_no_history(
     renderer: TemplateRenderer,
 ) -> None:
     history = [{"role": "system", "content": "S"}, *QUESTION]
@@ -536,7 +540,7 @@ def test_the_prompt_and_the_completion_of_the_caller_are_not_changed(
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ' + "[" * 480 + "]" * 480 + "}", '{"a": "\\ud800"}', '{"a": NaN}'])
-def test_a_tool_call_with_odd_arguments_does_not_stop_the_episode(
+def test_a_tool_call_with_arguments_that_are_no_object_is_bridged(
     renderer: TemplateRenderer, prompt: list[int], arguments: str
 ) -> None:
     block = f'{{"name": "look", "arguments": {arguments}}}'

@@ -148,15 +148,15 @@ def test_what_appends_during_repair_without_asking_for_the_lock_is_noticed_and_l
     late = path.read_bytes()[size:]
     os.truncate(path, size)
     flip(path, path.read_bytes().index(b"damaged"))
-    take = module._Copying.take
+    copy = module._RecordCopier.copy
 
-    def append_meanwhile(copying: Any, reader: RecordReader, index: int) -> None:
+    def append_meanwhile(copier: Any, reader: RecordReader, index: int) -> None:
         if index == 2:
             with path.open("ab") as file:
                 file.write(late)
-        take(copying, reader, index)
+        copy(copier, reader, index)
 
-    monkeypatch.setattr(module._Copying, "take", append_meanwhile)
+    monkeypatch.setattr(module._RecordCopier, "copy", append_meanwhile)
     with pytest.raises(FileChangedError):
         repair_record_file(path)
     assert os.listdir(path.parent) == [path.name]

@@ -318,16 +318,16 @@ def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkey
     data[200] ^= 1
     path.write_bytes(data)
     refused = []
-    take = repair_module._Copying.take
+    copy = repair_module._RecordCopier.copy
 
-    def try_to_write(copying: Any, reader: RecordReader, index: int) -> None:
+    def try_to_write(copier: Any, reader: RecordReader, index: int) -> None:
         try:
             RecordWriter(path)
         except FileLockedError as error:
             refused.append(error)
-        take(copying, reader, index)
+        copy(copier, reader, index)
 
-    monkeypatch.setattr(repair_module._Copying, "take", try_to_write)
+    monkeypatch.setattr(repair_module._RecordCopier, "copy", try_to_write)
     assert repair_record_file(path).kept == 1
     assert refused
     write(path, "next")
@@ -341,13 +341,13 @@ def test_merging_does_not_keep_a_writer_from_its_file_and_notices_it(
     from transport.records import rewriting as repair_module
 
     write(path, 1)
-    take = repair_module._Copying.take
+    copy = repair_module._RecordCopier.copy
 
-    def append_meanwhile(copying: Any, reader: RecordReader, index: int) -> None:
+    def append_meanwhile(copier: Any, reader: RecordReader, index: int) -> None:
         write(path, 2)
-        take(copying, reader, index)
+        copy(copier, reader, index)
 
-    monkeypatch.setattr(repair_module._Copying, "take", append_meanwhile)
+    monkeypatch.setattr(repair_module._RecordCopier, "copy", append_meanwhile)
     with pytest.raises(FileChangedError):
         merge_record_files([path], path.with_name("out.mmr"))
     assert os.listdir(path.parent) == [path.name]

@@ -1,4 +1,4 @@
-"""zstd from Python's own library (3.14) or the package `zstandard`, and never more output than was announced."""
+"""zstd compression with Python's own library (3.14) or the package `zstandard`; the output size is always limited."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transport.wire.limits import DecodeLimits
 from transport.wire.wire_format import Buffer
 
 _LEVEL: Final = 3  # zstd's own default
-_MOST_EXPANSION: Final = 1 << 15  # a block of zstd takes at least 4 bytes and gives at most 128 KiB
+_MAX_EXPANSION: Final = 1 << 15  # a zstd block of 4 bytes, the smallest, decompresses to at most 128 KiB
 
 
 def find_compressor(compression: str | None) -> Callable[[Buffer], bytes] | None:
-    """What compresses a payload; None for None. Raises `ValueError` and `MissingExtraError`."""
+    """The function that compresses a payload; None for None. Raises `ValueError` and `MissingExtraError`."""
     if compression is None:
         return None
     if compression != "zstd":
@@ -32,42 +32,44 @@ def find_compressor(compression: str | None) -> Callable[[Buffer], bytes] | None
 
 
 class Decompression:
-    """Decompresses for one reader. What it gave out and is still in use is at most `limits.max_total_bytes`."""
+    """Decompresses for one reader. The decompressed bytes still in use are at most `limits.max_total_bytes`."""
 
     def __init__(self, limits: DecodeLimits) -> None:
         self._limits = limits
         self._in_use = 0
-        self._counting = threading.RLock()  # a buffer may be freed while its own thread counts another one
+        self._lock = threading.RLock()  # reentrant: a buffer may be freed while its own thread counts another one
 
     def decompress(self, data: memoryview) -> memoryview:
-        """What `find_compressor` was given, read-only. Counts until nothing looks at it any more.
+        """The decompressed bytes, read-only. They count against the limit until the last view on them is freed.
 
-        The size that `data` announces is held against the limit before it is used. Raises `MalformedError` for anything
-        but one whole zstd frame of the announced size, `LimitError`, `MemoryLimitError`, `MissingExtraError`.
+        The size that `data` announces is checked against the limit before memory is allocated. Raises `MalformedError`
+        for anything but one whole zstd frame of the announced size, `LimitError`, `MemoryLimitError`,
+        `MissingExtraError`.
         """
         standard, package = _find_library()
-        refusal = package.ZstdError if package is not None else standard.ZstdError
+        zstd_error = package.ZstdError if package is not None else standard.ZstdError
         try:
-            size = _announced(data, standard, package)
+            size = _announced_size(data, standard, package)
             self._count(size)
             try:
                 whole = _decompress(data, size, standard, package)
             except BaseException:
                 self._count(-size)
                 raise
-        except refusal as error:
+        except zstd_error as error:
             raise MalformedError(f"compressed record is not a zstd frame: {error}") from error
         except MemoryError as error:
             raise MemoryLimitError(size) from error
         if not whole:
             return memoryview(b"")
-        # Every view on this array, and every slice of one, keeps it alive; `bytes` cannot tell when they are freed.
+        # Every view on this array keeps it alive, so that a finalizer runs when the last view is freed; `bytes` has
+        # none.
         buffer = np.frombuffer(whole, np.uint8)
         weakref.finalize(buffer, self._count, -size).atexit = False
         return buffer.data
 
     def _count(self, nbytes: int) -> None:
-        with self._counting:
+        with self._lock:
             if nbytes > 0:
                 self._limits.check("max_total_bytes", self._in_use + nbytes)
             self._in_use += nbytes
@@ -77,16 +79,16 @@ def _decompress(data: memoryview, size: int, standard: Any, package: Any) -> byt
     if package is not None:
         whole: bytes = package.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     else:
-        reading = standard.ZstdDecompressor()
-        whole = reading.decompress(data, max_length=size)
-        if not reading.eof or reading.unused_data:
-            raise MalformedError("compressed record does not end where it says")
+        decompressor = standard.ZstdDecompressor()
+        whole = decompressor.decompress(data, max_length=size)
+        if not decompressor.eof or decompressor.unused_data:
+            raise MalformedError("compressed record is not one whole zstd frame")
     if len(whole) != size:
         raise MalformedError(f"compressed record announces {size} bytes and holds {len(whole)}")
     return whole
 
 
-def _announced(data: memoryview, standard: Any, package: Any) -> int:
+def _announced_size(data: memoryview, standard: Any, package: Any) -> int:
     if package is not None:
         size = package.get_frame_parameters(data).content_size
         unknown = size == package.CONTENTSIZE_UNKNOWN
@@ -95,8 +97,8 @@ def _announced(data: memoryview, standard: Any, package: Any) -> int:
         unknown = size is None
     if unknown:
         raise MalformedError("compressed record does not say how large it is")
-    if size > data.nbytes * _MOST_EXPANSION:
-        raise MalformedError(f"compressed record announces {size} bytes and {data.nbytes} of zstd hold fewer")
+    if size > data.nbytes * _MAX_EXPANSION:
+        raise MalformedError(f"compressed record announces {size} bytes and {data.nbytes} bytes of zstd hold fewer")
     return int(size)
 
 

@@ -1,8 +1,8 @@
-"""One writer a file: a lock of the operating system on the file, which ends when its holder closes it or dies.
+"""The lock that allows one writer per file; the operating system releases it when its process closes the file or dies.
 
-The lock is `flock`'s and not that of POSIX records (`fcntl.lockf`): those belong to a process, so they do not keep two
-writers of one process apart, and they are dropped when any descriptor of the file is closed, a reader's too. It is on
-the file and not on a name, so that symbolic and hard links lead to the same lock. It is advisory: readers need none.
+The lock is `flock` and not a POSIX record lock (`fcntl.lockf`). A record lock belongs to the process: two writers in
+one process could both have it, and it is released when any descriptor of the file is closed, also a reader's. `flock`
+locks the file and not a name, so that symbolic and hard links lead to the same lock. Readers need no lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transport.records.layout import Holder, open_regular, read_holder
 if sys.platform == "win32":
     import msvcrt
 
-    # A locked byte cannot be read by others on Windows: this one is where no file reaches.
+    # On Windows other processes cannot read a locked byte, so this byte is beyond the end of any file.
     _LOCKED_BYTE: Final = 1 << 62
 
     def _lock(file: io.FileIO) -> None:
@@ -37,7 +37,7 @@ if sys.platform == "win32":
         msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
 
     def _is_alive(pid: int) -> bool:
-        return True  # nothing in the standard library asks this on Windows
+        return True  # the standard library cannot find out on Windows
 else:
     import fcntl
 
@@ -52,21 +52,21 @@ else:
             os.kill(pid, 0)
         except ProcessLookupError:
             return False
-        except (OSError, OverflowError):  # another user's process; a number that no process has
+        except (OSError, OverflowError):  # a process of another user; a number out of range
             return True
         return True
 
 
 def this_process() -> Holder:
-    """What a writer leaves in the header of its file, for the error of a second one."""
+    """The holder that a writer stores in the header of its file, for the error of a second writer."""
     return Holder(os.getpid(), socket.gethostname())
 
 
 def open_locked(path: str, mode: Literal["a+", "r+", "r"]) -> io.FileIO:
     """The file at `path`, locked; `unlock` it before closing it.
 
-    Raises `FileLockedError` if someone holds the lock, `LockingUnavailableError`, `MalformedError` for what is no
-    regular file, `OSError`.
+    Raises `FileLockedError` if the file is locked, `LockingUnavailableError`, `MalformedError` if it is not a regular
+    file, `OSError`.
     """
     while True:
         file = open_regular(path, mode)
@@ -77,23 +77,23 @@ def open_locked(path: str, mode: Literal["a+", "r+", "r"]) -> io.FileIO:
         except BaseException:
             file.close()
             raise
-        # What was locked is no longer at the path: `repair` put another file there, or someone deleted it.
+        # The locked file is no longer at the path: it was replaced by repair_record_file(), or deleted.
         file.close()
 
 
 def unlock(file: io.FileIO) -> None:
-    """Give the lock back at once, also where a process that was forked still has the file open."""
-    with contextlib.suppress(OSError):  # closing the file gives it back, too
+    """Release the lock at once, also if a forked process still has the file open."""
+    with contextlib.suppress(OSError):  # closing the file releases it, too
         _unlock(file)
 
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
-    """Keep writers from the file at `path`, which is there. Raises as `open_locked`."""
+    """Lock the existing file at `path`, so that no writer can open it. Raises as `open_locked`."""
     name = os.fspath(path)
     try:
         file = open_locked(name, "r+")
-    except PermissionError:  # it can be locked by whoever may read it
+    except PermissionError:  # a file that can only be read can be locked, too
         file = open_locked(name, "r")
     try:
         yield file
@@ -112,13 +112,13 @@ def _acquire(file: io.FileIO, path: str) -> None:
     try:
         _lock(file)
     except BlockingIOError as error:
-        raise FileLockedError(path, *_words(read_holder(file))) from error
+        raise FileLockedError(path, *_running_holder(read_holder(file))) from error
     except OSError as error:
         raise LockingUnavailableError(path, error.strerror or str(error)) from error
 
 
-def _words(holder: Holder | None) -> tuple[int | None, str | None]:
-    """The process and host of a holder. One that is not running is a writer that was killed, and not who holds it."""
+def _running_holder(holder: Holder | None) -> tuple[int | None, str | None]:
+    """The process and host of a holder; None for one that does not run, which is a writer that was killed."""
     if holder is None or (holder.host == socket.gethostname() and not _is_alive(holder.pid)):
         return None, None
     return holder.pid, holder.host

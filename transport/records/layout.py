@@ -1,13 +1,13 @@
-"""What a record file is made of, and finding the records in one.
+"""The layout of a record file, and finding the records in one.
 
     offset 0     file header, 64 bytes: magic, format version, process id and host name of the writer that has the file
-                 open, zeros where none has
+                 open, zeros if no writer has
     64           records, each a header of 64 bytes and its payload, padded with zeros to a multiple of 64
 
-A record is an object (what `encode` gives, its media left out) or a blob (the bytes of one media source, written before
-the first object that refers to it); in a file of version 2, either may be one zstd frame instead. Each header carries
-its own checksum and the number of objects before it, so that a reader can step over a damaged header and still number
-the records behind it.
+A record is an object (a message of `encode` with its media omitted) or a blob (the bytes of one media source, written
+before the first object that refers to it); in a file of version 2 the payload may be a zstd frame. Each header has its
+own checksum and the number of objects before it, so that a reader can skip a damaged header and still number the
+records after it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PLAIN_VERSION: Final = 1
 COMPRESSED_VERSION: Final = 2
 _FILE_MAGIC: Final = b"MMRRECS\n"
 _FILE: Final = struct.Struct("<8sHI50s")  # magic, version, process id, host name in UTF-8
-_NO_WAITING: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
+_OPEN_FLAGS: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
 _MARK: Final = b"\x89REC"
 _RECORD: Final = struct.Struct("<4sB3xQQI32s")  # mark, kind, payload length, objects before it, payload CRC-32, digest
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = ALIGNMENT
 _OBJECT, _BLOB = 1, 2
 _COMPRESSED: Final = 2  # added to either
-_SEARCH_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 1 << 20
 _FIRST_SEARCH_BYTES: Final = 1 << 10
 
 
@@ -56,7 +56,7 @@ def file_header(version: int, holder: Holder | None = None) -> bytes:
 
 
 def read_holder(file: io.FileIO) -> Holder | None:
-    """Who left its name in the header of the file, if anyone."""
+    """The writer that is named in the header of the file, None if there is none."""
     header = FileBytes(file).read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
         return None
@@ -67,19 +67,19 @@ def read_holder(file: io.FileIO) -> Holder | None:
 def open_regular(path: str, mode: Literal["r", "r+", "a+"]) -> io.FileIO:
     """The file at `path`, unbuffered.
 
-    Raises `MalformedError` for a pipe or a device: opening one may wait for ever, reading one may have no end.
+    Raises `MalformedError` for a pipe or a device, which could block for ever or have no end.
     """
-    file = io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | _NO_WAITING, 0o666))
+    file = io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | _OPEN_FLAGS, 0o666))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise MalformedError(f"{path} is a pipe or a device and no file", "Pass a file that RecordWriter made.")
+        raise MalformedError(f"{path} is a pipe or a device and not a file", "Pass a file that RecordWriter made.")
     return file
 
 
 if hasattr(os, "pread"):
 
     def _read_at(file: io.FileIO, start: int, length: int) -> bytes:
-        # Without moving the position: a forked process has the same one, and other threads may be reading.
+        # pread() does not move the file position, which threads and forked processes share.
         return os.pread(file.fileno(), length, start)
 else:
 
@@ -89,10 +89,10 @@ else:
 
 
 class FileBytes:
-    """An open, unbuffered file as it is now: `size` bytes, read piece by piece.
+    """The bytes of an open, unbuffered file; `size` is its size when this was made.
 
-    Finding records reads the file, and only what was found whole is mapped: a writer may cut off a torn tail at any
-    moment, and touching mapped memory that is no longer in the file kills the process.
+    Records are found by reading and not in mapped memory, and only complete records are mapped: a writer may cut off an
+    incomplete record at any time, and access to mapped memory beyond the end of the file ends the process.
     """
 
     def __init__(self, file: io.FileIO) -> None:
@@ -100,7 +100,7 @@ class FileBytes:
         self.size = os.fstat(file.fileno()).st_size
 
     def read(self, start: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer at the end, and where the file has become shorter."""
+        """`length` bytes; fewer at the end of the file, which may have become shorter."""
         data = _read_at(self._file, start, length)
         while len(data) < length and (more := _read_at(self._file, start + len(data), length - len(data))):
             data += more
@@ -109,7 +109,7 @@ class FileBytes:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where one record lies. `start` is the offset of its header, `digest` is empty for an object."""
+    """The position of one record. `start` is the offset of its header, `digest` is "" for an object."""
 
     start: int
     length: int
@@ -123,7 +123,7 @@ class Record:
         return self.start + HEADER_BYTES + aligned(self.length)
 
     def payload(self, view: memoryview) -> memoryview:
-        """The payload as it lies in the file, once it is known to be what was written. Raises `ChecksumError`."""
+        """The payload as stored in the file, after a check of its checksum. Raises `ChecksumError`."""
         start = self.start + HEADER_BYTES
         data = view[start : start + self.length]
         actual = zlib.crc32(data)
@@ -139,11 +139,11 @@ class Record:
             )
         return data
 
-    def is_whole(self, source: FileBytes) -> bool:
-        """Whether the payload is what was written."""
+    def is_complete(self, source: FileBytes) -> bool:
+        """Whether the payload is complete and has the right checksum."""
         position, end = self.start + HEADER_BYTES, self.start + HEADER_BYTES + self.length
         actual = 0
-        while position < end and (piece := source.read(position, min(_SEARCH_BYTES, end - position))):
+        while position < end and (piece := source.read(position, min(_READ_BYTES, end - position))):
             actual = zlib.crc32(piece, actual)
             position += len(piece)
         return position == end and actual == self.checksum
@@ -151,18 +151,18 @@ class Record:
 
 @dataclass(slots=True)
 class Index:
-    """The records of a file. An object whose header is damaged is None in `objects`; `gaps` says where it was."""
+    """The records of a file. An object with a damaged header is None in `objects`; `gaps` has its offset."""
 
     objects: list[Record | None] = field(default_factory=list)
     blobs: dict[str, Record] = field(default_factory=dict)
     gaps: dict[int, int] = field(default_factory=dict)
-    end: int = 0  # where the next record goes: behind the last whole one
+    end: int = 0  # offset of the next record, after the last complete one
     version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Records that are not in an index yet; `gaps`: for those that follow damage, where it began."""
+class AppendedRecords:
+    """Records that are not in an index yet; `gaps` maps the start of a record to the offset of damage before it."""
 
     version: int
     records: list[Record]
@@ -171,7 +171,7 @@ class Found:
 
 
 def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, compressed: bool = False) -> list[Buffer]:
-    """The parts of a record: header, payload, padding. With a digest (sha256, hex) it is a blob."""
+    """The parts of a record: header, checksum, payload, padding. A record with a digest (sha256, hex) is a blob."""
     length = memoryview(payload).nbytes
     kind = (_BLOB if digest else _OBJECT) + (_COMPRESSED if compressed else 0)
     header = _RECORD.pack(_MARK, kind, length, objects_before, zlib.crc32(payload), bytes.fromhex(digest))
@@ -179,30 +179,29 @@ def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, comp
 
 
 def scan(source: FileBytes, index: Index | None = None) -> Index:
-    """Find the records; with the `index` of an earlier scan, those that were appended since, which it then holds, too.
+    """The index of a file; with the `index` of an earlier scan, that index with the records appended since.
 
-    Raises `MalformedError` if this is no record file, `VersionError` if it is a newer one.
+    Raises `MalformedError` if this is not a record file, `VersionError` if its version is newer.
     """
     index = Index() if index is None else index
-    found = find_more(source, index)
-    take_in(index, found)
+    add_records(index, find_appended(source, index))
     return index
 
 
-def find_more(source: FileBytes, index: Index) -> Found:
-    """What was appended to the file behind the `index`, which is not changed. Raises as `scan`."""
+def find_appended(source: FileBytes, index: Index) -> AppendedRecords:
+    """The records after those of the `index`, which is not changed. Raises as `scan`."""
     version = index.version or _read_file_header(source)
     if version == 0:
-        return Found(0, [], {}, 0)
+        return AppendedRecords(0, [], {}, 0)
     start = index.end or HEADER_BYTES
-    records, gaps = find_whole(source, start, len(index.objects))
-    return Found(version, records, gaps, records[-1].end if records else start)
+    records, gaps = find_complete(source, start, len(index.objects))
+    return AppendedRecords(version, records, gaps, records[-1].end if records else start)
 
 
-def take_in(index: Index, found: Found) -> None:
-    """Add what was found to the index."""
+def add_records(index: Index, found: AppendedRecords) -> None:
+    """Add records to the index."""
     for record in found.records:
-        # Blobs first, so the object count also moves where only blobs follow a damaged header.
+        # Before the record itself: after a damaged header of an object the next record may be a blob.
         lost = range(len(index.objects), record.objects_before)
         index.gaps.update(dict.fromkeys(lost, found.gaps.get(record.start, record.start)))
         index.objects.extend(None for _ in lost)
@@ -213,37 +212,39 @@ def take_in(index: Index, found: Found) -> None:
     index.version, index.end = found.version, found.end
 
 
-def find_whole(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
-    """The records from `start` on, up to the last whole one, and for each that follows damage where the damage began.
+def find_complete(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
+    """The records from `start` to the last complete one, and `gaps` as in `AppendedRecords`.
 
-    `objects` of them are before `start`.
+    `objects` is the number of objects before `start`.
     """
-    records, gaps = _walk(source, start, objects)
-    # A crash can leave the last record at full length with part of its bytes never written.
-    while records and not records[-1].is_whole(source):
+    records, gaps = _find_records(source, start, objects)
+    # A crash can leave the last record with its full length and bytes that were never written.
+    while records and not records[-1].is_complete(source):
         records.pop()
     return records, gaps
 
 
 def _read_file_header(source: FileBytes) -> int:
-    """The file's version; 0 for a file whose writer was killed before its header was complete."""
+    """The file's version; 0 if its writer was killed before the file header was complete."""
     header = source.read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES and any(
         file_header(version).startswith(header) for version in (PLAIN_VERSION, COMPRESSED_VERSION)
     ):
         return 0
     if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
-        raise MalformedError("file does not start like a record file", "Pass a file that RecordWriter made.")
+        raise MalformedError(
+            "file does not start with the header of a record file", "Pass a file that RecordWriter made."
+        )
     version: int = _FILE.unpack(header)[1]
     if version == 0:
-        raise MalformedError("record file says format version 0, and there is none", "Restore it from another copy.")
+        raise MalformedError("record file has format version 0, which does not exist", "Restore it from another copy.")
     if version > COMPRESSED_VERSION:
         raise VersionError("record file", version, COMPRESSED_VERSION)
     return version
 
 
-def _walk(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
-    """The records from `start` on in order, and for each that follows damage, where the damage began."""
+def _find_records(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
+    """The records from `start`, and the offset of the damage before each record that follows damage."""
     records: list[Record] = []
     gaps: dict[int, int] = {}
     position: int | None = start
@@ -251,27 +252,27 @@ def _walk(source: FileBytes, start: int, objects: int) -> tuple[list[Record], di
         least = records[-1].objects_before + (not records[-1].digest) if records else objects
         record = _read_header(source, position, least)
         if record is None:
-            damage, position = position, _next_header(source, position, least)
+            damage, position = position, _find_next_header(source, position, least)
             if position is not None:
                 gaps[position] = damage
             continue
         if record.end > source.size:
-            break  # cut off while it was being written
+            break  # incomplete: its writer was killed, or is writing it
         records.append(record)
         position = record.end
     return records, gaps
 
 
 def _read_header(source: FileBytes, start: int, least: int) -> Record | None:
-    """The record whose header is at `start`, or None if there is none with at least `least` objects before it."""
+    """The record with the header at `start`; None if there is none, or fewer than `least` objects are before it."""
     data = source.read(start, HEADER_BYTES)
     if len(data) < HEADER_BYTES:
         return None
     mark, kind, length, before, checksum, digest = _RECORD.unpack_from(data)
     (expected,) = _CRC.unpack_from(data, _RECORD.size)
-    # No file can hold more records than it has room for; a larger number is damage that happens to check out.
-    room = source.size // HEADER_BYTES
-    if mark != _MARK or zlib.crc32(data[: _RECORD.size]) != expected or not least <= before <= room:
+    # A number of objects that cannot fit into the file is damage, even if the checksum is right.
+    most = source.size // HEADER_BYTES
+    if mark != _MARK or zlib.crc32(data[: _RECORD.size]) != expected or not least <= before <= most:
         return None
     plain = kind - _COMPRESSED if kind > _COMPRESSED else kind
     if plain not in (_OBJECT, _BLOB):
@@ -279,10 +280,10 @@ def _read_header(source: FileBytes, start: int, least: int) -> Record | None:
     return Record(start, length, before, checksum, digest.hex() if plain == _BLOB else "", plain != kind)
 
 
-def _next_header(source: FileBytes, damage: int, least: int) -> int | None:
-    """The first intact header behind `damage`; headers lie at multiples of 64 bytes.
+def _find_next_header(source: FileBytes, damage: int, least: int) -> int | None:
+    """The offset of the first intact header after `damage`; headers are at multiples of 64 bytes.
 
-    Reads little at first: a file may have damage between any two of its records.
+    Reads few bytes first, because a file may have damage between any two of its records.
     """
     start, length = damage + ALIGNMENT, _FIRST_SEARCH_BYTES
     while start < source.size:
@@ -291,5 +292,5 @@ def _next_header(source: FileBytes, damage: int, least: int) -> int | None:
         for row in np.flatnonzero(words[:: ALIGNMENT // 4] == int.from_bytes(_MARK, "little")).tolist():
             if _read_header(source, start + row * ALIGNMENT, least) is not None:
                 return int(start + row * ALIGNMENT)
-        start, length = start + length, min(2 * length, _SEARCH_BYTES)
+        start, length = start + length, min(2 * length, _READ_BYTES)
     return None

@@ -1,8 +1,8 @@
-"""Reading append-only files of encoded objects, in which each image is stored once (`transport.records.writer`).
+"""Reading record files: append-only files of encoded objects, in which each media source is stored once.
 
-A file survives the death of its writer: what was appended before is readable, and a torn last record is cut off when
-the file is next written. One writer at a time; readers see what was whole when they opened the file, and what has come
-since when they `refresh()`. Nothing that a writer does takes a record from under a reader.
+If a writer is killed, all records that it appended before stay readable; the next writer cuts off an incomplete last
+record. A reader sees the records that were complete when it opened the file, and later ones after `refresh()`. No
+action of a writer removes a record that a reader has seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from renderers.media.source import MediaSource
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
 from transport.records.compression import Decompression
-from transport.records.layout import FileBytes, Record, find_more, open_regular, scan, take_in
+from transport.records.layout import FileBytes, Record, add_records, find_appended, open_regular, scan
 from transport.wire import codec, container
 from transport.wire.limits import DecodeLimits, require_limits
 from transport.wire.unpacking import build_media, omitted_digests
@@ -30,7 +30,7 @@ _DEFAULT_LIMITS = DecodeLimits()
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """One record's bytes in a file, compressed or not, and the digests of the media it refers to."""
+    """The bytes of one record as stored in a file, compressed or not, and the digests of its media."""
 
     payload: memoryview
     compressed: bool
@@ -40,19 +40,19 @@ class StoredRecord:
 class RecordReader:
     """The records of a file, mapped into memory: `len(reader)`, `reader[i]`, `for obj in reader`.
 
-    Opening reads the record headers and the last record; a record is checked and decoded when it is asked for, and its
-    large arrays are views on the file that stay valid after `close`. `truncated_bytes` counts what a killed writer left
-    unfinished at the end; it is 0 for a sound file, and those bytes are no record.
+    Opening reads the record headers and the last record. A record is checked and decoded when it is read; its large
+    arrays are views on the file that stay valid after `close`. `truncated_bytes` is the size of an incomplete record
+    that a killed writer left at the end; it is 0 for an undamaged file, and the incomplete record is not counted.
 
-    What a record and its media decompress to counts against `limits.max_total_bytes` as long as anything of it is in
-    use, together with what earlier records did: reading one after the other costs what the largest two take.
+    Decompressed bytes of records and media count against `limits.max_total_bytes` as long as a view on them is in use.
+    Reading compressed records one after the other needs the memory of the largest two.
 
-    Raises `MalformedError` if `path` is no record file. Reading a damaged record raises `ChecksumError`, which carries
-    the record's `index` and `offset`; the others stay readable. Reading raises `FileChangedError` once something has
-    cut off records that were there. To cut off those that arrays still look at is the end of this process: replace a
-    file by another (as `repair` does) rather than write over it.
+    Raises `MalformedError` if `path` is not a record file. Reading a damaged record raises `ChecksumError`, which
+    carries the record's `index` and `offset`; the other records stay readable. Reading raises `FileChangedError` if the
+    file was truncated. If a file is truncated while arrays are views on it, the system ends this process when it reads
+    such an array: replace a file by another one, as `repair_record_file` does, and do not overwrite it.
 
-    Threads may share a reader, and so may a process and those that are forked from it.
+    Threads may share a reader, and so may a process and the processes forked from it.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> None:
@@ -61,7 +61,7 @@ class RecordReader:
         self._file = open_regular(self._path, "r")
         self._decompression = Decompression(limits)
         self._mapping = _Mapping(self._file, 0)
-        self._refreshing = threading.Lock()
+        self._refresh_lock = threading.Lock()
         try:
             source = FileBytes(self._file)
             self._index = scan(source)
@@ -69,26 +69,26 @@ class RecordReader:
         except BaseException:
             self.close()
             raise
-        self._media: dict[str, MediaSource] = {}  # views on the file
-        self._verified: set[str] = set()  # digests of compressed media that were right when they were last read
-        self._unpacked: WeakValueDictionary[str, MediaSource] = WeakValueDictionary()  # copies, as long as used
+        self._media: dict[str, MediaSource] = {}  # views on the file, by digest
+        self._verified: set[str] = set()  # digests of the media that were read and verified
+        self._decompressed: WeakValueDictionary[str, MediaSource] = WeakValueDictionary()  # while they are in use
         self.truncated_bytes = source.size - self._index.end
 
     def refresh(self) -> int:
-        """Take in what was appended since, without reading again what came before; return how many records that is.
+        """Add the records that were appended since, without reading earlier ones again; return their number.
 
-        Raises `FileChangedError` if the file has lost records that were there.
+        Raises `FileChangedError` if the file was truncated.
         """
-        with self._refreshing:
+        with self._refresh_lock:
             source = FileBytes(self._file)
             self._check_size()
-            found = find_more(source, self._index)
+            found = find_appended(source, self._index)
             known = len(self)
             if found.end > self._index.end:
-                # The mapping first: another thread may ask for a record as soon as the index has it. What looks at the
-                # mapping of before keeps it.
+                # Before the index: another thread may read a record as soon as the index has it. Arrays that are views
+                # on the old mapping keep it.
                 self._mapping = self._map(found.end)
-            take_in(self._index, found)
+            add_records(self._index, found)
             self.truncated_bytes = source.size - found.end
             return len(self) - known
 
@@ -104,7 +104,7 @@ class RecordReader:
             yield self[number]
 
     def close(self) -> None:
-        """Let go of the file. The mapping itself lasts as long as arrays and media that were read from it."""
+        """Close the file. The mapping lasts as long as arrays and media that were read from it."""
         self._mapping.close()
         self._file.close()
 
@@ -120,24 +120,24 @@ class RecordReader:
         try:
             return codec.decode(self._contents(record), limits=self._limits, find_media=self._find_media)
         except MissingMediaError as error:
-            raise self._lost_media(record, error.digest) from error
+            raise self._media_lost(record, error.digest) from error
 
     def stored(self, index: int) -> StoredRecord:
-        """Record `index` as it lies in the file, checked but not decoded, and the media it refers to.
+        """Record `index` as stored in the file, checked but not decoded, and the digests of its media.
 
-        Raises as reading the record does; needs none of the types in it.
+        Raises the errors of reading the record; needs none of its types.
         """
         record = self._record(index)
         contents = self._contents(record)
         digests = tuple(dict.fromkeys(omitted_digests(container.split(contents, self._limits)[0])))
         for digest in digests:
             if digest not in self._verified and self._find_media(digest) is None:
-                raise self._lost_media(record, digest)
+                raise self._media_lost(record, digest)
         payload = record.payload(self._mapping.view)
         return StoredRecord(payload, record.compressed, digests)
 
     def media(self, digest: str) -> MediaSource:
-        """A medium that records of this file refer to, verified. Raises `DecodeError`."""
+        """A media source that records of this file refer to, verified. Raises `DecodeError`."""
         self._check_size()
         source = self._find_media(digest)
         if source is None:
@@ -145,7 +145,7 @@ class RecordReader:
         return source
 
     def stored_media(self, digest: str) -> tuple[memoryview, bool]:
-        """The bytes of a medium of this file as they lie in it, and whether they are compressed."""
+        """The bytes of a media source as stored in the file, and whether they are compressed."""
         record = self._index.blobs[digest]
         return record.payload(self._mapping.view), record.compressed
 
@@ -159,11 +159,11 @@ class RecordReader:
         return record
 
     def _map(self, end: int) -> _Mapping:
-        """The file up to `end`. Bytes that are no longer in the file would end the process that touches them."""
+        """Map the file up to `end`. Access to mapped bytes beyond the end of the file would end the process."""
         self._check_size(end)
         try:
             return _Mapping(self._file, end)
-        except ValueError as error:  # it became shorter just now
+        except ValueError as error:  # the file was truncated after the check
             raise FileChangedError(self._path, end, FileBytes(self._file).size) from error
 
     def _check_size(self, end: int | None = None) -> None:
@@ -172,19 +172,19 @@ class RecordReader:
         if size < end:
             raise FileChangedError(self._path, end, size)
 
-    def _lost_media(self, record: Record, digest: str) -> ChecksumError:
-        """The writer stored it, so its header must be what was lost."""
+    def _media_lost(self, record: Record, digest: str) -> ChecksumError:
+        """The error for a media source without an intact header: the writer always stores the source."""
         where = f"header of media sha256 {digest}, used by record {record.objects_before} at {record.start},"
         return ChecksumError(where, index=record.objects_before, offset=record.start)
 
     def _find_media(self, digest: str) -> MediaSource | None:
-        """One source per digest for the whole file, verified when it is read."""
-        source = self._media.get(digest) or self._unpacked.get(digest)
+        """The source, verified when it is read first; the same object for every record that refers to it."""
+        source = self._media.get(digest) or self._decompressed.get(digest)
         record = self._index.blobs.get(digest)
         if source is None and record is not None:
             source = build_media(digest, self._contents(record))
-            held = self._unpacked if record.compressed else self._media
-            held[digest] = source
+            cache = self._decompressed if record.compressed else self._media
+            cache[digest] = source
             self._verified.add(digest)
         return source
 
@@ -194,23 +194,23 @@ class RecordReader:
 
 
 def read_records(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> Iterator[Any]:
-    """The objects in a record file, in order; see `RecordReader`. A torn last record is left out."""
+    """The objects in a record file, in order; see `RecordReader`. An incomplete last record is left out."""
     with RecordReader(path, limits=limits) as reader:
         yield from reader
 
 
 class _Mapping:
-    """The first `size` bytes of a file as a read-only view; also none, which cannot be mapped."""
+    """The first `size` bytes of a file as a read-only view; `size` may be 0, which mmap does not support."""
 
     def __init__(self, file: io.FileIO, size: int) -> None:
         self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else None
         self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
 
     def close(self) -> None:
-        """Unmap, or leave that to the last array that still looks at the file."""
+        """Unmap the file; if arrays are views on it, it is unmapped when the last of them is freed."""
         self.view.release()
         if self._map is not None:
             try:
                 self._map.close()
-            except BufferError:  # views are out; they own the mapping now
+            except BufferError:  # the views own the mapping now
                 self._map = None

@@ -1,4 +1,4 @@
-"""Record files made whole again, and several made one; records are copied as they are, without their types."""
+"""Repairing a record file, and merging several; records are copied as stored, and their types are not needed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from transport.wire.limits import DecodeLimits
 
 _DEFAULT_LIMITS = DecodeLimits()
 
-# What makes a record unreadable for everybody. A newer version, a limit of this reader's or a missing library does not.
+# The errors of records that no reader can read, unlike a newer version, a limit of this reader or a missing library.
 _DAMAGE = (ChecksumError, MalformedError, TruncatedError)
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedRecord:
-    """A record that could not be kept: its index in the damaged file, and why."""
+    """A record that was not kept: its index in the damaged file, and the error of reading it."""
 
     index: int
     reason: DecodeError
@@ -33,7 +33,7 @@ class DroppedRecord:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What `repair_record_file` did: records kept, records dropped, and unfinished bytes cut off the end."""
+    """The result of `repair_record_file`: records kept, records dropped, and bytes of an incomplete last record."""
 
     kept: int
     dropped: tuple[DroppedRecord, ...]
@@ -41,17 +41,18 @@ class RepairReport:
 
 
 def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> RepairReport:
-    """Drop every record of the file that cannot be read, keep the others in their order, each image once.
+    """Drop every damaged record of the file, and keep the others in their order, each media source once.
 
-    A record is dropped if it or an image it refers to is damaged. The file (where `path` is a link, what it leads to)
-    is replaced in one step by one written beside it; a sound file is left alone. No writer can open it meanwhile.
+    A record is damaged if its own bytes or a media source it refers to are. A new file is written beside the file (of a
+    link, beside its target) and replaces it in one step; an undamaged file is not changed. No writer can open the file
+    meanwhile.
 
-    Raises `FileLockedError` if a writer has it open, `FileChangedError` if something else wrote to it, `MalformedError`
-    if it is no record file, `OSError`, and what is no damage but keeps a record from being read here: `LimitError`,
-    `VersionError`, `MissingExtraError`, `MemoryLimitError`.
+    Raises `FileLockedError` if a writer has it open, `FileChangedError` if another program wrote to it,
+    `MalformedError` if it is not a record file, `OSError`, and the errors of a record that is not damaged but cannot be
+    read here: `LimitError`, `VersionError`, `MissingExtraError`, `MemoryLimitError`.
     """
     path = Path(path).resolve()
-    with locked(path), _named(path):
+    with locked(path), _add_path_to_errors(path):
         return _repair(path, limits)
 
 
@@ -68,11 +69,11 @@ def _repair(path: Path, limits: DecodeLimits) -> RepairReport:
         if not dropped and not report.truncated_bytes:
             return report
         lost = {drop.index for drop in dropped}
-        with _new_file(path, replace=True) as file:
-            copying = _Copying(file)
+        with _complete_file(path, replace=True) as file:
+            copier = _RecordCopier(file)
             for index in range(len(reader)):
                 if index not in lost:
-                    copying.take(reader, index)
+                    copier.copy(reader, index)
             if (now := path.stat().st_size) != size:
                 raise FileChangedError(str(path), size, now)
     return report
@@ -81,37 +82,37 @@ def _repair(path: Path, limits: DecodeLimits) -> RepairReport:
 def merge_record_files(
     paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS
 ) -> int:
-    """Write the records of `paths`, one file after the other, to the new file `out`, each image once; return how many.
+    """Write the records of all `paths`, in order, to the new file `out`, each media source once; return their number.
 
     Raises `FileExistsError` if `out` exists, `FileLockedError` if a writer has one of `paths` open, `FileChangedError`
     if a writer changed one of them during the merge, and the reader's `DecodeError` for a damaged record: call
     `repair_record_file` on that file first. After an error nothing is left at `out`.
     """
-    with _new_file(Path(out), replace=False) as file:
-        copying = _Copying(file)
+    with _complete_file(Path(out), replace=False) as file:
+        copier = _RecordCopier(file)
         for path in paths:
-            check_unlocked(path)  # and not locked: reading a file must not keep a writer from it
+            check_unlocked(path)  # not locked: merging must not keep a writer from the file
             size = os.stat(path).st_size
-            with _named(path), RecordReader(path, limits=limits) as reader:
+            with _add_path_to_errors(path), RecordReader(path, limits=limits) as reader:
                 for index in range(len(reader)):
-                    copying.take(reader, index)
+                    copier.copy(reader, index)
             if (now := os.stat(path).st_size) != size:
                 raise FileChangedError(os.fspath(path), size, now)
-    return copying.objects
+    return copier.objects
 
 
 @contextlib.contextmanager
-def _named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add the file to what went wrong with it."""
+def _add_path_to_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Add a note with the path to decoding errors."""
     try:
         yield
     except DecodeError as error:
-        error.add_note(f"this is about {os.fspath(path)}")
+        error.add_note(f"in the file {os.fspath(path)}")
         raise
 
 
-class _Copying:
-    """A record file being written from the records of others."""
+class _RecordCopier:
+    """Writes a record file from records of other files."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -119,7 +120,7 @@ class _Copying:
         self.objects = 0
         file.write(file_header(COMPRESSED_VERSION))
 
-    def take(self, reader: RecordReader, index: int) -> None:
+    def copy(self, reader: RecordReader, index: int) -> None:
         record = reader.stored(index)
         for digest in record.digests:
             if digest not in self._stored:
@@ -131,29 +132,29 @@ class _Copying:
 
 
 @contextlib.contextmanager
-def _new_file(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
-    """A file that stands at `path` once it is complete, and not before."""
+def _complete_file(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
+    """A temporary file beside `path`, which is moved to `path` when it is complete."""
     if not replace and path.exists():
         raise FileExistsError(f"{path} exists. Name a file that does not.")
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        error.filename = str(path)  # whose name the caller knows
+        error.filename = str(path)  # not the name of the temporary file, which the caller does not know
         raise
-    beside = Path(name)
+    temporary = Path(name)
     try:
         with open(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if replace:
-            shutil.copymode(path, beside)
-            beside.replace(path)
+            shutil.copymode(path, temporary)
+            temporary.replace(path)
         else:
-            os.link(beside, path)  # unlike a rename, this never takes the place of another file
+            os.link(temporary, path)  # unlike a rename, this never replaces a file
     except OSError as error:
         if error.filename in (None, name):  # as when the disk is full
             error.filename = str(path)
         raise
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

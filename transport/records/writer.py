@@ -1,4 +1,4 @@
-"""Appending to record files: one writer at a time, and nothing that was appended is ever taken away."""
+"""Appending to record files; a file has one writer at a time, and a complete record is never removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transport.records.layout import (
     PLAIN_VERSION,
     FileBytes,
     file_header,
-    find_whole,
+    find_complete,
     frame_record,
     scan,
 )
@@ -29,26 +29,26 @@ from transport.wire.wire_format import Buffer
 
 
 class RecordWriter:
-    """Appends objects to the record file at `path`, which is created, or continued behind its last whole record.
+    """Appends objects to the record file at `path`: a new file, or an existing one after its last complete record.
 
         with RecordWriter("episodes.mmr") as out:
             index = out.append(episode)
 
-    A file has one writer at a time: it is locked while the writer is open, for other processes, for this one, and under
-    each of its names (symbolic and hard links). The system gives the lock back when the process dies. In a process that
-    is forked meanwhile the writer is closed. Threads may share a writer.
+    A file has one writer at a time: while the writer is open, the file is locked for other processes and for this one,
+    under each of its names (symbolic and hard links). The system releases the lock when the process dies. In a process
+    that is forked meanwhile the writer is closed. Threads may share a writer.
 
-    With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record that becomes smaller by it is compressed;
-    the file then has version 2, which older readers refuse. Arrays of such a record are copies, not views on the file.
+    With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record is compressed if that makes it smaller. The
+    file then has version 2, which older readers refuse. Arrays of such a record are copies, not views on the file.
 
     Raises `FileLockedError`, which names the process that has the file open; `LockingUnavailableError` on a file system
-    without locks; `MalformedError` if `path` is another kind of file, and leaves it alone; `MissingExtraError`.
+    without locks; `MalformedError` if `path` is another kind of file, which is not changed; `MissingExtraError`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, compression: Literal["zstd"] | None = None) -> None:
         self._compress = find_compressor(compression)
         self._path = os.path.abspath(path)
-        self._turn = threading.RLock()  # a signal handler may close a writer that is appending
+        self._lock = threading.RLock()  # reentrant: a signal handler may close a writer that is appending
         self._appending = False
         self._file = open_locked(self._path, "a+")
         try:
@@ -56,35 +56,36 @@ class RecordWriter:
             index = scan(source)
             version = PLAIN_VERSION if self._compress is None else COMPRESSED_VERSION
             self._version = max(index.version, version)
-            # Where the next record goes and its index: one value, so that no interrupt can leave them apart.
+            # The offset and the index of the next record; one value, so that an interrupt cannot change only one of
+            # them.
             self._tail = (index.end, len(index.objects))
             self._stored: set[str] = set()
-            self._found = index.blobs  # here before; not yet known to be whole
-            self._torn = source.size > index.end
-            self._reach = source.size  # how far an interrupted write can have come
+            self._unchecked = index.blobs  # stored before this writer; not yet checked
+            self._incomplete = source.size > index.end  # whether the file may end in an incomplete record
+            self._largest_size = source.size  # of the file, after an interrupted write
             if index.end == 0:
                 self._write([file_header(self._version)], 0)
             elif index.version < self._version:
                 self._write_header(file_header(self._version))
-            # Only the words of another writer's error depend on it.
+            # An error here is ignored: the holder is only part of the error text of another writer.
             with contextlib.suppress(OSError, FileChangedError):
                 self._write_header(file_header(self._version, this_process()))
         except BaseException:
             unlock(self._file)
             self._file.close()
             raise
-        _watch_forks()
+        _register_fork_handler()
         _open_writers.add(self)
 
     def append(self, obj: object) -> int:
         """Store `obj` and return its index in the file.
 
-        Media sources that the file already holds whole are referred to, not stored again. The record is with the
-        operating system when this returns. If this raises, KeyboardInterrupt included, the file holds the record whole
-        or not at all, and the next `append` goes on behind it. Raises `EncodeError`, `OSError`, `WriterClosedError`,
-        `FileChangedError` if something else wrote to the file, `FileDeletedError`.
+        Media sources that the file already has are not stored again. The operating system has the whole record when
+        this returns. If this raises, KeyboardInterrupt included, the file has the complete record or nothing of it,
+        and the next `append` continues there. Raises `EncodeError`, `OSError`, `WriterClosedError`, `FileDeletedError`,
+        `FileChangedError` if another program wrote to the file.
         """
-        with self._turn:
+        with self._lock:
             self._check_open()
             if self._appending:
                 raise WriterBusyError(self._path)
@@ -95,19 +96,19 @@ class RecordWriter:
                 self._appending = False
 
     def flush(self) -> None:
-        """Wait until everything appended is on the disk, so that it also survives the machine."""
+        """Wait until all records are on the disk, so that they survive a crash of the machine."""
         self._check_open()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file and let another writer have it. Closing twice is allowed."""
-        with self._turn:
+        """Close the file and release its lock. Closing twice is allowed."""
+        with self._lock:
             if self._file.closed:
                 return
             try:
-                self._settle_tail()
+                self._cut_incomplete_record()
             finally:
-                with contextlib.suppress(OSError, FileChangedError):  # as when it was opened
+                with contextlib.suppress(OSError, FileChangedError):  # ignored, as in __init__
                     self._write_header(file_header(self._version))
                 unlock(self._file)
                 self._file.close()
@@ -121,32 +122,32 @@ class RecordWriter:
         self.close()
 
     def _append(self, obj: object) -> int:
-        self._settle_tail()
+        self._cut_incomplete_record()
         index = self._tail[1]
-        fresh: dict[str, MediaSource] = {}
+        new: dict[str, MediaSource] = {}
 
-        def keep_aside(source: MediaSource) -> bool:
-            if not self._holds(source.digest):
-                fresh[source.digest] = source
+        def omit(source: MediaSource) -> bool:
+            if not self._has_media(source.digest):
+                new[source.digest] = source
             return True
 
-        payload = codec.encode(obj, omit_media=keep_aside)
+        payload = codec.encode(obj, omit_media=omit)
         parts: list[Buffer] = []
-        for digest, source in fresh.items():
+        for digest, source in new.items():
             parts += self._frame(source.data, index, digest)
         parts += self._frame(payload, index)
         self._write(parts, index + 1)
-        self._stored.update(fresh)
+        self._stored.update(new)
         return index
 
     def _check_open(self) -> None:
         if self._file.closed:
             raise WriterClosedError(self._path, "is closed, or belongs to the process that this one was forked from")
 
-    def _holds(self, digest: str) -> bool:
-        """Whether the file has this medium; one from before this writer is read when first asked for."""
-        record = self._found.pop(digest, None)
-        if record is not None and record.is_whole(FileBytes(self._file)):
+    def _has_media(self, digest: str) -> bool:
+        """Whether the file has this media source; one that was stored before this writer is checked first."""
+        record = self._unchecked.pop(digest, None)
+        if record is not None and record.is_complete(FileBytes(self._file)):
             self._stored.add(digest)
         return digest in self._stored
 
@@ -158,41 +159,41 @@ class RecordWriter:
         return frame_record(payload, index, digest)
 
     def _write(self, parts: list[Buffer], count: int) -> None:
-        self._settle_tail()
-        # One write call: a process killed between two would more often leave half a record.
+        self._cut_incomplete_record()
+        # One write call: a process is less likely to be killed inside it than between two.
         data = memoryview(join_buffers(parts))
-        self._reach = self._tail[0] + data.nbytes
-        self._torn = True
+        self._largest_size = self._tail[0] + data.nbytes
+        self._incomplete = True
         written = 0
-        while written < data.nbytes:  # the system may take less than it was given
+        while written < data.nbytes:  # the system may write only a part
             written += self._file.write(data[written:])
-        self._tail = (self._reach, count)
-        self._torn = False
+        self._tail = (self._largest_size, count)
+        self._incomplete = False
 
-    def _settle_tail(self) -> None:
-        """Keep the records that an interrupted write completed, and cut off what it did not.
+    def _cut_incomplete_record(self) -> None:
+        """Keep the complete records of an interrupted write, and cut off an incomplete one.
 
-        A reader may hold arrays of any record that is whole, and cutting one off would end the reader's process. What
-        anyone else wrote is left alone.
+        A reader may have arrays that are views on a complete record, and cutting that record off would end the reader's
+        process. Bytes that another program wrote are not changed.
         """
         status = os.fstat(self._file.fileno())
         if status.st_nlink == 0:
             raise FileDeletedError(self._path)
         end, count = self._tail
-        if not end <= status.st_size <= (self._reach if self._torn else end):
+        if not end <= status.st_size <= (self._largest_size if self._incomplete else end):
             raise FileChangedError(self._path, end, status.st_size)
-        if self._torn:
-            # Without a file header there is no record yet.
-            records = find_whole(FileBytes(self._file), end, count)[0] if end else []
+        if self._incomplete:
+            # A file without a file header has no record.
+            records = find_complete(FileBytes(self._file), end, count)[0] if end else []
             for record in records:
                 end, count = record.end, record.objects_before + (not record.digest)
-                self._found.update({record.digest: record} if record.digest else {})
+                self._unchecked.update({record.digest: record} if record.digest else {})
             self._file.truncate(end)
             self._tail = (end, count)
-            self._torn = False
+            self._incomplete = False
 
     def _write_header(self, header: bytes) -> None:
-        """Replace the file's header. A file that is open for appending takes bytes at its end only."""
+        """Replace the file header, through another descriptor: the writer's own can only append."""
         with open(self._path, "r+b", buffering=0) as file:
             if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._file.fileno())):
                 raise FileChangedError(self._path, self._tail[0], os.fstat(file.fileno()).st_size)
@@ -203,17 +204,17 @@ _open_writers: WeakSet[RecordWriter] = WeakSet()
 
 
 @functools.cache
-def _watch_forks() -> None:
+def _register_fork_handler() -> None:
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_close_inherited)
+        os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _close_inherited() -> None:
-    """In a forked process: close the files of the parent's writers, and neither unlock nor change them.
+def _close_in_child() -> None:
+    """In a forked process: close the files of the parent's writers, without unlocking or changing them.
 
-    Two processes that append to one file would each miscount it. An inherited descriptor would also keep the file
-    locked after the parent is gone.
+    If two processes appended to one file, each would number its records wrongly. An open descriptor would also keep the
+    file locked after the parent has ended.
     """
     for writer in list(_open_writers):
         writer._file.close()
-        writer._turn = threading.RLock()  # a thread that is not in this process may have held it
+        writer._lock = threading.RLock()  # a thread of the parent may have locked it

@@ -27,7 +27,7 @@ from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.media.dense_items import dense_items
 from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
 from rollouts.engines.vllm.media.mode_selection import content_objections, features_objections, select_mode
-from rollouts.engines.vllm.media.video_file import frames_file
+from rollouts.engines.vllm.media.video_file import encode_avi
 from rollouts.engines.vllm.wire.feature_decoding import decode_item
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.engines.vllm.wire.generate_response import PromptExpansion
@@ -187,7 +187,7 @@ def test_a_mode_that_an_error_advises_takes_the_request_and_auto_finds_every_way
         one_works = errors["features"] is None or errors["content_parts"] is None
         assert (errors["auto"] is None) == one_works, (case, str(errors["auto"]))
         if not one_works:
-            assert "in no way" in str(errors["auto"]), (case, str(errors["auto"]))
+            assert "neither mode works" in str(errors["auto"]), (case, str(errors["auto"]))
             assert str(errors["features"]).partition(":")[2] == str(errors["auto"]).partition(":")[2]
     assert advised or server in ("text only", "before content_parts")
 
@@ -211,7 +211,7 @@ def test_two_items_of_a_request_travel_one_way_or_the_error_names_both(first, se
     objections = [way(both, placed, SERVERS[server]) for way in ways]
     if error is None:
         assert not all(objections)
-    elif all(objections) and "in no way" in str(error):
+    elif all(objections) and "neither mode works" in str(error):
         for found in objections:
             assert str(found[0].item.mm_hash[:12]) in str(error)
 
@@ -357,7 +357,7 @@ def test_auto_prefers_features_and_takes_files_where_features_cannot():
 )
 def test_frames_come_out_of_their_file_bit_for_bit_and_at_their_speed(count, height, width, fps):
     pixels = np.random.default_rng(count * height).integers(0, 256, (count, height, width, 3), dtype=np.uint8)
-    data = frames_file(MediaSource.of(frames_to_raw(pixels, fps)))
+    data = encode_avi(MediaSource.of(frames_to_raw(pixels, fps)))
     decoded, speed = decode_video(MediaSource.of(data), MediaPolicy())
     assert np.array_equal(decoded, pixels)
     assert speed == pytest.approx(fps or 24.0, rel=1e-9)

@@ -252,7 +252,7 @@ def test_pixels_that_are_no_rows_are_refused():
 
 @pytest.mark.parametrize("grid", [[4, 6], [[1, 4, 6]], [1, 4, -6], [0, 4, 6], [1.0, 4.0, 6.0]])
 def test_grids_that_are_not_three_counts_are_refused(grid):
-    refused(shown(with_tensors(image_grid_thw=np.array(grid))), "three numbers")
+    refused(shown(with_tensors(image_grid_thw=np.array(grid))), "three patch counts")
 
 
 def test_a_grid_too_large_for_64_bits_does_not_wrap_around_to_the_right_number():
@@ -383,7 +383,7 @@ def test_extra_options_that_vllm_would_ignore_are_refused(name):
         ("prompt_logprobs", "GenerateRequest.prompt_logprobs"),
         ("stream_interval", "the engine"),
         ("output_kind", "the engine"),
-        ("detokenize", "no text"),
+        ("detokenize", "not text"),
         ("stop", "stop_token_ids"),
         ("trace_decode_token_ids", "instead of sampling"),
         ("routed_experts_prompt_start", "missing"),

@@ -1,4 +1,4 @@
-"""Whether the media of a request are where the prompt says, and are what the server expects to find there."""
+"""Checks that the media of a request match its prompt and the tensors that the server expects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 def check_placement(
     request: GenerateRequest, ids: np.ndarray, capabilities: ServerCapabilities
 ) -> Sequence[PlacedItem]:
-    """The media with their ranges in prompt order, once lists, names and ranges agree with each other and the prompt.
+    """Check the lists, hashes and ranges of the media against each other and the prompt; return them in prompt order.
 
     Raises `InvalidRequestError`.
     """
@@ -47,11 +47,12 @@ def check_placement(
                 request.request_id, f"{item_name(item)} has {item.num_tokens} tokens in the prompt"
             )
     tokens: dict[str, int] = {}
-    for item, where in placed:
-        named = feature_token(request, item, capabilities)
-        # Where nobody names the token, all items of a modality must agree on it.
-        token = tokens.setdefault(item.modality, int(ids[where.runs[0][0]])) if named is None else named
-        _check_tokens(request, ids, item, where, token)
+    for item, placeholder in placed:
+        known_token = feature_token(request, item, capabilities)
+        # If neither server nor renderer names the token, all items of a modality must have the same one.
+        first_token = int(ids[placeholder.runs[0][0]])
+        token = tokens.setdefault(item.modality, first_token) if known_token is None else known_token
+        _check_tokens(request, ids, item, placeholder, token)
     return placed
 
 
@@ -60,12 +61,12 @@ def check_features(request: GenerateRequest, placed: Sequence[PlacedItem], capab
 
     `mode_selection.check_mode` must have passed.
     """
-    for item, where in placed:
-        for sent, _ in dense_items(item, where, capabilities):
+    for item, placeholder in placed:
+        for sent, _ in dense_items(item, placeholder, capabilities):
             _check_tensors(request, sent, capabilities)
 
 
-# Where media are.
+# Placement.
 
 
 def _check_lists(request: GenerateRequest, media: MultiModalData) -> None:
@@ -75,8 +76,8 @@ def _check_lists(request: GenerateRequest, media: MultiModalData) -> None:
         "mm_items": media.mm_items.keys(),
     }
     if len({frozenset(keys) for keys in names.values()}) > 1:
-        said = ", ".join(f"{name} {sorted(keys)}" for name, keys in names.items())
-        raise InvalidRequestError(request.request_id, f"the lists of media are of different modalities: {said}")
+        listed = ", ".join(f"{name} {sorted(keys)}" for name, keys in names.items())
+        raise InvalidRequestError(request.request_id, f"the lists of media are of different modalities: {listed}")
     for modality, items in media.mm_items.items():
         hashes, ranges = media.mm_hashes[modality], media.mm_placeholders[modality]
         if not len(hashes) == len(ranges) == len(items):
@@ -84,60 +85,60 @@ def _check_lists(request: GenerateRequest, media: MultiModalData) -> None:
                 request.request_id,
                 f"{len(items)} {modality}s have {len(hashes)} hashes and {len(ranges)} placeholders",
             )
-        for place, (mm_hash, item) in enumerate(zip(hashes, items, strict=True)):
+        for index, (mm_hash, item) in enumerate(zip(hashes, items, strict=True)):
             if mm_hash != item.mm_hash or item.modality != modality:
                 raise InvalidRequestError(
                     request.request_id,
-                    f"{modality} {place} is listed as {mm_hash!r:.80} and is {item.modality} {item.mm_hash!r:.80}",
+                    f"{modality} {index} is listed as {mm_hash!r:.80} and is {item.modality} {item.mm_hash!r:.80}",
                 )
 
 
 def _check_hashes(request: GenerateRequest, media: MultiModalData) -> None:
-    """The server answers from the first item that it saw under a hash."""
-    seen: dict[str, MediaItem] = {}
+    """Refuse different items with the same hash: the server would use the first one for both."""
+    first_items: dict[str, MediaItem] = {}
     for item in itertools.chain.from_iterable(media.mm_items.values()):
         if not isinstance(item.mm_hash, str) or not item.mm_hash:
             raise InvalidRequestError(request.request_id, f"a {item.modality} has the mm_hash {item.mm_hash!r}")
-        first = seen.setdefault(item.mm_hash, item)
+        first = first_items.setdefault(item.mm_hash, item)
         if first is not item and (first.source.digest, first.num_tokens) != (item.source.digest, item.num_tokens):
             raise InvalidRequestError(
                 request.request_id,
                 f"the mm_hash {item.mm_hash!r:.80} names two different media, of the sources "
-                f"{first.source.digest[:12]} and {item.source.digest[:12]}; the server would show the model the first "
-                "for both. A hash must cover source and processor settings",
+                f"{first.source.digest[:12]} and {item.source.digest[:12]}; the server would use the first for both. A "
+                "hash must depend on the source and the processor settings",
             )
 
 
 def _check_ranges(request: GenerateRequest, media: MultiModalData) -> None:
     for modality, ranges in media.mm_placeholders.items():
-        for where in ranges:
-            if type(where.offset) is not int or type(where.length) is not int:
+        for each in ranges:
+            if type(each.offset) is not int or type(each.length) is not int:
                 raise InvalidRequestError(
-                    request.request_id, f"a {modality} placeholder is {where.offset!r}, {where.length!r}, not two ints"
+                    request.request_id, f"a {modality} placeholder is {each.offset!r}, {each.length!r}, not two ints"
                 )
-        for before, where in itertools.pairwise(ranges):
-            if where.offset < before.offset:
+        for previous, each in itertools.pairwise(ranges):
+            if each.offset < previous.offset:
                 raise InvalidRequestError(
                     request.request_id,
-                    f"the {modality}s are not in prompt order: one at {where.offset} follows one at {before.offset}",
+                    f"the {modality}s are not in prompt order: one at {each.offset} follows one at {previous.offset}",
                 )
 
 
 def _check_tokens(
-    request: GenerateRequest, ids: np.ndarray, item: MediaItem, where: PlaceholderRange, token: int
+    request: GenerateRequest, ids: np.ndarray, item: MediaItem, placeholder: PlaceholderRange, token: int
 ) -> None:
-    for start, end in where.runs:
-        wrong = ids[start:end] != token
-        if wrong.any():
-            place = start + int(wrong.argmax())
+    for start, end in placeholder.runs:
+        is_wrong = ids[start:end] != token
+        if is_wrong.any():
+            position = start + int(is_wrong.argmax())
             raise InvalidRequestError(
                 request.request_id,
-                f"token {place} is {ids[place]} and not {token}, which stands for {item.modality} features, within "
-                f"the placeholder {start}:{end} of {item_name(item)}",
+                f"token {position} is {ids[position]} and not {token}, which stands for {item.modality} features, "
+                f"within the placeholder {start}:{end} of {item_name(item)}",
             )
 
 
-# What media hold.
+# Tensors.
 
 
 def _check_tensors(request: GenerateRequest, item: MediaItem, capabilities: ServerCapabilities) -> None:
@@ -145,9 +146,7 @@ def _check_tensors(request: GenerateRequest, item: MediaItem, capabilities: Serv
         raise InvalidRequestError(request.request_id, f"{item_name(item)} holds no tensors")
     for name, tensor in item.tensors.items():
         if name not in item.fields:
-            raise InvalidRequestError(
-                request.request_id, f"{item_name(item)} does not say how {name} is batched (`fields`)"
-            )
+            raise InvalidRequestError(request.request_id, f"{item_name(item)} has no entry in `fields` for {name}")
         if isinstance(tensor, ServerNumbers):
             continue
         if tensor_dtype(tensor) not in ITEM_BYTES:
@@ -166,7 +165,7 @@ def _check_grid(
     counts = sides.tolist()
     if sides.shape != (3,) or sides.dtype.kind not in "iu" or min(counts) < 1:
         raise InvalidRequestError(
-            request.request_id, f"{grid} of {item_name(item)} is {counts}, not three numbers of patches"
+            request.request_id, f"{grid} of {item_name(item)} is {counts}, not three patch counts"
         )
     patches = math.prod(counts)
     if pixels not in item.tensors:
@@ -177,19 +176,19 @@ def _check_grid(
     if len(shape) != 2 or shape[0] != patches:
         raise InvalidRequestError(
             request.request_id,
-            f"{pixels} of {item_name(item)} is of shape {shape}, its {grid} {counts} means {patches} rows",
+            f"{pixels} of {item_name(item)} is of shape {shape}, but its {grid} {counts} requires {patches} rows",
         )
     width = capabilities.patch_values
     if width is not None and shape[1] != width:
         raise InvalidRequestError(
             request.request_id,
-            f"{pixels} of {item_name(item)} has patches of {shape[1]} numbers, the server's model wants {width}: load "
+            f"{pixels} of {item_name(item)} has patches of {shape[1]} values, the server's model needs {width}: load "
             "the renderer from the directory of the model that is served",
         )
     merge_area = capabilities.merge_area
     if merge_area is not None and item.num_tokens * merge_area != patches:
         raise InvalidRequestError(
             request.request_id,
-            f"{item_name(item)} has {item.num_tokens} tokens for {patches} patches, of which the model makes one token "
-            f"of {merge_area}",
+            f"{item_name(item)} has {item.num_tokens} tokens for {patches} patches, of which the model merges "
+            f"{merge_area} into one token",
         )

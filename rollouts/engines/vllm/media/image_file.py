@@ -1,4 +1,4 @@
-"""An image as a file that every decoder reads alike."""
+"""Encodes an image as a file that every decoder decodes to the same pixels."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ImageFile(NamedTuple):
 
 
 def image_file(source: MediaSource, policy: MediaPolicy) -> ImageFile:
-    """The source's own bytes where decoding them leaves nothing to choose, else a PNG of the pixels as we see them.
+    """The source's own bytes if all decoders agree about them, else a PNG of the pixels as decoded here.
 
-    What is turned by EXIF, transparent, paletted, of 16 bits, or was never a file, servers decode in ways of their own.
-    Every image is decoded here first: raises `MediaLimitError` or `MediaDecodeError`.
+    Decoders disagree about images that EXIF rotates and about transparent, paletted and 16-bit ones; pixels that never
+    were a file have no bytes to send. Every image is decoded first: raises `MediaLimitError` or `MediaDecodeError`.
     """
     image = decode_image(source, policy)
     media_type = sniff(source.data)
@@ -40,7 +40,7 @@ def image_file(source: MediaSource, policy: MediaPolicy) -> ImageFile:
 
 
 def _is_plain(source: MediaSource) -> bool:
-    """Whether a PNG or JPEG is upright, opaque and of 8 bits."""
+    """Whether a PNG or JPEG is upright and opaque, with 8 bits a channel and no palette."""
     with Image.open(io.BytesIO(source.data)) as image:
         upright = image.getexif().get(_ORIENTATION, 1) == 1
         return image.mode in ("RGB", "L") and upright and "transparency" not in image.info

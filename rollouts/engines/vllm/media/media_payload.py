@@ -1,4 +1,4 @@
-"""The ways in which a request shows its media to a server: as processed features, or as source files."""
+"""The media of a request as a field of its body: as processed features, or as source files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.media.dense_items import request_dense_items
 from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.mode_selection import MediaMode, check_mode, features_objections, select_mode
-from rollouts.engines.vllm.media.video_file import MEDIA_TYPE, frames_file
+from rollouts.engines.vllm.media.video_file import MEDIA_TYPE, encode_avi
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.engines.vllm.wire.tensors import PixelDtype
@@ -30,7 +30,7 @@ _FEATURES_INSTEAD = ', or use media="features"'
 
 
 class MediaPayload(Protocol):
-    """How one request's media travel. `names` are those by which the server's cache knows them, with their bytes."""
+    """The media of one request, ready to be sent. `names` are their names in the server's cache, with their bytes."""
 
     @property
     def names(self) -> Mapping[str, int]: ...
@@ -40,24 +40,24 @@ class MediaPayload(Protocol):
 
     @property
     def returns_prompt(self) -> bool:
-        """Whether the server is asked for the prompt as it ran it, for `check`."""
+        """Whether the server must return the prompt that it ran, for `check`."""
         ...
 
     def body_field(self, included: Collection[str]) -> Body:
-        """The body_field of the request body that describes the media, with the data of those that are included."""
+        """The field of the request body that describes the media, with the data of the names in `included`."""
         ...
 
     def is_cache_miss(self, status: int, body: str) -> bool:
-        """Whether an error may mean that the server lacks what was shown by name alone."""
+        """Whether an error may mean that the server does not hold media that were sent by name only."""
         ...
 
-    def check(self, answer: Generation) -> None:
-        """Raise where the server made something else of the media than the prompt says."""
+    def check(self, generation: Generation) -> None:
+        """Raise `MalformedResultError` if the server expanded the media differently than the prompt."""
         ...
 
 
 def media_payload(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> MediaPayload:
-    """The form for a request that `check_request` passed. Raises `CapabilityError` or `InvalidRequestError`."""
+    """The payload of a request that passed `check_request`. Raises `CapabilityError` or `InvalidRequestError`."""
     media = request.multi_modal_data
     if media is None or media.is_empty():
         return NoMedia(request)
@@ -67,13 +67,13 @@ def media_payload(request: GenerateRequest, mode: MediaMode, capabilities: Serve
         return ContentPartsPayload(
             request, or_features=not features_objections(request, media.items_with_ranges(), capabilities)
         )
-    assert capabilities.pixel_dtype is not None  # else an objection would have been raised
+    assert capabilities.pixel_dtype is not None  # otherwise check_mode raises
     items = request_dense_items(media.items_with_ranges(), capabilities)
     return FeaturesPayload(request, items, capabilities.pixel_dtype)
 
 
 class NoMedia:
-    """A prompt of text."""
+    """The payload of a prompt without media."""
 
     names: Mapping[str, int] = {}
     returns_prompt = False
@@ -87,12 +87,12 @@ class NoMedia:
     def is_cache_miss(self, status: int, body: str) -> bool:
         return False
 
-    def check(self, answer: Generation) -> None:
+    def check(self, generation: Generation) -> None:
         pass
 
 
 class FeaturesPayload:
-    """Expanded ids and processed tensors: the server adds nothing to them."""
+    """Expanded ids and processed tensors, which the server uses unchanged."""
 
     returns_prompt = False
 
@@ -107,18 +107,18 @@ class FeaturesPayload:
         return [b'"features":', *segments]
 
     def is_cache_miss(self, status: int, body: str) -> bool:
-        # The reason is in the server's log alone; the client gets the answer to every unforeseen error.
+        # The server writes the reason only into its log; the client receives a general error.
         return status == 500 and "EngineCore" not in body
 
-    def check(self, answer: Generation) -> None:
+    def check(self, generation: Generation) -> None:
         pass
 
 
 class ContentPartsPayload:
-    """Logical ids and source files, which the server decodes, processes and expands itself.
+    """Logical ids and source files; the server decodes and processes the files and expands the ids.
 
-    Items are named by the digest of their source, apart from the names of features: the same image may come out
-    with other pixels. `or_features`: features would serve the request too, which an error may then advise.
+    The name of an item is made of the digest of its source. It differs from the name of its features, because the
+    server's pixels may differ. `or_features`: features would also work, so that an error may recommend them.
     """
 
     returns_prompt = True
@@ -144,7 +144,7 @@ class ContentPartsPayload:
 
     def body_field(self, included: Collection[str]) -> Body:
         segments: list[bytes | memoryview] = [b'"content_parts":[']
-        urls: dict[str, Body] = {}  # of an item that is shown twice, each place needs the data
+        urls: dict[str, Body] = {}  # an item that occurs twice must be sent twice
         for item in self._items:
             name = _name(item)
             part = {"type": f"{item.modality}_url", "uuid": name, "url": None}
@@ -162,19 +162,20 @@ class ContentPartsPayload:
     def is_cache_miss(self, status: int, body: str) -> bool:
         return status == 400 and "Cache miss" in body
 
-    def check(self, answer: Generation) -> None:
-        made = answer.prompt_expansion()
+    def check(self, generation: Generation) -> None:
+        expansion = generation.prompt_expansion()
         media = self._request.multi_modal_data or MultiModalData()
+        if expansion.prompt_ids == list(self._request.prompt_ids) and _agree(expansion.placeholders, media):
+            return
         ours = {
-            modality: [(where.offset, where.length) for where in ranges]
+            modality: [(placeholder.offset, placeholder.length) for placeholder in ranges]
             for modality, ranges in media.mm_placeholders.items()
         }
-        if made.prompt_ids == list(self._request.prompt_ids) and _agree(made.placeholders, media):
-            return
         raise MalformedResultError(
             self._request.request_id,
-            f"the server expanded the prompt to {len(made.prompt_ids)} tokens with media at {made.placeholders}, the "
-            f"renderer to {len(self._request.prompt_ids)} with {ours}: their processors differ. Load the renderer "
+            f"the server expanded the prompt to {len(expansion.prompt_ids)} tokens with media at "
+            f"{expansion.placeholders}, the renderer to {len(self._request.prompt_ids)} with {ours}: their processors "
+            f"differ. Load the renderer "
             f"from the directory that the server serves{_FEATURES_INSTEAD if self._or_features else ''}",
         )
 
@@ -183,28 +184,28 @@ class ContentPartsPayload:
         return [f"data:{kind};base64,".encode(), base64.b64encode(data)]
 
     def _file(self, source: MediaSource, modality: str) -> tuple[bytes | memoryview, str]:
-        """Bytes that every decoder reads alike, and their media type."""
+        """A file that every decoder decodes to the same pixels, and its media type."""
         if modality == "video":
             if is_raw_video(source.data):
-                return frames_file(source), MEDIA_TYPE
-            # `mode_selection` has refused what is no known file.
+                return encode_avi(source), MEDIA_TYPE
+            # `mode_selection` refuses sources of unknown type.
             return source.data, sniff(source.data) or "video/mp4"
-        # They passed a policy when they entered; the limits of the default one need not be theirs.
+        # The sources passed a policy before, whose limits may be wider than those of the default policy.
         return image_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40))
 
 
 def _agree(placeholders: Mapping[str, Sequence[tuple[int, int]]], media: MultiModalData) -> bool:
-    """Whether each range of the server, (offset, length), holds the features of our item of the same number.
+    """Whether each range of the server, (offset, length), contains all feature tokens of our item with the same index.
 
-    A server may count the tokens around the features into its range or leave them out; the ids are compared apart.
+    A server may include the tokens around the features in its range or not; the ids are compared separately.
     """
     if placeholders.keys() != media.mm_placeholders.keys():
         return False
     for modality, ranges in media.mm_placeholders.items():
         if len(placeholders[modality]) != len(ranges):
             return False
-        for (offset, length), where in zip(placeholders[modality], ranges, strict=True):
-            if not offset <= where.runs[0][0] or not where.runs[-1][1] <= offset + length:
+        for (offset, length), ours in zip(placeholders[modality], ranges, strict=True):
+            if not offset <= ours.runs[0][0] or not ours.runs[-1][1] <= offset + length:
                 return False
     return True
 

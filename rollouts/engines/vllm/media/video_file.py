@@ -1,7 +1,7 @@
-"""Frames that never were a file, as a file that a server decodes to the same pixels: an AVI of PNG images.
+"""Encodes raw frames as a file that a server decodes to the same pixels: an AVI of PNG images.
 
-OpenCV, which vLLM decodes videos with, reads PNG in AVI (codec `MPNG`) without loss. Uncompressed AVI it does not:
-frames whose rows are no multiple of its alignment corrupt the memory of the server (OpenCV of vLLM 0.32).
+OpenCV, which vLLM uses to decode videos, reads PNG in AVI (codec `MPNG`) without loss. Uncompressed AVI is not safe:
+frames with rows that are no multiple of its alignment corrupt the memory of the server (OpenCV of vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from renderers import MediaSource
 from renderers.media.raw_video import raw_video_frames
 
 MEDIA_TYPE = "video/x-msvideo"
-#: With one frame OpenCV finds none: it looks for the end of the file first and does not come back.
-FEWEST_FRAMES = 2
+#: OpenCV reads no frame from a file with one frame: it seeks to the end of the file first and does not seek back.
+MIN_FRAMES = 2
 
-#: What transformers takes for the speed of frames whose speed nobody knows.
-_ASSUMED_FPS = 24.0
+#: The frame rate that transformers assumes for frames without one.
+_DEFAULT_FPS = 24.0
 _KEY_FRAME = 0x10
 _CODEC = b"MPNG"
 
 
-def frames_file(source: MediaSource) -> bytes:
-    """An AVI of the frames of a raw video source, as many a second as it says; 24 where it does not say.
+def encode_avi(source: MediaSource) -> bytes:
+    """An AVI of the frames of a raw video source, at its frame rate, or 24 frames a second if it has none.
 
-    The speed is written as a fraction of two 32-bit numbers, so that a server reads the same float64. Raises
-    `MediaDecodeError` for a broken source.
+    The rate is written as a fraction of two 32-bit numbers, so that a server reads the same float64. Raises
+    `MediaDecodeError` for a damaged source.
     """
     frames, fps = raw_video_frames(source.data)
     count, height, width, _ = frames.shape
-    pictures = [_png(Image.fromarray(frame)) for frame in frames]
-    speed = Fraction(fps or _ASSUMED_FPS).limit_denominator(1_000_000)
-    largest = max(map(len, pictures))
+    images = [_png(Image.fromarray(frame)) for frame in frames]
+    rate = Fraction(fps or _DEFAULT_FPS).limit_denominator(1_000_000)
+    largest = max(map(len, images))
     # AVIMAINHEADER, AVISTREAMHEADER and BITMAPINFOHEADER of Microsoft's AVI RIFF file reference.
     main = struct.pack(
-        "<14I", round(1_000_000 / speed), 0, 0, _KEY_FRAME, count, 0, 1, largest, width, height, 0, 0, 0, 0
+        "<14I", round(1_000_000 / rate), 0, 0, _KEY_FRAME, count, 0, 1, largest, width, height, 0, 0, 0, 0
     )
     stream = struct.pack(
         "<4s4sIHHIIIIIIIIhhhh",
-        *(b"vids", _CODEC, 0, 0, 0, 0, speed.denominator, speed.numerator, 0, count, largest, 2**32 - 1, 0),
+        *(b"vids", _CODEC, 0, 0, 0, 0, rate.denominator, rate.numerator, 0, count, largest, 2**32 - 1, 0),
         *(0, 0, width, height),
     )
     bitmap = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 24, _CODEC, 3 * width * height, 0, 0, 0, 0)
     description = _list(b"strl", _chunk(b"strh", stream) + _chunk(b"strf", bitmap))
     header = _list(b"hdrl", _chunk(b"avih", main) + description)
-    chunks = [_chunk(b"00dc", picture) for picture in pictures]
+    chunks = [_chunk(b"00dc", image) for image in images]
     index, position = [], 4
-    for picture, chunk in zip(pictures, chunks, strict=True):
-        index.append(struct.pack("<4sIII", b"00dc", _KEY_FRAME, position, len(picture)))
+    for image, chunk in zip(images, chunks, strict=True):
+        index.append(struct.pack("<4sIII", b"00dc", _KEY_FRAME, position, len(image)))
         position += len(chunk)
     body = header + _list(b"movi", b"".join(chunks)) + _chunk(b"idx1", b"".join(index))
     return _chunk(b"RIFF", b"AVI " + body)

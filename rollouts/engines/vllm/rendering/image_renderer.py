@@ -1,11 +1,11 @@
-"""Images that a server has processed: each one once, whoever asks for it and on whichever event loop."""
+"""Images processed by a server, each one once for all callers on all event loops."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from renderers import MediaItem, MediaSource
@@ -21,76 +21,76 @@ from rollouts.engines.vllm.wire.feature_decoding import decode_item
 from rollouts.engines.vllm.wire.render_response import RenderedMedia, RenderResponse, single_token
 from rollouts.errors import CapabilityError, MalformedResultError, ServerUnreachableError
 
-# A server that becomes another one so often while one image is rendered is restarting in a circle.
-_MOST_CHANGES = 4
+# Attempts for an image whose rendering is interrupted by a change of server; more changes mean that it keeps crashing.
+_MAX_ATTEMPTS = 4
 
 
 class _ServerChangedError(Exception):
-    """What was rendered belongs to a server that is gone."""
+    """The server was replaced while it rendered the image."""
 
 
 class RenderedImage(NamedTuple):
-    """An image as a server made it, and what that server was."""
+    """An image processed by a server, and the identity of that server."""
 
     item: MediaItem
     server: ServerIdentity
 
     @property
     def name(self) -> str:
-        """The name under which the server's cache knows it."""
+        """The name of the image in the server's cache."""
         return image_name(self.item.source)
 
 
 def image_name(source: MediaSource) -> str:
-    """Our digest and not the server's: its own hashes have confused images, and a name costs it no hashing."""
+    """A name from our digest: vLLM's own hashes have had collisions, and with a name it computes no hash."""
     return f"render-{source.digest}"
 
 
 class ImageRenderer:
-    """From references to items, by way of a server.
+    """Turns references into items by rendering them on a server.
 
-    `policy` decides what may be followed and how large an image may be. `store` keeps items and sources. `scale` is
-    given to items of uint8 pixels.
+    `policy` decides which references may be read and how large an image may be. `store` keeps items and sources.
+    `scale` is set on items with uint8 pixels.
     """
 
     def __init__(
-        self, server: RenderClient, *, policy: MediaPolicy, store: MediaStore, scale: PixelScale | None
+        self, client: RenderClient, *, policy: MediaPolicy, store: MediaStore, scale: PixelScale | None
     ) -> None:
-        self._server = server
+        self._client = client
         self._policy = policy
         self._store = store
         self._scale = scale
         self._rendering: SingleFlight[MediaItem] = SingleFlight()
 
-    async def served(self, reference: Any) -> RenderedImage:
-        """The image that a content part may hold. Raises `MediaError` and `EngineError`."""
+    async def render(self, reference: Any) -> RenderedImage:
+        """Render the value of an image part. Raises `MediaError` and `EngineError`."""
         source = await asyncio.to_thread(self._source, reference)
-        for _ in range(_MOST_CHANGES):
-            server = await self._server.identity()
+        for _ in range(_MAX_ATTEMPTS):
+            server = await self._client.identity()
             mm_hash = f"{source.digest}-{server.fingerprint}"
             item = self._store.get(mm_hash)
             if item is not None:
                 return RenderedImage(item, server)
             try:
-                item = await self._rendering.run(mm_hash, _Rendering(self, source, mm_hash, server).item)
+                item = await self._rendering.run(mm_hash, partial(self._render, source, mm_hash, server))
             except _ServerChangedError:
                 continue
             return RenderedImage(item, server)
         raise ServerUnreachableError(
-            _request_name(source), f"the server went away {_MOST_CHANGES} times while the image was rendered"
+            _request_name(source), f"the server restarted {_MAX_ATTEMPTS} times while it rendered the image"
         )
 
     def file(self, source: MediaSource) -> ImageFile:
-        """What is sent to the server for a source."""
+        """The file that is sent to the server for a source."""
         return image_file(source, self._policy)
 
-    def files(self, served: Iterable[RenderedImage]) -> dict[str, ImageFile]:
-        """What is sent for each distinct image, by the name that the server knows it under."""
-        distinct = {image.name: image.item.source for image in served}
+    def files(self, images: Iterable[RenderedImage]) -> dict[str, ImageFile]:
+        """The file of each distinct image by its name in the server's cache."""
+        distinct = {image.name: image.item.source for image in images}
         return {name: self.file(source) for name, source in distinct.items()}
 
     def _source(self, reference: Any) -> MediaSource:
-        """The source of a reference that the policy allows, also where the store knows it already."""
+        """The source of a reference, which the policy must allow even if the store holds it."""
         if isinstance(reference, str) and reference[:8].lower().startswith(("http://", "https://")):
             allowed_target(reference, self._policy)
         known = self._store.references.get(reference)
@@ -99,69 +99,58 @@ class ImageRenderer:
         source = self._store.add_source(source_of_part({"type": "image", "image": reference}, self._policy))
         return self._store.references.put(reference, source)
 
-
-@dataclass(frozen=True, slots=True)
-class _Rendering:
-    """One image on its way through the server."""
-
-    images: ImageRenderer
-    source: MediaSource
-    mm_hash: str
-    server: ServerIdentity
-
-    async def item(self) -> MediaItem:
-        file = await asyncio.to_thread(self.images.file, self.source)
-        answer, medium = await self._alone(image_name(self.source), file)
-        if medium.encoded is None:
-            # Some versions answer with nothing where their cache knows the name. This name it cannot know.
-            answer, medium = await self._alone(f"{image_name(self.source)}-{uuid.uuid4().hex}", file)
-        if medium.encoded is None:
+    async def _render(self, source: MediaSource, mm_hash: str, server: ServerIdentity) -> MediaItem:
+        """Let the server process an image, and store the item."""
+        request_name, cache_name = _request_name(source), image_name(source)
+        file = await asyncio.to_thread(self.file, source)
+        response, image = await self._render_alone(cache_name, file, server.model, request_name)
+        if image.encoded is None:
+            # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
+            random_name = f"{cache_name}-{uuid.uuid4().hex}"
+            response, image = await self._render_alone(random_name, file, server.model, request_name)
+        if image.encoded is None:
             raise CapabilityError(
-                self._name,
-                "/render names the image without its tensors, also under a name that no cache can hold. Start the "
+                request_name,
+                "/render sends no tensors of the image, even for a random name that no cache can hold. Start the "
                 "server with --mm-processor-cache-gb 0, render on one started with `vllm launch render`, or load a "
                 "renderer from the model's directory",
             )
-        filling = single_token(answer.token_ids, medium.placeholder)
-        if filling is None or filling != self.server.marker_id:
+        num_tokens = image.placeholder.length
+        token = single_token(response.token_ids, image.placeholder)
+        if token is None or token != server.marker_id:
             raise CapabilityError(
-                self._name,
-                f"the {medium.placeholder.length} tokens of the image are of several kinds, and /render does not say "
-                "which stand for its features. Load a renderer from the model's directory",
+                request_name,
+                f"the {num_tokens} tokens of the image differ, and /render does not say which of them stand for its "
+                "features. Load a renderer from the model's directory",
             )
-        item = await asyncio.to_thread(self._decoded, medium.encoded, medium.placeholder.length)
-        if not self.images._server.is_still(self.server):
+        decoded = await asyncio.to_thread(decode_item, image.encoded, name=request_name)
+        if not self._client.is_current(server):
             raise _ServerChangedError
-        return self.images._store.put(item)
-
-    async def _alone(self, name: str, file: ImageFile) -> tuple[RenderResponse, RenderedMedia]:
-        """Render a message that holds nothing but the image."""
-        message = {"role": "user", "content": [image_part(name)]}
-        answer = await self.images._server.render(
-            [message], {name: file}, model=self.server.model, name=self._name, tensors=True
-        )
-        if [medium.modality for medium in answer.media] != ["image"]:
-            raise MalformedResultError(
-                self._name, f"/render found {len(answer.media)} media in a message that holds one image"
-            )
-        return answer, answer.media[0]
-
-    def _decoded(self, encoded: str, num_tokens: int) -> MediaItem:
-        decoded = decode_item(encoded, name=self._name)
-        raw_pixels = any(tensor.dtype == "uint8" for tensor in decoded.values())
-        return MediaItem(
+        has_raw_pixels = any(tensor.dtype == "uint8" for tensor in decoded.values())
+        item = MediaItem(
             "image",
-            self.mm_hash,
-            self.source,
+            mm_hash,
+            source,
             {name: tensor.tensor for name, tensor in decoded.items()},
             num_tokens,
-            scale=self.images._scale if raw_pixels else None,
+            scale=self._scale if has_raw_pixels else None,
             fields={name: tensor.field for name, tensor in decoded.items()},
         )
+        return self._store.put(item)
 
-    @property
-    def _name(self) -> str:
-        return _request_name(self.source)
+    async def _render_alone(
+        self, cache_name: str, file: ImageFile, model: str, request_name: str
+    ) -> tuple[RenderResponse, RenderedMedia]:
+        """Render a message that contains only the image."""
+        message = {"role": "user", "content": [image_part(cache_name)]}
+        response = await self._client.render(
+            [message], {cache_name: file}, model=model, name=request_name, tensors=True
+        )
+        if [media.modality for media in response.media] != ["image"]:
+            raise MalformedResultError(
+                request_name, f"/render found {len(response.media)} media in a message with one image"
+            )
+        return response, response.media[0]
 
 
 def _request_name(source: MediaSource) -> str:

@@ -1,4 +1,4 @@
-"""The pieces of a prompt that a caller has put together itself: token ids, images, and references to images."""
+"""The pieces of a prompt that a caller assembles: token ids, images, and references to images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenChunk:
-    """Token ids, which reach the prompt exactly as they are."""
+    """Token ids that go into the prompt unchanged."""
 
     token_ids: Sequence[int]
 
@@ -19,8 +19,8 @@ class TokenChunk:
 class ImageChunk:
     """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]) or a data URL.
 
-    `expected_tokens`, if given, is how many tokens it must take. Tokens around it (`<|vision_start|>`) are the caller's
-    to put into the chunks beside it.
+    `expected_tokens`, if given, is the number of tokens that it must take. Tokens around it (`<|vision_start|>`) belong
+    into the neighbouring chunks.
     """
 
     image: Any
@@ -29,7 +29,7 @@ class ImageChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePointer:
-    """An image at a URL or path that the `MediaPolicy` must allow; it is fetched here, never by the server."""
+    """An image at a URL or path that the `MediaPolicy` must allow; this process fetches it, never the server."""
 
     location: str | os.PathLike[str]
     expected_tokens: int | None = None

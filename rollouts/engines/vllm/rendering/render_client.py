@@ -1,4 +1,4 @@
-"""The `/v1/chat/completions/render` of a vLLM server, or of a `vllm launch render` without a model in it."""
+"""A client of `/v1/chat/completions/render`, of `vllm serve` or of `vllm launch render`, which loads no weights."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from rollouts.engines.vllm.wire.feature_decoding import encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderResponse, parse_render_response, single_token
 from rollouts.errors import CapabilityError, MalformedResultError
 
-# One token spelled like this, printed by the template around a message, is a control token and no word.
+# A token with such a text that the template prints around a message is a control token, not a word.
 _CONTROL = re.compile(r"<[^\s<>]{1,60}>|\[/?[A-Z_]{2,60}\]")
 
 
 class ServerIdentity(NamedTuple):
-    """What a server is, as far as it says.
+    """Properties of a server that rendering depends on.
 
-    `fingerprint` names everything known that decides the tensors of an image: version, model, and what the server's
-    processor makes of a small image. Limits that only large images meet do not show in it. `marker_id` is the token
-    that stands for an image's features and `marker` how it is spelled, both None where the server takes no images.
-    `control_texts` are the control tokens that its template prints around a message.
+    `fingerprint` is a digest of everything known that decides the tensors of an image: version, model, and the tensors
+    of a probe image. Size limits that a small image does not reach have no effect on it. `marker_id` is the token that
+    stands for an image's features and `marker` its text, both None where the server takes no images. `control_texts`
+    are the control tokens that its template prints around a message.
     """
 
     model: str
@@ -53,35 +53,35 @@ class ServerIdentity(NamedTuple):
 
 
 class RenderClient:
-    """Asks a server to render. Safe to use from several event loops."""
+    """Sends render requests to one server. Safe to use from several event loops."""
 
     def __init__(self, connection: ServerConnection, *, model: str | None) -> None:
         self._connection = connection
         self._model = model
         self._lock = threading.Lock()
-        self._known: ServerIdentity | None = None
+        self._identity: ServerIdentity | None = None
         self._generation = 0
         self._probing: SingleFlight[ServerIdentity] = SingleFlight()
 
     def forget(self) -> None:
-        """The server may be another one by now: ask again what it is."""
+        """Probe the server again before its identity is used next, because it may have been replaced."""
         with self._lock:
-            self._known = None
+            self._identity = None
             self._generation += 1
 
-    def is_still(self, identity: ServerIdentity) -> bool:
-        """Whether nothing was forgotten since `identity` was asked for."""
-        return self._known is identity
+    def is_current(self, identity: ServerIdentity) -> bool:
+        """Whether `forget` was not called since `identity` was returned."""
+        return self._identity is identity
 
     async def identity(self) -> ServerIdentity:
-        """What the server is; asked once."""
-        while (known := self._known) is None:
+        """The identity of the server; probed once, and again after `forget`."""
+        while (identity := self._identity) is None:
             generation = self._generation
             probed = await self._probing.run(generation, self._probe)
             with self._lock:
                 if self._generation == generation:
-                    self._known = self._known or probed
-        return known
+                    self._identity = self._identity or probed
+        return identity
 
     async def render(
         self,
@@ -93,18 +93,18 @@ class RenderClient:
         tensors: bool,
         options: Mapping[str, Any] | None = None,
     ) -> RenderResponse:
-        """Render messages whose image parts are `image_part`s; those without a file in `files` the server is to know.
+        """Render messages whose image parts are `image_part`s; an image without a file in `files` must be in its cache.
 
-        `tensors` False leaves the tensors out, where the server knows how (vLLM 0.32). Raises `EngineError`.
+        `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises `EngineError`.
         """
         body = {"model": model, "messages": messages, **(options or {})}
         if not tensors:
             body["mm_payload"] = "none"
         segments = await asyncio.to_thread(_segments, body, files)
-        reply = await self._connection.request("POST", RENDER_PATH, name=name, body=segments)
-        if reply.status != 200:
-            raise _render_error(name, reply)
-        return await asyncio.to_thread(parse_render_response, reply.body, name)
+        response = await self._connection.request("POST", RENDER_PATH, name=name, body=segments)
+        if response.status != 200:
+            raise _render_error(name, response)
+        return await asyncio.to_thread(parse_render_response, response.body, name)
 
     async def _probe(self) -> ServerIdentity:
         connection = self._connection
@@ -151,13 +151,13 @@ class RenderClient:
 
 
 def image_part(name: str) -> dict[str, Any]:
-    """A content part that shows an image under the name by which the server's cache is to know it."""
+    """A content part for the image that the server's cache holds, or will hold, under this name."""
     return {"type": "image_url", "image_url": None, "uuid": name}
 
 
 def _segments(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Body:
-    """The JSON of a request, with the files in the parts of their names."""
-    mark = uuid.uuid4().hex  # no content can spell what is drawn afresh
+    """The JSON of a request, with the data URLs of files in the image parts of their names."""
+    mark = uuid.uuid4().hex  # random, so that no content contains it
     messages = [_with_urls(message, files, mark) for message in body["messages"]]
     pieces = json.dumps({**body, "messages": messages}, separators=(",", ":")).split(mark)
     segments: list[bytes | memoryview] = []
@@ -171,7 +171,7 @@ def _segments(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Body:
 
 
 def _with_urls(message: Mapping[str, Any], files: Mapping[str, ImageFile], mark: str) -> Mapping[str, Any]:
-    """The name of a file between two marks, where its data URL is to stand."""
+    """The message with the name of each file, between two marks, in place of its data URL."""
     if not isinstance(message.get("content"), list):
         return message
     parts = [
@@ -181,24 +181,24 @@ def _with_urls(message: Mapping[str, Any], files: Mapping[str, ImageFile], mark:
     return {**message, "content": parts}
 
 
-def _tensors_digest(answer: RenderResponse, name: str) -> str | None:
-    """What the server made of the probe; a server process writes the names of tensors in an order of its own."""
+def _tensors_digest(rendered: RenderResponse, name: str) -> str | None:
+    """A digest of the tensors of the probe image, sorted by name because their order differs between processes."""
     digest = hashlib.sha256()
-    for medium in answer.media:
-        if medium.encoded is None:
+    for item in rendered.media:
+        if item.encoded is None:
             return None
-        for entry in sorted(encoded_entries(medium.encoded, name=name).items()):
+        for entry in sorted(encoded_entries(item.encoded, name=name).items()):
             digest.update(repr(entry).encode())
     return digest.hexdigest()
 
 
-def _render_error(name: str, reply: HttpResponse) -> Exception:
-    error = response_error(name, reply, "rendering")
-    unknown_route = reply.status in (404, 405) and b"NotFoundError" not in reply.body
-    if reply.status in (403, 501) or unknown_route:
+def _render_error(name: str, response: HttpResponse) -> Exception:
+    error = response_error(name, response, "rendering")
+    unknown_route = response.status in (404, 405) and b"NotFoundError" not in response.body
+    if response.status in (403, 501) or unknown_route:
         return CapabilityError(
             name,
             f"this server does not render ({error.reason}). Start `vllm serve` with --enable-scale-out, or a server "
-            "for it alone with `vllm launch render MODEL`",
+            "that only renders with `vllm launch render MODEL`",
         )
     return error

@@ -1,4 +1,4 @@
-"""Rendering where no local processor exists: a vLLM server's own `/render` makes ids and tensors."""
+"""Renders with a vLLM server's `/render`, for models without a local processor."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from rollouts.engines.vllm.rendering.render_client import RenderClient, ServerId
 from rollouts.engines.vllm.wire.render_response import RenderResponse
 from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError
 
-_PLACE = tuple[int, int]
+_PartIndex = tuple[int, int]  # message index, part index
 
 
 class ServerRenderer:
-    """Turns messages, or chunks of a prompt, into token ids and `MultiModalData` by asking a server.
+    """Renders messages, or chunks of a prompt, into token ids and `MultiModalData` on a server.
 
         async with ServerRenderer.connect("http://127.0.0.1:8000") as renderer:
             rendered = await renderer.render(messages, add_generation_prompt=True)
 
-    Images are read here, under `policy`, and sent as files: the server never follows a URL or a path. Each one is
-    processed once per server and digest, however many conversations show it; `store` keeps the items. Their `mm_hash`
-    is our digest of the source and a fingerprint of the server.
+    This process reads the images, under `policy`, and sends files: the server never opens a URL or a path. The server
+    processes an image once, for all conversations that contain it; `store` keeps the items. Their `mm_hash` is our
+    digest of the source and a fingerprint of the server.
 
-    A server whose pixels are uint8 does not say how its model makes floats of them. `scale` says it (`PixelScale` with
-    the numbers of preprocessor_config.json) and goes into the items, for trainers; sampling does without.
+    A server with uint8 pixels does not tell how its model converts them to floats. A trainer needs that, sampling does
+    not: pass it as `scale` (`PixelScale` with the numbers of preprocessor_config.json), which is set on the items.
 
-    The server renders as its template and tokenizer do: text of a user that spells a control token becomes that token.
-    Texts with the control tokens that the template prints around a message are refused; others the server does not
-    name. A renderer that is loaded from the model's directory (`load_renderer`) has no such gap.
+    The server tokenizes text as its tokenizer does: text of a user that equals a control token becomes that token.
+    Text with a control token that the template prints around messages is refused; other control tokens are not known
+    here. A renderer loaded from the model's directory (`load_renderer`) does not have this gap.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class ServerRenderer:
         scale: PixelScale | None = None,
     ) -> None:
         self._connection = connection
-        self._server = RenderClient(connection, model=model)
+        self._client = RenderClient(connection, model=model)
         self.policy = MediaPolicy() if policy is None else policy
-        self.store = MediaStore() if store is None else store  # an empty one is false
-        self._images = ImageRenderer(self._server, policy=self.policy, store=self.store, scale=scale)
-        self._finds_names = True
+        self.store = MediaStore() if store is None else store  # an empty store is falsy
+        self._images = ImageRenderer(self._client, policy=self.policy, store=self.store, scale=scale)
+        self._cache_holds_images = True
         self._owns_connection = False
 
     @classmethod
@@ -87,13 +87,12 @@ class ServerRenderer:
         scale: PixelScale | None = None,
     ) -> Self:
         """A renderer with a connection of its own, which `close` closes."""
-        made: list[Self] = []
         connection = ServerConnection(
-            base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=lambda: made[0].forget()
+            base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=lambda: renderer.forget()
         )
-        made.append(cls(connection, model=model, policy=policy, store=store, scale=scale))
-        made[0]._owns_connection = True
-        return made[0]
+        renderer = cls(connection, model=model, policy=policy, store=store, scale=scale)
+        renderer._owns_connection = True
+        return renderer
 
     @property
     def base_url(self) -> str:
@@ -110,28 +109,29 @@ class ServerRenderer:
     ) -> RenderedTokens:
         """Render a conversation with the server's template.
 
-        Who owns a token the server does not tell: the result has one span without an owner (message -1, neither sampled
-        nor content), so masks by role are all False. Roles and tool names of the messages are there.
+        The server does not attribute tokens to messages: the result has one span without an owner (message -1, neither
+        sampled nor content), so that masks by role are all False. Roles and tool names of the messages are set.
 
-        Raises `MessageError` and `MediaError`, both naming the place, and `EngineError` (`CapabilityError` where the
+        Raises `MessageError` and `MediaError` with the message and part, and `EngineError` (`CapabilityError` where the
         server does not render).
         """
         checked = check_messages(messages)
         check_tools(tools)
-        server = await self._server.identity()
+        server = await self._client.identity()
         _check_texts(checked, server)
-        images = await self._served(checked)
-        names = {place: image.name for place, image in images.items()}
+        images = await self._render_images(checked)
+        names = {index: image.name for index, image in images.items()}
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         if tools:
             options["tools"] = [dict(tool) for tool in tools]
         if chat_template_kwargs:
             options["chat_template_kwargs"] = dict(chat_template_kwargs)
         request_name = f"render {uuid.uuid4().hex[:12]}"
-        answer = await self._rendered(_for_server(checked, names), images, server, request_name, options)
-        media = _placed(answer, [images[place] for place in sorted(images)], request_name)
+        request = _openai_messages(checked, names)
+        response = await self._render_messages(request, images, server, request_name, options)
+        media = _place_images(response, [images[index] for index in sorted(images)], request_name)
         return _result(
-            answer.token_ids,
+            response.token_ids,
             media,
             server,
             message_roles=[message["role"] for message in checked],
@@ -140,41 +140,41 @@ class ServerRenderer:
 
     @name_server_in_errors
     async def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
-        """Put chunks one behind the other: token ids as they are, images as the tokens that stand for them.
+        """Concatenate chunks: token ids unchanged, images as their placeholder tokens.
 
-        Each image is rendered alone; only its placeholder tokens are taken, not what the template prints around them.
+        Each image is rendered alone; only its placeholder tokens are used, not the tokens around them.
         Raises `InvalidRequestError` where an image takes another number of tokens than its chunk expects.
         """
-        listed = list(chunks)
-        shown = [index for index, chunk in enumerate(listed) if not isinstance(chunk, TokenChunk)]
-        served = await asyncio.gather(*(self._chunk(index, listed[index]) for index in shown))
-        image_of = dict(zip(shown, served, strict=True))
+        chunks = list(chunks)
+        image_indices = [index for index, chunk in enumerate(chunks) if not isinstance(chunk, TokenChunk)]
+        rendered = await asyncio.gather(*(self._render_chunk(index, chunks[index]) for index in image_indices))
+        images = dict(zip(image_indices, rendered, strict=True))
         token_ids: list[int] = []
         media: list[PlacedItem] = []
-        for index, chunk in enumerate(listed):
+        for index, chunk in enumerate(chunks):
             if isinstance(chunk, TokenChunk):
-                token_ids += _ids(chunk, index)
+                token_ids += _chunk_ids(chunk, index)
                 continue
-            item, server = image_of[index]
-            assert server.marker_id is not None  # a server without one rendered no image
+            item, server = images[index]
+            assert server.marker_id is not None  # a server without a marker renders no image
             media.append((item, PlaceholderRange(len(token_ids), item.num_tokens)))
             token_ids += [server.marker_id] * item.num_tokens
-        return _result(token_ids, media, await self._server.identity())
+        return _result(token_ids, media, await self._client.identity())
 
     @name_server_in_errors
     async def image(self, reference: Any) -> MediaItem:
-        """The item of one image: of anything that an image part may hold, or of a `MediaSource`."""
-        return (await self._images.served(reference)).item
+        """The item of one image: any value of an image part, or a `MediaSource`."""
+        return (await self._images.render(reference)).item
 
     @name_server_in_errors
     async def identity(self) -> ServerIdentity:
-        """What the server is; asked once, and again after `forget`."""
-        return await self._server.identity()
+        """The identity of the server; probed once, and again after `forget`."""
+        return await self._client.identity()
 
     def forget(self) -> None:
-        """The server may have been started anew: ask again what it is, and render every image again."""
-        self._server.forget()
-        self._finds_names = True
+        """Probe the server again and render every image again, because the server may have restarted."""
+        self._client.forget()
+        self._cache_holds_images = True
 
     async def close(self) -> None:
         """Close the connection, if it is this renderer's own."""
@@ -189,59 +189,59 @@ class ServerRenderer:
     ) -> None:
         await self.close()
 
-    async def _served(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PLACE, RenderedImage]:
-        """(message, part) -> the image there, in the order of the conversation."""
-        places = [(index, *part) for index, message in enumerate(messages) for part in media_parts(message)]
-        served = await asyncio.gather(*(self._part(*place) for place in places))
-        return {(index, part_index): one for (index, part_index, _), one in zip(places, served, strict=True)}
+    async def _render_images(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PartIndex, RenderedImage]:
+        """The images of a conversation by (message index, part index), in its order."""
+        parts = [(index, *part) for index, message in enumerate(messages) for part in media_parts(message)]
+        images = await asyncio.gather(*(self._render_part(*part) for part in parts))
+        return {(index, part_index): image for (index, part_index, _), image in zip(parts, images, strict=True)}
 
-    async def _part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedImage:
+    async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedImage:
         if part["type"] in VIDEO_PART_TYPES:
             raise UnsupportedModalityError(
-                "a server is only asked for images: /render does not say which tokens of a video stand for frames. "
+                "a server renders only images here: /render does not say which tokens of a video stand for frames. "
                 "Load a renderer from the model's directory",
                 message_index=message_index,
                 part_index=part_index,
             )
         try:
-            return await self._images.served(media_value(part))
+            return await self._images.render(media_value(part))
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
 
-    async def _chunk(self, index: int, chunk: Chunk) -> RenderedImage:
-        place = f"chunk {index}"
-        served = await self._images.served(_reference(chunk, place))
+    async def _render_chunk(self, index: int, chunk: Chunk) -> RenderedImage:
+        name = f"chunk {index}"
+        image = await self._images.render(_chunk_reference(chunk, name))
         expected: int | None = getattr(chunk, "expected_tokens", None)
-        if expected is not None and served.item.num_tokens != expected:
+        if expected is not None and image.item.num_tokens != expected:
             raise InvalidRequestError(
-                place,
-                f"{expected} tokens are expected of the image and the server makes {served.item.num_tokens} of it. "
-                "The two sides resize differently: compare size limits and patch sizes",
+                name,
+                f"the image takes {image.item.num_tokens} tokens on the server, not the expected {expected}. The two "
+                "sides resize differently: compare size limits and patch sizes",
             )
-        return served
+        return image
 
-    async def _rendered(
+    async def _render_messages(
         self,
         messages: Sequence[Mapping[str, Any]],
-        images: Mapping[_PLACE, RenderedImage],
+        images: Mapping[_PartIndex, RenderedImage],
         server: ServerIdentity,
         name: str,
         options: Mapping[str, Any],
     ) -> RenderResponse:
-        """The whole conversation. Its images the server has just seen: their names do, where its cache kept them."""
-        ask = partial(self._server.render, messages, model=server.model, name=name, tensors=False, options=options)
-        if images and self._finds_names:
+        """Render the whole conversation. Images are sent by name, because the server has just rendered them alone."""
+        render = partial(self._client.render, messages, model=server.model, name=name, tensors=False, options=options)
+        if images and self._cache_holds_images:
             try:
-                return await ask({})
+                return await render({})
             except ServerError:
-                pass  # a cache that is off, full, or another process's; a real fault comes again with the files
-        answer = await ask(await asyncio.to_thread(self._images.files, images.values()))
-        self._finds_names = self._finds_names and not images
-        return answer
+                pass  # a cache that is disabled, full or of another process; any other error occurs again below
+        response = await render(await asyncio.to_thread(self._images.files, images.values()))
+        self._cache_holds_images = self._cache_holds_images and not images
+        return response
 
 
 def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) -> None:
-    """Raise where text that no model sampled spells a control token: the server would take it for one."""
+    """Raise where text that no model sampled contains a control token: the server would tokenize it as one."""
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             continue
@@ -250,51 +250,51 @@ def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) 
         for token in server.control_texts:
             if any(token in text for text in texts):
                 raise ControlTokenInContentError(
-                    f"the text holds {token!r}, which the server would take for a control token. Load a renderer from "
-                    "the model's directory, which keeps it text, or escape it",
+                    f"the text contains {token!r}, which the server would tokenize as a control token. Load a renderer "
+                    "from the model's directory, which tokenizes it as text, or escape it",
                     message_index=index,
                 )
 
 
-def _for_server(messages: Sequence[Mapping[str, Any]], names: Mapping[_PLACE, str]) -> list[dict[str, Any]]:
-    """The messages in OpenAI's shapes, with names for images."""
-    shaped = []
+def _openai_messages(messages: Sequence[Mapping[str, Any]], names: Mapping[_PartIndex, str]) -> list[dict[str, Any]]:
+    """The messages in OpenAI's format, with the cache name of each image by (message index, part index)."""
+    converted = []
     for index, message in enumerate(messages):
         message = dict(message)
         if isinstance(message.get("content"), list):
             parts = enumerate(message["content"])
-            message["content"] = [_part(part, names.get((index, part_index))) for part_index, part in parts]
+            message["content"] = [_openai_part(part, names.get((index, part_index))) for part_index, part in parts]
         if "tool_calls" in message:
-            message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+            message["tool_calls"] = [_openai_tool_call(call) for call in message["tool_calls"]]
         if "reasoning_content" in message:
             message["reasoning"] = message["reasoning_content"]
-        shaped.append(message)
-    return shaped
+        converted.append(message)
+    return converted
 
 
-def _part(part: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+def _openai_part(part: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     return {"type": "text", "text": part["text"]} if name is None else image_part(name)
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _openai_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function["arguments"]
-    spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"type": "function", "id": "", **call, "function": {**function, "arguments": spelled}}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"type": "function", "id": "", **call, "function": {**function, "arguments": text}}
 
 
-def _placed(answer: RenderResponse, images: Sequence[RenderedImage], name: str) -> list[PlacedItem]:
-    """The items at the ranges that the server gave them: by their names, else in the order of the messages."""
-    if len(answer.media) != len(images) or any(medium.modality != "image" for medium in answer.media):
+def _place_images(response: RenderResponse, images: Sequence[RenderedImage], name: str) -> list[PlacedItem]:
+    """The items with the server's ranges, matched by name if the server returns our names, else by order."""
+    if len(response.media) != len(images) or any(media.modality != "image" for media in response.media):
         raise MalformedResultError(
-            name, f"/render placed {len(answer.media)} media of a conversation with {len(images)} images"
+            name, f"/render returned {len(response.media)} media for a conversation with {len(images)} images"
         )
     by_name = {image.name: image for image in images}
-    ours = sorted(medium.name for medium in answer.media) == sorted(image.name for image in images)
-    in_order = [by_name[medium.name] for medium in answer.media] if ours else images
+    has_our_names = sorted(media.name for media in response.media) == sorted(image.name for image in images)
+    in_order = [by_name[media.name] for media in response.media] if has_our_names else images
     placed = []
-    for medium, image in zip(answer.media, in_order, strict=True):
-        placeholder = medium.placeholder
+    for media, image in zip(response.media, in_order, strict=True):
+        placeholder = media.placeholder
         if placeholder.length != image.item.num_tokens:
             raise MalformedResultError(
                 name,
@@ -302,14 +302,16 @@ def _placed(answer: RenderResponse, images: Sequence[RenderedImage], name: str) 
                 f"{placeholder.length} in the conversation, at {placeholder.offset}",
             )
         start, end = placeholder.offset, placeholder.end
-        if set(answer.token_ids[start:end]) != {image.server.marker_id}:
-            raise MalformedResultError(name, f"tokens {start}:{end} are not all those of an image")
+        if set(response.token_ids[start:end]) != {image.server.marker_id}:
+            raise MalformedResultError(
+                name, f"tokens {start}:{end} are not all the image token {image.server.marker_id}"
+            )
         placed.append((image.item, placeholder))
     return placed
 
 
 def _result(token_ids: list[int], media: Sequence[PlacedItem], server: ServerIdentity, **known: Any) -> RenderedTokens:
-    """As a renderer of the same model would: media are None only where the model reads nothing but text."""
+    """A rendering without attribution; `multi_modal_data` is None only for a text model, as in other renderers."""
     return RenderedTokens(
         token_ids,
         (TokenSpan(0, len(token_ids), -1, False, False),) if token_ids else (),
@@ -319,20 +321,20 @@ def _result(token_ids: list[int], media: Sequence[PlacedItem], server: ServerIde
     )
 
 
-def _ids(chunk: TokenChunk, index: int) -> list[int]:
+def _chunk_ids(chunk: TokenChunk, index: int) -> list[int]:
     ids = np.asarray(chunk.token_ids)
     if ids.size == 0:
         return []
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0:
-        raise InvalidRequestError(f"chunk {index}", "token ids are a flat list of integers from 0 on")
-    return [int(one) for one in ids]
+        raise InvalidRequestError(f"chunk {index}", "token_ids must be a flat list of integers of at least 0")
+    return [int(token) for token in ids]
 
 
-def _reference(chunk: Chunk, place: str) -> Any:
+def _chunk_reference(chunk: Chunk, name: str) -> Any:
     if isinstance(chunk, ImagePointer):
         return chunk.location
     if not isinstance(chunk, ImageChunk):
-        raise MessageError(f"{place} is a TokenChunk, an ImageChunk or an ImagePointer, not {type(chunk).__name__}")
+        raise MessageError(f"{name} must be a TokenChunk, an ImageChunk or an ImagePointer, not {type(chunk).__name__}")
     if isinstance(chunk.image, str) and not chunk.image[:5].lower() == "data:":
-        raise MessageError(f"{place}: an ImageChunk holds the image itself; a URL or path goes into an ImagePointer")
+        raise MessageError(f"{name}: an ImageChunk holds the image itself; pass a URL or path as an ImagePointer")
     return chunk.image
