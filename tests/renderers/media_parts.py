@@ -10,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 from PIL import Image
+
 from renderers import MediaPolicy, MediaSource
 from renderers.media.decoding import decode_image
 from renderers.media.raw_video import raw_video_frames

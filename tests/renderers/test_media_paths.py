@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from media_parts import NOISE, PNG, below, encoded, image, pixels
+
 from renderers import MediaPolicy
 from renderers.errors import (
     MediaDecodeError,

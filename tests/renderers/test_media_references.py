@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from media_parts import FRAMES, NOISE, PNG, POLICY, below, data_url, encoded, frames, image, pixels, video, video_file
 from PIL import Image
+
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import (
     MediaDecodeError,

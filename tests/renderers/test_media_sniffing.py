@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from media_parts import NOISE, data_url, encoded, image, pixels, video, video_file
+
 from renderers.errors import (
     MediaDecodeError,
     MediaTypeError,
