@@ -150,7 +150,7 @@ BYTES = st.sampled_from([*BROKEN, b"[" * 100_000, b'{"a":' * 100_000]) | st.bina
 
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_any_file_of_a_model_directory_loads_or_is_an_error_of_ours(model: Path, data: st.DataObject) -> None:
+def test_any_file_of_a_model_directory_loads_or_raises_a_renderer_error(model: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(FILES))
     original = (model / name).read_bytes()
     content = data.draw(BYTES | altered(json.loads(original)).map(as_json))
@@ -225,7 +225,7 @@ def test_an_image_that_would_be_enlarged_past_memory_is_refused(model: Path, tmp
         renderer.render([user([{"type": "image", "image": Image.new("RGB", (8, 8))}])])
 
 
-def test_a_file_that_vanishes_between_two_questions_is_absent(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_file_that_is_removed_between_two_checks_is_absent(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
     directory = Path(shutil.copytree(model, tmp_path / "model"))
     asked = Path.is_file
 
@@ -245,7 +245,9 @@ def test_a_file_that_vanishes_between_two_questions_is_absent(model: Path, tmp_p
 
 @pytest.mark.parametrize("kind", ["directory", "circle"])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"])
-def test_what_is_no_file_is_an_error_of_ours_or_absent(model: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_a_path_that_is_no_file_raises_a_renderer_error_or_is_absent(
+    model: Path, tmp_path: Path, name: str, kind: str
+) -> None:
     directory = Path(shutil.copytree(model, tmp_path / "model"))
     (directory / name).unlink()
     if kind == "directory":
@@ -264,7 +266,7 @@ NAMES = [HALF_A_PAIR, f"/tmp/{HALF_A_PAIR}", "/tmp/\udcff", "a\0b", "/tmp/a\0b",
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_name_that_no_file_system_holds_is_an_error_of_ours(model: Path, tmp_path: Path, name: str) -> None:
+def test_an_invalid_file_name_raises_a_renderer_error(model: Path, tmp_path: Path, name: str) -> None:
     allowed = load_renderer(model, media_policy=MediaPolicy(allowed_directories=(tmp_path,)))
     for value in (name, Path(name)):
         with pytest.raises(LoadError) as refused:
@@ -279,7 +281,7 @@ def test_a_name_that_no_file_system_holds_is_an_error_of_ours(model: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", [HALF_A_PAIR, "a\0b"], ids=ascii)
-def test_a_directory_that_no_file_system_holds_is_refused_where_it_is_named(name: str) -> None:
+def test_an_invalid_directory_name_is_refused(name: str) -> None:
     with pytest.raises(RendererError):
         MediaPolicy(allowed_directories=(name,))
     with pytest.raises(RendererError):
@@ -330,7 +332,7 @@ PROMPTS = ["trl/qwen3", "trl/gemma4", "trl/llama3_1", "deepseek-v3.2", "deepseek
 @pytest.mark.parametrize("prompt", PROMPTS)
 @settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages=altered(CONVERSATION) | st.just(CONVERSATION), tools=st.just(corpus.TOOLS) | altered(corpus.TOOLS))
-def test_any_conversation_is_rendered_or_is_an_error_of_ours(prompt: str, messages: Any, tools: Any) -> None:
+def test_any_conversation_is_rendered_or_raises_a_renderer_error(prompt: str, messages: Any, tools: Any) -> None:
     renderer = renderer_of(prompt) if "/" in prompt else load_renderer_once(prompt)
     started = time.monotonic()
     everything(renderer, messages, tools)
@@ -347,14 +349,14 @@ def load_renderer_once(name: str) -> TemplateRenderer:
 
 
 @pytest.mark.parametrize("value", [10**5000, nested(3000), HALF_A_PAIR], ids=["a long integer", "deep", "half a pair"])
-def test_arguments_that_have_no_text_are_an_error_that_says_what_to_do(value: Any) -> None:
+def test_arguments_that_cannot_be_printed_raise_an_error_with_the_cure(value: Any) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": value}}}
     messages = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}]
     with pytest.raises(RendererError, match=r"pass (it )?as text|errors='replace'"):
         renderer_of("trl/qwen3").render(messages)
 
 
-def test_an_unknown_role_or_part_of_any_kind_is_shown_in_a_few_words() -> None:
+def test_an_unknown_role_or_part_is_shortened_in_the_error() -> None:
     for value in (10**5000, nested(3000), "x" * 10**6, HALF_A_PAIR):
         for message in ({"role": value, "content": "x"}, user([{"type": value}])):
             with pytest.raises(MessageError, match="unknown") as refused:
@@ -362,12 +364,12 @@ def test_an_unknown_role_or_part_of_any_kind_is_shown_in_a_few_words() -> None:
             assert len(str(refused.value).encode()) < 300
 
 
-def test_a_tool_whose_name_is_no_text_is_refused() -> None:
+def test_a_tool_whose_name_is_not_text_is_refused() -> None:
     with pytest.raises(MessageError, match=r"name of tools\[1\]"):
         renderer_of("trl/qwen3").render([user("a")], tools=[corpus.TOOLS[0], {"name": 5}])
 
 
-def test_a_vendor_s_prompt_refuses_what_is_nested_too_deeply_as_a_template_does() -> None:
+def test_a_prompt_function_refuses_deep_nesting_as_a_template_does() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": nested(3000)}}}
     with pytest.raises(TemplateError, match="nested"):
         load_renderer_once("deepseek-v3.2").render(
@@ -394,7 +396,7 @@ def test_an_option_of_another_type_is_refused_by_its_name(model: Path, value: An
 
 
 @pytest.mark.parametrize("value", OTHER_TYPES, ids=lambda value: type(value).__name__)
-def test_ids_and_media_of_another_type_are_errors_of_ours(model: Path, value: Any) -> None:
+def test_ids_and_media_of_another_type_raise_renderer_errors(model: Path, value: Any) -> None:
     renderer = load_renderer(model)
     prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
     stop = renderer.get_stop_token_ids()[:1]

@@ -71,7 +71,7 @@ def histories(messages: list[Any], turn: int) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("length", [3, 5, 7])
-def test_without_a_system_message_the_history_stays_and_is_bridged(length: int) -> None:
+def test_a_history_without_a_system_message_is_bridged(length: int) -> None:
     renderer = loaded(PIXTRAL)
     messages = [user("a") if index % 2 == 0 else says("b") for index in range(length)]
     prompt, completion = sampled(renderer, messages, length - 2)
@@ -81,7 +81,7 @@ def test_without_a_system_message_the_history_stays_and_is_bridged(length: int) 
         assert outcome.token_ids == renderer.render(messages, add_generation_prompt=True).token_ids
 
 
-def test_with_a_system_message_that_moves_the_bridge_is_refused() -> None:
+def test_a_bridge_is_refused_where_the_template_moves_the_system_message() -> None:
     renderer = loaded(PIXTRAL)
     prompt, completion = sampled(renderer, WITH_SYSTEM, 2)
     full = renderer.render(WITH_SYSTEM, add_generation_prompt=True).token_ids
@@ -91,14 +91,14 @@ def test_with_a_system_message_that_moves_the_bridge_is_refused() -> None:
         assert outcome is BridgeRefusal.REWRITES_HISTORY
 
 
-def test_where_the_history_decides_and_is_not_given_it_is_asked_for() -> None:
+def test_a_bridge_that_depends_on_a_missing_history_is_refused_with_needs_history() -> None:
     renderer = loaded(PIXTRAL)
     prompt, completion = sampled(renderer, WITHOUT, 1)
     assert renderer.try_bridge(prompt, completion, WITHOUT[2:]) is BridgeRefusal.NEEDS_HISTORY
 
 
 @pytest.mark.parametrize("new", [[user("c")], [user("c"), user("d")]])
-def test_a_template_that_rewrites_every_history_says_so(new: list[Any]) -> None:
+def test_a_template_that_rewrites_every_history_is_refused_with_rewrites_history(new: list[Any]) -> None:
     source = "{% for m in messages %}{{ '[NEW]' if loop.last else '[OLD]' }}{{ m.content }}[DONE]{% endfor %}"
     renderer = load_renderer(graft("rewriting", source), chat_template=source)
     prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
@@ -111,7 +111,7 @@ def test_a_template_that_rewrites_every_history_says_so(new: list[Any]) -> None:
 CALLING = [user("Weather?"), says("", None, [call("run", {})]), answer("22 °C"), says("Warm."), user("And now?")]
 
 
-def test_tools_that_move_to_the_last_question_are_a_fork_there_and_stay_while_tools_answer() -> None:
+def test_tools_that_move_to_the_last_question_refuse_user_messages_and_allow_tool_results() -> None:
     renderer = loaded(MISTRAL_V3)
     prompt, _ = sampled(renderer, CALLING, 1, tools=TOOLS)
     completion = renderer.tokenizer.encode_scaffold("[TOOL_CALLS]run{}</s>")
@@ -160,7 +160,7 @@ def test_a_bridge_is_the_full_render_and_is_refused_only_where_the_render_differ
 # History as it was sampled.
 
 
-def test_as_sampled_goes_on_from_the_tokens_that_the_policy_saw_and_is_counted() -> None:
+def test_as_sampled_extends_the_tokens_that_the_policy_saw_and_is_counted() -> None:
     renderer = loaded(PIXTRAL, "as_sampled")
     kept = renderer.bridge_stats.overridden[BridgeRefusal.REWRITES_HISTORY]
     prompt, completion = sampled(renderer, WITH_SYSTEM, 2)
@@ -175,7 +175,7 @@ def test_as_sampled_goes_on_from_the_tokens_that_the_policy_saw_and_is_counted()
     assert renderer.bridge_stats.overridden[BridgeRefusal.REWRITES_HISTORY] == kept + 1
 
 
-def test_as_sampled_counts_nothing_where_the_history_stays() -> None:
+def test_as_sampled_counts_nothing_where_the_history_is_not_rewritten() -> None:
     renderer = load_renderer(graft("mistral", PIXTRAL), config=RendererConfig(history="as_sampled"))
     prompt, completion = sampled(renderer, WITHOUT, 1)
     outcome = renderer.try_bridge(prompt, completion, WITHOUT[2:], previous_messages=WITHOUT[:1])
@@ -185,7 +185,7 @@ def test_as_sampled_counts_nothing_where_the_history_stays() -> None:
     assert not renderer.bridge_stats.overridden
 
 
-def test_as_sampled_goes_on_over_many_turns() -> None:
+def test_as_sampled_bridges_many_turns() -> None:
     renderer = loaded(PIXTRAL, "as_sampled")
     messages: list[Any] = [system("S"), user("q0")]
     ids = renderer.render(messages, add_generation_prompt=True).token_ids
@@ -203,7 +203,7 @@ def test_as_sampled_goes_on_over_many_turns() -> None:
         assert renderer.tokenizer.decode(ids) == seen
 
 
-def test_as_sampled_asks_for_a_history_on_which_the_new_text_depends() -> None:
+def test_as_sampled_still_needs_the_history_if_the_new_text_depends_on_it() -> None:
     renderer = loaded(PIXTRAL, "as_sampled")
     prompt, completion = sampled(renderer, WITH_SYSTEM, 2)
     assert renderer.try_bridge(prompt, completion, WITH_SYSTEM[3:]) is BridgeRefusal.NEEDS_HISTORY
@@ -234,6 +234,6 @@ def test_reasoning_is_kept_by_its_own_option_and_counted_by_its_own_reason() -> 
     assert dict(stats.overridden) == {BridgeRefusal.DROPS_REASONING: 1}
 
 
-def test_a_policy_that_is_none_is_refused() -> None:
+def test_an_unknown_history_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="as_sampled"):
         RendererConfig(history="sampled")  # type: ignore[arg-type]

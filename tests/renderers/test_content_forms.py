@@ -134,7 +134,7 @@ def as_two_parts(content: str) -> Any:
 
 
 @pytest.mark.parametrize("template", corpus.templates())
-def test_every_template_prints_what_transformers_prints_of_the_converted_conversation(template: str) -> None:
+def test_every_template_prints_the_converted_conversation_as_transformers_does(template: str) -> None:
     source = corpus.templates()[template]
     ours = ConvertingTemplate(ChatTemplate(source, model=template, variables=SPECIAL))
     compared = 0
@@ -179,13 +179,13 @@ def test_the_corpus_holds_templates_of_every_kind() -> None:
         ("trl/gemma", "system", set()),  # refused in any form
     ],
 )
-def test_the_forms_that_a_role_is_read_in(template: str, role: str, forms: set[str]) -> None:
+def test_forms_of_each_role(template: str, role: str, forms: set[str]) -> None:
     source = corpus.templates()[template]
     found = ContentForms(ChatTemplate(source, model=template, variables=SPECIAL)).of_role(role)
     assert found == forms
 
 
-def test_the_forms_are_found_for_each_role_by_itself() -> None:
+def test_forms_are_found_for_each_role_separately() -> None:
     renderer = loaded(MIXED)
     messages = [system(text("S", "T")), user("a"), says(text("b")), user(text("c", "d"))]
     expected = [system("S\nT"), user(text("a")), says("b"), user(text("c", "d"))]
@@ -259,7 +259,7 @@ def test_content_is_converted_only_where_its_form_is_not_read(
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_bridge_is_the_full_render_where_the_forms_depend_on_the_place(data: st.DataObject) -> None:
+def test_a_bridge_equals_the_full_render_where_the_forms_depend_on_the_position(data: st.DataObject) -> None:
     contents = st.sampled_from(["a", text("b"), text("c", "d")])
     tools = data.draw(st.sampled_from([None, TOOLS]))
     history, turn, new = [user(data.draw(contents))], says(data.draw(contents)), [user(data.draw(contents))]
@@ -276,7 +276,7 @@ def test_a_bridge_is_the_full_render_where_the_forms_depend_on_the_place(data: s
         assert outcome.token_ids == full
 
 
-def test_a_message_that_can_be_read_is_left_as_it_is() -> None:
+def test_a_message_that_the_template_reads_is_not_converted() -> None:
     forms = ContentForms(ChatTemplate(corpus.templates()["trl/qwen3_vl"], model="m"))
     for message in (user("a"), user(text("a", "b")), says("b"), answer(text("c"))):
         assert forms.converted(message) is message
@@ -285,20 +285,20 @@ def test_a_message_that_can_be_read_is_left_as_it_is() -> None:
 # What strangers saw.
 
 
-def test_an_assistant_s_string_does_not_stop_llava_next_at_its_second_turn() -> None:
+def test_llava_next_renders_a_second_turn_behind_an_assistant_string() -> None:
     renderer = renderer_of("trl/llava_next")
     rendered = renderer.render([user("Hi"), says("Hello!"), user("And?")])
     assert renderer.tokenizer.decode(rendered.token_ids) == "[INST] Hi [/INST] Hello!</s> [INST] And? [/INST]"
 
 
-def test_idefics3_is_told_what_a_system_string_says() -> None:
+def test_idefics3_prints_a_system_string() -> None:
     renderer = renderer_of("trl/idefics3")
     rendered = renderer.render([system("Be brief."), user("Hi")], add_generation_prompt=True)
     decoded = renderer.tokenizer.decode(rendered.token_ids)
     assert decoded == ("<|begin_of_text|>System: Be brief.<end_of_utterance>\nUser: Hi<end_of_utterance>\nAssistant:")
 
 
-def test_as_given_prints_what_transformers_prints_and_the_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_as_given_prints_the_text_of_transformers_and_logs_lost_text(caplog: pytest.LogCaptureFixture) -> None:
     renderer = load_renderer(
         directory_of("trl/idefics3"),
         config=RendererConfig(content_form="as_given", chat_template=corpus.templates()["trl/idefics3"]),
@@ -311,7 +311,7 @@ def test_as_given_prints_what_transformers_prints_and_the_loss_is_logged(caplog:
     assert "content_form" in caplog.text
 
 
-def test_a_form_that_is_none_is_refused() -> None:
+def test_an_unknown_content_form_is_refused() -> None:
     with pytest.raises(ConfigError, match="as_given"):
         RendererConfig(content_form="openai")  # type: ignore[arg-type]
 
@@ -396,7 +396,7 @@ def test_a_parsed_turn_goes_back_into_history_and_is_bridged(template: str) -> N
     assert "And?" in behind
 
 
-def test_a_marker_that_a_string_spells_is_text_also_once_the_string_is_a_part() -> None:
+def test_the_text_of_a_marker_stays_text_in_a_converted_part() -> None:
     renderer = renderer_of("trl/idefics3")
     rendered = renderer.render([user("an <image> and <end_of_utterance>"), says("b")])
     image, end = (renderer.tokenizer.control_id(token) for token in ("<image>", "<end_of_utterance>"))
@@ -411,7 +411,7 @@ def test_a_training_sample_of_texts_that_became_one_string_trains_the_turn() -> 
     assert renderer.tokenizer.decode(trained) == "c\nd<|im_end|>"
 
 
-def test_a_turn_of_two_texts_is_recognised_behind_a_prompt_that_history_prints_differently() -> None:
+def test_a_turn_of_two_texts_parses_back_behind_a_prompt_that_history_prints_differently() -> None:
     renderer = loaded(STRINGS.replace("assistant\\n'", "assistant\\n\\n'"))
     (sample,) = build_training_samples(renderer, [user("a"), says(text("c", "d"))])
     trained = [t for t, on in zip(sample.token_ids, sample.loss_mask, strict=True) if on]
@@ -457,7 +457,7 @@ def test_images_are_placed_as_by_the_models_own_processor_beside_strings(name: s
     assert [marks[where.offset] for where in places] == [0, 4]
 
 
-def test_a_template_of_strings_that_is_given_an_image_is_refused_and_not_silent(tmp_path: Path) -> None:
+def test_an_image_for_a_template_that_reads_only_strings_is_refused(tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == "pixtral")
     directory = family.save(tmp_path / "model")
     renderer = load_renderer(directory, chat_template="{% for m in messages %}{{ m.content }}[INST]{% endfor %}")

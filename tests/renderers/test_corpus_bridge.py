@@ -98,7 +98,7 @@ def test_the_bridge_of_a_canonical_completion_is_the_full_render_or_a_refusal(te
 
 
 @pytest.mark.parametrize("template", ["trl/qwen2_5", "trl/qwen3_training", "trl/llama3_1", "own/glm-4.5v", "trl/phi3"])
-def test_what_a_template_keeps_is_bridged_and_not_refused(template: str) -> None:
+def test_a_history_that_the_template_keeps_is_bridged(template: str) -> None:
     """Against a bridge that refuses everything, which would pass the test above."""
     renderer = loaded(template)
     found = [renderer.try_bridge(s.prompt, s.completion, s.new, tools=s.tools) for s in steps(renderer)]
@@ -134,7 +134,9 @@ def glm(template: str = "own/glm-4.5v") -> tuple[TemplateRenderer, list[int], li
 
 @pytest.mark.parametrize("stop", ["<|user|>", "<|observation|>", "<|endoftext|>"])
 @pytest.mark.parametrize("new", [corpus.user("c"), corpus.answer("22")])
-def test_glm_stops_at_the_next_role_and_the_role_that_really_follows_is_printed(stop: str, new: dict[str, Any]) -> None:
+def test_glm_stops_at_any_role_token_and_the_bridge_prints_the_role_that_follows(
+    stop: str, new: dict[str, Any]
+) -> None:
     """The model may sample <|user|> where a tool message follows."""
     renderer, prompt, words = glm()
     stop_id = renderer.tokenizer.require_control_id(stop, "a test")
@@ -147,7 +149,7 @@ def test_glm_stops_at_the_next_role_and_the_role_that_really_follows_is_printed(
     assert behind.count(role_id) == (stop != role)
 
 
-def test_glm_cut_off_by_a_length_limit_needs_no_close_but_the_next_role() -> None:
+def test_a_turn_of_glm_cut_off_by_a_length_limit_is_closed_by_the_next_role() -> None:
     renderer, prompt, words = glm()
     outcome = renderer.try_bridge(prompt, words, [corpus.user("c")])
     assert isinstance(outcome, RenderedTokens)
@@ -167,7 +169,7 @@ def test_the_stop_token_of_glm_belongs_to_the_assistant_that_samples_it() -> Non
     assert rendered.message_indices[second + 1] == 2
 
 
-def test_harmony_keeps_the_return_token_that_was_sampled_and_writes_end_in_history() -> None:
+def test_harmony_keeps_a_sampled_return_token_and_prints_end_in_history() -> None:
     renderer = loaded("trl/gptoss")
     ids = renderer.tokenizer.require_control_id
     conversation = [corpus.user("a"), corpus.says("b"), corpus.user("c")]
@@ -208,7 +210,7 @@ def test_a_tokenizer_without_a_token_that_the_template_prints_is_named_at_load()
 CALLED = [corpus.user("a"), corpus.says("", None, [corpus.call("run", {})]), corpus.answer("4321")]
 
 
-def test_the_result_of_a_tool_that_gemma_prints_inside_the_caller_s_turn_is_the_tool_s() -> None:
+def test_a_tool_result_that_gemma_prints_inside_an_assistant_turn_belongs_to_the_tool_message() -> None:
     renderer = loaded("trl/gemma4")
     rendered = renderer.render(CALLED)
     (span,) = [span for span in rendered.spans if span.message_index == 2]
@@ -217,7 +219,7 @@ def test_the_result_of_a_tool_that_gemma_prints_inside_the_caller_s_turn_is_the_
     assert renderer.tokenizer.decode(rendered.token_ids[span.start : span.end]) == "4321"
 
 
-def test_the_name_of_a_tool_in_a_header_is_no_body() -> None:
+def test_the_name_of_a_tool_in_a_header_is_not_content() -> None:
     renderer = loaded("trl/gptoss")
     rendered = renderer.render(CALLED)
     columns = zip(rendered.token_ids, rendered.message_indices, rendered.is_content, strict=True)

@@ -156,7 +156,7 @@ def test_spans_partition_the_tokens_and_only_assistants_sample(
 @over_templates
 @a_few
 @given(data=st.data())
-def test_the_body_of_a_message_reads_back_from_its_content_tokens_and_its_header_belongs_to_it_too(
+def test_content_tokens_decode_to_the_body_of_their_message_and_the_header_belongs_to_the_message_too(
     template: str, data: st.DataObject
 ) -> None:
     renderer, (messages, tools) = drawn(data, template)
@@ -171,7 +171,7 @@ def test_the_body_of_a_message_reads_back_from_its_content_tokens_and_its_header
 
 
 @over_templates
-def test_the_checks_of_attribution_see_planted_faults(template: str) -> None:
+def test_the_checks_of_attribution_find_planted_faults(template: str) -> None:
     renderer = renderer_of(template)
     messages = [corpus.user("1a1"), corpus.says("A"), corpus.user("2b2")]
     rendered = renderer.render(messages)
@@ -197,7 +197,7 @@ def test_the_checks_of_attribution_see_planted_faults(template: str) -> None:
 @over_templates
 @a_few
 @given(data=st.data(), prompt=st.booleans())
-def test_a_conversation_rendered_again_from_the_cache_is_the_one_rendered_first(
+def test_a_conversation_rendered_from_the_cache_equals_the_first_rendering(
     template: str, data: st.DataObject, prompt: bool
 ) -> None:
     renderer, (messages, tools) = drawn(data, template)
@@ -214,7 +214,7 @@ def test_a_conversation_rendered_again_from_the_cache_is_the_one_rendered_first(
 
 
 @over_templates
-def test_many_threads_render_what_one_renders(template: str) -> None:
+def test_many_threads_render_the_same_as_one(template: str) -> None:
     renderer = renderer_of(template)
     asked = [
         (messages, tools)
@@ -296,7 +296,7 @@ def test_of_two_named_templates_the_one_for_tools_is_used_when_tools_are_given(p
         assert text == tokenizer.apply_chat_template([corpus.user("Q")], tools=tools, tokenize=False)
 
 
-def test_a_template_that_prints_the_date_reads_the_clock_that_was_given_anew_each_time() -> None:
+def test_a_template_that_prints_the_date_reads_the_given_clock_on_every_render() -> None:
     days = itertools.count()
     renderer = load_renderer(grafted_tokenizer_dir("trl/gptoss"), now=lambda: TODAY + timedelta(days=next(days)))
     shown = [renderer.tokenizer.decode(renderer.render_ids([corpus.user("Q")])) for _ in range(2)]
@@ -334,7 +334,7 @@ def test_the_eos_ids_of_the_generation_config_stop_a_turn_too(as_list: bool, tmp
 @over_templates
 @a_few
 @given(data=st.data(), cuts=st.lists(st.integers(0, 60), max_size=4))
-def test_a_response_read_in_pieces_is_the_response_read_at_once(
+def test_a_response_parsed_in_pieces_equals_the_response_parsed_at_once(
     template: str, data: st.DataObject, cuts: list[int]
 ) -> None:
     renderer = renderer_of(template)

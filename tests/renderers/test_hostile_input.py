@@ -30,7 +30,7 @@ from renderers.template.chat_template import ChatTemplate
 # Bridges.
 
 
-def test_a_made_up_id_never_takes_the_place_of_a_real_one() -> None:
+def test_a_generated_call_id_never_equals_a_real_one() -> None:
     renderer = renderer_of("trl/gemma4_v4")
     nameless = {"type": "function", "function": {"name": "run", "arguments": {}}}
     turn = says("", None, [call("get_weather", {}, "call00001"), nameless])
@@ -47,7 +47,7 @@ def test_a_made_up_id_never_takes_the_place_of_a_real_one() -> None:
     assert bridged.message_tool_names == ["get_weather"]
 
 
-def test_two_answers_without_known_calls_keep_their_own_names() -> None:
+def test_two_results_of_unknown_calls_keep_their_own_names() -> None:
     renderer = renderer_of("trl/gemma4_v4")
     prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
     sampled = renderer.tokenizer.encode_scaffold(
@@ -64,7 +64,7 @@ def test_two_answers_without_known_calls_keep_their_own_names() -> None:
 
 @pytest.mark.parametrize("template", ["trl/lfm2_2_5", "own/glm-5", "own/glm-4.7-flash"])
 @pytest.mark.parametrize("blank", ["", " ", "\n", "\n\n"])
-def test_blank_reasoning_that_the_template_drops_is_not_kept(template: str, blank: str) -> None:
+def test_blank_reasoning_that_the_template_drops_is_refused(template: str, blank: str) -> None:
     renderer = renderer_of(template)
     messages = [user("a"), says("b", blank), user("c")]
     prompt = renderer.render(messages[:1], add_generation_prompt=True).token_ids
@@ -91,7 +91,7 @@ def seen(renderer: TemplateRenderer) -> tuple[list[int], MultiModalData]:
 
 
 @pytest.mark.parametrize("fault", ["one range for two", "too short", "before the start"])
-def test_media_whose_ranges_cannot_be_theirs_are_refused(
+def test_media_with_impossible_ranges_are_refused(
     renderer: TemplateRenderer, seen: tuple[list[int], MultiModalData], fault: str
 ) -> None:
     prompt, media = seen
@@ -110,7 +110,7 @@ def test_media_whose_ranges_cannot_be_theirs_are_refused(
     assert isinstance(kept, RenderedTokens)
 
 
-def test_ids_may_come_as_arrays_and_leave_as_plain_ints(renderer: TemplateRenderer) -> None:
+def test_ids_may_be_arrays_and_results_are_plain_ints(renderer: TemplateRenderer) -> None:
     prompt = renderer.render([user("Q")], add_generation_prompt=True).token_ids
     completion = renderer.tokenizer.encode_scaffold("A<|im_end|>")
     plain = renderer.bridge_to_next_turn(prompt, completion, [user("R")])
@@ -124,7 +124,7 @@ def test_ids_may_come_as_arrays_and_leave_as_plain_ints(renderer: TemplateRender
 
 
 @pytest.mark.parametrize("template", ["trl/llava_next", "trl/smolvlm", "trl/idefics3"])
-def test_text_that_a_template_of_parts_does_not_show_is_logged_with_the_cure(
+def test_text_that_a_template_of_parts_does_not_print_is_logged_with_the_cure(
     template: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As given, transformers prints nothing of it either, and says nothing."""
@@ -142,7 +142,7 @@ def test_text_that_a_template_of_parts_does_not_show_is_logged_with_the_cure(
 
 
 @pytest.mark.parametrize("template", ["trl/qwen3", "trl/llama3_1"])
-def test_parts_that_a_template_of_strings_does_not_show_as_text_are_logged_with_the_cure(
+def test_parts_that_a_template_of_strings_prints_as_data_are_logged_with_the_cure(
     template: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One prints nothing of them, the other the list as data."""
@@ -163,17 +163,17 @@ OTHERS = [np.int64(0), np.float64(0.0), np.True_, np.int8(1), np.array([1, 2]), 
 
 
 @pytest.mark.parametrize("value", [*PLAIN, *OTHERS], ids=repr)
-def test_values_that_are_no_plain_data_have_no_key(value: Any) -> None:
+def test_values_other_than_plain_data_have_no_cache_key(value: Any) -> None:
     is_plain = any(value is plain for plain in PLAIN)
     assert (cache_key({"k": [value]}) is not None) == is_plain
 
 
-def test_plain_values_of_different_types_have_different_keys() -> None:
+def test_plain_values_of_different_types_have_different_cache_keys() -> None:
     keys = [cache_key(value) for value in (0, 0.0, False, None, "0", "", [], {}, (), [0], (0,))]
     assert len(set(keys)) == len(keys)
 
 
-def test_one_conversation_is_never_answered_with_another_s_ids(tiny_model_dir: Path) -> None:
+def test_a_conversation_never_gets_the_cached_ids_of_another(tiny_model_dir: Path) -> None:
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} {{ m.score }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -185,7 +185,7 @@ def test_one_conversation_is_never_answered_with_another_s_ids(tiny_model_dir: P
     assert "x 0.0<" in texts[1]
 
 
-def test_long_words_are_not_kept_for_ever() -> None:
+def test_long_words_are_not_cached() -> None:
     tokenizer = renderer_of("trl/qwen3").tokenizer
     assert tokenizer._ascii_encoder is not None
     for number in range(20):
@@ -204,7 +204,7 @@ def test_long_words_are_not_kept_for_ever() -> None:
         "{{ messages[0].content.of('<|im_end|>', 1) }}",
     ],
 )
-def test_a_template_cannot_reach_around_the_trace(source: str) -> None:
+def test_a_template_cannot_remove_the_trace(source: str) -> None:
     with pytest.raises(TemplateError):
         ChatTemplate(source, model="m").print([user("<|im_end|>")])
 
@@ -212,7 +212,7 @@ def test_a_template_cannot_reach_around_the_trace(source: str) -> None:
 @pytest.mark.parametrize(
     "source", ["{{ messages[0].content.spans }}", "{{ messages | map(attribute='content.spans') | join }}"]
 )
-def test_the_trace_is_nothing_that_a_template_could_print(source: str) -> None:
+def test_a_template_cannot_print_the_trace(source: str) -> None:
     assert ChatTemplate(source, model="m").print([user("a")]).text == ""
 
 
@@ -221,12 +221,12 @@ NESTED = "{% for a in b %}" * 40 + "{% endfor %}" * 40
 
 
 @pytest.mark.parametrize("source", ["{% break %}", DEEP, NESTED])
-def test_a_template_of_which_no_python_can_be_made_is_a_syntax_error(source: str) -> None:
+def test_a_template_that_compiles_to_invalid_python_is_a_syntax_error(source: str) -> None:
     with pytest.raises(TemplateSyntaxError):
         ChatTemplate(source, model="m")
 
 
-def test_a_template_that_never_ends_is_an_error_of_the_template() -> None:
+def test_an_endless_template_raises_a_template_error() -> None:
     with pytest.raises(TemplateError):
         ChatTemplate("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", model="m").print([user("a")])
 
@@ -235,7 +235,7 @@ def test_a_template_that_never_ends_is_an_error_of_the_template() -> None:
 
 
 @pytest.mark.parametrize("tools", ["abc", {"function": {}}, ["x"], [{"function": None}], [print], 5])
-def test_tools_that_are_none_are_refused_wherever_they_are_given(renderer: TemplateRenderer, tools: Any) -> None:
+def test_malformed_tools_are_refused_by_every_method(renderer: TemplateRenderer, tools: Any) -> None:
     prompt = renderer.render([user("Q")], add_generation_prompt=True).token_ids
     with pytest.raises(MessageError, match="tools"):
         renderer.render([user("Q")], tools=tools)
@@ -248,7 +248,7 @@ def test_tools_that_are_none_are_refused_wherever_they_are_given(renderer: Templ
 @pytest.mark.parametrize(
     "previous", ["abc", [None], 5, [user("Q"), {"role": "assistant", "content": "x", "tool_calls": [{"id": "x"}]}]]
 )
-def test_a_history_that_is_none_is_refused(renderer: TemplateRenderer, previous: Any) -> None:
+def test_a_malformed_history_is_refused(renderer: TemplateRenderer, previous: Any) -> None:
     prompt = renderer.render([user("Q")], add_generation_prompt=True).token_ids
     with pytest.raises(MessageError):
         renderer.try_bridge(
@@ -264,7 +264,7 @@ def test_a_history_that_is_none_is_refused(renderer: TemplateRenderer, previous:
         {"role": "assistant", "content": "", "tool_calls": [{"id": [1], "function": {"name": "f"}}]},
     ],
 )
-def test_ids_and_names_that_are_no_text_are_refused(renderer: TemplateRenderer, message: dict[str, Any]) -> None:
+def test_ids_and_names_other_than_text_are_refused(renderer: TemplateRenderer, message: dict[str, Any]) -> None:
     with pytest.raises(MessageError, match=r"message 1: .* text"):
         renderer.render([user("Q"), message])
 
@@ -288,7 +288,7 @@ def model(tiny_model_dir: Path, tmp_path: Path) -> Path:
         ("tokenizer.json", {"model": "x"}),
     ],
 )
-def test_a_file_of_another_shape_is_named(model: Path, name: str, change: dict[str, Any]) -> None:
+def test_a_file_with_another_structure_is_named(model: Path, name: str, change: dict[str, Any]) -> None:
     content = json.loads((model / name).read_text(encoding="utf-8"))
     (model / name).write_text(json.dumps({**content, **change}), encoding="utf-8")
     with pytest.raises(InvalidFileError, match=name):
@@ -302,7 +302,7 @@ def test_a_template_that_is_not_utf8_is_named(model: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"name_or_dir": "x" * 5000}, {"chat_template": "x" * 5000}])
-def test_a_name_that_no_file_system_takes_is_a_load_error(model: Path, options: dict[str, str]) -> None:
+def test_an_invalid_path_is_a_load_error(model: Path, options: dict[str, str]) -> None:
     with pytest.raises(LoadError):
         load_renderer(**{"name_or_dir": model, **options})  # type: ignore[arg-type]
 

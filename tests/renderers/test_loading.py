@@ -56,7 +56,7 @@ def test_a_directory_loads_by_path_and_by_name(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", Path("nowhere"), "~/nowhere", "a/b/c"])
-def test_an_unknown_directory_is_named_and_no_hub_is_asked(name: Any) -> None:
+def test_an_unknown_directory_is_named_without_a_request_to_the_hub(name: Any) -> None:
     with pytest.raises(ModelNotFoundError, match="no such directory") as caught:
         load_renderer(name)
     assert caught.value.name == str(name)
@@ -90,7 +90,7 @@ def test_a_tokenizer_that_tokenizers_cannot_read_is_named(model: Path) -> None:
 # Templates.
 
 
-def test_a_directory_without_a_template_says_how_to_give_one(model: Path) -> None:
+def test_an_error_for_a_directory_without_a_template_explains_how_to_pass_one(model: Path) -> None:
     (model / "chat_template.jinja").unlink()
     with pytest.raises(MissingFileError, match="chat_template=") as caught:
         load_renderer(model)
@@ -99,7 +99,7 @@ def test_a_directory_without_a_template_says_how_to_give_one(model: Path) -> Non
 
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.json"])
 @pytest.mark.parametrize("named", [False, True])
-def test_a_template_is_found_in_the_older_places(model: Path, place: str, named: bool) -> None:
+def test_a_template_is_found_in_older_file_layouts(model: Path, place: str, named: bool) -> None:
     (model / "chat_template.jinja").unlink()
     if not (model / place).exists():
         (model / place).write_text("{}")
@@ -108,7 +108,7 @@ def test_a_template_is_found_in_the_older_places(model: Path, place: str, named:
     assert text_of(load_renderer(model)) == "<|im_start|>user\nQ<|im_end|>\n"
 
 
-def test_a_template_given_as_text_or_as_a_path_wins(model: Path, tmp_path: Path) -> None:
+def test_a_template_passed_as_text_or_path_overrides_that_of_the_directory(model: Path, tmp_path: Path) -> None:
     source = CHATML.replace("{{ m.role }}", "{{ m.role }}!")
     path = tmp_path / "mine.jinja"
     path.write_text(source)
@@ -165,7 +165,7 @@ def reads_text_only(model: Path) -> None:
         (model / file).unlink()
 
 
-def test_a_token_that_only_a_text_model_lacks_is_not_needed(model: Path) -> None:
+def test_a_text_model_does_not_need_the_tokens_of_images(model: Path) -> None:
     without_token(model, "<|image_pad|>")
     reads_text_only(model)
     assert text_of(load_renderer(model)) == "<|im_start|>user\nQ<|im_end|>\n"
@@ -201,7 +201,7 @@ def test_tokens_at_which_engines_stop_by_the_generation_config_are_stops_too(mod
 # Modalities and policies.
 
 
-def test_an_image_given_to_a_text_model_is_refused_and_says_where(model: Path) -> None:
+def test_an_image_for_a_text_model_is_refused_with_its_position(model: Path) -> None:
     reads_text_only(model)
     renderer = load_renderer(model)
     assert not is_multimodal(renderer)
@@ -220,7 +220,7 @@ def test_a_video_given_to_a_model_of_images_is_refused(model: Path, kind: str) -
     assert (caught.value.message_index, caught.value.part_index) == (0, 0)
 
 
-def test_a_tokenizer_without_a_token_for_videos_still_shows_images(model: Path) -> None:
+def test_a_tokenizer_without_a_token_for_videos_still_renders_images(model: Path) -> None:
     without_token(model, "<|video_pad|>")
     renderer = load_renderer(model)
     assert list(renderer.processors) == ["image"]
@@ -241,7 +241,7 @@ def test_numbers_of_processors_may_be_nested_in_one_file(model: Path) -> None:
     assert list(after.processors) == ["image", "video"]
 
 
-def test_what_is_nested_in_one_file_wins_over_older_files(model: Path) -> None:
+def test_settings_nested_in_one_file_override_older_files(model: Path) -> None:
     numbers = json.loads((model / "preprocessor_config.json").read_text())
     numbers["size"] = {"shortest_edge": 1024, "longest_edge": 2048}
     before = load_renderer(model).processors["image"].fingerprint
@@ -265,7 +265,7 @@ def test_numbers_of_sound_are_not_those_of_images(model: Path) -> None:
     assert not is_multimodal(load_renderer(model))
 
 
-def test_a_processor_that_cannot_be_loaded_is_named_when_an_image_comes(model: Path) -> None:
+def test_a_processor_that_cannot_be_loaded_is_named_when_an_image_is_rendered(model: Path) -> None:
     reads_text_only(model)
     code = {"image_processor_type": "Theirs", "auto_map": {"AutoImageProcessor": "theirs.Theirs"}}
     (model / "preprocessor_config.json").write_text(json.dumps(code))
@@ -309,7 +309,7 @@ BAD: list[tuple[Any, type[MessageError], int | None, int | None, str]] = [
 
 
 @pytest.mark.parametrize(("messages", "kind", "message", "part", "word"), BAD, ids=range(len(BAD)))
-def test_a_conversation_that_is_none_says_where_and_why(
+def test_an_error_for_a_malformed_conversation_names_the_place_and_reason(
     renderer: TemplateRenderer, messages: Any, kind: type[MessageError], message: int, part: int, word: str
 ) -> None:
     with pytest.raises(MessageError, match=word) as caught:
@@ -329,7 +329,7 @@ def test_an_assistant_turn_of_tool_calls_needs_no_content(renderer: TemplateRend
     assert '{"name": "look", "arguments": {"a": 1}}' in renderer.tokenizer.decode(without.token_ids)
 
 
-def test_a_content_that_is_none_prints_as_an_absent_one_and_not_as_the_word(model: Path) -> None:
+def test_content_of_none_is_printed_as_absent_content(model: Path) -> None:
     renderer = load_renderer(model, chat_template=CHATML)
     calls = [{"function": {"name": "look", "arguments": {}}}]
     absent = renderer.render([{"role": "assistant", "tool_calls": calls}])

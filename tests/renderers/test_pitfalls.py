@@ -90,7 +90,7 @@ def test_a_boolean_that_was_sampled_as_json_is_not_printed_as_python_in_the_next
     assert renderer.tokenizer.decode(following.token_ids) == anew.replace("\nFalse\n", "\nfalse\n")
 
 
-def test_words_that_were_sampled_in_other_pieces_than_the_tokenizer_makes_of_them_keep_their_ids() -> None:
+def test_text_sampled_in_other_tokens_than_the_tokenizer_would_choose_keeps_its_ids() -> None:
     """`jsonp` + `enderer` and `json` + `p` + `enderer` are one text."""
     renderer = renderer_of("trl/qwen2_5")
     prompt = ask(renderer)
@@ -105,7 +105,7 @@ def test_words_that_were_sampled_in_other_pieces_than_the_tokenizer_makes_of_the
 @pytest.mark.parametrize("template", ["trl/qwen2_5", "own/glm-4.5v", "own/deepseek-v3.1"])
 @settings(max_examples=40, deadline=None)
 @given(pieces=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=6)))
-def test_what_is_appended_does_not_depend_on_how_the_turn_before_it_was_cut_into_tokens(
+def test_the_extension_does_not_depend_on_the_tokenisation_of_the_turn_before_it(
     template: str, pieces: list[str]
 ) -> None:
     renderer = renderer_of(template)
@@ -186,7 +186,7 @@ RETOLD = [
 
 
 @pytest.mark.parametrize("template", ["trl/qwen3", "own/glm-4.5v", "own/minimax-m3", "trl/gemma4"])
-def test_a_history_told_again_with_other_blanks_or_reordered_arguments_is_continued_as_it_was_sampled(
+def test_a_history_resent_with_other_white_space_or_argument_order_is_continued_as_it_was_sampled(
     template: str,
 ) -> None:
     """A turn is found again by its tokens; `""` against None, or a stripped blank, cannot hide it."""
@@ -210,7 +210,7 @@ def completion_of(token_ids: list[int]) -> Completion:
     return Completion(0, np.array(token_ids, np.int32), np.zeros(len(token_ids), np.float32), FinishReason.STOP)
 
 
-def test_other_reasoning_or_the_order_of_arguments_as_printed_makes_another_branch() -> None:
+def test_other_reasoning_or_another_printed_order_of_arguments_starts_another_branch() -> None:
     """What decides is what the model was shown, never whether two messages compare equal."""
     renderer = renderer_of("trl/qwen3")
     told = [corpus.says("", "why", [CALL]), corpus.says("", "how", [CALL]), corpus.says("", "why", [REORDERED])]
@@ -284,7 +284,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("parts", BESIDE_IMAGES)
-def test_a_finetune_of_an_unknown_name_shows_its_images_and_trims_beside_them_as_its_template_does(
+def test_a_finetune_of_an_unknown_name_renders_images_and_trims_text_beside_them_as_its_template_does(
     seeing: TemplateRenderer, parts: list[dict[str, Any]]
 ) -> None:
     """Qwen3.5 trims the content as a whole: blanks at the end of the last text go, even behind an image."""
@@ -314,7 +314,7 @@ def test_a_bridge_trims_beside_images_as_a_rendering_does(
     assert hashes == shown_images(seeing, whole)[0]
 
 
-def test_the_numbers_of_images_go_on_after_a_bridge(tmp_path: Path) -> None:
+def test_the_numbers_of_images_continue_after_a_bridge(tmp_path: Path) -> None:
     config = RendererConfig(chat_template_kwargs={"add_vision_id": True})
     numbering = load_renderer(finetune("trl/qwen3_vl", tmp_path), config=config)
     messages = [corpus.user([image(0), image(1)]), corpus.says("A"), corpus.user([image(2)])]

@@ -52,7 +52,7 @@ def columns(rendered: RenderedTokens) -> list[tuple[int, str | None, bool, bool]
 
 
 @given(renderings(), st.sets(st.sampled_from(ROLES)))
-def test_masks_say_of_each_token_what_its_span_says(rendered: RenderedTokens, roles: set[str]) -> None:
+def test_masks_agree_with_the_spans(rendered: RenderedTokens, roles: set[str]) -> None:
     rows = columns(rendered)
     assert rendered.message_indices == [owner for owner, *_ in rows]
     assert rendered.sampled_mask == [sampled for *_, sampled, _ in rows]
@@ -62,7 +62,7 @@ def test_masks_say_of_each_token_what_its_span_says(rendered: RenderedTokens, ro
 
 
 @given(renderings())
-def test_counts_are_those_of_the_tokens_one_by_one(rendered: RenderedTokens) -> None:
+def test_counts_agree_with_the_columns(rendered: RenderedTokens) -> None:
     rows = columns(rendered)
     messages = range(len(rendered.message_roles))
     assert rendered.tokens_per_message() == [sum(owner == index for owner, *_ in rows) for index in messages]
@@ -98,7 +98,7 @@ def test_ranges_by_role_never_cross_a_message(rendered: RenderedTokens) -> None:
             assert all(len({rows[position][0] for position in range(*run)}) == 1 for run in runs)
 
 
-def test_a_message_in_two_pieces_is_seen_as_two_pieces() -> None:
+def test_a_message_in_two_pieces_has_two_ranges() -> None:
     assert SCATTERED.message_token_runs() == [[(0, 3), (4, 6)], [(3, 4)], [], [(6, 9)]]
     assert SCATTERED.message_token_spans() == [(0, 6), (3, 4), None, (6, 9)]
     assert SCATTERED.tokens_per_message() == [5, 1, 0, 3]
@@ -120,7 +120,7 @@ def test_masks_of_no_role_and_of_an_absent_role_are_all_false() -> None:
     assert not any(SCATTERED.content_mask_for_roles({"tool"}))
 
 
-def test_a_misspelled_role_is_an_error_and_not_an_empty_mask() -> None:
+def test_an_unknown_role_is_an_error_and_not_an_empty_mask() -> None:
     with pytest.raises(UnknownRoleError, match="'asistant'"):
         SCATTERED.sampled_mask_for_roles({"asistant", "user"})
     with pytest.raises(UnknownRoleError, match="'asistant'"):
@@ -134,12 +134,12 @@ def calls(*named: tuple[str, str]) -> dict[str, Any]:
     return corpus.says("", None, [corpus.call(name, {}, id) for id, name in named])
 
 
-def test_results_are_named_by_id_and_never_by_position() -> None:
+def test_tool_results_get_their_names_by_id_and_never_by_position() -> None:
     messages = [calls(("a", "first"), ("b", "second")), corpus.answer("x", "b"), corpus.answer("y", "a")]
     assert message_tool_names(messages) == [None, "second", "first"]
 
 
-def test_an_id_used_again_names_the_call_of_the_nearest_turn_before() -> None:
+def test_a_repeated_id_means_the_call_of_the_nearest_earlier_turn() -> None:
     messages = [
         calls(("a", "first"), ("c", "third")),
         corpus.answer("x", "a"),
@@ -151,12 +151,12 @@ def test_an_id_used_again_names_the_call_of_the_nearest_turn_before() -> None:
     assert message_tool_names(messages) == [None, "first", None, "second", "third", None]
 
 
-def test_a_name_of_its_own_wins_over_the_call() -> None:
+def test_the_name_of_a_tool_message_overrides_that_of_the_call() -> None:
     messages = [calls(("a", "first")), corpus.answer("x", "a", name="own")]
     assert message_tool_names(messages) == [None, "own"]
 
 
-def test_an_answer_to_an_unknown_call_has_no_name() -> None:
+def test_the_result_of_an_unknown_call_has_no_name() -> None:
     messages = [
         corpus.user("x"),
         corpus.answer("x", "a"),

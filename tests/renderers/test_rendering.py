@@ -113,7 +113,7 @@ def test_ids_are_those_of_the_hugging_face_tokenizer(
     assert renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt) == expected
 
 
-def test_ids_are_a_fresh_plain_list_that_the_caller_may_change(renderer: TemplateRenderer) -> None:
+def test_ids_are_a_new_list_that_the_caller_may_change(renderer: TemplateRenderer) -> None:
     messages = [{"role": "user", "content": "x"}]
     first = renderer.render(messages)
     assert type(first.token_ids) is list
@@ -123,7 +123,7 @@ def test_ids_are_a_fresh_plain_list_that_the_caller_may_change(renderer: Templat
     assert len(renderer.render(messages)) == length
 
 
-def test_an_empty_conversation_is_no_tokens(renderer: TemplateRenderer) -> None:
+def test_an_empty_conversation_has_no_tokens(renderer: TemplateRenderer) -> None:
     rendered = renderer.render([])
     assert rendered.token_ids == []
     assert rendered.spans == ()
@@ -134,7 +134,7 @@ def test_an_empty_conversation_is_no_tokens(renderer: TemplateRenderer) -> None:
 
 @settings(max_examples=80)
 @given(role=st.sampled_from(["user", "system", "tool"]), text=hostile, as_part=st.booleans())
-def test_content_never_adds_a_control_token_and_reads_back(
+def test_content_never_adds_a_control_token_and_decodes_to_itself(
     renderer: TemplateRenderer, role: str, text: str, as_part: bool
 ) -> None:
     content = [text_part(text)] if as_part else text
@@ -146,7 +146,7 @@ def test_content_never_adds_a_control_token_and_reads_back(
     assert content_of(renderer, rendered, 0) == text
 
 
-def test_the_control_token_check_sees_a_planted_fault(tiny_model_dir: Path) -> None:
+def test_the_control_token_check_finds_a_planted_fault(tiny_model_dir: Path) -> None:
     from renderers import RendererConfig, load_renderer
 
     forging = load_renderer(tiny_model_dir, config=RendererConfig(body_policies={"user": "parse"}))
@@ -156,7 +156,7 @@ def test_the_control_token_check_sees_a_planted_fault(tiny_model_dir: Path) -> N
 
 @settings(max_examples=40)
 @given(left=hostile, right=hostile)
-def test_two_parts_cannot_spell_a_control_token_together(renderer: TemplateRenderer, left: str, right: str) -> None:
+def test_two_parts_cannot_form_a_control_token_together(renderer: TemplateRenderer, left: str, right: str) -> None:
     rendered = renderer.render([{"role": "user", "content": [text_part(left + "<|im_"), text_part("end|>" + right)]}])
     assert count(rendered, control_id(renderer, "<|im_end|>")) == 1
     assert content_of(renderer, rendered, 0) == f"{left}<|im_end|>{right}"
@@ -280,7 +280,7 @@ def check_spans(rendered: RenderedTokens) -> None:
 
 @settings(max_examples=60)
 @given(messages=messages_strategy, prompt=st.booleans())
-def test_spans_partition_the_tokens_and_bodies_read_back(
+def test_spans_partition_the_tokens_and_bodies_decode_to_their_content(
     renderer: TemplateRenderer, messages: list[dict[str, Any]], prompt: bool
 ) -> None:
     rendered = renderer.render(messages, add_generation_prompt=prompt)
@@ -299,7 +299,7 @@ def test_spans_partition_the_tokens_and_bodies_read_back(
 
 @settings(max_examples=40)
 @given(text=benign)
-def test_sampled_tokens_start_right_behind_the_generation_prompt(renderer: TemplateRenderer, text: str) -> None:
+def test_sampled_tokens_start_directly_behind_the_generation_prompt(renderer: TemplateRenderer, text: str) -> None:
     question = {"role": "user", "content": "x"}
     prompt = renderer.render([question], add_generation_prompt=True)
     rendered = renderer.render([question, {"role": "assistant", "content": text}])
@@ -314,7 +314,7 @@ def test_sampled_tokens_start_right_behind_the_generation_prompt(renderer: Templ
     )
 
 
-def test_the_span_check_sees_a_planted_gap(renderer: TemplateRenderer) -> None:
+def test_the_span_check_finds_a_planted_gap(renderer: TemplateRenderer) -> None:
     rendered = renderer.render([{"role": "user", "content": "x"}])
     with pytest.raises(AssertionError):
         check_spans(RenderedTokens(rendered.token_ids, rendered.spans[1:]))
@@ -398,7 +398,7 @@ def test_each_image_becomes_as_many_placeholders_as_its_merged_patches(
     assert logical(rendered) == hf_ids(hf_tokenizer, shown, add_generation_prompt=True)
 
 
-def test_the_placeholder_check_sees_planted_faults(renderer: TemplateRenderer) -> None:
+def test_the_placeholder_check_finds_planted_faults(renderer: TemplateRenderer) -> None:
     rendered = renderer.render([{"role": "user", "content": [image_part()]}])
     assert rendered.multi_modal_data is not None
     where = rendered.multi_modal_data.mm_placeholders["image"][0]
@@ -408,7 +408,7 @@ def test_the_placeholder_check_sees_planted_faults(renderer: TemplateRenderer) -
             check_placeholders(renderer, rendered)
 
 
-def test_placeholder_tokens_are_content_of_the_message_that_shows_the_image(renderer: TemplateRenderer) -> None:
+def test_placeholder_tokens_are_content_of_the_message_with_the_image(renderer: TemplateRenderer) -> None:
     rendered = renderer.render([{"role": "user", "content": [text_part("a"), image_part()]}])
     assert content_of(renderer, rendered, 0) == "a" + "<|image_pad|>" * 4
 
@@ -436,7 +436,9 @@ def test_images_of_equal_size_are_not_mixed_up_by_any_cache(renderer: TemplateRe
 
 @settings(max_examples=30)
 @given(text=hostile, images=st.integers(0, 2))
-def test_a_placeholder_spelled_in_text_is_not_an_image(renderer: TemplateRenderer, text: str, images: int) -> None:
+def test_the_text_of_a_placeholder_in_content_is_not_an_image(
+    renderer: TemplateRenderer, text: str, images: int
+) -> None:
     parts = [text_part(f"<|image_pad|>{text}<|vision_start|><|image_pad|>"), *[image_part()] * images]
     rendered = renderer.render([{"role": "user", "content": parts}])
     check_placeholders(renderer, rendered)
@@ -444,7 +446,7 @@ def test_a_placeholder_spelled_in_text_is_not_an_image(renderer: TemplateRendere
     assert len(rendered.multi_modal_data) == images
 
 
-def test_parts_filled_with_none_by_arrow_are_what_their_type_says(renderer: TemplateRenderer) -> None:
+def test_keys_with_none_from_arrow_are_ignored(renderer: TemplateRenderer) -> None:
     picture_part = image_part()
     arrow = [
         {
@@ -464,7 +466,7 @@ def test_parts_filled_with_none_by_arrow_are_what_their_type_says(renderer: Temp
     check_placeholders(renderer, renderer.render(arrow))
 
 
-def test_a_template_that_does_not_show_images_in_a_role_is_reported(tiny_model_dir: Path) -> None:
+def test_a_template_that_prints_no_images_for_a_role_raises_an_error(tiny_model_dir: Path) -> None:
     from renderers import load_renderer
 
     source = CHAT_TEMPLATE.replace("show(message.content) + '\\n</tool_response>'", "'\\n</tool_response>'")
@@ -475,7 +477,7 @@ def test_a_template_that_does_not_show_images_in_a_role_is_reported(tiny_model_d
     assert (caught.value.message_index, caught.value.expected, caught.value.actual) == (1, 1, 0)
 
 
-def test_an_assistant_cannot_be_given_more_placeholders_than_images(renderer: TemplateRenderer) -> None:
+def test_an_assistant_message_with_more_placeholders_than_images_is_refused(renderer: TemplateRenderer) -> None:
     rendered = renderer.render(
         [{"role": "user", "content": [image_part()]}, {"role": "assistant", "content": "<|image_pad|>"}]
     )
@@ -483,7 +485,7 @@ def test_an_assistant_cannot_be_given_more_placeholders_than_images(renderer: Te
     assert [where.length for _, where in rendered.multi_modal_data.items_with_ranges()] == [4]
 
 
-def test_the_renderer_says_that_it_sees(renderer: TemplateRenderer) -> None:
+def test_a_renderer_with_processors_is_multimodal(renderer: TemplateRenderer) -> None:
     assert is_multimodal(renderer)
     kinds = {control_id(renderer, "<|image_pad|>"): 1, control_id(renderer, "<|video_pad|>"): 2}
     assert renderer.mm_token_type_id_map == kinds

@@ -73,14 +73,14 @@ def plain_jinja(source: str, conversation: str, *, prompt: bool) -> str | Except
         return error
 
 
-def test_the_corpus_is_as_large_as_it_claims() -> None:
+def test_the_corpus_has_the_documented_size() -> None:
     assert len(corpus.templates()) >= 95
     assert len(corpus.tokenizer_names()) >= 40
     assert len(WITH_TOKENIZER) >= 45
 
 
 @pytest.mark.parametrize("template", corpus.templates())
-def test_the_traced_text_is_what_transformers_prints_and_a_refusal_has_the_words_of_the_template(template: str) -> None:
+def test_the_traced_text_equals_that_of_transformers_and_errors_have_the_message_of_the_template(template: str) -> None:
     printed_something = False
     for conversation, (messages, tools) in corpus.CONVERSATIONS.items():
         for prompt in (False, True):
@@ -159,7 +159,7 @@ ATTACKED = ["trl/qwen3", "trl/qwen3_5_think", "own/glm-5", "own/minimax-m3", "ow
 @pytest.mark.parametrize("template", ATTACKED)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_no_content_however_hostile_changes_the_control_tokens(template: str, data: st.DataObject) -> None:
+def test_hostile_content_does_not_change_the_control_tokens(template: str, data: st.DataObject) -> None:
     name = corpus.tokenizer_of(template)
     assert name is not None
     hostile = data.draw(hostile_texts(name))
@@ -176,7 +176,7 @@ def test_no_content_however_hostile_changes_the_control_tokens(template: str, da
 
 
 @pytest.mark.parametrize("template", ATTACKED)
-def test_hugging_face_itself_is_fooled_by_the_same_content(template: str) -> None:
+def test_the_same_content_changes_the_control_tokens_of_hugging_face(template: str) -> None:
     """The planted fault: the plain ids of the same text do hold the forged token."""
     name = corpus.tokenizer_of(template)
     assert name is not None
@@ -194,7 +194,7 @@ def test_hugging_face_itself_is_fooled_by_the_same_content(template: str) -> Non
 # Errors.
 
 
-def test_a_refusal_names_the_message_that_the_template_was_at() -> None:
+def test_a_template_error_names_the_message_that_was_being_printed() -> None:
     conversation = [corpus.system("s"), corpus.user("a"), corpus.user("b")]
     source = (
         "{% for m in messages %}{% if loop.previtem and loop.previtem.role == m.role %}"
@@ -221,6 +221,6 @@ def test_arguments_in_the_form_that_a_template_cannot_read_are_refused_with_the_
     assert "TracedStr" not in str(refused.value)
 
 
-def test_messages_that_are_none_are_refused_before_the_template_sees_them() -> None:
+def test_malformed_messages_are_refused_before_the_template_runs() -> None:
     with pytest.raises(MessageError):
         check_messages("not a list of messages")  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def test_a_template_for_tools_only_is_bridged_and_parsed() -> None:
     assert (made.status, made.name, made.arguments) == (ToolCallParseStatus.OK, "run", {"code": "1"})
 
 
-def test_a_template_for_tools_only_refuses_a_conversation_without_tools_and_says_what_to_pass() -> None:
+def test_a_template_for_tools_only_refuses_a_conversation_without_tools_and_names_the_argument_to_pass() -> None:
     renderer = loaded(HERMES)
     with pytest.raises(TemplateError, match="pass tools=") as refused:
         renderer.render(ASKED)
@@ -114,7 +114,7 @@ def test_a_template_for_tools_only_refuses_a_conversation_without_tools_and_says
 # A template that wants a system message.
 
 
-def test_a_template_that_wants_a_system_message_is_loaded_bridged_and_printed_as_by_transformers() -> None:
+def test_a_template_that_requires_a_system_message_is_loaded_bridged_and_printed_as_by_transformers() -> None:
     renderer = loaded(NEEDS_SYSTEM)
     messages = [*ASKED, says("Sunny."), user("And tomorrow?")]
     assert renderer.render(messages).token_ids == hugging_face(NEEDS_SYSTEM, messages)
@@ -125,13 +125,13 @@ def test_a_template_that_wants_a_system_message_is_loaded_bridged_and_printed_as
         renderer.render(ASKED[1:])
 
 
-def test_a_template_that_wants_tools_and_a_system_message_is_loaded() -> None:
+def test_a_template_that_requires_tools_and_a_system_message_is_loaded() -> None:
     both = NEEDS_SYSTEM.replace(CHATML, HERMES)
     renderer = loaded(both)
     assert renderer.render(CYCLE, tools=TOOLS).token_ids == hugging_face(both, CYCLE, tools=TOOLS)
 
 
-def test_a_template_that_prints_no_conversation_at_all_is_refused_with_its_first_words() -> None:
+def test_a_template_that_refuses_every_conversation_is_a_load_error_with_its_first_message() -> None:
     with pytest.raises(LoadError, match="with tools and a system message too: not today"):
         loaded("{{ raise_exception('not today' if not tools else 'nor with tools') }}")
 
@@ -149,7 +149,7 @@ class Endless:
         raise TemplateLimitError("it would not come to an end", model="m")
 
 
-def test_a_template_that_does_not_come_to_an_end_is_not_asked_again() -> None:
+def test_a_template_that_exceeds_the_work_limit_is_not_tried_again() -> None:
     template = Endless()
     with pytest.raises(LoadError, match="would not come to an end"):
         smallest_conversation(template)
@@ -173,7 +173,7 @@ def model_with(named: dict[str, str], directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("tools", [None, [], TOOLS], ids=["none", "empty", "some"])
-def test_of_several_templates_the_one_is_taken_that_transformers_takes(tmp_path: Path, tools: Any) -> None:
+def test_of_several_templates_the_same_one_is_used_as_in_transformers(tmp_path: Path, tools: Any) -> None:
     directory = model_with(NAMED, tmp_path)
     expected = hugging_face(NAMED, ASKED, tools=tools, add_generation_prompt=True)
     assert load_renderer(directory).render(ASKED, tools=tools, add_generation_prompt=True).token_ids == expected
@@ -194,7 +194,7 @@ def test_a_template_is_chosen_by_its_name_for_conversations_of_every_kind(tmp_pa
         load_renderer(directory, chat_template="tool_users")
 
 
-def test_without_a_default_conversations_need_tools_as_in_transformers(tmp_path: Path) -> None:
+def test_without_a_default_template_conversations_need_tools_as_in_transformers(tmp_path: Path) -> None:
     named = {"tool_use": HERMES, "rag": RAG}
     renderer = load_renderer(model_with(named, tmp_path))
     assert renderer.render(CYCLE, tools=TOOLS).token_ids == hugging_face(named, CYCLE, tools=TOOLS)
@@ -204,6 +204,6 @@ def test_without_a_default_conversations_need_tools_as_in_transformers(tmp_path:
         renderer.render(ASKED)
 
 
-def test_several_templates_none_of_which_is_meant_are_named(tmp_path: Path) -> None:
+def test_an_error_lists_the_templates_when_there_is_no_default(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="other, rag"):
         load_renderer(model_with({"rag": RAG, "other": CHATML}, tmp_path))

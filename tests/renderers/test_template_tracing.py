@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from renderers.errors import RendererError, TemplateError, TemplateSyntaxError
-from renderers.template import ChatTemplate, Origin, TracedStr
+from renderers.template.chat_template import ChatTemplate
 from renderers.template.json_dump import traced_json
-from renderers.template.traced import plain
+from renderers.template.traced import Origin, TracedStr, plain
 from rollouts.testing import CHAT_TEMPLATE
 
 # Plain text, which every template below takes.
@@ -119,7 +119,7 @@ def pieces(source: str, messages: list[dict[str, Any]], **variables: Any) -> lis
 
 @pytest.mark.parametrize("conversation", TEXT_CONVERSATIONS)
 @pytest.mark.parametrize("template", TEXT_TEMPLATES)
-def test_the_printed_text_is_the_one_that_transformers_prints(template: str, conversation: str) -> None:
+def test_the_printed_text_equals_that_of_transformers(template: str, conversation: str) -> None:
     source, messages = TEXT_TEMPLATES[template], TEXT_CONVERSATIONS[conversation]
     printed = ChatTemplate(source, model="m").print(messages, add_generation_prompt=True)
     assert printed.text == by_transformers(source, messages, add_generation_prompt=True)
@@ -132,17 +132,17 @@ SECRET = "ЖЩЮ"
 
 
 @pytest.mark.parametrize("template", TEXT_TEMPLATES)
-def test_no_character_of_content_passes_for_template_text(template: str) -> None:
+def test_no_character_of_content_counts_as_template_text(template: str) -> None:
     messages = [{"role": "user", "content": f" {SECRET} {SECRET}\n"}, {"role": "assistant", "content": f"{SECRET}a"}]
     text, segments = ChatTemplate(TEXT_TEMPLATES[template], model="m").print(messages)
     leaked = [text[s.start : s.end] for s in segments if s.origin is None]
     assert not set("".join(leaked).upper()) & set(SECRET)
 
 
-def test_the_leak_check_sees_a_planted_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_leak_check_finds_a_planted_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("renderers.template.traced_inputs.traced_value", lambda value, index, path: value)
     with pytest.raises(AssertionError):
-        test_no_character_of_content_passes_for_template_text("chatml")
+        test_no_character_of_content_counts_as_template_text("chatml")
 
 
 TOOLS = [
@@ -246,7 +246,7 @@ def test_a_loop_over_parts_inside_a_loop_over_messages_does_not_end_the_outer_on
     ]
 
 
-def test_a_neighbour_printed_inside_a_body_keeps_its_origin_and_belongs_to_the_body() -> None:
+def test_text_of_another_message_printed_inside_a_loop_body_keeps_its_origin_and_belongs_to_that_body() -> None:
     source = "{% for m in messages %}{% if loop.previtem %}{{ loop.previtem.content }}{% endif %}.{% endfor %}"
     text, segments = ChatTemplate(source, model="m").print(ASK_AND_ANSWER)
     assert [(text[s.start : s.end], s.owner, s.origin) for s in segments] == [
@@ -256,12 +256,12 @@ def test_a_neighbour_printed_inside_a_body_keeps_its_origin_and_belongs_to_the_b
     ]
 
 
-def test_a_body_left_early_hands_over_to_the_next_message() -> None:
+def test_a_loop_body_left_early_does_not_own_the_text_of_the_next_message() -> None:
     source = "{% for m in messages %}a{% if loop.first %}{% continue %}{% endif %}b{% break %}{% endfor %}c"
     assert pieces(source, ASK_AND_ANSWER) == [("a", 0, None), ("ab", 1, None), ("c", -1, None)]
 
 
-def test_owners_survive_a_trimmed_set_block_and_a_macro() -> None:
+def test_a_trimmed_set_block_and_a_macro_keep_the_owners() -> None:
     source = """{% macro all() %}
   {% for m in messages %}  <{{ m.content }}>  {% endfor %}
 {% endmacro %}{% set block %} {{ all() }} {% endset %}{{ block | trim }}END"""
@@ -373,7 +373,7 @@ def test_json_traces_exactly_the_inside_of_a_string(text: str, ensure_ascii: boo
     assert covered == ([(1, 1 + len(inside))] if inside else [])
 
 
-def test_what_json_cannot_write_is_its_own_type_error() -> None:
+def test_a_value_that_json_cannot_write_raises_the_type_error_of_json() -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         traced_json({"k": TracedStr.of("v", Origin(0, "c")), "o": object()})
 
@@ -381,7 +381,7 @@ def test_what_json_cannot_write_is_its_own_type_error() -> None:
 # Errors and the sandbox.
 
 
-def test_raise_exception_gives_the_words_of_the_template() -> None:
+def test_raise_exception_gives_the_message_of_the_template() -> None:
     template = ChatTemplate("{{ raise_exception('Roles must alternate') }}", model="the-model")
     with pytest.raises(TemplateError) as caught:
         template.print(ASK_AND_ANSWER)
@@ -449,7 +449,7 @@ def test_a_syntax_error_names_the_line() -> None:
         "{{ self.__dict__ }}",
     ],
 )
-def test_a_template_cannot_reach_spans_or_the_insides_of_python(source: str) -> None:
+def test_a_template_cannot_access_spans_or_python_internals(source: str) -> None:
     try:
         printed = ChatTemplate(source, model="m").print(ASK_AND_ANSWER).text
     except TemplateError:
@@ -457,7 +457,7 @@ def test_a_template_cannot_reach_spans_or_the_insides_of_python(source: str) -> 
     assert printed == ""  # an undefined value
 
 
-def test_the_sandbox_test_can_fail_because_public_attributes_do_print() -> None:
+def test_the_sandbox_test_can_fail_because_public_attributes_are_printed() -> None:
     assert ChatTemplate("{{ messages[0].content.upper }}", model="m").print(ASK_AND_ANSWER).text != ""
 
 

@@ -102,7 +102,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("little_work")
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_template_that_would_not_come_to_an_end_is_a_limit_error(bomb: str) -> None:
+def test_an_endless_template_raises_a_limit_error(bomb: str) -> None:
     started = time.monotonic()
     with pytest.raises(TemplateLimitError, match="published with"):
         ChatTemplate(BOMBS[bomb], model="m").print([user("hello")])
@@ -110,13 +110,13 @@ def test_a_template_that_would_not_come_to_an_end_is_a_limit_error(bomb: str) ->
 
 
 @pytest.mark.parametrize("bomb", ["nested loops", "repetition", "doubled by +"])
-def test_so_it_is_with_all_the_units_that_a_run_has(bomb: str) -> None:
+def test_an_endless_template_raises_a_limit_error_with_the_full_number_of_units(bomb: str) -> None:
     with pytest.raises(TemplateLimitError):
         ChatTemplate(BOMBS[bomb], model="m").print([user("hello")])
 
 
 @pytest.mark.parametrize("source", ["{{ (10**5000)|string }}", "{{ 10**5000 }}", "{{ 9**(9**9) }}"])
-def test_an_integer_that_has_no_text_is_a_limit_error(source: str) -> None:
+def test_an_integer_too_large_to_print_raises_a_limit_error(source: str) -> None:
     with pytest.raises(TemplateLimitError, match="integer"):
         ChatTemplate(source, model="m").print([user("hello")])
 
@@ -124,18 +124,18 @@ def test_an_integer_that_has_no_text_is_a_limit_error(source: str) -> None:
 @pytest.mark.parametrize(
     "source", ["{{ (5).to_bytes(10**12) }}", "{{ 'x'.encode().center(10**12) }}", "{{ {}.fromkeys([1], 2) }}"]
 )
-def test_methods_whose_work_is_not_counted_are_not_for_templates(source: str) -> None:
+def test_templates_cannot_call_methods_whose_work_is_not_counted(source: str) -> None:
     with pytest.raises(TemplateError, match="unsafe"):
         ChatTemplate(source, model="m").print([user("hello")])
 
 
-def test_what_is_not_counted_is_bounded_by_the_time_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_is_not_counted_is_bounded_by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_limit, "_SECONDS_PER_UNIT", 1e-12)
     with pytest.raises(TemplateLimitError, match="takes longer"):
         ChatTemplate("{% for a in range(90000) %}{% endfor %}", model="m").print([user("hello")])
 
 
-def test_the_time_that_a_long_conversation_may_take_grows_with_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_grows_with_the_characters_of_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine may need more than a minute for what spends few of its units."""
     clock = iter([0.0, *[100.0] * 10])
     monkeypatch.setattr(work_limit.time, "thread_time", lambda: next(clock))
@@ -156,21 +156,21 @@ def test_the_time_that_a_long_conversation_may_take_grows_with_its_characters(mo
     ],
     ids=["split", "rsplit", "splitlines", "characters"],
 )
-def test_the_time_to_cut_a_text_does_not_grow_with_its_length_times_its_pieces(pieces: Any) -> None:
+def test_the_time_to_split_a_text_does_not_grow_with_its_length_times_its_pieces(pieces: Any) -> None:
     text = TracedStr.of(("x" * 10_000 + "\n") * 3000, Origin(0, "content"))
     started = time.process_time()
     assert len(pieces(text)) >= 3000
     assert time.process_time() - started < 2
 
 
-def test_the_message_that_the_template_was_at_is_named() -> None:
+def test_a_limit_error_names_the_message_that_was_being_printed() -> None:
     source = "{% for m in messages %}{% if loop.index == 2 %}{{ 'x' * 10**12 }}{% endif %}{% endfor %}"
     with pytest.raises(TemplateLimitError) as stopped:
         ChatTemplate(source, model="m").print([user("a"), user("b"), user("c")])
     assert stopped.value.message_index == 1
 
 
-def test_an_endless_template_is_refused_by_whoever_loads_it(tiny_model_dir: Any) -> None:
+def test_loading_an_endless_template_is_refused(tiny_model_dir: Any) -> None:
     with pytest.raises(Exception, match="stopped") as stopped:
         load_renderer(tiny_model_dir, chat_template="{{ messages[0].content }}{{ 'x' * 10**12 }}")
     assert type(stopped.value).__module__ == "renderers.errors"
@@ -185,7 +185,7 @@ def test_content_that_is_printed_twice_is_rendered_twice(tiny_model_dir: Any) ->
     assert renderer.tokenizer.decode(renderer.render([user("ab")]).token_ids).count("abab") == 1
 
 
-def test_a_refusal_of_the_template_is_not_longer_than_an_error_may_be() -> None:
+def test_a_message_of_the_template_is_shortened_in_an_error() -> None:
     with pytest.raises(TemplateError) as refused:
         ChatTemplate("{{ raise_exception('x' * 10**6) }}", model="m").print([user("a")])
     assert len(str(refused.value)) < 5000
@@ -213,7 +213,7 @@ BOUND = st.none() | st.integers(-7, 7)
     VALUES,
     VALUES,
 )
-def test_operators_give_what_they_give_in_jinja(expression: str, a: Any, b: Any) -> None:
+def test_operators_give_the_results_of_jinja(expression: str, a: Any, b: Any) -> None:
     source = "{{ " + expression + " }}"
     try:
         expected: Any = ImmutableSandboxedEnvironment().from_string(source).render(a=a, b=b)
@@ -232,7 +232,7 @@ def test_operators_give_what_they_give_in_jinja(expression: str, a: Any, b: Any)
     *[st.none() | st.integers(-7, 7)] * 2,
     st.none() | st.sampled_from([-2, -1, 1, 2]),
 )
-def test_slices_are_those_of_python(value: Any, start: int | None, stop: int | None, step: int | None) -> None:
+def test_slices_equal_those_of_python(value: Any, start: int | None, stop: int | None, step: int | None) -> None:
     bounds = [str(bound) if bound is not None else "" for bound in (start, stop, step)]
     source = "{{ x[" + ":".join(bounds) + "]|tojson }}"
     printed = ChatTemplate(source, model="m").print([user("x")], x=value).text
@@ -270,13 +270,15 @@ LONG = {
 
 @pytest.mark.parametrize("conversation", LONG)
 @pytest.mark.parametrize("template", ["trl/qwen3", "trl/llama3_1", "own/deepseek-v3", "own/minimax-m3"])
-def test_real_templates_spend_a_tenth_of_their_units_at_most(template: str, conversation: str, spent: Any) -> None:
+def test_real_templates_use_at_most_a_tenth_of_their_units(template: str, conversation: str, spent: Any) -> None:
     messages, tools = LONG[conversation]
     assert spent(template, messages, tools) < 0.1
 
 
 @pytest.mark.parametrize("template", ["trl/gemma4", "trl/gemma4_v5", "trl/gptoss", "trl/idefics3"])
-def test_templates_that_look_at_each_pair_of_messages_or_each_character_do_too(template: str, spent: Any) -> None:
+def test_templates_that_read_each_pair_of_messages_or_each_character_use_at_most_a_tenth_of_their_units(
+    template: str, spent: Any
+) -> None:
     messages = [user("question " * 5), {"role": "assistant", "content": "answer " * 9}] * 150
     assert spent(template, messages) < 0.1
     units = work_limit._UNITS
@@ -286,14 +288,14 @@ def test_templates_that_look_at_each_pair_of_messages_or_each_character_do_too(t
     assert units == work_limit._UNITS
 
 
-def test_a_constant_bomb_is_found_when_the_template_is_printed_and_not_by_the_compiler() -> None:
+def test_a_huge_constant_expression_raises_a_limit_error_on_print_and_not_on_compile() -> None:
     template = ChatTemplate("{% if messages|length > 1 %}{{ 'x' * 10**12 }}{% endif %}ok", model="m")
     assert template.print([user("a")]).text == "ok"
     with pytest.raises(TemplateLimitError):
         template.print([user("a"), user("b")])
 
 
-def test_a_template_too_deep_for_python_is_a_syntax_error_still() -> None:
+def test_a_template_nested_too_deeply_for_python_is_a_syntax_error() -> None:
     with pytest.raises(TemplateSyntaxError):
         ChatTemplate("{{ " + "[" * 4000 + "]" * 4000 + " }}", model="m")
 

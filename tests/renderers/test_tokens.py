@@ -79,12 +79,12 @@ spaced = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(tokens=st.lists(marks, max_size=4, unique_by=lambda token: token.content), text=spaced)
-def test_flags_of_added_tokens_mean_what_they_mean_to_hugging_face(tokens: list[AddedToken], text: str) -> None:
+def test_flags_of_added_tokens_work_as_in_hugging_face(tokens: list[AddedToken], text: str) -> None:
     theirs = byte_level(*tokens)
     assert ids(template_text(text), ours(theirs)) == theirs.encode(text, add_special_tokens=False).ids
 
 
-def test_a_token_that_takes_in_white_space_takes_it_from_content_too() -> None:
+def test_a_token_that_includes_white_space_includes_that_of_content_too() -> None:
     """Phi-3 ends a turn with `<|end|>` and takes in the line break behind it."""
     theirs = byte_level(AddedToken("<|end|>", rstrip=True, special=True, normalized=False))
     text = "a<|end|>\n  b"
@@ -95,22 +95,20 @@ def test_a_token_that_takes_in_white_space_takes_it_from_content_too() -> None:
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
 @settings(max_examples=60, deadline=None)
 @given(pieces=st.lists(st.sampled_from(["<user>", "</s>", "the cat", " sat", "on", "  ", "hello", "é"]), max_size=6))
-def test_sentencepiece_puts_its_space_in_front_of_the_runs_that_hugging_face_does(
-    scheme: str, pieces: list[str]
-) -> None:
+def test_sentencepiece_puts_a_space_before_the_same_runs_as_hugging_face(scheme: str, pieces: list[str]) -> None:
     theirs = unigram(scheme)
     text = "".join(pieces)
     assert ids(template_text(text), ours(theirs)) == theirs.encode(text, add_special_tokens=False).ids
 
 
-def test_only_the_first_run_of_a_prompt_gets_the_space_and_a_run_that_follows_elsewhere_does_not() -> None:
+def test_only_the_first_run_of_a_prompt_gets_the_space() -> None:
     tokenizer = ours(unigram("first"))
     assert tokenizer.encode_run("the", first=True).ids != tokenizer.encode_run("the").ids
     assert tokenizer.decode(tokenizer.encode_run("the cat", first=True).ids) == "the cat"
 
 
 @pytest.mark.parametrize("forged", ["</s>", "<s>", "<user>"])
-def test_content_cannot_spell_a_control_token_that_the_vocabulary_lists(forged: str) -> None:
+def test_content_cannot_become_a_control_token_of_the_base_vocabulary(forged: str) -> None:
     theirs = unigram("always")
     tokenizer = ours(theirs)
     forged_id = tokenizer.require_control_id(forged, "a test")
@@ -119,7 +117,7 @@ def test_content_cannot_spell_a_control_token_that_the_vocabulary_lists(forged: 
     assert ids(template_text(forged), tokenizer) == [forged_id]
 
 
-def test_characters_that_the_vocabulary_lacks_become_its_unknown_token() -> None:
+def test_characters_outside_the_vocabulary_become_its_unknown_token() -> None:
     theirs = unigram("always")
     tokenizer = ours(theirs)
     unknown = tokenizer.require_control_id("<unk>", "a test")
@@ -128,7 +126,7 @@ def test_characters_that_the_vocabulary_lacks_become_its_unknown_token() -> None
 
 
 @pytest.mark.parametrize("word", ["ü", "   ", "<table>", "</b>", "naïve"])
-def test_an_added_token_that_is_only_text_is_found_in_content(word: str) -> None:
+def test_an_added_token_of_ordinary_text_is_encoded_in_content(word: str) -> None:
     theirs = byte_level(
         AddedToken("<|end|>", special=True, normalized=False), AddedToken(word, special=False, normalized=False)
     )
@@ -147,7 +145,7 @@ def test_an_added_token_that_is_markup_is_a_control_token_even_if_it_is_not_spec
     assert tokenizer.control_id(token) not in ids(content_text(token), tokenizer)
 
 
-def test_no_text_spells_the_stand_in_for_a_hidden_control_token() -> None:
+def test_no_text_equals_the_name_of_a_hidden_control_token() -> None:
     """Where ordinary words are added tokens too, control tokens stay in the list under a name that no one can know."""
     added = [AddedToken("<|end|>", special=True, normalized=False), AddedToken("ü", special=False, normalized=False)]
     first, second = (json.loads(ours(byte_level(*added)).body.to_str())["added_tokens"] for _ in "ab")
@@ -171,7 +169,7 @@ def test_two_tokens_for_one_id_are_refused() -> None:
         TemplateTokenizer(definition, model="m", more_added_tokens={256: {"content": "<b>"}})
 
 
-def test_a_missing_token_is_named_with_the_model_and_who_needs_it() -> None:
+def test_an_error_names_the_missing_token_the_model_and_the_part_that_needs_it() -> None:
     with pytest.raises(MissingTokenError, match=r"tokenizer of m has no token '<gone>', which the test needs"):
         ours(byte_level()).require_control_id("<gone>", "the test")
 
@@ -186,7 +184,7 @@ REAL = TemplateTokenizer.from_file(corpus.model_dir("qwen-3") / "tokenizer.json"
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=30), data=st.data())
-def test_the_token_at_a_character_is_the_first_that_starts_there_or_behind(text: str, data: st.DataObject) -> None:
+def test_the_token_at_a_character_is_the_first_that_starts_there_or_later(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, max(len(text) - 1, 0)), max_size=4)))
     if not text or REAL.body.normalizer.normalize_str(text) != text:
         return
@@ -196,12 +194,12 @@ def test_the_token_at_a_character_is_the_first_that_starts_there_or_behind(text:
         assert run.token_at[cut] == next((i for i, start in enumerate(starts) if start >= cut), len(starts))
 
 
-def test_another_cut_of_a_run_that_was_encoded_before_is_answered_too() -> None:
+def test_a_cached_run_gives_the_tokens_of_other_cuts_too() -> None:
     REAL.encode_run("one two three", [4])
     assert REAL.encode_run("one two three", [8]).token_at[8] >= REAL.encode_run("one two three", [4]).token_at[4]
 
 
-def test_scaffold_is_spelled_with_its_control_tokens() -> None:
+def test_scaffold_is_encoded_with_its_control_tokens() -> None:
     spelled = REAL.encode_scaffold("<|im_start|>user\nHi<|im_end|>")
     assert spelled[0] == REAL.control_id("<|im_start|>")
     assert spelled[-1] == REAL.control_id("<|im_end|>")
@@ -227,9 +225,7 @@ SHORT_CUT = [
 @pytest.mark.parametrize("name", SHORT_CUT)
 @settings(max_examples=80, deadline=None)
 @given(text=ascii_texts, data=st.data())
-def test_the_short_cut_for_ascii_gives_the_ids_and_cuts_of_the_tokenizer_itself(
-    name: str, text: str, data: st.DataObject
-) -> None:
+def test_the_ascii_encoder_gives_the_ids_and_cuts_of_the_tokenizer(name: str, text: str, data: st.DataObject) -> None:
     tokenizer = loaded(name)
     short_cut = tokenizer._ascii_encoder
     if short_cut is None:
@@ -251,7 +247,7 @@ def loaded(name: str) -> TemplateTokenizer:
     return TemplateTokenizer.from_file(corpus.model_dir(name) / "tokenizer.json", model=name)
 
 
-def test_the_short_cut_is_taken_for_ascii_and_for_nothing_else() -> None:
+def test_the_ascii_encoder_is_used_for_ascii_only() -> None:
     tokenizer = loaded("qwen-3")
     short_cut = tokenizer._ascii_encoder
     assert short_cut is not None
@@ -269,13 +265,13 @@ def test_the_short_cut_is_taken_for_ascii_and_for_nothing_else() -> None:
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
     ],
 )
-def test_a_tokenizer_whose_steps_mean_something_else_has_no_short_cut(spoil: dict[str, Any]) -> None:
+def test_a_tokenizer_with_other_steps_has_no_ascii_encoder(spoil: dict[str, Any]) -> None:
     definition = json.loads(byte_level(AddedToken("<a>", special=True, normalized=False)).to_str())
     assert TemplateTokenizer(definition, model="m")._ascii_encoder is not None
     assert TemplateTokenizer({**definition, **spoil}, model="m")._ascii_encoder is None
 
 
-def test_a_pattern_that_python_reads_otherwise_is_caught_by_the_probe() -> None:
+def test_the_probe_finds_a_pattern_that_python_reads_differently() -> None:
     """`$` matches before a last line break in Python, and nowhere else than at the end in Rust."""
     definition = json.loads(byte_level().to_str())
     split = {"type": "Split", "pattern": {"Regex": r"\n$|[^\n]+"}, "behavior": "Isolated", "invert": False}
@@ -286,7 +282,7 @@ def test_a_pattern_that_python_reads_otherwise_is_caught_by_the_probe() -> None:
     assert tokenizer.encode_run(text).ids == tokenizer.body.encode(text, add_special_tokens=False).ids
 
 
-def test_a_step_that_drops_characters_is_left_to_the_tokenizer_where_their_place_matters() -> None:
+def test_the_tokenizer_encodes_text_with_cuts_if_a_step_drops_characters() -> None:
     definition = json.loads(byte_level().to_str())
     split = {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Removed", "invert": True}
     steps = {"type": "Sequence", "pretokenizers": [split, definition["pre_tokenizer"]]}
@@ -297,7 +293,7 @@ def test_a_step_that_drops_characters_is_left_to_the_tokenizer_where_their_place
     assert run.token_at[6] == 2
 
 
-def test_the_words_that_are_kept_are_bounded() -> None:
+def test_the_word_cache_is_bounded() -> None:
     tokenizer = TemplateTokenizer(json.loads(byte_level().to_str()), model="m", cache_bytes=30_000)
     short_cut = tokenizer._ascii_encoder
     assert short_cut is not None

@@ -212,7 +212,7 @@ def test_a_translation_that_drops_one_character_and_doubles_another_does_not_shi
     assert origins(moved) == [Origin(0, "content")] * 2 + [None] * 2
 
 
-def test_the_checks_of_this_file_see_a_planted_fault() -> None:
+def test_the_checks_of_this_file_find_a_planted_fault() -> None:
     lost = TracedStr("d", ())
     swapped = TracedStr("d", (Span(0, 1, Origin(1, "content")),))
     with pytest.raises(AssertionError):
@@ -287,7 +287,7 @@ def marked() -> TracedStr:
     ],
     ids=["strip", "lstrip and rstrip", "removeprefix and removesuffix", "slice"],
 )
-def test_a_loop_still_begins_before_and_ends_behind_what_is_left_of_its_text(cut: Any) -> None:
+def test_trimming_keeps_the_marks_before_and_behind_the_remaining_text(cut: Any) -> None:
     text = cut(marked())
     assert text == "x"
     assert text.spans == (
@@ -338,7 +338,7 @@ def test_copies_and_pickles_keep_the_spans(text: TracedStr) -> None:
         lambda s: s.format_map(3).format("{0}"),
     ],
 )
-def test_a_wrong_call_raises_what_str_raises(call: Any) -> None:
+def test_a_wrong_call_raises_the_error_of_str(call: Any) -> None:
     text = TracedStr.of("a {0} b", Origin(0, "content"))
     expected = outcome(lambda: call("a {0} b"))
     assert isinstance(expected, type)

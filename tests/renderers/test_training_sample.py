@@ -64,7 +64,7 @@ def trained_ids(sample: RenderedTrainingSample) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_the_tokens_are_those_of_the_rendering_and_the_loss_is_on_what_is_sampled(name: str) -> None:
+def test_tokens_equal_those_of_the_rendering_and_sampled_tokens_carry_loss(name: str) -> None:
     renderer = renderer_of("trl/qwen3")
     messages, tools = CONVERSATIONS[name]
     try:
@@ -91,7 +91,7 @@ def test_the_stop_token_is_trained_and_the_scaffold_is_not() -> None:
     assert trained_text(renderer, sample) == ["b<|im_end|>", "d<|im_end|>"]
 
 
-def test_a_message_mask_takes_the_loss_away_and_leaves_the_tokens() -> None:
+def test_a_message_mask_removes_the_loss_and_not_the_tokens() -> None:
     renderer = renderer_of("trl/qwen2_5")
     messages = [QUESTION, says("b"), user("c"), says("d")]
     sample = build_training_sample(renderer, messages, message_loss_mask=[1, 0, True, True])
@@ -100,14 +100,14 @@ def test_a_message_mask_takes_the_loss_away_and_leaves_the_tokens() -> None:
     assert sample.trained_messages == (3,)
 
 
-def test_a_role_filter_is_asked_of_whole_messages() -> None:
+def test_a_role_filter_gets_whole_messages() -> None:
     renderer = renderer_of("trl/qwen2_5")
     messages = [QUESTION, says("b"), user("c"), says("d")]
     sample = build_training_sample(renderer, messages, role_to_mask=lambda message: message["content"] != "d")
     assert trained_text(renderer, sample) == ["b<|im_end|>"]
 
 
-def test_body_roles_carry_loss_on_their_words_and_never_on_the_scaffold() -> None:
+def test_body_roles_carry_loss_on_their_content_and_never_on_the_scaffold() -> None:
     renderer = renderer_of("trl/qwen2_5")
     messages = [user("ask"), says("", None, [call("run", {})]), answer("result"), says("done")]
     sample = build_training_sample(renderer, messages, content_sft_roles={"tool"})
@@ -119,7 +119,7 @@ def test_body_roles_carry_loss_on_their_words_and_never_on_the_scaffold() -> Non
     assert only_body.trained_messages == (2,)
 
 
-def test_an_assistant_among_the_body_roles_is_trained_on_what_it_samples() -> None:
+def test_an_assistant_among_the_body_roles_is_trained_on_its_sampled_tokens() -> None:
     renderer = renderer_of("trl/qwen2_5")
     sample = build_training_sample(
         renderer, [QUESTION, says("b")], content_sft_roles={"assistant"}, role_to_mask=lambda message: False
@@ -127,7 +127,7 @@ def test_an_assistant_among_the_body_roles_is_trained_on_what_it_samples() -> No
     assert trained_text(renderer, sample) == ["b<|im_end|>"]
 
 
-def test_images_come_along_and_their_placeholders_never_carry_loss(renderer: TemplateRenderer) -> None:
+def test_samples_have_their_images_and_placeholders_never_carry_loss(renderer: TemplateRenderer) -> None:
     image = {"type": "image", "image": Image.new("RGB", (64, 48), (1, 2, 3))}
     messages = [user([*text("look"), image, *text("here")]), says("I see")]
     sample = build_training_sample(renderer, messages, content_sft_roles={"user"})
@@ -139,7 +139,7 @@ def test_images_come_along_and_their_placeholders_never_carry_loss(renderer: Tem
     assert sum(sample.mm_token_type_ids) == where.length == 12
 
 
-def test_a_model_that_sees_has_no_media_where_no_image_is_shown(renderer: TemplateRenderer) -> None:
+def test_a_sample_without_images_has_no_media(renderer: TemplateRenderer) -> None:
     sample = build_training_sample(renderer, [QUESTION, says("b")])
     assert sample.multi_modal_data is None
     assert sample.mm_token_type_ids is None
@@ -151,12 +151,12 @@ def test_a_mask_of_the_wrong_length_is_refused(mask: list[bool]) -> None:
         build_training_sample(renderer_of("trl/qwen2_5"), [QUESTION, says("b")], message_loss_mask=mask)
 
 
-def test_a_mask_of_weights_is_refused_by_place() -> None:
+def test_a_mask_of_weights_is_refused_with_its_index() -> None:
     with pytest.raises(MessageLossMaskError, match=r"message_loss_mask\[1\] is 0.5"):
         build_training_sample(renderer_of("trl/qwen2_5"), [QUESTION, says("b")], message_loss_mask=[1, 0.5])  # type: ignore[list-item]
 
 
-def test_a_misspelled_body_role_is_refused() -> None:
+def test_an_unknown_body_role_is_refused() -> None:
     with pytest.raises(UnknownRoleError, match="'tools'"):
         build_training_sample(renderer_of("trl/qwen2_5"), [QUESTION, says("b")], content_sft_roles={"tools"})
 
@@ -175,7 +175,9 @@ def test_a_misspelled_body_role_is_refused() -> None:
         ),
     ],
 )
-def test_a_conversation_without_loss_says_why(build: Any, messages: Any, options: Any, reason: str) -> None:
+def test_an_error_for_a_conversation_without_loss_names_the_reason(
+    build: Any, messages: Any, options: Any, reason: str
+) -> None:
     with pytest.raises(NoTrainedTokensError, match=reason):
         build(renderer_of("trl/qwen2_5"), messages, **options)
 
@@ -192,7 +194,7 @@ def test_a_stop_that_the_template_prints_is_not_doubled() -> None:
 
 
 @pytest.mark.parametrize("build", [build_training_sample, lambda *a, **k: build_training_samples(*a, **k)[-1]])
-def test_a_stop_that_the_template_leaves_out_is_added_only_if_asked_for(build: Any) -> None:
+def test_a_stop_that_the_template_leaves_out_is_added_only_with_the_option(build: Any) -> None:
     renderer = renderer_of("trl/glm4moe")
     messages = [QUESTION, says("b")]
     stops = renderer.get_stop_token_ids()
@@ -216,7 +218,9 @@ def test_no_stop_is_added_behind_a_last_turn_without_loss() -> None:
 @pytest.mark.parametrize(
     ("turn", "stop"), [(says("b"), "<|user|>"), (says("", None, [call("run", {})]), "<|observation|>")]
 )
-def test_the_added_stop_is_the_one_that_the_next_message_would_bring(turn: dict[str, Any], stop: str) -> None:
+def test_the_added_stop_is_the_one_that_the_template_prints_with_the_next_message(
+    turn: dict[str, Any], stop: str
+) -> None:
     renderer = renderer_of("trl/glm4moe")
     sample = build_training_sample(renderer, [QUESTION, turn], tools=corpus.TOOLS, ensure_final_stop=True)
     assert sample.token_ids[-1] == renderer.tokenizer.control_id(stop)
@@ -372,7 +376,7 @@ def test_a_template_that_drops_reasoning_gives_the_two_samples_of_the_documentat
     assert [sample.trained_messages for sample in samples] == [(1,), (3,)]
 
 
-def test_turns_of_one_tool_cycle_share_a_sample_that_a_new_question_splits_off() -> None:
+def test_turns_of_one_tool_cycle_share_a_sample_and_a_new_question_starts_another() -> None:
     renderer = renderer_of("trl/qwen3")
     messages, tools = CONVERSATIONS["two tool cycles"]
     samples = build_training_samples(renderer, messages, tools=tools)
@@ -389,7 +393,7 @@ def test_a_template_that_keeps_history_gives_the_one_sample_of_the_whole_convers
     assert build_training_samples(renderer, messages) == [build_training_sample(renderer, messages)]
 
 
-def test_a_turn_without_loss_asks_for_no_sample_of_its_own() -> None:
+def test_a_turn_without_loss_has_no_sample_of_its_own() -> None:
     renderer = renderer_of("trl/qwen3")
     messages = [QUESTION, says("b", "r"), user("c"), says("d", "s")]
     (sample,) = build_training_samples(renderer, messages, message_loss_mask=[1, 0, 1, 1])
@@ -415,7 +419,7 @@ def test_a_line_break_that_merges_with_the_prompts_own_is_trained_as_the_token_t
         ("trl/qwen2_5", [says("b"), user("c"), says("d")], 0, "refuses to print the prompt"),
     ],
 )
-def test_a_turn_that_no_sampling_can_give_is_named_with_the_reason(
+def test_a_turn_that_cannot_be_sampled_is_named_with_the_reason(
     template: str, messages: list[dict[str, Any]], index: int, reason: str
 ) -> None:
     with pytest.raises(UnreachableTurnError, match=reason) as caught:
@@ -425,14 +429,14 @@ def test_a_turn_that_no_sampling_can_give_is_named_with_the_reason(
     assert isinstance(caught.value, RendererError)
 
 
-def test_the_cure_that_the_error_names_works() -> None:
+def test_the_cure_in_the_error_works() -> None:
     samples = build_training_samples(
         renderer_of("trl/qwen2_5"), [says("b"), user("c"), says("d")], message_loss_mask=[0, 1, 1]
     )
     assert [sample.trained_messages for sample in samples] == [(2,)]
 
 
-def test_a_body_is_trained_once_although_several_samples_show_it() -> None:
+def test_a_body_is_trained_once_although_several_samples_hold_it() -> None:
     renderer = renderer_of("trl/qwen3")
     messages = [QUESTION, says("b", "r"), user("c"), says("d", "s"), user("e")]
     samples = build_training_samples(renderer, messages, content_sft_roles={"user"})
@@ -446,7 +450,7 @@ def test_a_body_is_trained_once_although_several_samples_show_it() -> None:
     ]
 
 
-def test_each_sample_has_the_images_that_it_shows(tiny_model_dir: Path) -> None:
+def test_each_sample_has_the_images_of_its_messages(tiny_model_dir: Path) -> None:
     forgetful = load_renderer(
         tiny_model_dir,
         chat_template=CHAT_TEMPLATE.replace(
@@ -465,7 +469,7 @@ def test_each_sample_has_the_images_that_it_shows(tiny_model_dir: Path) -> None:
     assert trained_text(forgetful, first) + trained_text(forgetful, second) == ["b<|im_end|>", "d<|im_end|>"]
 
 
-def test_history_that_changes_without_changing_its_length_is_seen(tiny_model_dir: Path) -> None:
+def test_a_change_of_history_with_equal_length_is_found(tiny_model_dir: Path) -> None:
     renderer = load_renderer(
         tiny_model_dir,
         chat_template=CHAT_TEMPLATE.replace(
@@ -479,18 +483,18 @@ def test_history_that_changes_without_changing_its_length_is_seen(tiny_model_dir
 
 
 @pytest.mark.parametrize("build", [build_training_sample, build_training_samples])
-def test_what_is_no_conversation_is_refused_by_place(build: Any) -> None:
+def test_a_malformed_conversation_is_refused_with_its_position(build: Any) -> None:
     with pytest.raises(MessageError, match="message 1"):
         build(renderer_of("trl/qwen2_5"), [QUESTION, "b"], message_loss_mask=[True])
 
 
-def test_a_trained_turn_that_shows_an_image_was_never_sampled(renderer: TemplateRenderer) -> None:
+def test_a_trained_turn_with_an_image_is_refused(renderer: TemplateRenderer) -> None:
     image = {"type": "image", "image": Image.new("RGB", (32, 32))}
     with pytest.raises(UnreachableTurnError, match="image"):
         build_training_samples(renderer, [QUESTION, says([image])])
 
 
-def test_the_check_of_samples_sees_planted_faults() -> None:
+def test_the_check_of_samples_finds_planted_faults() -> None:
     renderer = renderer_of("trl/qwen3")
     messages = [QUESTION, says("b", "r"), user("c"), says("d", "s")]
     first, second = build_training_samples(renderer, messages)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import hashlib
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -17,7 +14,9 @@ from typing import Self
 from renderers import RendererError
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
+from rollouts.engines.vllm.cache_salt import CacheSalts
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
+from rollouts.engines.vllm.capability_cache import CapabilityCache
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.error_context import error_context
@@ -27,12 +26,10 @@ from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload
 from rollouts.engines.vllm.media.server_media_cache import DEFAULT_MEDIA_CACHE_BYTES, MediaReservation, ServerMediaCache
-from rollouts.engines.vllm.resuming import ResumePolicy, continuation, joined, out_of_room, restarts
-from rollouts.engines.vllm.single_flight import SingleFlight
+from rollouts.engines.vllm.resuming import ResumePolicy, continuation, join_completions, restarts_from_prompt
 from rollouts.engines.vllm.wire.generate_response import Generation, TokenDelta
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
 from rollouts.errors import (
-    CapabilityError,
     EngineClosedError,
     EngineError,
     InvalidRequestError,
@@ -45,25 +42,17 @@ log = logging.getLogger("rollouts.engines.vllm")
 
 _GENERATE = "/inference/v1/generate"
 
-#: A caller that is cancelled waits this long for the server to hear of it.
-_ABORT_SECONDS = 5.0
+#: The longest time that sending an abort to the server may delay a caller that is cancelled.
+_ABORT_REQUEST_SECONDS = 5.0
 
-#: A server ends what it runs in less; what is left then, it does not run.
-_ABORTED_SECONDS = 1.0
+#: A server ends an aborted request in less time. A request that has not ended after it never reached the server.
+_ABORT_EFFECT_SECONDS = 1.0
 
-#: How often a request is sent again whose media the server has dropped or whose answer broke off.
-_RESENDS = 3
+#: How often a request is sent again after the server evicted its media or its response broke off.
+_MAX_RESENDS = 3
 
-#: So many sessions keep the cache salt that they began with.
-_REMEMBERED_SESSIONS = 65_536
-
-#: Less than a server takes to start. Whoever talks to it all the time meets its closed connections; after a silence
-#: of this length it may be another one.
-_QUIET_SECONDS = 5.0
-
-#: Parsing more than this is left to a thread, for the event loop has other requests to serve.
-_LARGE_ANSWER = 256 * 2**10
-
+#: Responses of more bytes are parsed in a thread, because parsing them would delay the other requests of the loop.
+_LARGE_RESPONSE = 256 * 2**10
 
 Listener = Callable[[TokenDelta], None]
 
@@ -71,16 +60,18 @@ Listener = Callable[[TokenDelta], None]
 class VLLMEngine:
     """`Engine` over `/inference/v1/generate` of one vLLM server (0.20 and later).
 
-    On first use the server is asked once what it is and what pixels it wants; `expected` overrides what it says, and a
-    contradiction is an error. Every request is checked before it leaves. Each image's data travels once, afterwards
-    its hash; a server that has dropped it gets it again. `media` chooses what travels: processed "features", source
-    files as "content_parts", or "auto": for each request features where they serve every item of it, else files. Where
-    a mode cannot take an item, the error says why, and advises the other mode only where that one can.
+    The first request probes what the server is and which pixels it expects; `expected` replaces what the probe finds,
+    and a contradiction is an error. Every request is checked before it is sent. The data of an image are sent once,
+    afterwards only its hash; a server that has evicted the image gets the data again. `media` chooses what is sent:
+    processed "features", source files as "content_parts", or "auto": features for each request where they can carry
+    all of its items, else files. Where a mode cannot carry an item, the error gives the reason, and advises the other
+    mode only if that one can.
 
-    A completion that a pause of the server cuts off waits until it runs again and goes on from its tokens (`resume`).
-    Cancelling a call aborts its request on the server. `vocab_size`, where given, refuses ids past it before sending;
-    the server does so too. `request_limits` bounds what one request may ask for. `cache_salt` keeps what was computed
-    with other weights out of the prefix cache: a salt of model and weight version, the same for all turns of a session.
+    A completion that a pause of the server cuts off is continued from its tokens once the server runs again
+    (`resume`). Cancelling a call aborts its request on the server. With `vocab_size`, ids outside the vocabulary are
+    refused before sending; the server refuses them too. `request_limits` bounds what one request may ask for.
+    `cache_salt` keeps what was computed with other weights out of the prefix cache: the salt depends on the model and
+    the weight version, and is the same for all turns of a session.
     """
 
     def __init__(
@@ -99,28 +90,21 @@ class VLLMEngine:
         cache_salt: bool = True,
     ) -> None:
         self._media_cache = ServerMediaCache(media_cache_bytes)
-        self._connection = ServerConnection(
-            base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=self._may_have_restarted
-        )
+        self._connection = ServerConnection(base_url, api_key=api_key, limits=limits, on_lost=self._forget_server)
         self._request_limits = request_limits or EngineLimits()
         self._model = model
         self._media: MediaMode = media
         self._vocab_size = vocab_size
         self._expected = expected or ExpectedCapabilities()
         self._resume = resume or ResumePolicy()
-        self._salted = cache_salt
+        self._salts = CacheSalts() if cache_salt else None
         self._lock = threading.Lock()
-        self._capabilities: ServerCapabilities | None = None
-        self._looking: SingleFlight[None] = SingleFlight()
-        self._server_started: float | None = None  # as the server tells; None where it does not
-        self._exchanges = 0
-        self._last_heard = 0.0
-        self._salts: OrderedDict[str, str] = OrderedDict()
-        self._weight_version = "default"  # what vLLM calls the weights that it was started with
-        # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples),
-        # and who waits for the answer.
+        self._capabilities = CapabilityCache(self._probe, self._server_start_time, self._forget_server)
+        self._weight_version = "default"  # vLLM's label of the weights that it was started with
+        # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples)
+        # -> the task that waits for the response.
         self._running: dict[str, dict[str, asyncio.Future[Generation]]] = {}
-        self._abandoned: set[str] = set()
+        self._aborted: set[str] = set()
         self._closed = False
         self.control = ServerControl(
             self._connection,
@@ -135,25 +119,21 @@ class VLLMEngine:
 
     @property
     def vocab_size(self) -> int | None:
-        """As it was given; None: not known."""
+        """The size given to the constructor; None if it was not given."""
         return self._vocab_size
 
     @property
     def weight_version(self) -> str:
-        """The label of the server's weights, as last set through `control` or read off an answer."""
+        """The label of the server's weights, as last set through `control` or named in a response."""
         return self._weight_version
 
     async def capabilities(self) -> ServerCapabilities:
-        """What the server can and wants, asked once; again after a restart of which there is any sign.
+        """What the server supports and expects, probed once, and again after any sign of a restart.
 
         Raises `CapabilityError` and what `ServerConnection.request` raises.
         """
-        known = None if self._is_quiet() else self._capabilities
         with error_context(self.base_url, "probe"):
-            while known is None:
-                await self._looking.run("what the server is", self._look)
-                known = self._capabilities
-        return known
+            return await self._capabilities.get()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample `n` completions.
@@ -165,12 +145,15 @@ class VLLMEngine:
         return await self._generate(request, None)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
-        """Yield tokens as they are sampled, over pauses too; raises as `generate` does. Leaving the loop aborts."""
+        """Yield tokens as they are sampled, also across pauses. Leaving the loop aborts the request.
+
+        Raises what `generate` raises.
+        """
         if request.prompt_logprobs:
-            raise InvalidRequestError(request.request_id, "a stream has no place for prompt_logprobs; use generate")
+            raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
         deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
-        # What may be drawn anew as a whole is not handed out before it has ended.
-        whole = restarts(request)
+        # A completion that may be sampled again from its beginning is yielded only after its end.
+        whole = restarts_from_prompt(request)
         sampling = asyncio.ensure_future(self._generate(request, None if whole else deltas.put_nowait))
         sampling.add_done_callback(lambda _: deltas.put_nowait(None))
         try:
@@ -184,28 +167,29 @@ class VLLMEngine:
             await asyncio.wait([sampling])
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests of this engine: their `generate` returns what they have, with `FinishReason.ABORT`.
+        """End requests of this engine: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
 
-        A request that the server does not end, for it has not got there yet, ends here.
+        A request that has not reached the server yet is ended on this side.
         """
         with self._lock:
-            named = [request_id for request_id in request_ids if request_id in self._running]
-            self._abandoned.update(named)
-        if not (left := self._abandoned_exchanges(named)):
+            running = [request_id for request_id in request_ids if request_id in self._running]
+            self._aborted.update(running)
+        if not (left := self._aborted_exchanges(running)):
             return
         await self._abort_on_server(left)
-        ends = time.monotonic() + _ABORTED_SECONDS
-        while (left := self._abandoned_exchanges(named)) and time.monotonic() < ends:  # noqa: ASYNC110 other loops' too
-            await asyncio.sleep(_ABORTED_SECONDS / 50)
-        for answering in left.values():
-            if not answering.get_loop().is_closed():
-                answering.get_loop().call_soon_threadsafe(answering.cancel)
+        ends = time.monotonic() + _ABORT_EFFECT_SECONDS
+        # Polling, because the requests may belong to other event loops.
+        while (left := self._aborted_exchanges(running)) and time.monotonic() < ends:  # noqa: ASYNC110
+            await asyncio.sleep(_ABORT_EFFECT_SECONDS / 50)
+        for task in left.values():
+            if not task.get_loop().is_closed():
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def abort_all(self) -> None:
-        """End every request of this engine; those of other clients go on."""
+        """End every request of this engine, and none of other clients."""
         with self._lock:
-            named = list(self._running)
-        await self.abort(named)
+            running = list(self._running)
+        await self.abort(running)
 
     async def close(self) -> None:
         """Refuse further requests and close the connections."""
@@ -220,13 +204,13 @@ class VLLMEngine:
     ) -> None:
         await self.close()
 
-    def _abandoned_exchanges(self, named: Iterable[str]) -> dict[str, asyncio.Future[Generation]]:
+    def _aborted_exchanges(self, request_ids: Iterable[str]) -> dict[str, asyncio.Future[Generation]]:
         with self._lock:
             return {
-                name: answering
-                for request_id in named
-                if request_id in self._abandoned
-                for name, answering in self._running[request_id].items()
+                name: task
+                for request_id in request_ids
+                if request_id in self._aborted
+                for name, task in self._running[request_id].items()
             }
 
     # One request.
@@ -245,131 +229,142 @@ class VLLMEngine:
             if request.request_id in self._running:
                 raise EngineError(request.request_id, "a request of this id is running already; give each its own")
             self._running[request.request_id] = {}
-        known = self._weight_version
+        version_before = self._weight_version
         try:
-            answer = await self._exchange(request, request.request_id, listen)
-            answers = [answer]
-            completions = answer.completions(len(request.prompt_ids), self._weight_version)
+            generations = [await self._exchange(request, request.request_id, listen)]
+            completions = generations[0].completions(len(request.prompt_ids), self._weight_version)
             if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._completed(request, cut, listen, answers)) for cut in completions]
+                    tasks = [
+                        group.create_task(self._complete(request, partial, listen, generations))
+                        for partial in completions
+                    ]
                 completions = [task.result() for task in tasks]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
             with self._lock:
                 del self._running[request.request_id]
-                self._abandoned.discard(request.request_id)
+                self._aborted.discard(request.request_id)
         prompt_logprobs = None
         if request.prompt_logprobs and any(each.finish_reason is not FinishReason.ABORT for each in completions):
-            told = next((each for each in answers if each.has_prompt_logprobs(len(request.prompt_ids))), answer)
-            prompt_logprobs = told.prompt_logprobs(request.prompt_ids)
+            source = next((each for each in generations if each.has_prompt_logprobs(len(request.prompt_ids))), None)
+            prompt_logprobs = (source or generations[0]).prompt_logprobs(request.prompt_ids)
         result = GenerateResult(request.request_id, completions, prompt_logprobs)
         check_result(request, result)
-        self._see_versions(completions, known)
+        self._adopt_version(completions, version_before)
         return result
 
-    async def _completed(
-        self, request: GenerateRequest, cut: Completion, listen: Listener | None, answers: list[Generation]
+    async def _complete(
+        self, request: GenerateRequest, partial: Completion, listen: Listener | None, generations: list[Generation]
     ) -> Completion:
-        """A completion, continued for as long as pauses cut it off. Adds what it hears to `answers`."""
-        round_ = 0
-        while cut.finish_reason is FinishReason.ABORT and request.request_id not in self._abandoned:
-            round_ += 1
-            if round_ > self._resume.rounds:
+        """A completion, continued as often as pauses cut it off. Appends what is sampled to `generations`."""
+        rounds = 0
+        while partial.finish_reason is FinishReason.ABORT and request.request_id not in self._aborted:
+            rounds += 1
+            if rounds > self._resume.rounds:
                 raise EngineError(
                     request.request_id,
-                    f"completion {cut.index} was aborted {self._resume.rounds} times without an end; "
+                    f"completion {partial.index} was aborted {self._resume.rounds} times without an end; "
                     "pause the server less often, or raise ResumePolicy.rounds",
                 )
-            await self._until_resumed(request.request_id)
-            if request.request_id in self._abandoned:
-                return cut
-            rest = continuation(request, cut, round_, (await self.capabilities()).max_model_len)
-            if rest is None:
-                return out_of_room(cut)
-            log.info("request %s: cut off after %d tokens, goes on", request.request_id, len(cut.token_ids))
-            answer = await self._exchange(rest, request.request_id, _relabelled(listen, cut.index))
-            answers.append(answer)
-            (drawn,) = answer.completions(len(rest.prompt_ids), self._weight_version)
-            cut = replace(drawn, index=cut.index) if restarts(request) else joined(cut, drawn)
-        return cut
+            await self._wait_until_resumed(request.request_id)
+            if request.request_id in self._aborted:
+                return partial
+            rest_request = continuation(request, partial, rounds, (await self.capabilities()).max_model_len)
+            if rest_request is None:
+                return replace(partial, finish_reason=FinishReason.LENGTH)  # aborted at its last possible token
+            log.info("request %s: cut off after %d tokens; continued", request.request_id, len(partial.token_ids))
+            generation = await self._exchange(rest_request, request.request_id, _with_index(listen, partial.index))
+            generations.append(generation)
+            (rest,) = generation.completions(len(rest_request.prompt_ids), self._weight_version)
+            if restarts_from_prompt(request):
+                partial = replace(rest, index=partial.index)
+            else:
+                partial = join_completions(partial, rest)
+        return partial
 
-    async def _until_resumed(self, name: str) -> None:
-        """Return once the server is not paused, as far as it tells (in development mode), or `name` is aborted."""
+    async def _wait_until_resumed(self, request_id: str) -> None:
+        """Wait until the server is not paused or the request is aborted.
+
+        Returns at once where the server does not report pauses (outside development mode).
+        """
         if not (await self.capabilities()).control:
             return
         pause = self._resume.first_poll_seconds
         try:
             async with asyncio.timeout(self._resume.wait_seconds):
-                while name not in self._abandoned and await self.control.is_paused():
+                while request_id not in self._aborted and await self.control.is_paused():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, self._resume.longest_poll_seconds)
         except TimeoutError as error:
-            waited = self._resume.wait_seconds
             raise ServerTimeoutError(
-                name,
-                f"{self.base_url} is paused for more than {waited:g} s; resume it, or raise ResumePolicy.wait_seconds",
+                request_id,
+                f"{self.base_url} is paused for more than {self._resume.wait_seconds:g} s; resume it, or raise "
+                "ResumePolicy.wait_seconds",
             ) from error
 
-    async def _exchange(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Generation:
-        """Send one request until it is answered: again with data where the server has dropped media."""
-        answering = asyncio.ensure_future(self._answered(request, owner, listen))
+    async def _exchange(self, request: GenerateRequest, root_id: str, listen: Listener | None) -> Generation:
+        """Send one request, and abort it on the server if the caller is cancelled.
+
+        `root_id` is the id of the caller's request, of which this request may be a continuation.
+        """
+        sending = asyncio.ensure_future(self._send_until_complete(request, root_id, listen))
         with self._lock:
-            self._running[owner][request.request_id] = answering
-            self._exchanges += 1
+            self._running[root_id][request.request_id] = sending
         try:
-            return await answering
+            with self._capabilities.exchange():
+                return await sending
         except (asyncio.CancelledError, ServerTimeoutError) as error:
             await self._abort_on_server([request.request_id])
             task = asyncio.current_task()
-            ended_here = isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
-            if owner in self._abandoned and ended_here:
+            ended_by_abort = isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+            if root_id in self._aborted and ended_by_abort:
                 return Generation.aborted(request.request_id, request.sampling.n)
             raise
         finally:
             with self._lock:
-                del self._running[owner][request.request_id]
-                self._exchanges -= 1
-                self._last_heard = time.monotonic()
+                del self._running[root_id][request.request_id]
 
-    async def _answered(self, request: GenerateRequest, owner: str, listen: Listener | None) -> Generation:
+    async def _send_until_complete(self, request: GenerateRequest, root_id: str, listen: Listener | None) -> Generation:
+        """Send one request, again with media data if the server has evicted them or has restarted."""
         resends = 0
         while True:
             capabilities = await self.capabilities()
             payload = media_payload(request, self._media, capabilities)
-            # A server that drops media at once (a small or disabled cache, another client that clears it) would let a
-            # request that waits for others to carry them miss them for ever.
-            reservation = await self._media_cache.reserve(payload.names, include_all=resends >= _RESENDS - 1)
-            answer = Generation(request.request_id, request.sampling.n)
-            if owner in self._abandoned:
+            # The last attempts carry all data: with a server that evicts media at once (a small or disabled cache,
+            # another client that clears it), a request that relies on the data of others could fail for ever.
+            reservation = await self._media_cache.reserve(payload.names, include_all=resends >= _MAX_RESENDS - 1)
+            generation = Generation(request.request_id, request.sampling.n)
+            if root_id in self._aborted:
                 self._media_cache.release(reservation)
                 return Generation.aborted(request.request_id, request.sampling.n)
             try:
-                await self._send(request, payload, reservation, capabilities, answer, listen)
+                await self._send(request, payload, reservation, capabilities, generation, listen)
             except ServerUnreachableError:
-                # Broken off after its first token, where the connection does not try again; a listener has that token.
-                if listen is not None or not answer.has_tokens or resends == _RESENDS:
+                # A response that breaks off after its first token is not retried by the connection. It cannot be
+                # retried here either where a listener has received that token.
+                if listen is not None or not generation.has_tokens or resends == _MAX_RESENDS:
                     raise
                 resends += 1
             except ServerError as error:
-                if answer.has_tokens:  # the server had the media, and was running
+                if generation.has_tokens:  # so the server had the media and was not paused
                     raise
                 if error.status == 503 and capabilities.control and await self.control.is_paused():
-                    await self._until_resumed(owner)
+                    await self._wait_until_resumed(root_id)
                     continue
                 missing = reservation.omitted and payload.is_cache_miss(error.status, error.body)
-                if resends == _RESENDS or not missing:
+                if resends == _MAX_RESENDS or not missing:
                     raise
                 resends += 1
-                log.info("request %s: the server has dropped media; sent again", request.request_id)
+                log.info("request %s: sent again, the server has evicted media", request.request_id)
                 self._media_cache.evict(reservation)
             else:
-                payload.check(answer)
-                # A connection that broke was tried again with the same body; the server behind it may be another.
-                moved = self._capabilities is not capabilities and await self.capabilities() != capabilities
-                if not moved or not payload.names or listen is not None or resends == _RESENDS:
-                    return answer
+                payload.check(generation)
+                # The connection retries with the same body after it broke; by then another server may have started.
+                changed = self._capabilities.known is not capabilities and await self.capabilities() != capabilities
+                if not changed or not payload.names or listen is not None or resends == _MAX_RESENDS:
+                    return generation
                 resends += 1
 
     async def _send(
@@ -378,15 +373,15 @@ class VLLMEngine:
         payload: MediaPayload,
         reservation: MediaReservation,
         capabilities: ServerCapabilities,
-        answer: Generation,
+        generation: Generation,
         listen: Listener | None,
     ) -> None:
-        # What others wait for is streamed: its first token tells that the server has it. A streamed answer has no
-        # place for the log-probabilities of a prompt.
+        # A request with data that other requests wait for is streamed, because its first token shows that the server
+        # has the data. A streamed response cannot carry the log-probabilities of a prompt.
         first: Chunks = "first" if reservation.included and not request.prompt_logprobs else None
         chunks: Chunks = first if listen is None else "each"
         try:
-            # Encoding images takes milliseconds, which other requests of this loop need not wait for.
+            # Encoding images takes milliseconds; in a thread it does not delay the other requests of this loop.
             try:
                 if reservation.included:
                     media = await asyncio.to_thread(payload.body_field, reservation.included)
@@ -394,119 +389,94 @@ class VLLMEngine:
                     media = payload.body_field(())
             except RendererError as error:
                 raise InvalidRequestError(request.request_id, str(error)) from error
+            salt = None
+            if self._salts is not None:
+                salt = self._salts.salt(capabilities.model, self._weight_version, request.session_id)
             body = request_body(
                 request,
                 payload.prompt_ids,
                 media,
                 model=capabilities.model,
-                cache_salt=self._salt(capabilities.model, request.session_id) if self._salted else None,
+                cache_salt=salt,
                 chunks=chunks,
                 return_prompt=payload.returns_prompt,
             )
             if chunks is None:
-                await self._receive(request, body, answer)
+                await self._receive(request, body, generation)
             else:
-                await self._receive_chunks(request, body, answer, lambda: self._media_cache.commit(reservation), listen)
-            if answer.has_tokens:
+                await self._receive_chunks(request, body, generation, reservation, listen)
+            if generation.has_tokens:
                 self._media_cache.commit(reservation)
         finally:
-            self._media_cache.release(reservation)  # of what has not arrived
+            self._media_cache.release(reservation)  # of what has not been committed
 
-    async def _receive(self, request: GenerateRequest, body: Body, answer: Generation) -> None:
-        reply = await self._connection.request(
+    async def _receive(self, request: GenerateRequest, body: Body, generation: Generation) -> None:
+        response = await self._connection.request(
             "POST", _GENERATE, name=request.request_id, body=body, headers=_headers(request)
         )
-        if reply.status != 200:
-            raise response_error(request.request_id, reply, f"generating at {self.base_url}")
-        if len(reply.body) > _LARGE_ANSWER:
-            await asyncio.to_thread(answer.add_response, reply.body)
+        if response.status != 200:
+            raise response_error(request.request_id, response, f"generating at {self.base_url}")
+        if len(response.body) > _LARGE_RESPONSE:
+            await asyncio.to_thread(generation.add_response, response.body)
         else:
-            answer.add_response(reply.body)
+            generation.add_response(response.body)
 
     async def _receive_chunks(
         self,
         request: GenerateRequest,
         body: Body,
-        answer: Generation,
-        commit_media: Callable[[], None],
+        generation: Generation,
+        reservation: MediaReservation,
         listen: Listener | None,
     ) -> None:
         async with self._connection.stream(
             _GENERATE, name=request.request_id, body=body, headers=_headers(request)
         ) as events:
             async for data in events:
-                deltas = answer.add_response(data)
-                if answer.has_tokens:  # an answer cut off in the queue says nothing of its media
-                    commit_media()
+                deltas = generation.add_response(data)
+                if generation.has_tokens:  # a request aborted in the queue does not show that its media arrived
+                    self._media_cache.commit(reservation)
                 if listen is not None:
                     for delta in deltas:
                         listen(delta)
 
-    async def _abort_on_server(self, served: Iterable[str]) -> None:
-        """Tell the server to stop; that it cannot be told is logged, for the caller is ending for another reason."""
+    async def _abort_on_server(self, request_ids: Iterable[str]) -> None:
+        """Abort requests on the server. A failure is only logged, because the caller ends with another error."""
         try:
-            async with asyncio.timeout(_ABORT_SECONDS):
-                await self.control.abort(served)
+            async with asyncio.timeout(_ABORT_REQUEST_SECONDS):
+                await self.control.abort(request_ids)
         except (EngineError, TimeoutError) as error:
-            log.warning("could not abort %s on the server: %r", served, error)
+            log.warning("could not abort %s on the server: %r", request_ids, error)
 
-    # What is known of the server.
+    # The state of the server.
 
-    def _is_quiet(self) -> bool:
-        """Whether the server could have restarted since it was last heard of, without a connection to notice it."""
-        return self._exchanges == 0 and time.monotonic() - self._last_heard > _QUIET_SECONDS
+    async def _probe(self) -> ServerCapabilities:
+        return await probe(self._connection, model=self._model, expected=self._expected)
 
-    async def _look(self) -> None:
-        """Ask what the server is, unless it is the process that was asked before."""
-        started = await self._start_of_server()
-        if self._capabilities is None or started is None or started != self._server_started:
-            self._may_have_restarted()
-            self._capabilities = await probe(self._connection, model=self._model, expected=self._expected)
-        self._server_started = started
-        self._last_heard = time.monotonic()
+    async def _server_start_time(self) -> float | None:
+        """When the server process started, in seconds since 1970; None where its metrics do not contain it."""
+        samples = (await self.control.metrics()).get("process_start_time_seconds", ())
+        return next((sample.value for sample in samples), None)
 
-    async def _start_of_server(self) -> float | None:
-        """When its process began, in seconds since 1970; None where it does not tell."""
-        try:
-            return (await self.control.metrics()).process_start_time
-        except (CapabilityError, ServerError):
-            return None
-
-    def _may_have_restarted(self) -> None:
-        """A connection broke, or the server is another process: empty caches, and perhaps other flags."""
+    def _forget_server(self) -> None:
+        """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
         self._media_cache.clear()
-        self._capabilities = None
-
-    def _salt(self, model: str, session_id: str | None) -> str:
-        salt = _salt_of(model, self._weight_version)
-        if session_id is None:
-            return salt
-        with self._lock:
-            salt = self._salts.setdefault(session_id, salt)
-            self._salts.move_to_end(session_id)
-            if len(self._salts) > _REMEMBERED_SESSIONS:
-                self._salts.popitem(last=False)
-        return salt
+        self._capabilities.forget()
 
     def _set_weight_version(self, version: str) -> None:
         self._weight_version = version
 
-    def _see_versions(self, completions: Iterable[Completion], known: str) -> None:
-        """Adopt the label of the last tokens, unless another was set since the request began (`known`)."""
+    def _adopt_version(self, completions: Iterable[Completion], before: str) -> None:
+        """Adopt the label of the last tokens, unless the label was set since the request began with `before`."""
         for completion in completions:
-            if completion.weight_spans and self._weight_version == known != completion.weight_spans[-1].version:
+            if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
-
-
-@functools.lru_cache(maxsize=64)
-def _salt_of(model: str, weight_version: str) -> str:
-    return hashlib.blake2b(f"{model}\0{weight_version}".encode(), digest_size=16).hexdigest()
 
 
 def _headers(request: GenerateRequest) -> Mapping[str, str]:
     return {} if request.session_id is None else {"X-Session-ID": request.session_id}
 
 
-def _relabelled(listen: Listener | None, index: int) -> Listener | None:
-    """A continuation has one sample, which is sample `index` of the whole."""
+def _with_index(listen: Listener | None, index: int) -> Listener | None:
+    """A listener for a continuation, whose only sample is sample `index` of the request."""
     return None if listen is None else lambda delta: listen(replace(delta, index=index))

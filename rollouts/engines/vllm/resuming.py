@@ -1,4 +1,4 @@
-"""Going on with a completion that a pause has cut off, from the tokens that it had."""
+"""Continuing a completion that a pause of the server has cut off."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import numpy as np
 
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, WeightSpan
 
-#: Their effect depends on what counts as output, and after a cut the tokens before it count as prompt: a grammar, for
-#: one, would begin anew in the middle.
-_OF_THE_OUTPUT = ("frequency_penalty", "presence_penalty", "repetition_detection", "structured_outputs")
+#: Parameters that depend on the tokens generated so far. In a continuation those tokens are part of the prompt: a
+#: grammar, for example, would start again in the middle of the completion.
+_OUTPUT_DEPENDENT = ("frequency_penalty", "presence_penalty", "repetition_detection", "structured_outputs")
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """What becomes of completions that a pause aborts.
+    """How completions that a pause aborts are continued.
 
-    They wait until the server runs again, at most `wait_seconds`, and are continued, each at most `rounds` times.
+    They wait until the server runs again, at most `wait_seconds`, and are continued, each at most `rounds` times. The
+    server is polled first after `first_poll_seconds`, later at most every `longest_poll_seconds`.
     """
 
     rounds: int = 64
@@ -26,15 +27,16 @@ class ResumePolicy:
     longest_poll_seconds: float = 1.0
 
 
-def continuation(request: GenerateRequest, cut: Completion, round_: int, limit: int) -> GenerateRequest | None:
-    """The request that draws the rest of a completion; None where there is no room for another token.
+def continuation(
+    request: GenerateRequest, partial: Completion, round_number: int, max_model_len: int
+) -> GenerateRequest | None:
+    """The request that samples the rest of a completion; None where there is no room for another token.
 
-    `limit` is the model's. Where penalties look at the output alone, the rest cannot be drawn as if nothing had
-    happened: then the request is for the whole completion anew, see `restarts`.
+    The request is for the whole completion again where `restarts_from_prompt`.
     """
-    done = 0 if restarts(request) else len(cut.token_ids)
+    done = 0 if restarts_from_prompt(request) else len(partial.token_ids)
     length = len(request.prompt_ids)
-    left = min(request.sampling.max_tokens - done, limit - length - done)
+    left = min(request.sampling.max_tokens - done, max_model_len - length - done)
     if left < 1:
         return None
     extra = dict(request.sampling.extra)
@@ -46,53 +48,49 @@ def continuation(request: GenerateRequest, cut: Completion, round_: int, limit: 
         n=1,
         max_tokens=left,
         extra=extra,
-        # Another one, for the same would draw the same numbers again; vLLM seeds sample i of n with seed + i.
-        seed=None if seed is None else (seed + cut.index + (round_ << 32)) % 2**63,
+        # A different seed, because the same one would draw the same numbers again. vLLM seeds sample i of n with
+        # seed + i.
+        seed=None if seed is None else (seed + partial.index + (round_number << 32)) % 2**63,
     )
     return replace(
         request,
-        prompt_ids=[*request.prompt_ids, *cut.token_ids[:done].tolist()],
+        prompt_ids=[*request.prompt_ids, *partial.token_ids[:done].tolist()],
         sampling=sampling,
         sampled=[*request.sampled, (length, length + done)] if done else request.sampled,
-        request_id=f"{request.request_id}.{cut.index}.{round_}",
+        request_id=f"{request.request_id}.{partial.index}.{round_number}",
         prompt_logprobs=request.prompt_logprobs and not done,
     )
 
 
-def restarts(request: GenerateRequest) -> bool:
-    """Whether a completion of this request, once cut off, is drawn anew as a whole."""
-    return any(request.sampling.extra.get(name) for name in _OF_THE_OUTPUT)
+def restarts_from_prompt(request: GenerateRequest) -> bool:
+    """Whether a completion of this request that is cut off is sampled again from its beginning."""
+    return any(request.sampling.extra.get(name) for name in _OUTPUT_DEPENDENT)
 
 
-def joined(cut: Completion, rest: Completion) -> Completion:
-    """One completion of both, as if it had been drawn in one go: ids, log-probs, versions, experts and masks."""
-    done = len(cut.token_ids)
-    if not done:  # cut before its first token: there is nothing to join, and no mask or expert that could be missing
-        return replace(rest, index=cut.index)
+def join_completions(partial: Completion, rest: Completion) -> Completion:
+    """One completion of both parts: ids, log-probs, weight versions, experts and masks."""
+    done = len(partial.token_ids)
+    if not done:  # nothing was sampled, so no mask and no expert is missing
+        return replace(rest, index=partial.index)
     if not len(rest.token_ids) and rest.finish_reason is FinishReason.ABORT:
-        return cut
+        return partial
     return replace(
         rest,
-        index=cut.index,
-        token_ids=np.concatenate([cut.token_ids, rest.token_ids]),
-        logprobs=np.concatenate([cut.logprobs, rest.logprobs]),
-        weight_spans=_joined_spans(cut.weight_spans, rest.weight_spans, done),
-        # The later array begins at the prompt too; what the earlier one has was computed when it was sampled.
+        index=partial.index,
+        token_ids=np.concatenate([partial.token_ids, rest.token_ids]),
+        logprobs=np.concatenate([partial.logprobs, rest.logprobs]),
+        weight_spans=_join_spans(partial.weight_spans, rest.weight_spans, done),
+        # Both arrays begin at the prompt; for the first tokens, the earlier array is from the time of their sampling.
         routed_experts=rest.routed_experts
-        if cut.routed_experts is None or rest.routed_experts is None
-        else np.concatenate([cut.routed_experts, rest.routed_experts[len(cut.routed_experts) :]]),
+        if partial.routed_experts is None or rest.routed_experts is None
+        else np.concatenate([partial.routed_experts, rest.routed_experts[len(partial.routed_experts) :]]),
         sampling_masks=None
-        if cut.sampling_masks is None or rest.sampling_masks is None
-        else cut.sampling_masks + rest.sampling_masks,
+        if partial.sampling_masks is None or rest.sampling_masks is None
+        else partial.sampling_masks + rest.sampling_masks,
     )
 
 
-def out_of_room(cut: Completion) -> Completion:
-    """A completion whose cut fell on its last possible token."""
-    return replace(cut, finish_reason=FinishReason.LENGTH)
-
-
-def _joined_spans(first: tuple[WeightSpan, ...], then: tuple[WeightSpan, ...], by: int) -> tuple[WeightSpan, ...]:
+def _join_spans(first: tuple[WeightSpan, ...], then: tuple[WeightSpan, ...], by: int) -> tuple[WeightSpan, ...]:
     spans = list(first)
     for span in then:
         moved = WeightSpan(span.version, span.start + by, span.end + by)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, SamplingParams, WeightSpan
-from rollouts.engines.vllm.resuming import continuation, joined
+from rollouts.engines.vllm.resuming import continuation, join_completions
 
 
 def cut(ids: list[int], *, index: int = 0, spans: tuple[WeightSpan, ...] = (), **more) -> Completion:
@@ -21,7 +21,7 @@ def request(**sampling) -> GenerateRequest:
 
 
 def test_the_rest_is_asked_for_behind_the_tokens_so_far_with_what_is_left_of_the_budget():
-    rest = continuation(request(n=4, extra={"min_tokens": 3}), cut([7, 8], index=2), 1, limit=100)
+    rest = continuation(request(n=4, extra={"min_tokens": 3}), cut([7, 8], index=2), 1, max_model_len=100)
     assert rest.prompt_ids == [1, 2, 3, 7, 8]
     assert rest.sampling.max_tokens == 8
     assert rest.sampling.n == 1
@@ -44,7 +44,7 @@ def test_a_cut_on_the_last_possible_token_leaves_nothing_to_ask_for(tokens, limi
 
 
 def test_penalties_that_look_at_the_output_alone_have_the_whole_drawn_anew():
-    rest = continuation(request(extra={"presence_penalty": 0.5}), cut([7, 8]), 1, limit=100)
+    rest = continuation(request(extra={"presence_penalty": 0.5}), cut([7, 8]), 1, max_model_len=100)
     assert rest.prompt_ids == [1, 2, 3]
     assert rest.sampling.max_tokens == 10
     assert rest.sampled == [(1, 2)]
@@ -53,7 +53,7 @@ def test_penalties_that_look_at_the_output_alone_have_the_whole_drawn_anew():
 def test_the_parts_become_one_completion_with_the_versions_of_both():
     first = cut([7, 8], index=3, spans=(WeightSpan("v1", 0, 2),))
     then = cut([9, 2], spans=(WeightSpan("v1", 0, 1), WeightSpan("v2", 1, 2)))
-    whole = joined(first, then)
+    whole = join_completions(first, then)
     assert whole.index == 3
     assert whole.token_ids.tolist() == [7, 8, 9, 2]
     assert whole.logprobs.tolist() == [-7 / 8, -1, -9 / 8, -2 / 8]
@@ -63,13 +63,13 @@ def test_the_parts_become_one_completion_with_the_versions_of_both():
 def test_experts_of_tokens_sampled_before_the_cut_are_those_of_that_time():
     # Prompt of 3: the first part has 3 + 2 - 1 rows, the second is asked for with a prompt of 5 and has 5 + 2 - 1.
     before, after = (np.full((rows, 1, 1), value, np.uint8) for rows, value in ((4, 1), (6, 2)))
-    whole = joined(cut([7, 8], routed_experts=before), cut([9, 2], routed_experts=after))
+    whole = join_completions(cut([7, 8], routed_experts=before), cut([9, 2], routed_experts=after))
     assert whole.routed_experts[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2]
 
 
 def test_sampling_masks_follow_one_another():
     masks = [(np.array([7]),), (np.array([9]), np.array([2]))]
-    whole = joined(cut([7], sampling_masks=masks[0]), cut([9, 2], sampling_masks=masks[1]))
+    whole = join_completions(cut([7], sampling_masks=masks[0]), cut([9, 2], sampling_masks=masks[1]))
     assert [mask.tolist() for mask in whole.sampling_masks] == [[7], [9], [2]]
 
 
@@ -87,5 +87,5 @@ def test_a_cut_without_tokens_costs_no_sampling_mask():
         return Completion(0, np.arange(count, dtype=np.int32), np.zeros(count, np.float32), why, sampling_masks=masks)
 
     empty, full = piece(0, FinishReason.ABORT), piece(3, FinishReason.LENGTH)
-    assert len(joined(empty, full).sampling_masks) == 3
-    assert len(joined(piece(3, FinishReason.ABORT), empty).sampling_masks) == 3
+    assert len(join_completions(empty, full).sampling_masks) == 3
+    assert len(join_completions(piece(3, FinishReason.ABORT), empty).sampling_masks) == 3

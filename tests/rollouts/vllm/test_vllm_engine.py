@@ -269,7 +269,7 @@ async def test_a_server_that_restarted_in_a_silence_is_asked_anew_what_it_wants(
     await server.stop()
     server.pixel_dtype = "float32"
     await server.start()
-    monkeypatch.setattr("rollouts.engines.vllm.engine._QUIET_SECONDS", -1)
+    monkeypatch.setattr("rollouts.engines.vllm.capability_cache._QUIET_SECONDS", -1)
     await sampled(engine, request(image()))
     assert server.generations[-1].shipped == ["cat"]
     assert (await engine.capabilities()).pixel_dtype == "float32"

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
-"""Prompts that Python code prints: DeepSeek's against the vendor's encoder, Kimi's tools against written-out text."""
+"""Prompts of DeepSeek V3.2 and V4, compared with the vendor's encoder and with texts written by hand."""
 
 from __future__ import annotations
 
@@ -7,31 +7,24 @@ import copy
 import functools
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from printed_text import copied, owned
 from tokenizers import Tokenizer
 
-from renderers.errors import PromptRefusedError, RendererError, TemplateError
+from renderers.errors import TemplateError
 from renderers.formats.prompts import deepseek_v4, prompt_for
-from renderers.formats.prompts.kimi_k25 import (
-    TypeScriptToolTemplate,
-    reads_typescript,
-    tool_variables,
-    typescript_declarations,
-)
 from renderers.messages import check_messages
-from renderers.template.chat_template import ChatTemplate, Printed
+from renderers.template.chat_template import Printed
 from renderers.template.python_template import (
     PythonTemplate,
-    message_mark,
-    messages_end_mark,
 )
-from renderers.template.traced import Origin, traced_join
+from renderers.template.traced import Origin
 from renderers.tokens.encoding import EncodedText, encode_printed, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
 from tests.renderers.corpus import CONVERSATIONS, TOOLS, _data, answer, call, model_dir, says, system, text, user
@@ -70,19 +63,6 @@ def print_with(template: PythonTemplate, messages: Messages, tools: Tools = None
 def encoded(printed: Printed, name: str, messages: Messages) -> EncodedText:
     tokenizer = tokenizer_of(name)
     return encode_printed(printed.text, find_controls(printed, tokenizer, [m["role"] for m in messages]), tokenizer)
-
-
-def owned(printed: Printed, owner: int) -> str:
-    return "".join(printed.text[s.start : s.end] for s in printed.segments if s.owner == owner)
-
-
-def copied(printed: Printed) -> dict[Origin, str]:
-    """Origin -> everything that was copied from it."""
-    found: dict[Origin, str] = {}
-    for start, end, _, origin in printed.segments:
-        if origin is not None:
-            found[origin] = found.get(origin, "") + printed.text[start:end]
-    return found
 
 
 # The vendor's encoder.
@@ -162,7 +142,7 @@ ALL = {**CONVERSATIONS, **MORE}
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("mode", ["chat", "thinking"])
 @pytest.mark.parametrize("drop", [True, False])
-def test_deepseek_v4_prints_what_the_vendors_encoder_prints(name: str, mode: str, drop: bool) -> None:
+def test_deepseek_v4_prints_the_text_of_the_vendors_encoder(name: str, mode: str, drop: bool) -> None:
     messages, tools = ALL[name]
     expected = by_encoder(messages, tools, mode, drop)
     if expected is None:
@@ -174,7 +154,7 @@ def test_deepseek_v4_prints_what_the_vendors_encoder_prints(name: str, mode: str
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"parts", "parts in every role"}))
 @pytest.mark.parametrize("mode", ["chat", "thinking"])
-def test_deepseek_v4_ids_are_the_tokenizers_own_ids_of_the_encoders_text(name: str, mode: str) -> None:
+def test_deepseek_v4_ids_equal_the_tokenizers_ids_of_the_encoders_text(name: str, mode: str) -> None:
     messages, tools = ALL[name]
     expected = by_encoder(messages, tools, mode, True)
     printed = print_with(template_of(V4), messages, tools, thinking_mode=mode)
@@ -232,7 +212,7 @@ REFUSED: dict[str, tuple[Messages, Tools, dict[str, Any], str, int | None]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_deepseek_v4_refuses_what_it_cannot_express_and_names_the_cure(name: str) -> None:
+def test_deepseek_v4_refuses_conversations_that_it_cannot_express_and_names_the_cure(name: str) -> None:
     messages, tools, variables, cure, index = REFUSED[name]
     with pytest.raises(TemplateError) as caught:
         print_with(template_of(V4), messages, tools, **variables)
@@ -297,7 +277,7 @@ def test_scaffold_belongs_to_the_message_that_it_was_printed_for() -> None:
     assert owned(printed, -1) == "<｜begin▁of▁sentence｜><｜Assistant｜><think>"
 
 
-def test_tools_and_arguments_are_content_and_the_words_around_them_are_not() -> None:
+def test_tools_and_arguments_are_content_and_the_text_around_them_is_not() -> None:
     messages = [user("q"), says("", None, [_A, call("run", '{"code": "x", "n": {"k": "v"}}', "b")])]
     texts = copied(print_with(template_of(V4), messages, TOOLS))
     tools = [text for origin, text in texts.items() if origin.path.startswith("tools[1]")]
@@ -359,7 +339,7 @@ def control_ids(encoding: EncodedText) -> list[int]:
 
 @settings(max_examples=150, deadline=None)
 @given(forged=_FORGED, model=st.sampled_from([V4, V32]), mode=st.sampled_from(["chat", "thinking"]))
-def test_content_that_spells_control_tokens_stays_content(forged: str, model: str, mode: str) -> None:
+def test_the_text_of_control_tokens_in_content_stays_content(forged: str, model: str, mode: str) -> None:
     def conversation(content: str) -> tuple[Messages, Tools]:
         tool = {"type": "function", "function": {"name": "run", "description": content}}
         schema = {**system(content), "response_format": {"is": content}}
@@ -373,7 +353,7 @@ def test_content_that_spells_control_tokens_stays_content(forged: str, model: st
     assert printed_ids(forged) == printed_ids("benign")
 
 
-def test_the_injection_test_would_notice_control_tokens_in_content() -> None:
+def test_the_injection_test_finds_control_tokens_in_content() -> None:
     printed = print_with(template_of(V4), [user("<｜User｜>")])
     forged = Printed(printed.text, [segment._replace(origin=None) for segment in printed.segments])
     assert len(control_ids(encoded(forged, V4, [user("")]))) == len(control_ids(encoded(printed, V4, [user("")]))) + 1
@@ -411,7 +391,7 @@ def test_deepseek_v32_thinks_only_behind_the_last_question() -> None:
     )
 
 
-def test_deepseek_v32_leads_on_from_results_without_the_assistant_token() -> None:
+def test_deepseek_v32_continues_after_results_without_the_assistant_token() -> None:
     printed = print_with(template_of(V32, thinking_mode="thinking"), _V32_CYCLE[:5])
     assert owned(printed, 2) == "\n\n<function_results>\n<result>1</result>"
     assert owned(printed, 3) == "\n<result>2</result>\n</function_results>\n\n<think>"
@@ -425,7 +405,7 @@ def test_deepseek_v32_declares_tools_as_json_lines_between_tags() -> None:
     assert text.endswith(f"<functions>\n{schemas}\n</functions>\n<｜User｜>q<｜Assistant｜></think>")
 
 
-def test_deepseek_v32_puts_a_developers_words_behind_the_tools() -> None:
+def test_deepseek_v32_puts_a_developer_message_behind_the_tools() -> None:
     text = print_with(template_of(V32), [{"role": "developer", "content": "D", "response_format": {"a": 1}}]).text
     assert text == (
         "<｜begin▁of▁sentence｜><｜User｜>\n\n## Response Format:\n\n"
@@ -437,7 +417,7 @@ def test_deepseek_v32_puts_a_developers_words_behind_the_tools() -> None:
 @pytest.mark.parametrize(
     "name", ["one question", "tool cycle, reasoning", "parallel calls", "unicode", "two tool cycles"]
 )
-def test_deepseek_v32_ids_are_the_tokenizers_own(name: str) -> None:
+def test_deepseek_v32_ids_equal_those_of_the_tokenizer(name: str) -> None:
     messages, tools = CONVERSATIONS[name]
     printed = print_with(template_of(V32, thinking_mode="thinking"), messages, tools)
     assert (
@@ -456,7 +436,7 @@ def test_deepseek_v32_ids_are_the_tokenizers_own(name: str) -> None:
         ([user(text("a", "b"))], "Join them into one text"),
     ],
 )
-def test_deepseek_v32_refuses_results_that_its_format_cannot_tell_apart(messages: Messages, cure: str) -> None:
+def test_deepseek_v32_refuses_results_that_its_format_cannot_distinguish(messages: Messages, cure: str) -> None:
     with pytest.raises(TemplateError, match=cure):
         print_with(template_of(V32), messages)
 
@@ -470,7 +450,7 @@ def test_deepseek_releases_are_recognised_by_their_control_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.1", "deepseek-r1", "qwen-3", "glm-5", "minimax-m3"])
-def test_other_models_are_not_taken_for_deepseek(name: str) -> None:
+def test_other_models_are_not_recognised_as_deepseek(name: str) -> None:
     assert prompt_for({}, tokenizer_of(name)) is None
 
 
@@ -482,12 +462,12 @@ def test_other_models_are_not_taken_for_deepseek(name: str) -> None:
         {"eos_token": {"content": "<|im_end|>"}},
     ],
 )
-def test_settings_that_contradict_the_prompt_are_heeded(settings: dict[str, Any]) -> None:
+def test_settings_that_contradict_the_prompt_function_are_used(settings: dict[str, Any]) -> None:
     assert prompt_for(settings_of(V4) | settings, tokenizer_of(V4)) is None
 
 
 @pytest.mark.parametrize("missing", deepseek_v4.REQUIRED_TOKENS)
-def test_a_tokenizer_that_lacks_one_token_of_v4_is_neither_release(missing: str) -> None:
+def test_a_tokenizer_without_one_token_of_v4_is_neither_release(missing: str) -> None:
     definition = json.loads((model_dir(V4) / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
     added = [token for token in definition["added_tokens"] if token["content"] in deepseek_v4.REQUIRED_TOKENS]
@@ -498,231 +478,3 @@ def test_a_tokenizer_that_lacks_one_token_of_v4_is_neither_release(missing: str)
 
     assert recognised(added)
     assert not recognised([token for token in added if token["content"] != missing])
-
-
-# PythonTemplate with a prompt function of one's own.
-
-
-def _shout(
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    *,
-    add_generation_prompt: bool,
-    mark: str = "!",
-) -> str:
-    def pieces() -> Iterator[str]:
-        for index, message in enumerate(messages):
-            if message["content"] == "quiet":
-                raise PromptRefusedError("too quiet", cure="Speak up.", message_index=index)
-            yield from (message_mark(index), "[", message["content"], mark, "]")
-        yield messages_end_mark()
-        if add_generation_prompt:
-            yield "[" + ("tools" if tools else "")
-
-    return traced_join("", pieces())
-
-
-def _shouting(**variables: Any) -> PythonTemplate:
-    return PythonTemplate(_shout, source="shout", model="loud", variables=variables)
-
-
-def test_a_prompt_function_is_printed_like_a_template() -> None:
-    jinja = ChatTemplate(
-        "{% for m in messages %}[{{ m.content }}!]{% endfor %}{% if add_generation_prompt %}[{% endif %}", model="loud"
-    )
-    messages = [user("a"), says("b"), user("")]
-    for prompt in (True, False):
-        assert _shouting().print(messages, add_generation_prompt=prompt) == jinja.print(
-            messages, add_generation_prompt=prompt
-        )
-
-
-def test_variables_of_a_single_print_win_over_those_of_the_template() -> None:
-    assert _shouting(mark="?").print([user("a")]).text == "[a?]"
-    assert _shouting(mark="?").print([user("a")], mark=".").text == "[a.]"
-    assert _shouting(mark="?").print([user("a")]).text == "[a?]"
-
-
-def test_a_refusal_becomes_an_error_that_names_model_message_and_cure() -> None:
-    with pytest.raises(TemplateError, match=r"loud.*message 1.*too quiet.*Speak up") as caught:
-        _shouting().print([user("a"), user("quiet")])
-    assert caught.value.message_index == 1
-
-
-@pytest.mark.parametrize("misspell", [lambda: _shouting(marks="?"), lambda: _shouting().print([], marks="?")])
-def test_a_misspelt_variable_is_an_error_that_lists_the_known_ones(misspell: Callable[[], object]) -> None:
-    with pytest.raises(TemplateError, match=r"no option 'marks'.*options of this format are mark"):
-        misspell()
-
-
-def test_a_prompt_of_plain_text_belongs_to_no_message() -> None:
-    def hello(messages: Any, tools: Any, *, add_generation_prompt: bool) -> str:
-        return "hello"
-
-    printed = PythonTemplate(hello, source="", model="m").print([user("a")])
-    assert printed.text == "hello"
-    assert [tuple(segment) for segment in printed.segments] == [(0, 5, -1, None)]
-
-
-# Kimi K2.5.
-
-
-def function(name: str = "f", parameters: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters or {}, **more}}
-
-
-def declared(parameters: dict[str, Any]) -> str:
-    """What stands between the parentheses and whatever precedes the type."""
-    text = str(typescript_declarations([function("f", parameters)]))
-    head, tail = "# Tools\n\n## functions\nnamespace functions {\n", ") => any;\n}\n"
-    assert text.startswith(head)
-    assert text.endswith(tail)
-    return text.removeprefix(head).removesuffix(tail).replace("type f = (_: ", "", 1)
-
-
-def property_of(schema: Any) -> str:
-    return declared({"type": "object", "properties": {"x": schema}, "required": ["x"]})
-
-
-def test_kimi_declares_the_tools_of_the_corpus() -> None:
-    assert typescript_declarations(TOOLS) == (
-        "# Tools\n\n## functions\nnamespace functions {\n"
-        '// Weather of a place: "now" or <later> & more, °C\n'
-        "type get_weather = (_: {\n"
-        "  // Name of the city\n  city: string,\n"
-        "  // minimum: 1\n  days?: number,\n"
-        '  units?: "metric" | "imperial"\n'
-        "}) => any;\n"
-        "// Run a command\n"
-        "type run = (_: {\n  code?: string,\n  env?: {}\n}) => any;\n"
-        "}\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        ({"type": "integer"}, "  x: number"),
-        ({"type": "boolean"}, "  x: boolean"),
-        ({}, "  x: any"),
-        (True, "  x: any"),
-        (False, "  x: null"),
-        ({"type": ["string", "null", "array", "object"]}, "  x: string | null | Array<any> | {}"),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "  x: string | null"),
-        ({"enum": ["a", 1, 1.5, True, None]}, '  x: "a" | 1 | 1.5 | True | None'),
-        ({"type": ["string", "null"], "enum": ["a", None]}, '  x: "a" | None'),
-        ({"type": "array"}, "  x: Array<any>"),
-        ({"type": "array", "items": {"type": "integer"}}, "  x: Array<number>"),
-        (
-            {"type": "array", "maxItems": 2, "minItems": 1, "items": {"type": "string", "description": "d"}},
-            "  // maxItems: 2, minItems: 1\n  x: Array<\n    // d\n    string\n  >",
-        ),
-        (
-            {"type": "string", "pattern": "^a$", "minLength": 1, "maxLength": 3},
-            "  // maxLength: 3, minLength: 1, pattern: ^a$\n  x: string",
-        ),
-        ({"type": "boolean", "minimum": 1}, "  x: boolean"),
-        ({"type": "string", "description": "one\n\ntwo"}, "  // one\n\n  // two\n  x: string"),
-        ({"type": "string", "default": "ü"}, '  // Default: "ü"\n  x: string'),
-        ({"type": "boolean", "default": False}, "  // Default: False\n  x: boolean"),
-        ({"type": "object", "default": {"b": None, "a": 1}}, '  // Default: {"a": 1, "b": null}\n  x: {}'),
-        ({"type": "object", "additionalProperties": False}, "  x: {\n    [k: string]: never\n  }"),
-        ({"type": "object", "additionalProperties": {"type": "integer"}}, "  x: {\n    [k: string]: number\n  }"),
-    ],
-)
-def test_kimi_writes_a_schema_as_a_type(schema: Any, expected: str) -> None:
-    assert property_of(schema) == f"{{\n{expected}\n}}"
-
-
-def test_kimi_puts_required_properties_first_each_group_by_name() -> None:
-    names = ["d", "b", "c", "a"]
-    parameters = {"properties": {name: {"type": "string"} for name in names}, "required": ["d", "b"]}
-    assert declared(parameters) == "{\n  b: string,\n  d: string,\n  a?: string,\n  c?: string\n}"
-
-
-def test_kimi_names_definitions_as_interfaces_in_front() -> None:
-    parameters = {
-        "properties": {"x": {"$ref": "#/$defs/Node"}},
-        "$defs": {"Node": {"type": "object", "description": "A node", "properties": {"n": {"$ref": "#/$defs/Node"}}}},
-    }
-    assert declared(parameters) == "// A node\ninterface Node {\n  n?: Node\n}\n{\n  x?: Node\n}"
-
-
-def test_kimi_names_a_schema_that_refers_to_itself() -> None:
-    assert declared({"properties": {"x": {"$ref": "#"}}}) == "interface parameters {\n  x?: parameters\n}\nparameters"
-
-
-def test_kimi_leaves_out_what_is_no_function_and_declares_nothing_for_nothing() -> None:
-    assert typescript_declarations([{"type": "_plugin", "function": {"name": "f"}}, {"type": "function"}]) == ""
-    assert typescript_declarations([]) == ""
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"oneOf": []},
-        {"description": "no type"},
-        {"$ref": "#/$defs/Missing"},
-        {"$ref": "https://example.org/schema"},
-        {"type": ["string", "date"]},
-        {"type": "string", "enum": [1]},
-        {"type": ["string", "integer"], "enum": ["a"]},
-        {"type": "string", "description": 5},
-        {"type": "object", "properties": None},
-        {"anyOf": None},
-        "string",
-        None,
-    ],
-)
-def test_kimi_refuses_a_schema_it_has_no_words_for_and_the_template_then_prints_json(schema: Any) -> None:
-    tools = [function(), function("g", {"type": "object", "properties": {"x": schema}})]
-    with pytest.raises(PromptRefusedError, match=r"tools\[1\]") as caught:
-        typescript_declarations(tools)
-    assert isinstance(caught.value, RendererError)
-    assert tool_variables(tools) == {"tools": tools}
-
-
-def test_kimi_descriptions_keep_their_origin_and_the_declaration_around_them_has_none() -> None:
-    spans = typescript_declarations(TOOLS).spans
-    text = str(typescript_declarations(TOOLS))
-    found: dict[Any, str] = {}
-    for start, end, origin in spans:
-        found[origin] = found.get(origin, "") + text[start:end]
-    assert found[Origin(-1, "tools[1].function.description")] == "Run a command"
-    assert found[Origin(-1, "tools[0].function.parameters.properties.city.description")] == "Name of the city"
-    assert found[Origin(-1, "tools[0].function.parameters.properties.units.enum[1]")] == "imperial"
-    assert not any("namespace" in piece or "//" in piece for piece in found.values())
-
-
-_KIMI_LIKE = """{%- if tools -%}<|im_system|>tool_declare<|im_middle|>
-{%- if tools_ts_str -%}{{ tools_ts_str }}{%- else -%}{{ tools | tojson }}{%- endif -%}<|im_end|>{%- endif -%}
-{%- for m in messages -%}{{ m.content }}{%- endfor -%}"""
-
-
-def test_a_template_prints_the_declaration_with_its_provenance() -> None:
-    template = TypeScriptToolTemplate(ChatTemplate(_KIMI_LIKE, model="kimi"))
-    assert reads_typescript(template.source)
-    printed = template.print([user("q")], tools=TOOLS)
-    assert printed.text == f"<|im_system|>tool_declare<|im_middle|>{typescript_declarations(TOOLS)}<|im_end|>q"
-    assert copied(printed)[Origin(-1, "tools[1].function.description")] == "Run a command"
-    assert template.print([user("q")]).text == "q"
-
-
-def test_a_template_without_a_declaration_prints_the_tools_with_sorted_keys() -> None:
-    tools = [function("g", {"properties": {"x": {"oneOf": []}}}, description="d")]
-    text = TypeScriptToolTemplate(ChatTemplate(_KIMI_LIKE, model="kimi")).print([], tools=tools).text
-    assert text == f"<|im_system|>tool_declare<|im_middle|>{json.dumps(tools, sort_keys=True)}<|im_end|>"
-
-
-@settings(max_examples=100, deadline=None)
-@given(description=st.text(max_size=30), name=st.text(min_size=1, max_size=8))
-def test_kimi_content_of_tools_is_never_the_formats_own_text(description: str, name: str) -> None:
-    tools = [
-        function(name, {"properties": {name: {"type": "string", "description": description}}}, description=description)
-    ]
-    text = typescript_declarations(tools)
-    is_content = [False] * len(text)
-    for start, end, _ in text.spans:
-        is_content[start:end] = [True] * (end - start)
-    own = [character for character, content in zip(text, is_content, strict=True) if not content]
-    assert set(own) <= set("# Tools\n\n## functions\nnamespace functions {\n// type = (_: {\n?: string}) => any;\n}\n")

@@ -1,0 +1,186 @@
+"""Kimi K2.5's tool declarations in TypeScript, compared with texts written by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from printed_text import copied
+
+from renderers.errors import PromptRefusedError, RendererError
+from renderers.formats.prompts.kimi_k25 import (
+    TypeScriptToolTemplate,
+    reads_typescript,
+    tool_variables,
+    typescript_declarations,
+)
+from renderers.template.chat_template import ChatTemplate
+from renderers.template.traced import Origin
+from tests.renderers.corpus import TOOLS, user
+
+Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
+
+
+def function(name: str = "f", parameters: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters or {}, **more}}
+
+
+def declared(parameters: dict[str, Any]) -> str:
+    """What stands between the parentheses and whatever precedes the type."""
+    text = str(typescript_declarations([function("f", parameters)]))
+    head, tail = "# Tools\n\n## functions\nnamespace functions {\n", ") => any;\n}\n"
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    return text.removeprefix(head).removesuffix(tail).replace("type f = (_: ", "", 1)
+
+
+def property_of(schema: Any) -> str:
+    return declared({"type": "object", "properties": {"x": schema}, "required": ["x"]})
+
+
+def test_kimi_declares_the_tools_of_the_corpus() -> None:
+    assert typescript_declarations(TOOLS) == (
+        "# Tools\n\n## functions\nnamespace functions {\n"
+        '// Weather of a place: "now" or <later> & more, °C\n'
+        "type get_weather = (_: {\n"
+        "  // Name of the city\n  city: string,\n"
+        "  // minimum: 1\n  days?: number,\n"
+        '  units?: "metric" | "imperial"\n'
+        "}) => any;\n"
+        "// Run a command\n"
+        "type run = (_: {\n  code?: string,\n  env?: {}\n}) => any;\n"
+        "}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "integer"}, "  x: number"),
+        ({"type": "boolean"}, "  x: boolean"),
+        ({}, "  x: any"),
+        (True, "  x: any"),
+        (False, "  x: null"),
+        ({"type": ["string", "null", "array", "object"]}, "  x: string | null | Array<any> | {}"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "  x: string | null"),
+        ({"enum": ["a", 1, 1.5, True, None]}, '  x: "a" | 1 | 1.5 | True | None'),
+        ({"type": ["string", "null"], "enum": ["a", None]}, '  x: "a" | None'),
+        ({"type": "array"}, "  x: Array<any>"),
+        ({"type": "array", "items": {"type": "integer"}}, "  x: Array<number>"),
+        (
+            {"type": "array", "maxItems": 2, "minItems": 1, "items": {"type": "string", "description": "d"}},
+            "  // maxItems: 2, minItems: 1\n  x: Array<\n    // d\n    string\n  >",
+        ),
+        (
+            {"type": "string", "pattern": "^a$", "minLength": 1, "maxLength": 3},
+            "  // maxLength: 3, minLength: 1, pattern: ^a$\n  x: string",
+        ),
+        ({"type": "boolean", "minimum": 1}, "  x: boolean"),
+        ({"type": "string", "description": "one\n\ntwo"}, "  // one\n\n  // two\n  x: string"),
+        ({"type": "string", "default": "ü"}, '  // Default: "ü"\n  x: string'),
+        ({"type": "boolean", "default": False}, "  // Default: False\n  x: boolean"),
+        ({"type": "object", "default": {"b": None, "a": 1}}, '  // Default: {"a": 1, "b": null}\n  x: {}'),
+        ({"type": "object", "additionalProperties": False}, "  x: {\n    [k: string]: never\n  }"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, "  x: {\n    [k: string]: number\n  }"),
+    ],
+)
+def test_kimi_writes_a_schema_as_a_type(schema: Any, expected: str) -> None:
+    assert property_of(schema) == f"{{\n{expected}\n}}"
+
+
+def test_kimi_puts_required_properties_first_each_group_by_name() -> None:
+    names = ["d", "b", "c", "a"]
+    parameters = {"properties": {name: {"type": "string"} for name in names}, "required": ["d", "b"]}
+    assert declared(parameters) == "{\n  b: string,\n  d: string,\n  a?: string,\n  c?: string\n}"
+
+
+def test_kimi_names_definitions_as_interfaces_in_front() -> None:
+    parameters = {
+        "properties": {"x": {"$ref": "#/$defs/Node"}},
+        "$defs": {"Node": {"type": "object", "description": "A node", "properties": {"n": {"$ref": "#/$defs/Node"}}}},
+    }
+    assert declared(parameters) == "// A node\ninterface Node {\n  n?: Node\n}\n{\n  x?: Node\n}"
+
+
+def test_kimi_names_a_schema_that_refers_to_itself() -> None:
+    assert declared({"properties": {"x": {"$ref": "#"}}}) == "interface parameters {\n  x?: parameters\n}\nparameters"
+
+
+def test_kimi_declares_functions_only_and_nothing_for_an_empty_list() -> None:
+    assert typescript_declarations([{"type": "_plugin", "function": {"name": "f"}}, {"type": "function"}]) == ""
+    assert typescript_declarations([]) == ""
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": []},
+        {"description": "no type"},
+        {"$ref": "#/$defs/Missing"},
+        {"$ref": "https://example.org/schema"},
+        {"type": ["string", "date"]},
+        {"type": "string", "enum": [1]},
+        {"type": ["string", "integer"], "enum": ["a"]},
+        {"type": "string", "description": 5},
+        {"type": "object", "properties": None},
+        {"anyOf": None},
+        "string",
+        None,
+    ],
+)
+def test_kimi_refuses_a_schema_it_cannot_express_and_the_template_then_prints_json(schema: Any) -> None:
+    tools = [function(), function("g", {"type": "object", "properties": {"x": schema}})]
+    with pytest.raises(PromptRefusedError, match=r"tools\[1\]") as caught:
+        typescript_declarations(tools)
+    assert isinstance(caught.value, RendererError)
+    assert tool_variables(tools) == {"tools": tools}
+
+
+def test_kimi_descriptions_keep_their_origin_and_the_declaration_around_them_has_none() -> None:
+    spans = typescript_declarations(TOOLS).spans
+    text = str(typescript_declarations(TOOLS))
+    found: dict[Any, str] = {}
+    for start, end, origin in spans:
+        found[origin] = found.get(origin, "") + text[start:end]
+    assert found[Origin(-1, "tools[1].function.description")] == "Run a command"
+    assert found[Origin(-1, "tools[0].function.parameters.properties.city.description")] == "Name of the city"
+    assert found[Origin(-1, "tools[0].function.parameters.properties.units.enum[1]")] == "imperial"
+    assert not any("namespace" in piece or "//" in piece for piece in found.values())
+
+
+_KIMI_LIKE = """{%- if tools -%}<|im_system|>tool_declare<|im_middle|>
+{%- if tools_ts_str -%}{{ tools_ts_str }}{%- else -%}{{ tools | tojson }}{%- endif -%}<|im_end|>{%- endif -%}
+{%- for m in messages -%}{{ m.content }}{%- endfor -%}"""
+
+
+def test_a_template_prints_the_declaration_with_its_provenance() -> None:
+    template = TypeScriptToolTemplate(ChatTemplate(_KIMI_LIKE, model="kimi"))
+    assert reads_typescript(template.source)
+    printed = template.print([user("q")], tools=TOOLS)
+    assert printed.text == f"<|im_system|>tool_declare<|im_middle|>{typescript_declarations(TOOLS)}<|im_end|>q"
+    assert copied(printed)[Origin(-1, "tools[1].function.description")] == "Run a command"
+    assert template.print([user("q")]).text == "q"
+
+
+def test_a_template_without_a_declaration_prints_the_tools_with_sorted_keys() -> None:
+    tools = [function("g", {"properties": {"x": {"oneOf": []}}}, description="d")]
+    text = TypeScriptToolTemplate(ChatTemplate(_KIMI_LIKE, model="kimi")).print([], tools=tools).text
+    assert text == f"<|im_system|>tool_declare<|im_middle|>{json.dumps(tools, sort_keys=True)}<|im_end|>"
+
+
+@settings(max_examples=100, deadline=None)
+@given(description=st.text(max_size=30), name=st.text(min_size=1, max_size=8))
+def test_kimi_content_of_tools_is_never_the_formats_own_text(description: str, name: str) -> None:
+    tools = [
+        function(name, {"properties": {name: {"type": "string", "description": description}}}, description=description)
+    ]
+    text = typescript_declarations(tools)
+    is_content = [False] * len(text)
+    for start, end, _ in text.spans:
+        is_content[start:end] = [True] * (end - start)
+    own = [character for character, content in zip(text, is_content, strict=True) if not content]
+    assert set(own) <= set("# Tools\n\n## functions\nnamespace functions {\n// type = (_: {\n?: string}) => any;\n}\n")
