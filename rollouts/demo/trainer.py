@@ -24,7 +24,7 @@ from rollouts.training import (
     sft_loss,
     token_logprobs,
 )
-from rollouts.training.mismatch import MismatchReport, joined
+from rollouts.training.mismatch import MismatchReport, merge_reports
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -120,7 +120,7 @@ class Trainer:
         if request.measure_after:
             with torch.no_grad():
                 after = [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in taught[:1]]
-        return Learned(self._weights(), total / self.recipe.epochs, joined(reports), joined(after))
+        return Learned(self._weights(), total / self.recipe.epochs, merge_reports(reports), merge_reports(after))
 
     def _mismatch(self, batch: TrainingBatch, logprobs: torch.Tensor) -> MismatchReport:
         names = [sample.name for sample in batch.samples]

@@ -1,1 +1,1 @@
-"""Inference engines: the protocol, and what implements it."""
+"""Inference engines: the protocol and its implementations."""

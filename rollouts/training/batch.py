@@ -1,4 +1,4 @@
-"""Rows with and without images and videos, padded to one width."""
+"""Training batches: samples padded to one width."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from renderers.rendered import TOKEN_TYPE_IDS
+from rollouts.error_texts import short_repr
 from rollouts.errors import SampleError
 from rollouts.training.samples import TrainingSample
 from rollouts.training.tensor_list import TensorList
 
-#: For models that no function here runs: what a batch has for a forward pass of the model's own.
+#: The cure in the error for a model that `token_logprobs` and `model_inputs` do not support.
 OWN_FORWARD = (
     "Call the model itself with batch.input_ids and batch.attention_mask; its media are in sample.media of "
     "batch.samples, and renderers.vision.normalise.normalised(item, name) makes floats of their pixels"
@@ -26,8 +27,8 @@ class TrainingBatch:
     """B rows, padded on the right to T columns.
 
     `input_ids` int64, `attention_mask` bool, `loss_mask` bool, `logprobs` float32 and `advantages` float32, all (B, T);
-    padding is False or 0 everywhere but in `input_ids`, where it is the pad id. Images stay with their samples: they
-    are not padded, not copied, and absent where a row has none.
+    padding is `pad_id` in `input_ids` and False or 0 elsewhere. Images stay with their samples: they are neither padded
+    nor copied.
     """
 
     samples: tuple[TrainingSample, ...]
@@ -40,8 +41,12 @@ class TrainingBatch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[TrainingSample], *, pad_id: int) -> TrainingBatch:
-        if not samples:
-            raise SampleError("-", "a batch needs at least one sample")
+        """Raises `SampleError` unless there is at least one sample and each is a `TrainingSample`."""
+        if not isinstance(samples, Sequence) or not samples:
+            raise SampleError("-", f"a batch needs a list of at least one TrainingSample, not {short_repr(samples)}")
+        for index, sample in enumerate(samples):
+            if not isinstance(sample, TrainingSample):
+                raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
         width = max(len(sample) for sample in samples)
 
         def padded(column: str, dtype: type, fill: int = 0) -> torch.Tensor:
@@ -66,35 +71,35 @@ class TrainingBatch:
 
     @property
     def has_media(self) -> torch.Tensor:
-        """bool (B,): which rows hold an image or a video."""
+        """bool (B,): True for rows with an image or a video."""
         return torch.tensor([bool(sample.media) for sample in self.samples])
 
     @property
     def mm_token_type_ids(self) -> torch.Tensor:
-        """int64 (B, T): 1 on tokens of images, 2 on those of videos, by range: a sampled placeholder stays 0."""
+        """int64 (B, T): 1 on tokens of images, 2 on tokens of videos, by range; 0 on a sampled placeholder token."""
         types = torch.zeros_like(self.input_ids)
         for row, sample in zip(types, self.samples, strict=True):
-            for item, where in sample.media:
-                for start, end in where.runs:
+            for item, placeholder in sample.media:
+                for start, end in placeholder.runs:
                     row[start:end] = TOKEN_TYPE_IDS[item.modality]
         return types
 
     def media_tensors(self, name: str) -> TensorList:
-        """One tensor a row: the arrays called `name` of its media, concatenated; None for a row that has none."""
+        """One tensor per row: the arrays `name` of its media, concatenated; None for a row without such arrays."""
         return TensorList([_row_tensor(sample, name) for sample in self.samples])
 
     def split(self, rows: int) -> Iterator[TrainingBatch]:
-        """Micro-batches of at most `rows` rows, each padded to its own width only."""
+        """Micro-batches of at most `rows` rows, each padded to its own width (see `micro_batches`)."""
         return micro_batches(self.samples, rows=rows, pad_id=self.pad_id)
 
 
 def micro_batches(
     samples: Sequence[TrainingSample], *, rows: int, pad_id: int, stretch: float = math.inf
 ) -> Iterator[TrainingBatch]:
-    """Batches of at most `rows` samples, in order, each padded to its own width only.
+    """Batches of at most `rows` samples, in order, each padded to its own width.
 
-    A sample more than `stretch` times as long as the first of its batch starts a new one: with samples sorted by length
-    that bounds what padding costs.
+    A sample more than `stretch` times as long as the first of its batch starts a new batch: with samples sorted by
+    length this limits the padding.
     """
     part: list[TrainingSample] = []
     for sample in samples:
@@ -107,6 +112,6 @@ def micro_batches(
 
 
 def _row_tensor(sample: TrainingSample, name: str) -> torch.Tensor | None:
-    # np.atleast_2d: a grid is one row (3,) an item, patches are many rows an item.
+    # np.atleast_2d: an item has one grid (3,), but many rows of patches.
     arrays = [np.atleast_2d(item[name]) for item, _ in sample.media if name in item]
     return torch.from_numpy(np.concatenate(arrays)) if arrays else None

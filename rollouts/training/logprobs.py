@@ -16,8 +16,8 @@ from rollouts.training.samples import TrainingSample
 def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
 
-    Nothing runs twice: equal rows (a group's members often sample the same answer) share one forward pass, an image
-    runs through the vision tower once however many rows show it, and the output layer runs on trained positions only.
+    Equal rows share one forward pass (episodes of a group often sample the same completion), an image that is in many
+    rows passes the vision tower once, and the output layer runs on trained positions only.
     """
     require_qwen3_vl(model, OWN_FORWARD)
     distinct, row_of = _distinct_rows(batch.samples)
@@ -33,7 +33,7 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     mask = batch.loss_mask.to(hidden.device)
     row, column = mask.nonzero(as_tuple=True)
     source = torch.tensor(row_of, device=hidden.device)[row]
-    # The position that predicts a token is the one before it; the first token of a row is never trained.
+    # A token is predicted at the position before it; the first token of a row is never trained.
     logits = model.lm_head(hidden[source, column - 1]).float()
     targets = batch.input_ids.to(hidden.device)[mask]
     scored = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None])[:, 0]
@@ -41,13 +41,13 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
 
 
 def _distinct_rows(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], list[int]]:
-    """The samples that differ in ids or images, and for every sample which of them it equals."""
+    """The samples that differ in ids or images, and for every sample the index of the one that it equals."""
     index_of: dict[tuple[bytes, tuple[str, ...]], int] = {}
     distinct: list[TrainingSample] = []
     row_of = []
     for sample in samples:
-        # Offsets belong to the key: a literal placeholder beside an image leaves two places for the same ids.
-        images = tuple(f"{item.mm_hash}@{where.offset}" for item, where in sample.media)
+        # The key includes offsets: with a sampled placeholder token beside an image, equal ids have two placements.
+        images = tuple(f"{item.mm_hash}@{placeholder.offset}" for item, placeholder in sample.media)
         index = index_of.setdefault((sample.token_ids.tobytes(), images), len(distinct))
         if index == len(distinct):
             distinct.append(sample)

@@ -1,4 +1,4 @@
-"""Supervised and policy-gradient losses on token log-probabilities."""
+"""Advantages, and supervised and policy-gradient losses on token log-probabilities."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def policy_gradient_loss(
     clip: float = 0.2,
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """The clipped surrogate of PPO (Schulman et al. 2017, eq. 7), the sampler's log-probabilities as old policy.
+    """The clipped surrogate of PPO (Schulman et al. 2017, eq. 7). `old_logprobs` are the sampler's.
 
     All tensors (B, T). The sum over masked tokens is divided by `normaliser` (default: their number).
     """
@@ -56,22 +56,23 @@ def policy_gradient_loss(
 
 
 def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], *, scale: Scale = "group") -> np.ndarray:
-    """Reward minus the mean of its group, float32 (n,); a group in which all rewards are equal teaches nothing: 0.
+    """Each reward minus the mean of its group, float32 (n,); 0 in a group in which all rewards are equal.
 
-    `scale` says which standard deviation it is divided by: that of its group's rewards, as in GRPO (Shao et al. 2024,
-    arXiv:2402.03300); that of all centred rewards, so that a nearly solved group does not weigh as much as an open one;
-    none. Raises `AdvantageError` unless there is one finite reward for each group entry.
+    `scale` selects the standard deviation by which the difference is divided: "group", that of the group's rewards, as
+    in GRPO (Shao et al. 2024, arXiv:2402.03300); "batch", that of all centred rewards, so that a group with almost
+    equal rewards weighs less; "none", no division. Raises `AdvantageError` unless there is one finite reward per group
+    entry.
     """
     if scale not in get_args(Scale):
         raise AdvantageError(f"scale is {scale!r}; pass one of {', '.join(get_args(Scale))}")
-    values = _finite(rewards)
+    values = _finite_rewards(rewards)
     if len(groups) != len(values):
         raise AdvantageError(f"{len(values)} rewards and {len(groups)} groups; pass the group of each reward")
     advantages = np.zeros(len(values))
-    members: dict[Hashable, list[int]] = {}
+    indices_by_group: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    for indices in members.values():
+        indices_by_group.setdefault(group, []).append(index)
+    for indices in indices_by_group.values():
         centred = values[indices] - values[indices].mean()
         spread = centred.std()
         if spread > 0:
@@ -81,7 +82,7 @@ def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], *, sc
     return advantages.astype(np.float32)
 
 
-def _finite(rewards: Sequence[float]) -> np.ndarray:
+def _finite_rewards(rewards: Sequence[float]) -> np.ndarray:
     """The rewards as float64 (n,)."""
     try:
         values = np.asarray(rewards, dtype=np.float64)

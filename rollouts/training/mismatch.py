@@ -1,4 +1,4 @@
-"""The one number: how far the trainer's log-probabilities are from the sampler's, on the sampled tokens."""
+"""The mismatch: the difference between the sampler's and the trainer's log-probabilities of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MismatchReport:
 
     `max_abs` and `mean_abs` are in nats; `kl` is the k3 estimate of KL(sampler || trainer), mean of
     exp(d) - 1 - d with d = trainer - sampler (Schulman 2020, "Approximating KL divergence"). `worst` names the row of
-    the largest difference; `max_abs_media` and `max_abs_text` split it by whether the row holds images.
+    the largest difference; `max_abs_media` and `max_abs_text` are the largest in rows with and without media.
     """
 
     tokens: int = 0
@@ -33,9 +33,9 @@ class MismatchReport:
 def mismatch_report(
     sampler: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor, *, has_media: torch.Tensor, names: Iterable[str]
 ) -> MismatchReport:
-    """Compare log-probabilities (B, T) where `mask` (B, T) is True; `has_media` bool (B,), `names` one a row.
+    """Compare log-probabilities (B, T) where `mask` (B, T) is True; `has_media` bool (B,), `names` one per row.
 
-    A difference that is not a number counts as infinite: it must not pass a threshold.
+    A difference of NaN counts as infinite, so that it exceeds every threshold.
     """
     mask_array = mask.cpu().numpy()
     difference = np.where(mask_array, (trainer.detach().cpu() - sampler.cpu()).numpy().astype(np.float64), 0.0)
@@ -58,18 +58,18 @@ def mismatch_report(
     )
 
 
-def joined(reports: Iterable[MismatchReport]) -> MismatchReport:
-    """The report over the tokens of all `reports`."""
-    parts = [report for report in reports if report.tokens]
-    if not parts:
+def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:
+    """One report over the tokens of all `reports`."""
+    nonempty = [report for report in reports if report.tokens]
+    if not nonempty:
         return MismatchReport()
-    tokens = sum(report.tokens for report in parts)
+    tokens = sum(report.tokens for report in nonempty)
     return MismatchReport(
         tokens=tokens,
-        max_abs=max(report.max_abs for report in parts),
-        mean_abs=sum(report.mean_abs * report.tokens for report in parts) / tokens,
-        kl=sum(report.kl * report.tokens for report in parts) / tokens,
-        max_abs_media=max(report.max_abs_media for report in parts),
-        max_abs_text=max(report.max_abs_text for report in parts),
-        worst=max(parts, key=lambda report: report.max_abs).worst,
+        max_abs=max(report.max_abs for report in nonempty),
+        mean_abs=sum(report.mean_abs * report.tokens for report in nonempty) / tokens,
+        kl=sum(report.kl * report.tokens for report in nonempty) / tokens,
+        max_abs_media=max(report.max_abs_media for report in nonempty),
+        max_abs_text=max(report.max_abs_text for report in nonempty),
+        worst=max(nonempty, key=lambda report: report.max_abs).worst,
     )

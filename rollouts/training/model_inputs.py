@@ -15,8 +15,8 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
     """`input_ids`, `attention_mask`, `mm_token_type_ids` (B, T) and, if any row has images, `pixel_values` and
     `image_grid_thw`, for videos `pixel_values_videos` and `video_grid_thw`; on the model's device, pixels in its dtype.
 
-    transformers finds media by token id. A row in which the policy sampled a literal placeholder token cannot be
-    given to it correctly and raises `SampleError`; `token_logprobs` places by range and takes such rows.
+    transformers finds media by token id, so it would take a sampled placeholder token for an image: a row with such a
+    token raises `SampleError`. `token_logprobs` finds media by range and accepts such rows.
     """
     require_qwen3_vl(model, OWN_FORWARD)
     placeholders = torch.tensor([model.config.image_token_id, model.config.video_token_id])
@@ -27,7 +27,7 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
             raise SampleError(
                 sample.name,
                 f"token {int(literal[0])} is a placeholder token outside every image and video (the policy sampled "
-                "it); transformers would take it for one. Score this row with token_logprobs",
+                "it); transformers would take it for an image. Compute this row with token_logprobs",
             )
     inputs = {
         "input_ids": batch.input_ids,

@@ -1,8 +1,8 @@
-"""One row to learn from: ids, which of them are trained, and what the sampler thought of them."""
+"""Training samples, and how they are made from trajectories and rendered conversations."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import SampleError
+from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -22,7 +23,8 @@ class TrainingSample:
 
     `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained; `logprobs`
     float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the images with the ranges
-    that their placeholder tokens take. `weight_spans` count trained tokens. `name` is what errors call this row.
+    of their placeholder tokens. `weight_spans` count sampled tokens. `name` identifies the row in errors. Raises
+    `SampleError` for lengths, log-probabilities, advantages and ranges that contradict each other.
     """
 
     token_ids: np.ndarray
@@ -40,7 +42,7 @@ class TrainingSample:
             if length != count:
                 raise SampleError(self.name, f"{column} has {length} values for {count} tokens")
         if count and self.loss_mask[0]:
-            raise SampleError(self.name, "the first token is trained, but nothing comes before it to predict it from")
+            raise SampleError(self.name, "the first token is trained, but no token before it predicts it")
         trained = self.logprobs[self.loss_mask]
         if not np.all(np.isfinite(trained)):
             raise SampleError(self.name, "a trained token has no finite log-probability")
@@ -56,13 +58,13 @@ class TrainingSample:
 def sample_from_rendered(
     rendered: RenderedTokens, *, trained_messages: Collection[int] | None = None, name: str = ""
 ) -> TrainingSample:
-    """A supervised row: the loss is on what the model would have sampled, in `trained_messages` only if given."""
+    """A supervised sample: trained are the tokens that the model would sample, of `trained_messages` alone if given."""
     loss_mask = np.array(rendered.sampled_mask, dtype=bool)
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
     media = rendered.multi_modal_data.items_with_ranges() if rendered.multi_modal_data is not None else []
-    for _, where in media:  # an image in an assistant's turn is not predicted
-        loss_mask[where.offset : where.end] = False
+    for _, placeholder in media:  # the model does not predict an image in an assistant turn
+        loss_mask[placeholder.offset : placeholder.end] = False
     return TrainingSample(
         token_ids=np.array(rendered.token_ids, dtype=np.int32),
         loss_mask=loss_mask,
@@ -76,24 +78,24 @@ def sample_from_rendered(
 def samples_from_trajectory(
     trajectory: Trajectory, *, advantage: float, processors: Mapping[Modality, MediaProcessor]
 ) -> list[TrainingSample]:
-    """One row per leaf of the tree; a node shared by several leaves is trained in the first of them only.
+    """One sample per leaf of the tree; a node that several leaves share is trained in the first of their samples.
 
-    Pixels are derived again from the sources by `processors` (a renderer's, by modality) and must carry the names that
-    the sampler used: raises `PixelMismatchError` otherwise. Every trained token gets the same `advantage`.
+    `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
+    they differ from the pixels that the sampler saw. Every trained token has the same `advantage`.
     """
-    trained: set[int] = set()
+    trained_nodes: set[int] = set()
     samples = []
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
         nodes = [trajectory.nodes[index] for index in path]
         token_ids = np.concatenate([node.token_ids for node in nodes])
         sampled = np.concatenate([node.sampled for node in nodes])
-        fresh = np.concatenate(
-            [np.full(len(node), index not in trained) for index, node in zip(path, nodes, strict=True)]
+        is_new = np.concatenate(
+            [np.full(len(node), index not in trained_nodes) for index, node in zip(path, nodes, strict=True)]
         )
         logprobs = np.zeros(len(token_ids), dtype=np.float32)
         logprobs[sampled] = np.concatenate([node.logprobs for node in nodes])
-        loss_mask = sampled & fresh
+        loss_mask = sampled & is_new
         samples.append(
             TrainingSample(
                 token_ids=token_ids,
@@ -103,18 +105,19 @@ def samples_from_trajectory(
                 media=tuple(
                     (reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf)
                 ),
-                weight_spans=_joined_spans([node.weight_spans for node in nodes]),
+                weight_spans=_path_weight_spans(nodes),
                 name=f"{trajectory.episode_id}/{leaf}",
             )
         )
-        trained.update(path)
+        trained_nodes.update(path)
     return samples
 
 
-def _joined_spans(spans_of_nodes: list[tuple[WeightSpan, ...]]) -> tuple[WeightSpan, ...]:
-    joined: list[WeightSpan] = []
+def _path_weight_spans(nodes: Sequence[TokenNode]) -> tuple[WeightSpan, ...]:
+    """The spans of all nodes of a path; they count the sampled tokens of the whole path."""
+    spans: list[WeightSpan] = []
     offset = 0
-    for spans in spans_of_nodes:
-        joined += [WeightSpan(span.version, span.start + offset, span.end + offset) for span in spans]
-        offset += max((span.end for span in spans), default=0)
-    return tuple(joined)
+    for node in nodes:
+        spans += [WeightSpan(span.version, span.start + offset, span.end + offset) for span in node.weight_spans]
+        offset += len(node.logprobs)
+    return tuple(spans)

@@ -1,4 +1,4 @@
-"""One tensor per row, where rows differ in shape or have none."""
+"""A list of one tensor per row, for rows of different shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class TensorList(Sequence[torch.Tensor | None]):
-    """Rows that cannot be stacked: pixel patches, grids. None says that a row has none; nothing stands in for it."""
+    """Tensors that cannot be stacked, such as pixel patches and grids; None for a row without a tensor."""
 
     def __init__(self, rows: Sequence[torch.Tensor | None]) -> None:
         self._rows = list(rows)
@@ -27,11 +27,7 @@ class TensorList(Sequence[torch.Tensor | None]):
     def __iter__(self) -> Iterator[torch.Tensor | None]:
         return iter(self._rows)
 
-    def to(self, device: torch.device | str) -> TensorList:
-        """Every row on `device`; dtypes are left alone."""
-        return TensorList([None if row is None else row.to(device) for row in self._rows])
-
     def cat(self) -> torch.Tensor | None:
-        """The rows that are there, one after the other along dimension 0; None if no row is there."""
+        """The tensors concatenated along dimension 0; None if every row is None."""
         present = [row for row in self._rows if row is not None]
         return torch.cat(present) if present else None

@@ -1,18 +1,18 @@
-"""Episodes for another process, with their images as sources, as pixels, or as names alone.
+"""Episodes packed for another process, with their images as sources, as pixels, or as hashes alone.
 
     packed = pack_episodes([trajectory], pixels="bfloat16", processors=renderer.processors)
-    message = encoder.encode_frames(packed)         # transport.CompactEncoder: each image once a connection
+    message = encoder.encode_frames(packed)         # transport.CompactEncoder: each image once per connection
 
     packed = decoder.decode_frames(message)
     samples_from_trajectory(packed.episodes[0], advantage=1.0, processors=packed.processors())
 
-`source` is the smallest and the default: an encoded image is a tenth of its pixels. The receiver derives the pixels
-again with its own processors, and is refused any that would have another `mm_hash`.
+`source` is the smallest form and the default: an encoded image is a tenth of its pixels. The receiver computes the
+pixels again with its own processors, and pixels with another `mm_hash` are an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
@@ -33,9 +33,9 @@ from rollouts.trajectory.tree import Trajectory, Turn
 from transport import decode, encode, wire_type
 
 PixelForm = Literal["source", "uint8", "float32", "bfloat16", "none"]
-"""What travels: the source; canonical uint8 pixels; the floats a vision tower takes; or neither source nor pixels.
+"""What is sent: the source; canonical uint8 pixels; the floats a vision tower takes; or neither source nor pixels.
 
-uint8 and float32 are the sampler's pixels bit for bit, bfloat16 are the floats rounded to nearest, ties to even.
+uint8 and float32 are the sampler's pixels bit for bit; bfloat16 are the floats rounded to nearest, ties to even.
 """
 
 Processors = Mapping[Modality, MediaProcessor]
@@ -44,15 +44,15 @@ Processors = Mapping[Modality, MediaProcessor]
 @wire_type("rollouts.AbsentSource")
 @dataclass(frozen=True, slots=True)
 class AbsentSource(MediaSource):
-    """A source by name only: its bytes were not sent. Reading `data` raises `PixelFormError`."""
+    """A source whose bytes were not sent. It has a digest; reading `data` raises `PixelFormError`."""
 
     data: bytes | memoryview = field(init=False, repr=False, compare=False)
 
-    def __getattr__(self, name: str) -> Any:  # reached where an attribute has no value
+    def __getattr__(self, name: str) -> Any:  # called only for an attribute without a value
         if name != "data":
             raise AttributeError(name)
         raise PixelFormError(
-            f"the bytes of medium {self.digest} were not sent with this episode",
+            f"the bytes of the source {self.digest} were not sent with this episode",
             'Use the processors of the packed episodes, or pack with pixels="source".',
         )
 
@@ -63,7 +63,7 @@ class AbsentSource(MediaSource):
 @wire_type("rollouts.PackedItem")
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedItem:
-    """A `MediaItem` without its source, its pixels in one of the array forms."""
+    """A `MediaItem` without its source, with its pixels in one of the array forms."""
 
     modality: Modality
     mm_hash: str
@@ -80,7 +80,7 @@ class PackedItem:
             item.modality,
             item.mm_hash,
             item.source.digest,
-            {name: _packed(item, name, form) for name in item.tensors},
+            {name: _packed_tensor(item, name, form) for name in item.tensors},
             item.num_tokens,
             item.scale if form == "uint8" else None,
             {name: list(how) for name, how in item.fields.items()},
@@ -103,114 +103,106 @@ class PackedItem:
 @wire_type("rollouts.PackedEpisodes")
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedEpisodes:
-    """Episodes and, in the array forms, their media: `mm_hash` -> an encoded `PackedItem`, a blob like any source."""
+    """Episodes in one form. In the array forms `items` has their media: `mm_hash` -> an encoded `PackedItem`."""
 
     pixels: PixelForm
     episodes: list[Trajectory]
     items: dict[str, MediaSource] = field(default_factory=dict)
 
     def processors(self, own: Processors | None = None) -> Processors:
-        """What turns the references of these episodes into items; for `samples_from_trajectory`.
+        """The processors that turn the references of these episodes into items, for `samples_from_trajectory`.
 
-        With `source` these are `own`, the receiver's (`renderer.processors`), once they are known to derive the pixels
-        that the sampler saw; otherwise raises `PixelMismatchError`, which names both fingerprints. In the array forms
-        they hand out the pixels that came. With `none` there are no pixels and this raises `PixelFormError`.
+        With `source` they are `own`, the receiver's `renderer.processors`, if these compute the pixels that the sampler
+        saw; otherwise raises `PixelMismatchError`, which names both fingerprints. In the array forms they return the
+        pixels that were sent. With `none`, raises `PixelFormError` if the episodes have media.
         """
-        return processors_of(self.pixels, all_references(self.episodes), self.items, own)
+        if _check_form(self.pixels) == "none":
+            if next(self._references(), None) is not None:
+                raise PixelFormError(
+                    'these media were packed with pixels="none"', "Pack them in another form to have their pixels."
+                )
+            return own or {}
+        if self.pixels == "source":
+            for reference in self._references():
+                computed = processor_for(own, reference.modality).mm_hash(reference.source)
+                if computed != reference.mm_hash:
+                    raise PixelMismatchError(reference.mm_hash, computed)
+            return own or {}
+        return self._received_items()
+
+    def _references(self) -> Iterator[MediaReference]:
+        return (reference for episode in self.episodes for reference in episode.all_media())
+
+    def _received_items(self) -> Processors:
+        hashes: dict[Modality, dict[str, str]] = {}
+        for reference in self._references():
+            of_modality = hashes.setdefault(reference.modality, {})
+            mm_hash = of_modality.setdefault(reference.source.digest, reference.mm_hash)
+            if mm_hash != reference.mm_hash:
+                raise PixelFormError(
+                    f"{mm_hash} and {reference.mm_hash} are pixels of one source from two processors",
+                    "Pack episodes of different processors separately.",
+                )
+            if mm_hash not in self.items:
+                raise PixelFormError(f"the pixels of {mm_hash} were not sent", "Pack the episodes again.")
+        # Samples use no other methods of a processor than those of `_ReceivedItems`.
+        return {
+            modality: cast("MediaProcessor", _ReceivedItems(of_modality, self.items))
+            for modality, of_modality in hashes.items()
+        }
 
 
 def pack_episodes(
     episodes: Sequence[Trajectory], *, pixels: PixelForm = "source", processors: Processors | None = None
 ) -> PackedEpisodes:
-    """The episodes with their media in one form. The episodes given are not changed.
+    """The episodes with their media in one form. The episodes themselves are not changed.
 
-    The array forms need the sender's `processors`, which have seen the media before and mostly still hold the pixels.
-    Raises `PixelFormError`, `MissingProcessorError`, and `PixelMismatchError` where `processors` are not those that
-    the sampler used.
+    The array forms need the sender's `processors`; their caches usually still hold the pixels. Raises `PixelFormError`,
+    `MissingProcessorError`, and `PixelMismatchError` if `processors` compute other pixels than the sampler saw.
     """
-    if check_form(pixels) == "source":
+    if _check_form(pixels) == "source":
         return PackedEpisodes(pixels, list(episodes))
-    shown = {reference.mm_hash: reference for reference in all_references(episodes)}
-    derived = () if pixels == "none" else (reference.derive(processors or {}) for reference in shown.values())
-    return PackedEpisodes(pixels, [_without_sources(episode) for episode in episodes], pack_items(derived, pixels))
+    items: dict[str, MediaSource] = {}
+    if pixels != "none":
+        for reference in (one for episode in episodes for one in episode.all_media()):
+            if reference.mm_hash not in items:
+                packed = PackedItem.of(reference.derive(processors or {}), pixels)
+                items[reference.mm_hash] = MediaSource.of(encode(packed))
+    return PackedEpisodes(pixels, [_without_sources(episode) for episode in episodes], items)
 
 
-def all_references(episodes: Iterable[Trajectory]) -> Iterator[MediaReference]:
-    return (reference for episode in episodes for reference in episode.all_media())
-
-
-def check_form(form: PixelForm) -> PixelForm:
-    """Raise `PixelFormError` for what is no form."""
+def _check_form(form: PixelForm) -> PixelForm:
+    """Raises `PixelFormError` for a value that is no `PixelForm`."""
     if form not in get_args(PixelForm):
         raise PixelFormError(f"pixels={form!r} is no form", f"Use one of {', '.join(get_args(PixelForm))}.")
     return form
 
 
-def pack_items(items: Iterable[MediaItem], form: PixelForm) -> dict[str, MediaSource]:
-    """`mm_hash` -> encoded `PackedItem`, each once."""
-    packed: dict[str, MediaSource] = {}
-    for item in items:
-        if item.mm_hash not in packed:
-            packed[item.mm_hash] = MediaSource.of(encode(PackedItem.of(item, form)))
-    return packed
-
-
-def processors_of(
-    form: PixelForm, references: Iterable[MediaReference], items: Mapping[str, MediaSource], own: Processors | None
-) -> Processors:
-    """See `PackedEpisodes.processors`."""
-    if check_form(form) == "none":
-        if next(iter(references), None) is not None:
-            raise PixelFormError('these media were packed with pixels="none"', "Pack them in another form to see them.")
-        return own or {}
-    if form == "source":
-        for reference in references:
-            derived = processor_for(own, reference.modality).mm_hash(reference.source)
-            if derived != reference.mm_hash:
-                raise PixelMismatchError(reference.mm_hash, derived)
-        return own or {}
-    by_modality: dict[Modality, dict[str, str]] = {}
-    for reference in references:
-        names = by_modality.setdefault(reference.modality, {})
-        if names.setdefault(reference.source.digest, reference.mm_hash) != reference.mm_hash:
-            raise PixelFormError(
-                f"{names[reference.source.digest]} and {reference.mm_hash} show one source through two processors",
-                "Pack episodes of different processors apart.",
-            )
-        if reference.mm_hash not in items:
-            raise PixelFormError(f"the pixels of {reference.mm_hash} did not come", "Pack the episodes again.")
-    # Only what samples ask of a processor: to process a source, and under what name.
-    return {
-        modality: cast("MediaProcessor", _Received({digest: items[name] for digest, name in names.items()}, names))
-        for modality, names in by_modality.items()
-    }
-
-
 @dataclass(frozen=True, slots=True)
-class _Received:
-    """The items that came, by the digest of their source."""
+class _ReceivedItems:
+    """Returns the items of one modality that were sent. `hashes` maps the digest of a source to an `mm_hash`."""
 
-    blobs: Mapping[str, MediaSource]
-    names: Mapping[str, str]
+    hashes: Mapping[str, str]
+    packed: Mapping[str, MediaSource]
     items: dict[str, MediaItem] = field(default_factory=dict)
 
     def mm_hash(self, source: MediaSource) -> str:
-        return self.names[source.digest]
+        return self.hashes[source.digest]
 
     def process(self, source: MediaSource) -> MediaItem:
-        if source.digest not in self.blobs:
-            raise MediaError(f"the pixels of medium {source.digest} did not come", digest=source.digest)
+        if source.digest not in self.hashes:
+            raise MediaError(f"the pixels of the source {source.digest} were not sent", digest=source.digest)
         if source.digest not in self.items:
-            packed = decode(self.blobs[source.digest].data)
+            packed = decode(self.packed[self.hashes[source.digest]].data)
             if not isinstance(packed, PackedItem) or packed.digest != source.digest:
                 raise PixelFormError(
-                    f"what came for medium {source.digest} holds no pixels of it", "Have the episodes packed again."
+                    f"what was sent for the source {source.digest} holds no pixels of it", "Pack the episodes again."
                 )
             self.items[source.digest] = packed.item()
         return self.items[source.digest]
 
 
-def without_source(reference: MediaReference) -> MediaReference:
+def _without_source(reference: MediaReference) -> MediaReference:
     return replace(reference, source=AbsentSource(reference.source.digest))
 
 
@@ -221,24 +213,24 @@ def _without_sources(episode: Trajectory) -> Trajectory:
 
 
 def _node_without_sources(node: TokenNode) -> TokenNode:
-    return replace(node, media=tuple(map(without_source, node.media)), messages=_emptied(node.messages))
+    return replace(node, media=tuple(map(_without_source, node.media)), messages=_plain_without_sources(node.messages))
 
 
 def _turn_without_sources(turn: Turn) -> Turn:
-    return replace(turn, message=_emptied(turn.message), info=_emptied(turn.info))
+    return replace(turn, message=_plain_without_sources(turn.message), info=_plain_without_sources(turn.info))
 
 
-def _emptied(value: Any) -> Any:
-    """Messages and infos with names in place of the sources in them."""
+def _plain_without_sources(value: Any) -> Any:
+    """A message or an info with an `AbsentSource` in place of each source in it."""
     if isinstance(value, MediaSource):
         return AbsentSource(value.digest)
     if isinstance(value, dict):
-        return {key: _emptied(one) for key, one in value.items()}
-    return type(value)(map(_emptied, value)) if type(value) in (list, tuple) else value
+        return {key: _plain_without_sources(one) for key, one in value.items()}
+    return type(value)(map(_plain_without_sources, value)) if type(value) in (list, tuple) else value
 
 
-def _packed(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | StillPatches | Bfloat16Array:
-    """A tensor of an item in an array form; what is neither pixels nor floats (a grid) stays as it is."""
+def _packed_tensor(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | StillPatches | Bfloat16Array:
+    """A tensor of an item in an array form. Tensors that are neither pixels nor floats (a grid) are not changed."""
     tensor = item.tensors[name]
     is_pixels = isinstance(tensor, StillPatches) or (isinstance(tensor, np.ndarray) and tensor.dtype == np.uint8)
     if form == "uint8":

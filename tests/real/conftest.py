@@ -1,4 +1,4 @@
-"""A real vLLM for these tests: started once per mode, one at a time, and found alive and awake after every test.
+"""A real vLLM for these tests: one server at a time, started once per mode, checked to be alive after every test.
 
     tests/real/setup_vllm.sh        # once; 2.5 GB
     pytest -n 0 -m real
@@ -24,7 +24,7 @@ _VERSION = "0.32.0"  # as in setup_vllm.sh
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that names no mode gets the float32 server."""
+    """Give the float32 server to a test that names no mode."""
     named = any("vllm_server" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
     if "vllm_server" in metafunc.fixturenames and not named:
         metafunc.parametrize("vllm_server", ["float32"], indirect=True, scope="session")
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is in this folder, and put the tests of one mode together."""
+    """Mark the tests of this folder, and sort them by mode."""
     ours = [item for item in items if _HERE in item.path.parents]
     for item in ours:
         item.add_marker("real")
@@ -98,7 +98,7 @@ def _running_server(mode: str) -> VLLMServer:
 
 @pytest.fixture(autouse=True)
 def _server_survives(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that takes its server down without meaning to, or leaves it paused, fails; the next one has a good one."""
+    """Fail a test that kills its server by mistake or leaves it paused, and restore the server for the next test."""
     if "vllm_server" not in request.fixturenames:
         yield
         return

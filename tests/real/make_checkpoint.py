@@ -11,8 +11,8 @@ from pathlib import Path
 from rollouts.engines.vllm import write_tied_head
 from rollouts.testing import tiny_qwen3_vl
 
-# With a small output layer vLLM takes a way on which nobody asks the kernel for the AMX registers, and in bfloat16 the
-# first request then dies with SIGILL on the machines that have them.
+# With a small output layer vLLM 0.32 uses the AMX registers without requesting them from the kernel: on machines that
+# have them, the first bfloat16 request then ends with SIGILL.
 _BFLOAT16_VOCABULARY = 16384
 
 
@@ -21,7 +21,7 @@ def make_checkpoint(directory: Path, dtype: str = "float32", seed: int = 0) -> P
     tiny_qwen3_vl(directory, seed=seed)
     if dtype == "bfloat16":
         _widen_vocabulary(directory, _BFLOAT16_VOCABULARY, seed)
-    write_tied_head(directory)  # else a server that reloads it keeps the output layer that it had
+    write_tied_head(directory)  # else a server that reloads the checkpoint keeps its previous output layer
     return directory
 
 

@@ -22,7 +22,7 @@ _TEXT: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "head_dim": 32,  # of those that vLLM's attention for the CPU knows
+    "head_dim": 32,  # one that vLLM's attention for CPUs supports
     "max_position_embeddings": 4096,
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -49,7 +49,7 @@ def make_family_checkpoint(family: str, directory: Path, seed: int = 0) -> Path:
         model = build_model(-(-(max(ids.values()) + 1) // 64) * 64, ids).float()
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.dim() > 1:  # what a new model has is so small that images hardly show
+                if parameter.dim() > 1:  # the initial weights are so small that images hardly change the output
                     parameter.normal_(0, 0.08)
     model.generation_config.eos_token_id = 2
     model.save_pretrained(directory)

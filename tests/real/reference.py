@@ -1,4 +1,4 @@
-"""What transformers says in float32 of tokens that a server sampled, on the same ids and the same media."""
+"""Log-probabilities by transformers in float32 of tokens that a server sampled, for the same ids and media."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from renderers.vision.normalise import normalised
 
 
 class Reference:
-    """The model of a checkpoint. `causal`: images are attended causally, where the model would see them whole.
+    """The model of a checkpoint. `causal`: attention within images is causal, not bidirectional.
 
     vLLM's attention for the CPU has no bidirectional ranges, which Gemma 3 was trained with (`supports_mm_prefix` of
     its backends), and serves it causally without a word.

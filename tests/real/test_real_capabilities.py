@@ -1,4 +1,4 @@
-"""The probe against real servers, one of every kind that the tests start."""
+"""The probe of a server's capabilities, against real servers in every mode."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_server_of_each_mode_is_known_after_one_probe(vllm_server, conne
 
 @pytest.mark.parametrize("vllm_server", PIXELS, indirect=True)
 async def test_the_configuration_says_the_same_as_a_rendered_image(vllm_server, connection, monkeypatch):
-    """Where /render is closed, development mode still tells."""
+    """Without /render the pixel dtype comes from the routes of development mode."""
     rendered = await probe(connection)
     monkeypatch.setattr("rollouts.engines.vllm.capabilities._rendered_image", lambda reply: None)
     assert (await probe(connection)).pixel_dtype == rendered.pixel_dtype

@@ -1,4 +1,4 @@
-"""The connection against a real vLLM, and beside it the scripted server of the other tests: the same answers."""
+"""The connection against a real vLLM, and the responses of the scripted server of other tests against the real ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NEVER_SENT = {
     "kwargs_data": None,
 }
 
-# Those that a fake answers of its own accord; a pause and the like are tested by what they do.
+# Exchanges without side effects; other tests cover pauses and other control calls.
 EXCHANGES: dict[str, tuple[str, str, Any]] = {
     "version": ("GET", "/version", None),
     "models": ("GET", "/v1/models", None),
@@ -83,7 +83,7 @@ async def exchange(connection: ServerConnection, method: str, path: str, content
 
 
 def missing(real: Any, fake: Any, place: str = "") -> list[str]:
-    """What the fake says in another way than the real one. It may leave things out, but not invent or retype them."""
+    """The paths of fields of `fake` that `real` lacks or has with another type. `fake` may lack fields."""
     if isinstance(real, dict) and isinstance(fake, dict):
         if place.endswith(("prompt_logprobs[1]",)):  # keyed by token id
             real, fake = {"id": next(iter(real.values()))}, {"id": next(iter(fake.values()))}
@@ -139,7 +139,7 @@ async def test_streams_of_the_scripted_server_have_the_shape_of_the_real_one(vll
 async def test_connections_that_the_server_closes_when_idle_cause_no_error(vllm_server: VLLMServer) -> None:
     losses: list[int] = []
     connection = ServerConnection(vllm_server.base_url, on_lost=lambda: losses.append(1))
-    for pause in (0.0, 0.0, 5.5):  # the server lets go after 5 s, this side after 3
+    for pause in (0.0, 0.0, 5.5):  # the server closes an idle connection after 5 s, the client after 3
         await asyncio.sleep(pause)
         assert (await connection.request("GET", "/version", name="v")).status == 200
     assert losses == []

@@ -1,4 +1,4 @@
-"""Strings and parts: our prompts against those of a real vLLM, which detects the form that a template reads."""
+"""Message content as strings and as parts: our prompts against those of a real vLLM, which detects the form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ServerControl` against a real server: what each call does, and what the refused ones would have done."""
+"""`ServerControl` against a real server: the effects of each call, and the damage that refused calls would do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def control(connection):
 
 @pytest.fixture
 def image(vllm_server):
-    """A prompt with an image that no other test shows."""
+    """A prompt with an image that no other test uses."""
     pixels = np.random.default_rng(5_000_000 + next(_made)).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     parts = [{"type": "image", "image": pixels}, {"type": "text", "text": "What is it?"}]
     return load_renderer(vllm_server.model_dir).render([{"role": "user", "content": parts}], add_generation_prompt=True)
@@ -57,7 +57,7 @@ def other(vllm_server, tmp_path):
 
 @pytest.fixture
 async def restored(control, vllm_server):
-    """Afterwards the server has the weights and the label that it was started with, whatever the test did."""
+    """Restore the weights and the label that the server was started with, also after a failed test."""
     yield
     await control.update_weights_from_directory(vllm_server.model_dir, "default")
 
@@ -70,7 +70,7 @@ def body_of(ids, tokens, request_id=None, features=b"null"):
 
 
 async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
-    """The answer's one choice."""
+    """The single choice of the response."""
     body = body_of(ids, tokens, request_id, [b"null"])
     reply = await connection.request("POST", GENERATE, name="test", body=body)
     assert reply.status == 200, reply.body
@@ -78,8 +78,8 @@ async def generated(connection, ids=(5, 6, 7), tokens=6, request_id=None):
     return choice
 
 
-async def show(connection, rendered, *, data):
-    """Status and log-probabilities of a request for an image, with its data or by name."""
+async def request_image(connection, rendered, *, data):
+    """Status and log-probabilities of a request with an image, sent with its data or by its hash."""
     features = encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: data)
     body = body_of(rendered.token_ids, 4, None, features)
     reply = await connection.request("POST", GENERATE, name="test", body=body)
@@ -91,9 +91,9 @@ def logprobs(choice):
 
 
 async def in_flight(connection, tokens=3500, request_id=None):
-    """A request that has begun to generate: a task with its one choice.
+    """A request that has begun to generate: a task with its single choice.
 
-    A long one, for an engine without much of a model runs far ahead of the server that has to hear of the next call.
+    It is long, because the engine of a tiny model generates many tokens before the server receives the next call.
     """
     begun = asyncio.Event()
     task = asyncio.ensure_future(streamed(connection, begun, tokens, request_id))
@@ -175,8 +175,8 @@ async def test_which_caches_a_call_empties(connection, control, vllm_server, ima
     control.model_dir = vllm_server.model_dir
     prompt = np.random.default_rng(next(_made)).integers(0, 250, 300).tolist()  # two blocks of 128, and more
 
-    assert (await show(connection, image, data=True))[0] == 200
-    expected = await show(connection, image, data=False)
+    assert (await request_image(connection, image, data=True))[0] == 200
+    expected = await request_image(connection, image, data=False)
     assert expected[0] == 200
     await generated(connection, prompt)
     await call(control)
@@ -184,10 +184,10 @@ async def test_which_caches_a_call_empties(connection, control, vllm_server, ima
     hits = (await control.metrics()).total("vllm:prefix_cache_hits_total")
     await generated(connection, prompt)
     assert ((await control.metrics()).total("vllm:prefix_cache_hits_total") > hits) == keeps_prompts
-    status, after = await show(connection, image, data=False)
+    status, after = await request_image(connection, image, data=False)
     assert status == (200 if keeps_pixels else 500)
     if not keeps_pixels:
-        status, after = await show(connection, image, data=True)
+        status, after = await request_image(connection, image, data=True)
     assert status == 200
     np.testing.assert_allclose(after, expected[1], atol=1e-5)
 
@@ -214,7 +214,7 @@ async def test_pause_abort_ends_running_requests_with_the_tokens_they_have(conne
     assert ended["finish_reason"] == "abort"
     assert 0 < len(ended["token_ids"]) < 3500
     assert await control.is_paused()
-    assert not await control.is_sleeping()  # of which vLLM's own route says true
+    assert not await control.is_sleeping()  # vLLM's own route returns true
     assert vllm_server.http.get("/is_sleeping").json() == {"is_sleeping": True}
     await control.resume()
     assert not await control.is_paused()
@@ -232,7 +232,7 @@ async def test_pause_wait_returns_when_running_requests_are_finished(connection,
     ("vllm_server", "clear_cache"),
     [("float32", None), ("text", None), ("text", True)],
     indirect=["vllm_server"],
-    scope="session",  # else the server is of this test alone
+    scope="session",  # else pytest stops the server after this test
 )
 async def test_pause_keep_freezes_requests_and_their_tokens_are_labelled_with_their_weights(
     connection, control, restored, clear_cache
@@ -262,7 +262,7 @@ async def test_a_request_to_a_paused_server_waits(connection, control):
     assert (await waiting)["finish_reason"] == "length"
 
 
-# Sleep. On a CPU nothing is put away, but the server keeps the same books.
+# Sleep. On a CPU no memory is freed, but the server keeps the same state.
 
 
 async def test_a_sleeping_server_is_woken_and_not_resumed(connection, control):
@@ -319,12 +319,12 @@ async def test_abort_all_returns_the_number_of_requests(connection, control):
 async def test_new_weights_change_log_probabilities_and_the_first_weights_restore_them_exactly(
     connection, control, vllm_server, image, other, restored
 ):
-    before = await generated(connection, tokens=12), await show(connection, image, data=True)
+    before = await generated(connection, tokens=12), await request_image(connection, image, data=True)
     await control.update_weights_from_directory(other, "other")
-    during = await generated(connection, tokens=12), await show(connection, image, data=True)
+    during = await generated(connection, tokens=12), await request_image(connection, image, data=True)
     assert not await control.is_paused()
     await control.update_weights_from_directory(vllm_server.model_dir, "default")
-    after = await generated(connection, tokens=12), await show(connection, image, data=True)
+    after = await generated(connection, tokens=12), await request_image(connection, image, data=True)
 
     assert during[0]["weight_versions"] == [{"version": "other", "start": 0, "end": 12}]
     assert not np.allclose(logprobs(before[0]), logprobs(during[0]), atol=1e-2)
@@ -344,7 +344,7 @@ async def test_preempt_puts_a_running_request_of_text_back_into_the_queue(connec
 async def test_an_update_under_a_kept_request_computes_its_cache_again(
     connection, control, vllm_server, other, restored
 ):
-    """Without that, its later tokens would come from new weights over a cache of old ones, as of no policy at all."""
+    """Otherwise its later tokens would come from new weights with the cache of old weights: from no policy."""
     running = await in_flight(connection, tokens=1500)
     await control.update_weights_from_directory(other, "other", "keep")
     ended = await running
@@ -370,7 +370,7 @@ async def test_a_checkpoint_that_does_not_fit_is_not_loaded(connection, control,
 async def test_the_planted_fault_vllm_loads_a_checkpoint_that_lacks_a_tensor_without_an_error(
     connection, control, vllm_server, tmp_path, restored
 ):
-    """Why the files are looked at first: HTTP 200, and garbage from then on."""
+    """The reason for the check of the files: vLLM returns 200 and generates garbage from then on."""
     before = await generated(connection)
     bad = shutil.copytree(vllm_server.model_dir, tmp_path / "bad")
     weights = load_file(bad / "model.safetensors")
@@ -401,7 +401,7 @@ async def test_partly_loaded_weights_leave_a_paused_server_and_would_have_killed
     with pytest.raises(WeightUpdateError, match="left paused"):
         await control.update_weights_from_directory(bad, "bad", check=False)
     assert await control.is_paused()
-    assert await control.health()  # which is what vLLM says of itself
+    assert await control.health()  # vLLM reports that it is healthy
     with pytest.raises(UnsafeControlError, match="kill the server"):
         await control.resume()
     # What a bare /resume would have done:
@@ -412,18 +412,18 @@ async def test_partly_loaded_weights_leave_a_paused_server_and_would_have_killed
     assert not await control.health()
     await asyncio.to_thread(vllm_server.restart)
     assert (await generated(connection))["finish_reason"] == "length"
-    await control.update_weights_from_directory(vllm_server.model_dir, "default")  # no grudge against the new process
+    await control.update_weights_from_directory(vllm_server.model_dir, "default")  # allowed: it is another process
 
 
 async def test_the_bare_reload_route_makes_vllm_die_of_the_next_known_image(connection, control, vllm_server, image):
     vllm_server.restartable()
-    expected = await show(connection, image, data=True)
+    expected = await request_image(connection, image, data=True)
     await reload_through(control, vllm_server.model_dir)
-    assert await show(connection, image, data=True) == expected
+    assert await request_image(connection, image, data=True) == expected
     arguments = {"weights_path": str(vllm_server.model_dir)}
     reply = vllm_server.http.post("/collective_rpc", json={"method": "reload_weights", "kwargs": arguments})
     assert reply.status_code == 200
-    status, _ = await show(connection, image, data=False)
+    status, _ = await request_image(connection, image, data=False)
     assert status == 500
     await vllm_server.until_dead()
     await asyncio.to_thread(vllm_server.restart)
@@ -435,7 +435,7 @@ async def reload_through(control, directory):
     await control.resume()
 
 
-# Watching.
+# Monitoring.
 
 
 async def test_a_running_request_is_counted(connection, control, vllm_server):

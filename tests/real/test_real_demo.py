@@ -1,4 +1,4 @@
-"""The digits demonstration with a real server as its sampler: weights saved, reloaded, and in step with the trainer."""
+"""The digits demonstration with a real server as sampler: weights are saved, reloaded, and equal to the trainer's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`VLLMEngine` against a real server: media once, cleared caches, pauses, aborts, new weights, a dead server."""
+"""`VLLMEngine` against a real server: media sent once, cleared caches, pauses, aborts, new weights, a killed server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
 from rollouts.errors import OverlongPromptError, ServerUnreachableError, WeightUpdateError
 
-LONG = 1500  # tokens: ten seconds or so
+LONG = 1500  # tokens: several seconds
 _made = iter(range(10**6))
 
 
@@ -32,13 +32,13 @@ async def engine(vllm_server):
 
 @pytest.fixture
 async def labelled_back(engine):
-    """Whatever the test did, the next one finds the label that the server was started with."""
+    """Restore the weight version that the server was started with."""
     yield
     await engine.control.update_weight_version("default")
 
 
 def image(seed=None):
-    """Noise that no other test shows, unless a seed is given."""
+    """Noise that no other test uses, unless a seed is given."""
     seed = 1_000_000 + next(_made) if seed is None else seed
     return np.random.default_rng(seed).integers(0, 256, (64, 80, 3), dtype=np.uint8)
 
@@ -62,12 +62,12 @@ def request_for(rendered, **sampling):
 
 
 def long_request(rendered, **more):
-    """One that runs for seconds, for an engine without much of a model runs far ahead of whoever wants to stop it."""
+    """A request that runs for seconds, long enough to pause or abort it."""
     return request_for(rendered, max_tokens=LONG, temperature=1.0, seed=1, extra={"ignore_eos": True}, **more)
 
 
 class Wire:
-    """What an engine sends, counted on the way out."""
+    """Counts the bytes of the generate requests that an engine sends."""
 
     def __init__(self, engine, monkeypatch):
         self.bodies = []
@@ -176,7 +176,7 @@ async def test_streamed_tokens_are_the_tokens_of_the_whole_response(engine, rend
 
 
 async def test_a_sampled_placeholder_token_is_text_to_the_server_too(engine, renderer):
-    """Behind an image, a pad that the policy sampled changes what follows as any token does."""
+    """After an image, a sampled placeholder token changes the next tokens as any text token does."""
     rendered = prompt(renderer, image())
     pad = rendered.placeholder_token_ids["image"]
     ids = [*rendered.token_ids, pad, pad]
@@ -193,7 +193,7 @@ async def test_a_sampled_placeholder_token_is_text_to_the_server_too(engine, ren
 
 
 def reference_logprobs(ids, rendered, completion, model_dir):
-    """What transformers says of a completion, placeholders told by range."""
+    """Log-probabilities of a completion by transformers, with placeholders given by range."""
     import torch
     from transformers import AutoModelForImageTextToText
 
@@ -224,7 +224,7 @@ async def test_an_overlong_prompt_is_refused_with_both_numbers(engine, renderer)
 
 
 async def in_flight(server, engine, request):
-    """A call of which the server has generated some tokens and which is not done."""
+    """Start a call and return it once the server has generated some of its tokens."""
     before = await server.metrics()
     call = asyncio.ensure_future(engine.generate(request))
     await server.until_generating(call, before, request.sampling.n)
@@ -239,7 +239,7 @@ async def test_cancelling_a_call_frees_its_place_on_the_server(engine, renderer,
     with pytest.raises(asyncio.CancelledError):
         await call
     await vllm_server.until(lambda metrics: metrics.running == 0)
-    assert (await vllm_server.metrics()).total(GENERATED) - before < n * LONG  # it did not go on to the end
+    assert (await vllm_server.metrics()).total(GENERATED) - before < n * LONG  # it was not generated to the end
 
 
 async def test_an_aborted_request_returns_the_tokens_it_has(engine, renderer, vllm_server):
@@ -324,7 +324,7 @@ async def test_the_planted_fault_vllm_loads_a_tied_checkpoint_without_its_output
     rendered = prompt(renderer, image())
     (completion,) = (await engine.generate(request_for(rendered))).completions
     expected = reference_logprobs(rendered.token_ids, rendered, completion, other)
-    assert np.abs(completion.logprobs - expected).max() > 0.1  # HTTP 200, and a model that nobody trained
+    assert np.abs(completion.logprobs - expected).max() > 0.1  # HTTP 200 from a model that was never trained
     await engine.control.update_weights_from_directory(vllm_server.model_dir, "default")
 
 
@@ -355,7 +355,7 @@ async def test_a_call_is_completed_after_its_server_was_killed_and_restarted(vll
     limits = HttpLimits(retries=300, backoff_seconds=0.5, longest_backoff_seconds=2)
     async with VLLMEngine(vllm_server.base_url, limits=limits) as engine:
         rendered = prompt(renderer, image())
-        await engine.generate(request_for(rendered))  # the server has the image, and loses it
+        await engine.generate(request_for(rendered))  # the server has the image, and loses it when it is killed
         call = await in_flight(vllm_server, engine, long_request(rendered))
         await asyncio.to_thread(vllm_server.kill)
         await asyncio.to_thread(vllm_server.restart)

@@ -1,4 +1,4 @@
-"""Whole episodes against a real server: what it reports is what transformers computes from the trajectory."""
+"""Complete episodes with a real server: its log-probabilities are those of transformers on the trajectory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TURNS = 4
 
 
 class Gallery:
-    """Shows several new images every turn, whatever is said about them: sizes, text and tool results vary by seed."""
+    """Shows several new images every turn, whatever the policy answers; sizes and texts vary by seed."""
 
     def reset(self, seed: int):
         self.random = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ async def test_log_probabilities_of_fifty_episodes_with_images_are_those_of_tran
 
 
 async def test_the_mismatch_shows_pixels_that_were_made_for_the_other_mode(vllm_server, monkeypatch):
-    """The planted fault: floats, normalised here for a server that normalises them again, are answered with 200."""
+    """The planted fault: the server returns 200 for floats that were normalised here and that it normalises again."""
     from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine, capabilities
 
     renderer = load_renderer(vllm_server.model_dir)
@@ -67,7 +67,7 @@ async def test_the_mismatch_shows_pixels_that_were_made_for_the_other_mode(vllm_
     asked = capabilities.probe
     monkeypatch.setattr("rollouts.engines.vllm.engine.probe", blind)
     async with VLLMEngine(vllm_server.base_url) as engine:
-        # Images that no other test shows: the server answers from the first pixels that it saw under a hash.
+        # Images that no other test uses: the server keeps the first pixels that it received under a hash.
         trajectories = await run_episodes(
             Gallery,
             [EpisodeSpec(seed, sampling_seed=seed) for seed in range(900, 906)],

@@ -24,7 +24,7 @@ on_glm = pytest.mark.parametrize("vllm_server", ["glm-4.5v"], indirect=True)
 
 
 def noise(*shape):
-    """Pixels that no other test shows."""
+    """Pixels that no other test uses."""
     return np.random.default_rng(next(_seeds)).integers(0, 256, (*shape, 3), dtype=np.uint8)
 
 
@@ -34,7 +34,7 @@ def loaded(directory, causal=False):
 
 
 async def differences(server, parts, others, *, media="auto", causal=False):
-    """How far the server's log-probabilities are from transformers' on what was shown, and on what was not."""
+    """The largest difference of log-probabilities, server against transformers, for the sent and for other media."""
     renderer, reference = loaded(server.model_dir, causal)
     rendered, other = (
         renderer.render(
@@ -77,7 +77,7 @@ def gif(colours):
 
 @pytest.mark.parametrize("kind", ["frames", "array", "file"])
 async def test_a_video_of_any_source_reaches_the_server_with_the_pixels_that_training_sees(vllm_server, kind):
-    """The server is told to take no videos (--limit-mm-per-prompt); as features they need no video processor."""
+    """The server was started with a limit of 0 videos; videos sent as features need no video processor."""
     pixels = [noise(8, 64, 96) for _ in range(2)]
     shown, other = {
         "frames": lambda: [[video(list(frames))] for frames in pixels],
@@ -90,7 +90,7 @@ async def test_a_video_of_any_source_reaches_the_server_with_the_pixels_that_tra
 
 
 async def test_a_video_of_one_step_does_not_kill_the_server(vllm_server):
-    """vLLM looks for <|vision_start|> from the beginning of a video's range on, and dies where it finds none."""
+    """vLLM searches for <|vision_start|> from the beginning of a video's range, and dies if there is none."""
     shown, other = ([video(noise(2, 64, 96))] for _ in range(2))
     close, far = await differences(vllm_server, shown, other)
     assert close < CLOSE

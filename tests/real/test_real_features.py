@@ -1,4 +1,4 @@
-"""Our features beside those of vLLM itself: what a real server renders, and what its own encoder writes and reads."""
+"""Our encoded features against vLLM's: those that a real server renders, and those of its own encoder and decoder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZES = [
 
 
 def images(sizes):
-    """Noise that no server has seen: where its cache knows an image, it answers without the data."""
+    """Noise that no server has seen: for an image in its cache the server returns no data."""
     random = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
     return [random.integers(0, 256, (height, width, 3), dtype=np.uint8) for width, height in sizes]
 
@@ -61,7 +61,7 @@ def rendered_by_us(server, shown):
 
 
 def assert_same_bytes(ours, theirs):
-    """Byte for byte, but for the order of the names: the server's is that of a set, another one in every process."""
+    """Compare bytes except for the order of the names, which differs between processes of the server."""
     written, expected = encoded_entries(ours), encoded_entries(theirs)
     assert written == expected
     head = bytes([0x80 + len(expected)])
@@ -116,7 +116,7 @@ def test_an_item_that_the_server_rendered_is_decoded_and_encoded_byte_for_byte(v
 
 @pytest.mark.parametrize("vllm_server", ["float32"], indirect=True)
 def test_one_changed_pixel_is_noticed(vllm_server):
-    """That the comparison above compares."""
+    """The planted fault for the comparison above."""
     (shown,) = images([(256, 192)])
     theirs = rendered_by(vllm_server, [shown])["features"]["kwargs_data"]["image"][0]
     shown[100, 100, 0] ^= 1
@@ -129,7 +129,7 @@ def test_one_changed_pixel_is_noticed(vllm_server):
 
 # Every kind of field and type, by vLLM's own encoder and decoder in its own environment.
 
-THEIR_SIDE = """
+VLLM_SCRIPT = """
 import base64, json, sys
 import torch
 from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item, encode_mm_kwargs_item
@@ -163,7 +163,7 @@ SHAPES = {"batched": [(), (1,), (2, 3), (3, 336, 5)], "flat": [(3,), (3, 7), (3,
 
 def ask_vllm(venv, cases):
     done = subprocess.run(
-        [venv / "bin" / "python", "-c", THEIR_SIDE],
+        [venv / "bin" / "python", "-c", VLLM_SCRIPT],
         input=json.dumps(cases),
         env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,
@@ -190,7 +190,7 @@ def test_every_kind_of_field_and_type_is_written_as_vllm_writes_it(vllm_venv):
                 fields[name] = TensorField(kind)
                 described.append((name, kind, shape, dtype, number))
         items.append(MediaItem("image", dtype, MediaSource.of(b""), tensors, 1, None, fields))
-        # Casting is another test's: a server is assumed that wants what there is.
+        # Without casting, which another test covers: the server wants the dtype that the item has.
         wanted.append(dtype if dtype in ("float16", "float32", "bfloat16") else "uint8")
         cases.append({"write": sorted(described)})
     theirs = ask_vllm(vllm_venv, cases)

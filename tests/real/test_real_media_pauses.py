@@ -1,6 +1,6 @@
-"""Pauses and new weights while an image is in flight that the prefix-cache hit of its request covers.
+"""Pauses and new weights while a request runs whose image lies in the part of its prompt that the prefix cache held.
 
-vLLM 0.32 gives a worker no pixels of such an image, and dies where it has to encode it after all.
+vLLM 0.32 gives its workers no pixels of such an image, and dies if they have to encode it again.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ async def engine(vllm_server):
 
 @pytest.fixture
 async def restored(engine, vllm_server):
-    """Afterwards the server has the weights and the label that it was started with, whatever the test did."""
+    """Restore the weights and the label that the server was started with, also after a failed test."""
     yield
     await engine.control.update_weights_from_directory(vllm_server.model_dir, "default")
 
 
-def shown(server: VLLMServer, *, side: int = 64, words: int = 150) -> RenderedTokens:
-    """A prompt of several blocks of the KV cache, the first of which holds an image that no other test shows."""
+def rendered_prompt(server: VLLMServer, *, side: int = 64, words: int = 150) -> RenderedTokens:
+    """A prompt of several blocks of the KV cache, the first of which holds an image that no other test uses."""
     seed = 7_000_000 + next(_made)
     pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     parts = [{"type": "image", "image": pixels}, {"type": "text", "text": "x " * words}]
     return load_renderer(server.model_dir).render([{"role": "user", "content": parts}], add_generation_prompt=True)
 
 
-def asked(rendered: RenderedTokens, tokens: int = LONG, **more: Any) -> GenerateRequest:
+def request_for(rendered: RenderedTokens, tokens: int = LONG, **more: Any) -> GenerateRequest:
     extra = {"ignore_eos": True, **more.pop("extra", {})}
     sampling = SamplingParams(max_tokens=tokens, temperature=more.pop("temperature", 0.0), extra=extra)
     more = {"prompt_ids": rendered.token_ids, "request_id": uuid.uuid4().hex, **more}
@@ -62,15 +62,15 @@ def asked(rendered: RenderedTokens, tokens: int = LONG, **more: Any) -> Generate
     )
 
 
-async def covered(engine: VLLMEngine, server: VLLMServer) -> RenderedTokens:
-    """A prompt that the server has computed before: whoever asks again hits its blocks."""
-    rendered = shown(server)
-    await engine.generate(asked(rendered, 4))
+async def cached_prompt(engine: VLLMEngine, server: VLLMServer) -> RenderedTokens:
+    """A prompt with an image that the server has computed before: the next request finds its blocks in the cache."""
+    rendered = rendered_prompt(server)
+    await engine.generate(request_for(rendered, 4))
     return rendered
 
 
 async def in_flight(server: VLLMServer, call: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
-    """A call that is being generated, and whose prompt was found in the prefix cache."""
+    """Start a call and return it once its prompt was found in the prefix cache and tokens were generated."""
     before = await server.metrics()
     task = asyncio.ensure_future(call())
     await server.until_generating(task, before)
@@ -88,9 +88,9 @@ async def one(engine: VLLMEngine, request: GenerateRequest) -> Completion:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_completion_with_a_cached_image_is_the_same_after_a_pause_of_any_mode(engine, vllm_server, mode):
-    rendered = await covered(engine, vllm_server)
-    undisturbed = await one(engine, asked(rendered))
-    running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
+    rendered = await cached_prompt(engine, vllm_server)
+    undisturbed = await one(engine, request_for(rendered))
+    running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))
     await engine.control.pause(mode)
     await asyncio.sleep(0.2)
     assert running.done() == (mode == "wait")
@@ -101,8 +101,8 @@ async def test_a_completion_with_a_cached_image_is_the_same_after_a_pause_of_any
 
 
 async def test_clearing_the_caches_of_kept_requests_is_refused_without_damage(engine, vllm_server):
-    rendered = await covered(engine, vllm_server)
-    running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
+    rendered = await cached_prompt(engine, vllm_server)
+    running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))
     with pytest.raises(UnsafeControlError, match="vLLM dies"):
         await engine.control.pause("keep", clear_cache=True)
     with pytest.raises(UnsafeControlError, match="vLLM dies"):
@@ -112,8 +112,8 @@ async def test_clearing_the_caches_of_kept_requests_is_refused_without_damage(en
 
 async def test_the_planted_fault_the_bare_route_kills_vllm(engine, vllm_server):
     vllm_server.restartable()
-    rendered = await covered(engine, vllm_server)
-    running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
+    rendered = await cached_prompt(engine, vllm_server)
+    running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))
     for call in ("/pause?mode=keep&clear_cache=true", "/resume"):
         (await asyncio.to_thread(vllm_server.http.post, call)).raise_for_status()
     with pytest.raises((ServerError, ServerUnreachableError)) as caught:
@@ -131,9 +131,9 @@ async def test_after_new_weights_a_completion_with_a_cached_image_comes_from_the
     engine, vllm_server, restored, tmp_path, mode
 ):
     other = make_checkpoint(tmp_path / "other", "float32", seed=12)
-    rendered = await covered(engine, vllm_server)
-    undisturbed = await one(engine, asked(rendered))
-    running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
+    rendered = await cached_prompt(engine, vllm_server)
+    undisturbed = await one(engine, request_for(rendered))
+    running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))
     await engine.control.update_weights_from_directory(other, "other", mode)
     ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     versions = [span.version for span in ended.weight_spans]
@@ -148,15 +148,15 @@ async def test_after_new_weights_a_completion_with_a_cached_image_comes_from_the
     np.testing.assert_allclose(ended.logprobs[:split], undisturbed.logprobs[:split], atol=1e-4)
     prompt = [*rendered.token_ids, *ended.token_ids[:split].tolist()]
     sampled = [(len(rendered.token_ids), len(prompt))]
-    again = await one(engine, asked(rendered, LONG - split, prompt_ids=prompt, sampled=sampled))
+    again = await one(engine, request_for(rendered, LONG - split, prompt_ids=prompt, sampled=sampled))
     assert again.token_ids.tolist() == ended.token_ids[split:].tolist()
     np.testing.assert_allclose(again.logprobs, ended.logprobs[split:], atol=1e-4)
 
 
 async def test_weights_reloaded_while_an_image_is_frozen_do_not_kill_the_server(engine, vllm_server):
-    rendered = await covered(engine, vllm_server)
-    undisturbed = await one(engine, asked(rendered))
-    running = await in_flight(vllm_server, lambda: one(engine, asked(rendered)))
+    rendered = await cached_prompt(engine, vllm_server)
+    undisturbed = await one(engine, request_for(rendered))
+    running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))
     await engine.control.pause("keep")
     await engine.control.reload_weights(vllm_server.model_dir)
     await engine.control.resume()
@@ -167,37 +167,39 @@ async def test_weights_reloaded_while_an_image_is_frozen_do_not_kill_the_server(
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_update_during_the_request_of_another_client_does_not_kill_the_server(engine, vllm_server, mode):
-    rendered = await covered(engine, vllm_server)
+    rendered = await cached_prompt(engine, vllm_server)
     features = b"".join(encode_features(rendered.multi_modal_data, pixel_dtype="uint8", include=lambda mm_hash: True))
     ids = ",".join(map(str, rendered.token_ids)).encode()
-    # One that is to be ended is so long that it cannot be over before.
+    # A request that is to be ended is long enough not to finish before.
     sampling = b'{"temperature":0,"logprobs":0,"ignore_eos":true,"max_tokens":%d}' % (LONG if mode == "wait" else 3500)
     body = b'{"token_ids":[%b],"sampling_params":%b,"features":%b}' % (ids, sampling, features)
 
-    async def stranger(body: bytes = body) -> Any:
+    async def other_client(body: bytes = body) -> Any:
         headers = {"content-type": "application/json"}
         response = await asyncio.to_thread(
             vllm_server.http.post, "/inference/v1/generate", content=body, headers=headers
         )
         return response.json()["choices"][0]
 
-    await stranger(re.sub(rb'"max_tokens":\d+', b'"max_tokens":4', body))  # its blocks are its own: it sends no salt
-    running = await in_flight(vllm_server, stranger)
+    await other_client(
+        re.sub(rb'"max_tokens":\d+', b'"max_tokens":4', body)
+    )  # fills the cache: its blocks have no salt
+    running = await in_flight(vllm_server, other_client)
     await engine.control.update_weights_from_directory(vllm_server.model_dir, "default", mode)
     ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert ended["finish_reason"] == ("length" if mode == "wait" else "abort")
     assert await engine.control.health()
 
 
-# A KV cache that is too small. No call of ours is needed for vLLM to die of it.
+# A KV cache that is too small, of which vLLM dies without any control call.
 
 
-async def play(engine: VLLMEngine, rendered: RenderedTokens, extra: dict[str, Any]) -> None:
-    """Two turns of a session: the second finds the first in the prefix cache, and is long."""
+async def run_session(engine: VLLMEngine, rendered: RenderedTokens, extra: dict[str, Any]) -> None:
+    """Two turns of a session: the second is long and finds the first in the prefix cache."""
     prompt, sampled = list(rendered.token_ids), []
     session = uuid.uuid4().hex
     for tokens in (8, LONG):
-        request = asked(
+        request = request_for(
             rendered,
             tokens,
             prompt_ids=prompt,
@@ -218,7 +220,7 @@ def sessions(
 
     async def session() -> None:
         async with room:
-            await play(engine, shown(server, side=side, words=100), extra)
+            await run_session(engine, rendered_prompt(server, side=side, words=100), extra)
 
     return [asyncio.ensure_future(session()) for _ in range(count)]
 
@@ -245,7 +247,7 @@ async def test_requests_that_do_not_read_the_prefix_cache_survive_preemption(eng
 
 @pytest.mark.parametrize("vllm_server", ["small-cache"], indirect=True)
 async def test_a_pause_that_waits_ends_queued_requests_before_it_clears_the_caches(engine, vllm_server):
-    """The encoder's cache holds all of these images, so that being preempted alone does no harm."""
+    """The encoder cache holds all of these images, so that preemption alone does no damage."""
     before = (await vllm_server.metrics()).preemptions
     tasks = sessions(engine, vllm_server, 8, 64, {})
     await vllm_server.until(lambda now: now.preemptions > before and now.waiting > 0)

@@ -1,4 +1,4 @@
-"""Requests that kill a server, or that it answers with garbage: none leaves, and the server is alive afterwards."""
+"""Requests that would kill a server or that it would answer with garbage are not sent, and the server stays alive."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _made = itertools.count(3_000_000)
 
 
 @pytest.fixture
-def shown(vllm_server):
-    """A sound request with one image that no other test shows."""
+def valid_request(vllm_server):
+    """A valid request with one image that no other test uses."""
     pixels = np.random.default_rng(next(_made)).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     message = {"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": "What is it?"}]}
     prompt = load_renderer(vllm_server.model_dir).render([message], add_generation_prompt=True)
@@ -68,11 +68,11 @@ SILENTLY_WRONG = {
 
 
 @pytest.mark.parametrize("name", [*KILLING, *SILENTLY_WRONG])
-async def test_requests_that_would_kill_or_mislead_a_server_are_refused(vllm_server, shown, name):
+async def test_requests_that_would_kill_or_mislead_a_server_are_refused(vllm_server, valid_request, name):
     async with VLLMEngine(vllm_server.base_url, media="features") as engine:
-        wrong = (KILLING | SILENTLY_WRONG)[name](shown)
+        wrong = (KILLING | SILENTLY_WRONG)[name](valid_request)
         with pytest.raises((InvalidRequestError, CapabilityError)):
             await engine.generate(wrong)
         assert await asyncio.to_thread(vllm_server.is_healthy)
-        result = await engine.generate(shown)  # the sound one is answered
+        result = await engine.generate(valid_request)  # the valid request succeeds
         assert len(result.completions[0].token_ids) > 0

@@ -1,4 +1,4 @@
-"""Rendering by a real vLLM, against our own renderer of the same directory and against what the server samples."""
+"""Rendering by a real vLLM, against our renderer of the same directory and against the completions of the server."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def image(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def asked(server: VLLMServer, messages: list[dict], **options) -> dict:
-    """What the server itself answers, by another client."""
+def render_response(server: VLLMServer, messages: list[dict], **options) -> dict:
+    """The response of the render route, by another client."""
     body = {"model": server.model_name, "messages": messages, **options}
     return server.http.post("/v1/chat/completions/render", json=body).raise_for_status().json()
 
@@ -99,7 +99,7 @@ async def test_ids_and_ranges_are_those_of_our_own_renderer(vllm_server, ours, c
 async def test_items_of_the_server_are_encoded_again_byte_for_byte(vllm_server, size):
     pixels = image(sum(size), *size)
     shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}]
-    theirs = asked(vllm_server, shown)["features"]["kwargs_data"]["image"]
+    theirs = render_response(vllm_server, shown)["features"]["kwargs_data"]["image"]
     async with ServerRenderer.connect(vllm_server.base_url) as renderer:
         rendered = await renderer.render(shown)
     pixel_dtype = PIXELS[vllm_server.mode]
@@ -150,8 +150,10 @@ async def test_the_server_samples_the_same_from_its_own_items_and_ours(vllm_serv
 async def test_an_image_that_the_server_has_under_other_hashes_comes_with_its_tensors(vllm_server):
     pixels = image(77)
     for _ in range(2):
-        asked(vllm_server, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}])
-    for _ in range(2):  # two clients that know nothing of each other
+        render_response(
+            vllm_server, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}]
+        )
+    for _ in range(2):  # two clients without shared state
         async with ServerRenderer.connect(vllm_server.base_url) as renderer:
             rendered = await renderer.render_chunks([ImageChunk(pixels)])
             assert len(rendered.multi_modal_data) == 1

@@ -1,4 +1,4 @@
-"""The fixture itself: the server that the other tests believe to have."""
+"""The fixture `vllm_server` itself."""
 
 
 def test_the_server_serves_the_checkpoint_that_the_fixture_names(vllm_server):

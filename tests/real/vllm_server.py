@@ -1,4 +1,4 @@
-"""`vllm serve` as a child process: started on a free port, watched, killed and started again."""
+"""`vllm serve` as a child process: started on a free port, monitored, killed and restarted."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TORCH_COMPILE_DISABLE": "1",  # else the first request with log-probabilities compiles for 17 s
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    # A start takes a fifth of the time in two processes, without a third one for the only worker, as on one GPU, and
-    # with the engine forked from the server.
+    # No process of its own for the only worker, as vLLM runs on one GPU; with `forked_engine`, a start then takes a
+    # fifth of the time.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(Path(__file__).parent / "forked_engine"),
@@ -46,13 +46,13 @@ _SERVE = (
     *("--enforce-eager", "--skip-mm-profiling"),
     *_PROCESSOR_LIMITS,
 )
-# Reads what nobody writes: its end comes with that of the tests, even if they are killed, and then the group's.
+# Its input ends when the process of the tests ends, even if it was killed; then it kills the processes of the server.
 _WATCHDOG = 'read -r _; kill -9 "-$0"'
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How a server is started. `api_key`: the key that it asks for. `family`: of another model than Qwen3-VL."""
+    """How a server is started. `api_key`: the key that it requires. `family`: the model, None for Qwen3-VL."""
 
     dtype: str = "float32"
     family: str | None = None
@@ -77,25 +77,25 @@ class Mode:
         return {**_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1" if self.dev_routes else "0"}
 
 
-#: In the order in which the tests of the modes run, each server being started once.
+#: In the order in which tests run; each server is started once.
 MODES: Mapping[str, Mode] = {
     "float32": Mode(),
     "float32-host-normalise": Mode(arguments=("--no-mm-device-do-normalize",)),
     "bfloat16": Mode(dtype="bfloat16"),
     "bfloat16-host-normalise": Mode(dtype="bfloat16", arguments=("--no-mm-device-do-normalize",)),
-    # So little room that requests push each other out of the KV cache and images out of the encoder's.
+    # So small that requests preempt each other and images evict each other from the encoder cache.
     "small-cache": Mode(arguments=("--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "1024")),
     # Takes no images, though its model could.
     "text": Mode(arguments=("--language-model-only",)),
-    # As an operator may leave one: a key, no scale-out, no development routes.
+    # As many operators start one: a key, no scale-out, no development routes.
     "closed": Mode(scale_out=False, dev_routes=False, api_key="open-sesame"),
-    # No model in it: `vllm launch render` only turns messages into ids and features.
+    # Without a model: `vllm launch render` only turns messages into ids and features.
     "render": Mode(subcommand=("launch", "render")),
     "gemma3": Mode(family="gemma3"),
     "glm-4.5v": Mode(family="glm-4.5v"),
     "internvl3": Mode(family="internvl3"),
     "idefics3": Mode(family="idefics3"),
-    # Mistakes of an operator; of two arguments of a name the last one holds.
+    # Mistakes of an operator; of an argument that is given twice the last one counts.
     "short": Mode(arguments=("--max-model-len", "96")),
     "raw-logits": Mode(arguments=("--logprobs-mode", "raw_logits", "--limit-mm-per-prompt", '{"image":1,"video":0}')),
     "without-images": Mode(
@@ -106,7 +106,7 @@ MODES: Mapping[str, Mode] = {
 
 @dataclass
 class VLLMServer:
-    """A vLLM server of our own, or (`process` None, `venv` None) one that somebody else runs.
+    """A vLLM server that the tests started, or (`process` None, `venv` None) one that another user runs.
 
     `model_dir` is the checkpoint that it was started with, `log_path` what it prints (None for another's server).
     """
@@ -133,7 +133,7 @@ class VLLMServer:
 
     @classmethod
     def start(cls, venv: Path, model_dir: Path, mode: str, log_dir: Path) -> VLLMServer:
-        """Start a server and wait until it answers; raises `RuntimeError` with the end of its log."""
+        """Start a server and wait until it is healthy; raises `RuntimeError` with the end of its log."""
         server = cls(f"http://127.0.0.1:{_free_port()}", model_dir, mode, log_dir / f"vllm-{mode}.log", venv)
         server.restart()
         return server
@@ -147,12 +147,12 @@ class VLLMServer:
         return MODES[self.mode].api_key
 
     def restart(self, *, seconds: float = 300) -> None:
-        """Stop the server if it runs, start it on the same port, and wait until it answers."""
+        """Stop the server if it runs, start it on the same port, and wait until it is healthy."""
         venv, log_path = self._need_ours()
         self.stop()
         port = int(self.base_url.rpartition(":")[2])
         mode = MODES[self.mode]
-        cache = log_path.parent.parent / "vllm-cache"  # of what all servers of a run know of their models
+        cache = log_path.parent.parent / "vllm-cache"  # of facts about model classes, for all servers of a run
         with log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 mode.command(venv / "bin" / "vllm", self.model_dir, port),
@@ -176,11 +176,11 @@ class VLLMServer:
             time.sleep(0.25)
 
     def restartable(self) -> None:
-        """Skip the test unless the server is ours to take down."""
+        """Skip the test unless the tests started the server and may kill it."""
         self._need_ours()
 
     def kill(self) -> None:
-        """Kill -9 every process of the server, as a machine that is lost would."""
+        """Kill every process of the server with SIGKILL."""
         self._need_ours()
         self.killed = True
         self._signal_group(signal.SIGKILL)
@@ -188,7 +188,7 @@ class VLLMServer:
             self.process.wait()
 
     def stop(self) -> None:
-        """Interrupt the server as a person at a terminal would; kill what is left after 20 s."""
+        """Interrupt the server with SIGINT; kill the processes that remain after 20 s."""
         self._need_ours()
         if self.process is None:
             return
@@ -242,7 +242,7 @@ class VLLMServer:
         return "\n".join(self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
     def _signal_group(self, number: signal.Signals) -> None:
-        # The engine and its workers are in the session that the server leads, also after it is gone.
+        # The engine is in the session of the server process, also after that process has ended.
         if self.process is not None:
             try:
                 os.killpg(self.process.pid, number)
@@ -252,7 +252,8 @@ class VLLMServer:
     def _need_ours(self) -> tuple[Path, Path]:
         if self.venv is None or self.log_path is None:
             pytest.skip(
-                f"{self.base_url} is not ours to kill or restart; unset VLLM_BASE_URL to let the tests start one"
+                f"{self.base_url} was not started by the tests, which must not kill or restart it; unset VLLM_BASE_URL "
+                "to let the tests start one"
             )
         return self.venv, self.log_path
 

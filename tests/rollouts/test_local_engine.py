@@ -33,12 +33,12 @@ def reference(tiny_model_dir):
     return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
 
 
-def picture(seed: int, height: int = 32, width: int = 32) -> np.ndarray:
+def noise(seed: int, height: int = 32, width: int = 32) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def prompt(renderer, text="Which?", pictures=()):
-    parts = [{"type": "image", "image": image} for image in pictures] + [{"type": "text", "text": text}]
+def prompt(renderer, text="Which?", images=()):
+    parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": text}]
     return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
 
 
@@ -79,7 +79,7 @@ def test_the_local_engine_is_an_engine(engine):
 
 @pytest.mark.parametrize("sizes", [[], [(32, 32)], [(32, 32), (48, 80), (32, 32)]])
 def test_reported_logprobs_are_those_of_transformers_own_forward(engine, renderer, reference, sizes):
-    rendered = prompt(renderer, pictures=[picture(i, *size) for i, size in enumerate(sizes)])
+    rendered = prompt(renderer, images=[noise(i, *size) for i, size in enumerate(sizes)])
     (result,) = generate(engine, request(rendered, max_tokens=24))
     (completion,) = result.completions
 
@@ -92,8 +92,8 @@ def test_reported_logprobs_are_those_of_transformers_own_forward(engine, rendere
 def test_logprobs_stay_right_in_a_batch_of_prompts_of_different_lengths(engine, renderer, reference):
     prompts = [
         prompt(renderer, "a"),
-        prompt(renderer, "a much longer question than the others have", [picture(1, 64, 48)]),
-        prompt(renderer, "b", [picture(2), picture(3)]),
+        prompt(renderer, "a much longer question than the others have", [noise(1, 64, 48)]),
+        prompt(renderer, "b", [noise(2), noise(3)]),
     ]
     results = generate(engine, *(request(p, seed=i, max_tokens=12, n=2) for i, p in enumerate(prompts)))
     for rendered, result in zip(prompts, results, strict=True):
@@ -104,7 +104,7 @@ def test_logprobs_stay_right_in_a_batch_of_prompts_of_different_lengths(engine, 
 
 def test_another_image_changes_the_logprobs(engine, renderer, reference):
     """The planted fault: scored with the wrong pixels, the comparison above must fail."""
-    rendered, other = prompt(renderer, pictures=[picture(1)]), prompt(renderer, pictures=[picture(2)])
+    rendered, other = prompt(renderer, images=[noise(1)]), prompt(renderer, images=[noise(2)])
     (result,) = generate(engine, request(rendered))
     (completion,) = result.completions
     wrong = reference_logprobs(reference, other, completion.token_ids.tolist())
@@ -120,7 +120,7 @@ def test_logprobs_are_raw_whatever_the_temperature(engine, renderer, reference):
 
 
 def test_a_seed_decides_a_completion_whatever_shares_the_batch(engine, renderer):
-    rendered = prompt(renderer, pictures=[picture(1)])
+    rendered = prompt(renderer, images=[noise(1)])
     (alone,) = generate(engine, request(rendered, seed=5, n=2))
     together = generate(
         engine, *(request(prompt(renderer, "x" * i), seed=i) for i in range(6)), request(rendered, seed=5, n=2)
@@ -183,7 +183,7 @@ def test_an_image_is_encoded_once_and_again_after_a_weight_update(engine, render
     monkeypatch.setattr(
         local, "vision_features", lambda model, items: (encoded.append(len(items)), encode(model, items))[1]
     )
-    asked = [request(prompt(renderer, f"{i}", [picture(1), picture(2)]), seed=i) for i in range(4)]
+    asked = [request(prompt(renderer, f"{i}", [noise(1), noise(2)]), seed=i) for i in range(4)]
     generate(engine, *asked)
     generate(engine, *asked)
     assert encoded == [2]
@@ -194,7 +194,7 @@ def test_an_image_is_encoded_once_and_again_after_a_weight_update(engine, render
 
 
 def test_new_weights_change_the_completions_and_their_version(engine, renderer):
-    rendered = prompt(renderer, pictures=[picture(1)])
+    rendered = prompt(renderer, images=[noise(1)])
     (before,) = generate(engine, request(rendered))
     doubled = {name: 2 * p.detach().numpy() for name, p in engine._model.named_parameters()}
     asyncio.run(engine.update_weights(doubled, "v2"))
@@ -340,14 +340,14 @@ def test_the_rows_of_a_batch_do_not_depend_on_the_order_in_which_requests_came(e
     monkeypatch.setattr(
         engine, "_run", lambda requests: (rows.append([r.sampling.seed for r in requests]), run(requests))[1]
     )
-    asked = [request(prompt(renderer, pictures=[picture(seed % 3)]), seed=seed) for seed in range(8)]
+    asked = [request(prompt(renderer, images=[noise(seed % 3)]), seed=seed) for seed in range(8)]
     generate(engine, *asked)
     generate(engine, *reversed(asked))
     assert rows[0] == rows[1]
 
 
 def test_a_literal_placeholder_in_the_prompt_is_not_an_image(engine, renderer):
-    rendered = prompt(renderer, pictures=[picture(1)])
+    rendered = prompt(renderer, images=[noise(1)])
     pad = next(iter(renderer.mm_token_type_id_map))
     literal = GenerateRequest([*rendered.token_ids, pad, 65], SamplingParams(max_tokens=4), rendered.multi_modal_data)
     (result,) = generate(engine, literal)
@@ -407,9 +407,9 @@ def test_a_batch_whose_calls_were_all_cancelled_does_not_run(engine, renderer, m
     monkeypatch.setattr(engine, "_run", lambda requests: (sizes.append(len(requests)), run(requests))[1])
 
     async def scenario():
-        gone = asyncio.create_task(engine.generate(request(prompt(renderer))))
+        cancelled = asyncio.create_task(engine.generate(request(prompt(renderer))))
         await asyncio.sleep(0)
-        gone.cancel()
+        cancelled.cancel()
         (queue,) = engine._queues.values()
         assert queue._task is not None
         await asyncio.wait_for(queue._task, 60)
@@ -420,7 +420,7 @@ def test_a_batch_whose_calls_were_all_cancelled_does_not_run(engine, renderer, m
 
 
 def test_malformed_requests_are_refused_before_the_model_sees_them(engine, renderer):
-    rendered = prompt(renderer, pictures=[picture(1)])
+    rendered = prompt(renderer, images=[noise(1)])
     media = rendered.multi_modal_data
     (item,), (where,) = media.mm_items["image"], media.mm_placeholders["image"]
 

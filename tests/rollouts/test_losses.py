@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollouts.errors import AdvantageError
 from rollouts.training import group_advantages, mismatch_report, policy_gradient_loss, sft_loss
-from rollouts.training.mismatch import MismatchReport, joined
+from rollouts.training.mismatch import MismatchReport, merge_reports
 
 MASK = torch.tensor([[False, True, True], [False, True, False]])
 
@@ -108,7 +108,7 @@ def test_a_logprob_that_is_not_a_number_cannot_pass_a_threshold():
 
 
 def test_joined_reports_weigh_by_tokens_and_keep_the_maximum():
-    whole = joined(
+    whole = merge_reports(
         [
             MismatchReport(tokens=1, max_abs=0.1, mean_abs=0.1, kl=0.4, worst="a"),
             MismatchReport(),
@@ -118,4 +118,4 @@ def test_joined_reports_weigh_by_tokens_and_keep_the_maximum():
     assert (whole.tokens, whole.max_abs, whole.worst) == (4, 0.5, "b")
     assert whole.mean_abs == pytest.approx(0.25)
     assert whole.kl == pytest.approx(0.1)
-    assert joined([]) == MismatchReport()
+    assert merge_reports([]) == MismatchReport()

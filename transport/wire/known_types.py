@@ -32,8 +32,6 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.MismatchReport": "rollouts.training.mismatch",
         "rollouts.PackedEpisodes": "rollouts.trajectory.pixel_forms",
         "rollouts.PackedItem": "rollouts.trajectory.pixel_forms",
-        "rollouts.PackedSample": "rollouts.training.packed_samples",
-        "rollouts.PackedSamples": "rollouts.training.packed_samples",
         "rollouts.Provenance": "rollouts.trajectory.provenance",
         "rollouts.TokenNode": "rollouts.trajectory.token_node",
         "rollouts.Trajectory": "rollouts.trajectory.tree",

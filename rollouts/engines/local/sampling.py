@@ -1,4 +1,4 @@
-"""Drawing tokens so that a seed decides a completion, whatever else shares the batch."""
+"""Samples tokens so that a completion with a seed does not depend on the other rows of its batch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 from rollouts.engines.protocol import SamplingParams
 
-# Uniform numbers are drawn for so many steps at a time: a completion may end long before its `max_tokens`.
+# Uniform numbers are generated for this many steps at a time: a completion may end long before its `max_tokens`.
 _STEPS = 64
 
 
 class RowSampler:
-    """Samples one token a row and step. Row i follows `params[i]` and the i-th stream of uniform numbers.
+    """Samples one token a row and step. Row i uses `params[i]` and its own stream of uniform numbers.
 
     Every row has a generator of its own (Philox keyed by seed and sample index), so a token depends on the row's logits
-    and seed alone. Steps are sampled in order, from 0; uniform numbers are drawn for some steps at a time.
+    and seed alone. Steps are sampled in order, from 0.
     """
 
     def __init__(self, params: Sequence[SamplingParams], indices: Sequence[int], device: torch.device) -> None:
@@ -47,7 +47,7 @@ class RowSampler:
         return ids, logprobs.gather(-1, ids[:, None])[:, 0]
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Forget every row but these."""
+        """Drop every row except these."""
         self._generators = [self._generators[row] for row in rows.tolist()]
         self._uniforms, self._temperature = self._uniforms[rows], self._temperature[rows]
         self._top_k, self._top_p = self._top_k[rows], self._top_p[rows]

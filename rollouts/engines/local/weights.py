@@ -1,4 +1,4 @@
-"""Which tensor of a model each given weight belongs to."""
+"""Matches given weights to the tensors of a model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
     """(tensor of the model, given weight) for every parameter, and for the buffers that are given.
 
     Names are those of `state_dict()`. Parameters that are tied to each other are one tensor: one of their names is
-    enough, and what is given under several must be equal. Raises `WeightUpdateError` where a name is unknown, a
+    enough, and values given under several names must be equal. Raises `WeightUpdateError` where a name is unknown, a
     parameter is missing, or a shape or type does not fit.
     """
     own = model.state_dict(keep_vars=True)
     if unknown := sorted(weights.keys() - own.keys()):
-        raise _refusal(f"{len(unknown)} names are not in the model, among them {unknown[0]!r}")
+        raise _error(f"{len(unknown)} names are not in the model, among them {unknown[0]!r}")
     names: dict[int, list[str]] = {}  # by tensor; tied parameters are one object
     for name, tensor in own.items():
         names.setdefault(id(tensor), []).append(name)
@@ -36,20 +36,20 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
             _check_fits(name, target, weights[name])
         for name in given[1:]:
             if not _equal(weights[given[0]], weights[name]):
-                raise _refusal(f"{given[0]} and {name} are one tensor in the model and differ in the given weights")
+                raise _error(f"{given[0]} and {name} are one tensor in the model and differ in the given weights")
         matched.append((target, weights[given[0]]))
     if missing:
-        raise _refusal(f"{len(missing)} parameters are missing, among them {missing[0]!r}")
+        raise _error(f"{len(missing)} parameters are missing, among them {missing[0]!r}")
     return matched
 
 
 def _check_fits(name: str, target: torch.Tensor, value: Any) -> None:
     if not isinstance(value, torch.Tensor | np.ndarray):
-        raise _refusal(f"{name} is a {type(value).__name__}, not a tensor or an array")
+        raise _error(f"{name} is a {type(value).__name__}, not a tensor or an array")
     if isinstance(value, np.ndarray) and value.dtype.kind not in "fiu":
-        raise _refusal(f"{name} is an array of {value.dtype}, which torch cannot take as numbers; pass a tensor")
+        raise _error(f"{name} is an array of {value.dtype}, which torch cannot convert; pass a tensor")
     if tuple(value.shape) != tuple(target.shape):
-        raise _refusal(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
+        raise _error(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -63,5 +63,5 @@ def _array(value: Any) -> np.ndarray:
     return array
 
 
-def _refusal(reason: str) -> WeightUpdateError:
+def _error(reason: str) -> WeightUpdateError:
     return WeightUpdateError(f"{reason}; nothing was changed")

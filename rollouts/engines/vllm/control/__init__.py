@@ -1,1 +1,1 @@
-"""Pausing, sleeping, emptying caches of, and updating the weights of a vLLM server."""
+"""Control of a vLLM server: pausing, sleeping, emptying caches, updating weights, reading metrics."""
