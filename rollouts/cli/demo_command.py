@@ -59,8 +59,8 @@ def demo(
     print_results(results, console)
     console.print(f"in {out}: curves.png, trajectories.mmr, results.json, model/")
     missed = results.missed_targets()
-    for words in missed:
-        console.print(f"[red]missed:[/red] {words}")
+    for target in missed:
+        console.print(f"[red]missed:[/red] {target}")
     if check and missed:
         raise typer.Exit(1)
 
