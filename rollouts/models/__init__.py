@@ -1,1 +1,1 @@
-"""Running transformers models with images placed by range: what the local engine and the trainer share."""
+"""Forward passes of transformers models with images placed by range, for the local engine and the trainer."""

@@ -1,6 +1,6 @@
-"""Rows of ids and media -> padded arrays in which every image and video is placed by its range, not by token id.
+"""Pads rows of ids with media into arrays; every image and video is placed by its range, not by token id.
 
-A policy can sample a literal `<|image_pad|>`; counting token ids would take it for an image. Here only ranges count.
+A policy can sample a literal `<|image_pad|>`, which a search by token id would mistake for an image.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class PlacedRows:
     """A padded batch of B rows and T columns.
 
     `input_ids` int64 (B, T); `attention_mask` bool (B, T), False on padding; `position_ids` int64 (3, B, T), the
-    temporal, row and column positions of M-RoPE; `next_positions` int64 (B,), where each row would continue;
+    temporal, row and column positions of M-RoPE; `next_positions` int64 (B,), the position of each row's next token;
     `visual_mask` bool (B, T), True on placeholder tokens; `items` the distinct media; `feature_rows` int64 (number
-    of True in `visual_mask`,): which row of the concatenated features of `items` each visual position takes.
+    of True in `visual_mask`,): the row in the concatenated features of `items` for each visual position.
     """
 
     input_ids: np.ndarray
@@ -42,7 +42,7 @@ def place_rows(
     merge_size: int,
     side: Literal["left", "right"],
 ) -> PlacedRows:
-    """Pad the rows on one side and place their images; an image shown in several rows is listed once."""
+    """Pad the rows on one side and place their images; an image that occurs in several rows is listed once."""
     width = max(len(row) for row in ids)
     shape = (len(ids), width)
     input_ids = np.full(shape, pad_id, dtype=np.int64)
@@ -61,12 +61,12 @@ def place_rows(
         input_ids[index, columns] = row
         attention_mask[index, columns] = True
         position_ids[:, index, columns], next_positions[index] = mrope_positions(len(row), placed, merge_size)
-        for item, where in placed:
+        for item, placeholder in placed:
             if item.mm_hash not in first_feature_row:
                 first_feature_row[item.mm_hash] = total
                 items.append(item)
                 total += item.num_tokens
-            for begin, end in where.runs:
+            for begin, end in placeholder.runs:
                 visual_mask[index, start + begin : start + end] = True
             feature_rows.append(np.arange(item.num_tokens) + first_feature_row[item.mm_hash])
     rows = np.concatenate(feature_rows) if feature_rows else np.empty(0, dtype=np.int64)
@@ -76,18 +76,18 @@ def place_rows(
 def mrope_positions(length: int, placed: Sequence[PlacedItem], merge_size: int) -> tuple[np.ndarray, int]:
     """Positions int64 (3, length) of a row, and the position of the token that would follow it.
 
-    Text advances all three by one. An image of grid (t, h, w) starts where the text stands: its tokens count time,
-    rows and columns from there, and the text behind it continues after the longer side. The frames of a video are
-    images between their time stamps. Source: `get_rope_index` of transformers' Qwen3-VL; here by range, so adjacent
-    images and literal placeholder tokens are no special case.
+    A text token advances all three by one. An image of grid (t, h, w) starts at the next position: its tokens count
+    time, rows and columns from there, and the text after it continues after the longer side. The frames of a video are
+    images between their time stamps. Source: `get_rope_index` of transformers' Qwen3-VL; with ranges, adjacent images
+    and literal placeholder tokens need no special case.
     """
     positions = np.empty((3, length), dtype=np.int64)
     written, position = 0, 0
-    for item, where in placed:
+    for item, placeholder in placed:
         time, height, width = (int(side) for side in item[f"{item.modality}_grid_thw"])
         height, width = height // merge_size, width // merge_size
-        frames = time // len(where.runs)
-        for begin, end in where.runs:
+        frames = time // len(placeholder.runs)
+        for begin, end in placeholder.runs:
             gap = begin - written
             positions[:, written:begin] = np.arange(position, position + gap)
             position += gap

@@ -1,7 +1,7 @@
 """Qwen3-VL's forward pass with images placed by range and each distinct image encoded once.
 
 Calls the same modules of transformers' `Qwen3VLForConditionalGeneration` in the same order as its own `forward`, which
-finds placeholders by token id and encodes an image once per row that shows it.
+finds placeholders by token id and encodes an image once for every row that contains it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from renderers.vision.normalise import normalised
 from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.placed_rows import PlacedRows
 
-#: Modality -> the name under which the model takes its patches.
+#: Modality -> the model's parameter name for its patches.
 PIXELS: Mapping[str, str] = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
@@ -33,7 +33,7 @@ class VisionFeatures(NamedTuple):
 
 
 def require_qwen3_vl(model: Any, instead: str) -> None:
-    """Raise `UnsupportedModelError` for any other architecture; `instead` says what works with those."""
+    """Raise `UnsupportedModelError` for any other architecture; `instead` names an alternative for the error."""
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if kind != "qwen3_vl":
         raise UnsupportedModelError(kind, f"only qwen3_vl is supported here. {instead}")
@@ -53,11 +53,11 @@ def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
     """The normalised patches of images and videos, one after the other: float32 (patches of all, patch size)."""
     pixels = [normalised(item, PIXELS[item.modality]) for item in items]
     for item, values in zip(items, pixels, strict=True):
-        if values.dtype == np.uint8:  # a server made them, and what it does with them is not known
+        if values.dtype == np.uint8:  # pixels of a server without a known scale
             raise SampleError(
                 item.mm_hash,
-                "raw uint8 pixels and no scale to make floats of them; pass ServerRenderer(scale=PixelScale(...)) "
-                "with the numbers of preprocessor_config.json",
+                "raw uint8 pixels without a scale that converts them to floats; pass "
+                "ServerRenderer(scale=PixelScale(...)) with the numbers of preprocessor_config.json",
             )
     return np.concatenate(pixels)
 
@@ -91,7 +91,7 @@ def hidden_states(
 def next_hidden_states(
     model: Any, token_ids: torch.Tensor, positions: torch.Tensor, attention_mask: torch.Tensor, cache: Any
 ) -> torch.Tensor:
-    """One decoding step: ids (B,) at M-RoPE positions (B,) behind a cache; returns hidden states (B, hidden).
+    """One decoding step: ids (B,) at M-RoPE positions (B,) after a cache; returns hidden states (B, hidden).
 
     `attention_mask` is bool (B, cached + 1).
     """

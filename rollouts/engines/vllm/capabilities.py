@@ -1,8 +1,8 @@
-"""What a vLLM server can do and what it wants, asked once: version, model, limits, pixels, placeholders, routes.
+"""Probes a vLLM server once for its version, model, limits, pixel dtype, placeholder tokens and routes.
 
-vLLM announces next to nothing of this, so most of it is read off how the server answers: a request to generate that
-lacks what is required is refused with a list of the fields that the server knows, and `/render` of a small image
-shows which pixels it would send itself. Nothing here runs the model; a paused server is probed as any other.
+vLLM publishes almost none of this, so most of it is derived from responses: a generate request without its required
+field is refused with a list of fields that the server knows, and `/render` of a small image contains the tensors that
+the server makes itself. No request runs the model; a paused server can be probed.
 """
 
 from __future__ import annotations
@@ -34,26 +34,25 @@ log = logging.getLogger("rollouts.engines.vllm")
 
 _GENERATE = "/inference/v1/generate"
 
-#: Before this release no server normalised pixels on its device.
+#: The first release that can normalise pixels on its device.
 _DEVICE_NORMALISES = (0, 29)
 
-#: Releases that are known to know `content_parts` and `output_mode`; the first may be older.
-_RAW_MEDIA, _MODES = (0, 29), (0, 32)
+#: Releases that support `content_parts` (perhaps some older ones, too) and `output_mode`.
+_CONTENT_PARTS, _OUTPUT_MODE = (0, 29), (0, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCapabilities:
-    """One server, as it was started.
+    """The capabilities of one server process.
 
-    `version` is vLLM's ("0.32.0"; "unknown" where something in between hides it), `model` the name under which it
-    serves a model, `max_model_len` the most tokens of prompt and completion together. `scale_out`:
-    `/inference/v1/generate` answers. `pixel_dtype` is what its vision tower takes (see `features`), None where it takes
-    no images. `placeholder_ids` names by modality the token that stands for one row of features, `merge_area` how
-    many patches of pixels such a token stands for (4 for Qwen-VL; None where that is not fixed). `chat_logprobs`:
-    log-probabilities come in the shape of chat completions, as they did up to vLLM 0.31. `content_parts`: it processes
-    raw media itself. `control`: it has the routes of development mode (`ServerControl`). `patch_values`: numbers in one
-    patch (1536 for Qwen3-VL; None where pixels are no patches). `image_fields`: the tensors that it makes of an image,
-    each with how a batch is made of them (`TensorField.kind`); None where it does not tell.
+    `version`: of vLLM ("0.32.0"; "unknown" where a proxy hides it). `model`: the name of the served model.
+    `max_model_len`: maximum of prompt and completion tokens together. `scale_out`: `/inference/v1/generate` is enabled.
+    `pixel_dtype`: dtype of the pixels that it takes as features; None if it takes no images. `placeholder_ids`: by
+    modality, the token that stands for one row of features. `merge_area`: patches per such token (4 for Qwen-VL; None
+    if not fixed). `chat_logprobs`: log-probabilities have the shape of chat completions, as up to vLLM 0.31.
+    `content_parts`: it processes source files itself. `control`: it has the routes of development mode
+    (`ServerControl`). `patch_values`: numbers in one patch (1536 for Qwen3-VL; None if pixels are not patches).
+    `image_fields`: the tensors that it makes of an image, with their `TensorField.kind`; None if not known.
     """
 
     version: str
@@ -72,10 +71,10 @@ class ServerCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCapabilities:
-    """What is known of a server beforehand; None is left to the probe.
+    """Capabilities of a server that are known before the probe; None: unknown.
 
-    What is given here holds where the server does not tell; where it tells otherwise, `probe` raises `CapabilityError`.
-    `scale_out=False` is for those who want to know about a server that does not generate.
+    A value is used where the probe finds none; where the probe finds another one, it raises `CapabilityError`.
+    `scale_out=False` allows the probe of a server that does not generate.
     """
 
     version: str | None = None
@@ -96,24 +95,24 @@ class ExpectedCapabilities:
             raise CapabilityError(PROBE_NAME, f"pixel_dtype is {self.pixel_dtype!r}, not one of {_dtypes()}")
         for name in ("max_model_len", "merge_area", "patch_values"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise CapabilityError(PROBE_NAME, f"{name} is {value}; it is at least 1")
+                raise CapabilityError(PROBE_NAME, f"{name} is {value}; it must be at least 1")
 
 
 async def probe(
     connection: ServerConnection, *, model: str | None = None, expected: ExpectedCapabilities | None = None
 ) -> ServerCapabilities:
-    """Ask a server what it is; five small requests, one of which lets it process an image of 64 x 64.
+    """Find out the capabilities of a server with five small requests, one of which renders a small image.
 
-    `model` is the name of the model to use, needed only where the server serves several. Raises `CapabilityError` where
-    the server cannot be used as it was started or contradicts `expected`, and what `ServerConnection.request` raises.
+    `model` selects one of several served models. Raises `CapabilityError` if the server cannot be used with its start
+    options or contradicts `expected`, and all errors of `ServerConnection.request`.
     """
     expected = expected or ExpectedCapabilities()
     version = await server_version(connection)
     served = await served_model(connection, model or expected.model)
     generate = await _generate_route(connection, expected.scale_out, version or expected.version)
     control = (await probe_request(connection, "GET", "/is_paused")).status == 200
-    images = await _images(connection, served.name, version or expected.version)
-    found: dict[str, Any] = {
+    images = await _probe_images(connection, served.name, version or expected.version)
+    probed: dict[str, Any] = {
         "version": version,
         "model": served.name,
         "max_model_len": served.max_model_len,
@@ -123,47 +122,48 @@ async def probe(
         "merge_area": images.merge_area,
         "patch_values": images.patch_values,
         "image_fields": images.image_fields,
-        "chat_logprobs": None if generate is None or generate.modes is None else not generate.modes,
+        "chat_logprobs": None if generate is None or generate.output_mode is None else not generate.output_mode,
         "content_parts": None if generate is None else generate.content_parts,
         "control": control,
     }
-    return _settled(connection, found, expected)
+    return _merge_expected(connection, probed, expected)
 
 
-def _settled(
-    connection: ServerConnection, found: Mapping[str, Any], expected: ExpectedCapabilities
+def _merge_expected(
+    connection: ServerConnection, probed: Mapping[str, Any], expected: ExpectedCapabilities
 ) -> ServerCapabilities:
-    """What the server says, completed by what was expected of it."""
-    settled: dict[str, Any] = {}
+    """The probed values, with expected values where nothing was found. Raises `CapabilityError` if they differ."""
+    merged: dict[str, Any] = {}
     for each in fields(ServerCapabilities):
-        said, wanted = found[each.name], getattr(expected, each.name)
-        if isinstance(said, dict):
-            expected_entries = wanted or {}
-            clash = any(said.get(key, value) != value for key, value in expected_entries.items())
-            settled[each.name] = {**expected_entries, **said}
+        found, given = probed[each.name], getattr(expected, each.name)
+        if isinstance(found, dict):
+            given_entries = given or {}
+            differs = any(found.get(key, value) != value for key, value in given_entries.items())
+            merged[each.name] = {**given_entries, **found}
         else:
-            clash = said is not None and wanted is not None and not _agree(each.name, said, wanted)
-            settled[each.name] = wanted if said is None else said
-        if clash:
+            differs = found is not None and given is not None and not _equal(each.name, found, given)
+            merged[each.name] = given if found is None else found
+        if differs:
             raise CapabilityError(
                 PROBE_NAME,
-                f"{connection.base_url} says {each.name} {said!r}, ExpectedCapabilities says {wanted!r}. Leave "
+                f"{connection.base_url} says {each.name} {found!r}, ExpectedCapabilities says {given!r}. Leave "
                 f"{each.name} out, or start the server as expected",
             )
-    if settled["max_model_len"] is None:
+    if merged["max_model_len"] is None:
         raise CapabilityError(
-            PROBE_NAME, f"{connection.base_url} does not tell its max_model_len; give it in ExpectedCapabilities"
+            PROBE_NAME, f"{connection.base_url} does not report its max_model_len; set it in ExpectedCapabilities"
         )
-    for name, fallback in (("version", "unknown"), ("chat_logprobs", False), ("content_parts", False)):
-        if settled[name] is None:
-            settled[name] = fallback
-    return ServerCapabilities(**settled)
+    for name, default in (("version", "unknown"), ("chat_logprobs", False), ("content_parts", False)):
+        if merged[name] is None:
+            merged[name] = default
+    return ServerCapabilities(**merged)
 
 
-def _agree(name: str, said: Any, wanted: Any) -> bool:
-    if name == "version":
-        return release_of(said) == release_of(wanted) if release_of(wanted) else bool(said == wanted)
-    return bool(said == wanted)
+def _equal(name: str, found: Any, given: Any) -> bool:
+    """Whether two values are equal; versions are if they are of one release."""
+    if name == "version" and release_of(given):
+        return release_of(found) == release_of(given)
+    return bool(found == given)
 
 
 def release_of(version: str) -> tuple[int, ...] | None:
@@ -172,54 +172,56 @@ def release_of(version: str) -> tuple[int, ...] | None:
     return None if match is None else tuple(int(part) for part in match[1].split("."))
 
 
-# What may be asked of it.
+# The generate route.
 
 
 class _GenerateRoute(NamedTuple):
-    """Fields of a request that the server knows: raw media, and a choice of what is answered; None: it did not tell."""
+    """Whether the server knows two fields of a generate request; None: not known."""
 
     content_parts: bool | None
-    modes: bool | None
+    output_mode: bool | None
 
 
 async def _generate_route(
     connection: ServerConnection, expected: bool | None, version: str | None
 ) -> _GenerateRoute | None:
-    """None where the route is off and that is expected."""
-    # Lacks `sampling_params`, so no version of vLLM runs it.
+    """The fields that the generate route knows; None if the route is disabled and `expected` is False."""
+    # Without `sampling_params`, so that no version of vLLM runs it.
     invalid = {"token_ids": [], "content_parts": 0, "output_mode": "?"}
-    reply = await probe_request(connection, "POST", _GENERATE, invalid)
-    if reply.status in (400, 422):
-        if _refused_field(reply, "sampling_params"):
-            return _GenerateRoute(_refused_field(reply, "content_parts"), _refused_field(reply, "output_mode"))
-        release = release_of(version or "")  # something in between hides what was wrong with the request
-        return _GenerateRoute(*(None if release is None else release[:2] >= since for since in (_RAW_MEDIA, _MODES)))
-    if reply.status not in (403, 404, 405, 501):
-        raise response_error(PROBE_NAME, reply, f"{_GENERATE} was asked for something that it must refuse")
+    response = await probe_request(connection, "POST", _GENERATE, invalid)
+    if response.status in (400, 422):
+        if _refused_field(response, "sampling_params"):
+            return _GenerateRoute(_refused_field(response, "content_parts"), _refused_field(response, "output_mode"))
+        release = release_of(version or "")  # a proxy hides the reason for the refusal
+        if release is None:
+            return _GenerateRoute(None, None)
+        return _GenerateRoute(release[:2] >= _CONTENT_PARTS, release[:2] >= _OUTPUT_MODE)
+    if response.status not in (403, 404, 405, 501):
+        raise response_error(PROBE_NAME, response, f"{_GENERATE} did not refuse an invalid request")
     if expected is False:
         return None
-    if reply.status == 403:
+    if response.status == 403:
         raise CapabilityError(
             PROBE_NAME,
             f"{connection.base_url} refuses {_GENERATE}: start `vllm serve` with --enable-scale-out "
-            f"({response_error(PROBE_NAME, reply, 'it answered').reason})",
+            f"({response_error(PROBE_NAME, response, 'it answered').reason})",
         )
     raise CapabilityError(
         PROBE_NAME,
-        f"{connection.base_url} has no {_GENERATE} (HTTP {reply.status}): it is a server that only renders, or no vLLM "
-        "of 0.20 or later, or something in between lets only other routes through",
+        f"{connection.base_url} has no {_GENERATE} (HTTP {response.status}): it is a server that only renders, "
+        "not vLLM 0.20 or later, or behind a proxy that blocks this route",
     )
 
 
-def _refused_field(reply: HttpResponse, name: str) -> bool:
-    """Whether a validation error is about this field of the body; fields that a server does not know are ignored."""
-    return re.search(rf"body(?:\.|['\"], ?['\"]){name}\b", reply.body.decode(errors="replace")) is not None
+def _refused_field(response: HttpResponse, name: str) -> bool:
+    """Whether a validation error names this field of the body; a server ignores fields that it does not know."""
+    return re.search(rf"body(?:\.|['\"], ?['\"]){name}\b", response.body.decode(errors="replace")) is not None
 
 
-# What it wants of images.
+# Images.
 
 
-class _Images(NamedTuple):
+class _ImageCapabilities(NamedTuple):
     pixel_dtype: PixelDtype | None = None
     placeholder_ids: Mapping[str, int] = {}
     merge_area: int | None = None
@@ -227,48 +229,48 @@ class _Images(NamedTuple):
     image_fields: Mapping[str, str] | None = None
 
 
-async def _images(connection: ServerConnection, model: str, version: str | None) -> _Images:
-    reply = await render_probe_image(connection, model)
-    rendered = _rendered_image(reply) if reply.status == 200 else None
+async def _probe_images(connection: ServerConnection, model: str, version: str | None) -> _ImageCapabilities:
+    response = await render_probe_image(connection, model)
+    rendered = _rendered_image(response) if response.status == 200 else None
     if (found := rendered or await _configured_images(connection)) is not None:
         return found
     release = release_of(version or "")
-    if reply.status in (403, 404, 405) and release is not None and release[:2] < _DEVICE_NORMALISES:
-        return _Images("float32")  # which it casts to its own type
+    if response.status in (403, 404, 405) and release is not None and release[:2] < _DEVICE_NORMALISES:
+        return _ImageCapabilities("float32")  # which it casts to its own dtype
     log.info(
-        "%s takes no images, or does not tell which: %s. If it does, say so with ExpectedCapabilities(pixel_dtype=, "
-        "placeholder_ids=)",
+        "%s takes no images, or does not report their format: %s. If it takes images, set "
+        "ExpectedCapabilities(pixel_dtype=, placeholder_ids=)",
         connection.base_url,
-        response_error(PROBE_NAME, reply, "rendering an image").reason,
+        response_error(PROBE_NAME, response, "rendering an image").reason,
     )
-    return _Images()
+    return _ImageCapabilities()
 
 
-def _rendered_image(reply: HttpResponse) -> _Images | None:
-    """What the server made of the image; None where its answer does not hold it."""
-    answer = parse_render_response(reply.body, PROBE_NAME)
-    medium = answer.media[0] if answer.media else None
-    if medium is None or medium.encoded is None:
+def _rendered_image(response: HttpResponse) -> _ImageCapabilities | None:
+    """The capabilities that the tensors of the rendered image show; None if the response has no tensors."""
+    rendered = parse_render_response(response.body, PROBE_NAME)
+    image = rendered.media[0] if rendered.media else None
+    if image is None or image.encoded is None:
         return None
     try:
-        tensors = decode_item(medium.encoded, name=PROBE_NAME)
-    except MalformedResultError as error:  # such as lists of tensors; the server still takes source files
+        tensors = decode_item(image.encoded, name=PROBE_NAME)
+    except MalformedResultError as error:  # such as lists of tensors; source files still work
         log.warning("the tensors that the server makes of an image cannot be sent as features: %s", error.reason)
-        return _Images()
+        return _ImageCapabilities()
     pixels = max(
         (each for each in tensors.values() if each.dtype in get_args(PixelDtype)),
         key=lambda each: each.tensor.nbytes,
         default=None,
     )
     if pixels is None:
-        held = ", ".join(f"{name} ({each.dtype})" for name, each in tensors.items())
-        log.warning("the server makes %s of an image, none of them %s; it gets source files", held, _dtypes())
-        return _Images()
-    token = single_token(answer.token_ids, medium.placeholder)
-    shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, medium.placeholder.length)
-    return _Images(
+        listed = ", ".join(f"{name} ({each.dtype})" for name, each in tensors.items())
+        log.warning("the server's tensors of an image are %s, none of them %s; use source files", listed, _dtypes())
+        return _ImageCapabilities()
+    token = single_token(rendered.token_ids, image.placeholder)
+    shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, image.placeholder.length)
+    return _ImageCapabilities(
         cast(PixelDtype, pixels.dtype),
-        {} if token is None else {medium.modality: token},
+        {} if token is None else {image.modality: token},
         merge_area,
         shape[1] if merge_area is not None and len(shape) == 2 else None,
         {name: each.field.kind for name, each in tensors.items()},
@@ -276,31 +278,31 @@ def _rendered_image(reply: HttpResponse) -> _Images | None:
 
 
 def _merge_area(tensors: Mapping[str, DecodedTensor], pixels: DecodedTensor, tokens: int) -> int | None:
-    """Patches per token, where pixels are a list of patches whose grid is given beside them."""
+    """Patches per token, if the pixels are a list of patches with a grid in another tensor."""
     patches = tensor_shape(pixels.tensor)[0]
     if not any(name.endswith("_grid_thw") for name in tensors) or patches % tokens:
         return None
     return patches // tokens
 
 
-async def _configured_images(connection: ServerConnection) -> _Images | None:
-    """What development mode tells of the configuration; None where it tells nothing."""
-    reply = await probe_request(connection, "GET", "/server_info", params={"config_format": "json"})
-    config = json_object(reply).get("vllm_config") if reply.status == 200 else None
+async def _configured_images(connection: ServerConnection) -> _ImageCapabilities | None:
+    """The capabilities according to the configuration, which development mode publishes; None if it is not known."""
+    response = await probe_request(connection, "GET", "/server_info", params={"config_format": "json"})
+    config = json_object(response).get("vllm_config") if response.status == 200 else None
     model = config.get("model_config") if isinstance(config, dict) else None
     if not isinstance(model, dict):
         return None
     multimodal = model.get("multimodal_config")
     if not isinstance(multimodal, dict) or multimodal.get("language_model_only") or _refuses_images(multimodal):
-        return _Images()
+        return _ImageCapabilities()
     if multimodal.get("mm_device_do_normalize"):
-        return _Images("uint8")
+        return _ImageCapabilities("uint8")
     dtype = str(model.get("dtype")).removeprefix("torch.")
-    return _Images(cast(PixelDtype, dtype)) if dtype in get_args(PixelDtype) else None
+    return _ImageCapabilities(cast(PixelDtype, dtype)) if dtype in get_args(PixelDtype) else None
 
 
 def _refuses_images(multimodal: Mapping[str, Any]) -> bool:
-    """Whether it was started with --limit-mm-per-prompt '{"image": 0}'."""
+    """Whether the server was started with --limit-mm-per-prompt '{"image": 0}'."""
     limits = multimodal.get("limit_per_prompt")
     limit = limits.get("image") if isinstance(limits, dict) else None
     return (limit.get("count") if isinstance(limit, dict) else limit) == 0

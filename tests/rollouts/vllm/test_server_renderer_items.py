@@ -1,0 +1,255 @@
+"""`ServerRenderer` on chunks and single images, and with servers that cannot render."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from rendering_server import (
+    PAD,
+    START,
+    RenderingServer,
+    _names,
+    file_of,
+    image,
+    letters,
+    picture,
+    text,
+    user,
+)
+
+from renderers import MediaStore
+from renderers.errors import (
+    MessageError,
+)
+from renderers.media.pixel_scale import PixelScale
+from rollouts.engines.vllm.http.response import HttpResponse
+from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
+from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.errors import (
+    CapabilityError,
+    InvalidRequestError,
+    MalformedResultError,
+    ServerError,
+    ServerUnreachableError,
+)
+
+
+@pytest.fixture
+def server():
+    return RenderingServer()
+
+
+@pytest.fixture
+def renderer(server):
+    return ServerRenderer(server)
+
+
+# Chunks.
+
+
+async def test_token_chunks_are_never_tokenised_again(renderer, server):
+    ids = [PAD, START, 7, 7, PAD]  # a policy may sample a literal placeholder
+    last = TokenChunk(np.array([9], np.int32))
+    rendered = await renderer.render_chunks([TokenChunk(ids), ImageChunk(picture(21)), last])
+    assert rendered.token_ids == [*ids, *[PAD] * 6, 9]
+    assert all(type(one) is int for one in rendered.token_ids)
+    ((_, where),) = rendered.multi_modal_data.items_with_ranges()
+    assert (where.offset, where.length) == (5, 6)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.integers(0, 600), max_size=6),
+            st.tuples(st.integers(0, 3), st.integers(1, 40), st.integers(1, 40)),
+        ),
+        max_size=7,
+    )
+)
+def test_chunks_are_concatenated(plan):
+    chunks, expected, ranges = [], [], []
+    for piece in plan:
+        if isinstance(piece, list):
+            chunks.append(TokenChunk(piece))
+            expected += piece
+        else:
+            pixels = picture(*piece)
+            chunks.append(ImageChunk(pixels))
+            count = -(-piece[1] // 16) * -(-piece[2] // 16)
+            ranges.append((len(expected), count))
+            expected += [PAD] * count
+    rendered = asyncio.run(ServerRenderer(RenderingServer()).render_chunks(chunks))
+    assert rendered.token_ids == expected
+    assert [(where.offset, where.length) for _, where in rendered.multi_modal_data.items_with_ranges()] == ranges
+
+
+async def test_every_form_of_an_image_is_taken(renderer):
+    pixels = picture(22)
+    data = file_of(pixels)
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    for value in (data, pixels, Image.fromarray(pixels), url):
+        rendered = await renderer.render_chunks([ImageChunk(value, expected_tokens=6)])
+        ((item, _),) = rendered.multi_modal_data.items_with_ranges()
+        np.testing.assert_array_equal(item["pixel_values"], pixels.reshape(-1, 3))
+
+
+async def test_another_count_than_expected_is_an_error_with_both_numbers(renderer):
+    with pytest.raises(InvalidRequestError, match=r"chunk 1 at .*: the image takes 6 tokens .* expected 9"):
+        await renderer.render_chunks([TokenChunk([1]), ImageChunk(picture(23), expected_tokens=9)])
+
+
+async def test_a_chunk_of_another_kind_is_an_error(renderer):
+    for chunk in (ImageChunk("/etc/passwd"), ImageChunk("http://x/y"), "text"):
+        with pytest.raises(MessageError):
+            await renderer.render_chunks([chunk])
+    for ids in ([-1], [[1]], [1.5]):
+        with pytest.raises(InvalidRequestError):
+            await renderer.render_chunks([TokenChunk(ids)])
+
+
+# Items.
+
+
+async def test_bfloat16_tensors_read_as_the_floats_of_equal_value():
+    renderer = ServerRenderer(RenderingServer(dtype="bfloat16"))
+    ((item, _),) = (await renderer.render_chunks([ImageChunk(picture(24))])).multi_modal_data.items_with_ranges()
+    np.testing.assert_array_equal(item["pixel_values"], np.array([[1.0, 2.0, -4.0]], np.float32))
+    assert item["pixel_values"].dtype == np.float32
+    assert item.scale is None
+
+
+async def test_a_scale_goes_into_items_of_uint8_pixels(server):
+    scale = PixelScale()
+    ((item, _),) = (
+        await ServerRenderer(server, scale=scale).render_chunks([ImageChunk(picture(25))])
+    ).multi_modal_data.items_with_ranges()
+    assert item.scale is scale
+    floats = RenderingServer(dtype="bfloat16")
+    ((item, _),) = (
+        await ServerRenderer(floats, scale=scale).render_chunks([ImageChunk(picture(25))])
+    ).multi_modal_data.items_with_ranges()
+    assert item.scale is None
+
+
+async def test_servers_of_other_version_or_processing_give_other_hashes():
+    hashes = set()
+    for server in (RenderingServer(), RenderingServer(version="0.33.0"), RenderingServer(dtype="bfloat16")):
+        rendered = await ServerRenderer(server).render_chunks([ImageChunk(picture(26))])
+        hashes.update(rendered.multi_modal_data.mm_hashes["image"])
+    # A server process writes the names of an item's tensors in an order of its own; that is no other server.
+    reordered = ServerRenderer(RenderingServer(names=("pixel_values", "image_grid_thw")))
+    same = await reordered.render_chunks([ImageChunk(picture(26))])
+    assert len(hashes) == 3
+    assert same.multi_modal_data.mm_hashes["image"][0] in hashes
+
+
+async def test_the_cache_is_bounded_in_bytes(server):
+    store = MediaStore(max_bytes=40_000)  # an image is about 14 kB with its source
+    renderer = ServerRenderer(server, store=store)
+    for seed in range(8):
+        await renderer.render_chunks([ImageChunk(picture(seed))])
+        assert store.nbytes <= 40_000
+    assert server.images_rendered().total() == 8
+    await renderer.render_chunks([ImageChunk(picture(7))])
+    assert server.images_rendered().total() == 8
+    await renderer.render_chunks([ImageChunk(picture(0))])
+    assert server.images_rendered().total() == 9
+
+
+async def test_a_server_that_restarted_with_other_settings_while_it_rendered_is_asked_again(server):
+    renderer = ServerRenderer(server)
+
+    def restart(sent):
+        if any(not name.startswith("render-probe") for name in _names(sent)) and server.dtype == "uint8":
+            server.dtype = "bfloat16"
+            server.held.clear()
+            renderer.forget()
+
+    server.before_answer = restart
+    rendered = await renderer.render_chunks([ImageChunk(picture(27))])
+    ((item, _),) = rendered.multi_modal_data.items_with_ranges()
+    assert item["pixel_values"].dtype == np.float32
+    fresh = await ServerRenderer(RenderingServer(dtype="bfloat16")).render_chunks([ImageChunk(picture(27))])
+    assert item.mm_hash == fresh.multi_modal_data.mm_hashes["image"][0]
+
+
+async def test_a_server_that_restarts_without_end_is_an_error(server):
+    renderer = ServerRenderer(server)
+    server.before_answer = lambda sent: renderer.forget() if not _names(sent)[0].startswith("render-probe") else None
+    with pytest.raises(ServerUnreachableError, match="restarted 4 times"):
+        await renderer.render_chunks([ImageChunk(picture(28))])
+
+
+# Servers that cannot render.
+
+
+@pytest.mark.parametrize("status", [403, 404, 405, 501])
+async def test_a_server_that_does_not_render_is_an_error_with_the_cure(server, renderer, status):
+    server.status = status
+    with pytest.raises(CapabilityError, match="vllm launch render"):
+        await renderer.render(user(text("a")))
+
+
+async def test_an_error_of_the_server_comes_back_as_one(server, renderer):
+    server.status = 500
+    with pytest.raises(ServerError) as caught:
+        await renderer.render(user(text("a")))
+    assert caught.value.status == 500
+
+
+async def test_a_model_that_only_reads_text_renders_text_and_refuses_images():
+    renderer = ServerRenderer(RenderingServer(takes_images=False))
+    rendered = await renderer.render(user(text("ok")))
+    assert rendered.token_ids == letters("user\nok")
+    assert rendered.multi_modal_data is None
+    assert rendered.placeholder_token_ids == {}
+    with pytest.raises(ServerError, match="no images"):
+        await renderer.render(user(image(picture(29))))
+
+
+async def test_an_unknown_model_is_an_error_that_names_those_served(server):
+    with pytest.raises(CapabilityError, match="serves tiny, not other"):
+        await ServerRenderer(server, model="other").render(user(text("a")))
+
+
+def features(names, *ranges, **more):
+    """The body of an answer of three tokens."""
+    places = [{"offset": offset, "length": length} for offset, length in ranges]
+    described = {"mm_hashes": {"image": names}, "mm_placeholders": {"image": places}, **more}
+    return json.dumps({"token_ids": [1, 1, 1], "features": described}).encode()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"not json",
+        b"[]",
+        b'{"token_ids": []}',
+        b'{"token_ids": [-1]}',
+        b'{"token_ids": [true]}',
+        b'{"token_ids": [1], "features": 3}',
+        features(["a"], mm_placeholders={}),
+        features(["a"]),
+        features(["a"], (3, 1)),
+        features(["a"], (2, 2)),
+        features(["a"], (0, 0)),
+        features(["a"], (-1, 1)),
+        features(["a", "b"], (0, 2), (1, 1)),
+        features([1], (0, 1)),
+        features(["a"], (0, 1), kwargs_data={"image": [7]}),
+        features(["a"], (0, 1), kwargs_data={"image": []}),
+    ],
+)
+async def test_an_answer_of_another_shape_is_an_error(server, renderer, answer):
+    await renderer.render(user(text("a")))
+    server._render = lambda sent: HttpResponse(200, {}, answer)
+    with pytest.raises(MalformedResultError):
+        await renderer.render(user(text("b")))
