@@ -1,6 +1,6 @@
 """Every exception of `renderers`, under one root.
 
-Each one carries what went wrong as attributes, says where (message, part, token) and ends with the cure.
+Each has the wrong value and its place (message, part, token) as attributes and in its text, which ends with the cure.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any
 
 from renderers.attribution import TokenLayout, attribute
-from renderers.bridging.bridge import Bridge
+from renderers.bridging.bridge import Bridge, BridgeRequest
 from renderers.bridging.continuation import TurnSummary
 from renderers.bridging.probe_messages import ProbeMessages
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
@@ -211,7 +211,7 @@ class TemplateRenderer:
                 "previous_multi_modal_data is the multi_modal_data of the RenderedTokens of the prompt, not "
                 f"{short_repr(previous_multi_modal_data)}"
             )
-        outcome = self._extend(
+        request = BridgeRequest(
             _plain_ids(previous_prompt_ids),
             _plain_ids(previous_completion_ids),
             check_messages(new_messages),
@@ -219,35 +219,20 @@ class TemplateRenderer:
             previous_messages,
             previous_multi_modal_data,
         )
+        outcome = self._extend(request)
         self.bridge_stats.count(outcome)
         return outcome
 
-    def _extend(
-        self,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        new_messages: list[dict[str, Any]],
-        tools: Tools | None,
-        previous_messages: Messages | None,
-        prompt_media: MultiModalData | None,
-    ) -> RenderedTokens | BridgeRefusal:
-        if not new_messages:
+    def _extend(self, request: BridgeRequest) -> RenderedTokens | BridgeRefusal:
+        if not request.new_messages:
             return BridgeRefusal.NO_NEW_MESSAGES
-        if any(message["role"] == "assistant" for message in new_messages):
+        if any(message["role"] == "assistant" for message in request.new_messages):
             return BridgeRefusal.ASSISTANT_IN_EXTENSION
-        refusal = self._bridge.check_prompt_media(prompt_ids, prompt_media)
+        refusal = self._bridge.check_prompt_media(request.prompt_ids, request.prompt_media)
         if refusal is not None:
             return refusal
-        return self._bridge.extend(
-            prompt_ids,
-            completion_ids,
-            self._turn_summary(completion_ids, tools, prompt_ids),
-            new_messages,
-            self._media.load(new_messages),
-            tools=tools,
-            previous_messages=previous_messages,
-            prompt_media=prompt_media,
-        )
+        turn = self._turn_summary(request.completion_ids, request.tools, request.prompt_ids)
+        return self._bridge.extend(request, turn, self._media.load(request.new_messages))
 
     # Media.
 

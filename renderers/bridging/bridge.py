@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,21 @@ _log = logging.getLogger("renderers")
 
 # The expansion of an item that has none of its own: its marker.
 _MARKER = (ExpansionPiece("", embed=True),)
+
+
+class BridgeRequest(NamedTuple):
+    """A sampled turn and the checked messages that follow it.
+
+    `previous_messages` is the history, with or without the turn, if it is known; `prompt_media` are the media of the
+    prompt.
+    """
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    new_messages: Messages
+    tools: Tools | None
+    previous_messages: Messages | None
+    prompt_media: MultiModalData | None
 
 
 class Bridge:
@@ -66,39 +81,23 @@ class Bridge:
         self._embed_ids = frozenset(embed_ids)
 
     def extend(
-        self,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        turn: TurnSummary,
-        new_messages: Messages,
-        new_media: Sequence[LocatedItem],
-        *,
-        tools: Tools | None,
-        previous_messages: Messages | None,
-        prompt_media: MultiModalData | None,
+        self, request: BridgeRequest, turn: TurnSummary, new_media: Sequence[LocatedItem]
     ) -> RenderedTokens | BridgeRefusal:
-        """Prompt + completion + what the template prints behind the turn for the checked messages `new_messages`.
-
-        `new_media` are the media of `new_messages`, `prompt_media` those of the prompt; `previous_messages` is the
-        history, with or without the turn, if it is known.
-        """
+        """Prompt + completion + what the template prints behind the turn for the new messages, with `new_media`."""
+        new_messages, tools = request.new_messages, request.tools
         if not turn.reasoning_complete and turn.stopped:
             return BridgeRefusal.OPEN_REASONING
         continuation = self._continuations.of_shape(shape_of(new_messages, turn, tools))
-        obstacles = self._obstacles(continuation, prompt_ids, completion_ids, previous_messages)
-        if (
-            obstacles
-            and previous_messages is not None
-            and self._depends_on_history(continuation, prompt_ids, completion_ids, previous_messages)
-        ):
-            real, _ = self._history(Continuation(), turn, new_messages, previous_messages, prompt_media)
+        obstacles = self._obstacles(continuation, request)
+        if obstacles and request.previous_messages is not None and self._depends_on_history(continuation, request):
+            real, _ = self._history(Continuation(), turn, request)
             continuation = self._continuations.of_conversation(real[:-1], real[-1], new_messages, tools)
-            obstacles = self._obstacles(continuation, prompt_ids, completion_ids, previous_messages)
-        refusal = self._refusal(obstacles, continuation, new_messages, previous_messages)
+            obstacles = self._obstacles(continuation, request)
+        refusal = self._refusal(obstacles, continuation, request)
         if refusal is not None:
             return refusal
 
-        history, names_are_real = self._history(continuation, turn, new_messages, previous_messages, prompt_media)
+        history, names_are_real = self._history(continuation, turn, request)
         messages = without_media([*history, *new_messages])
         try:
             continued = self._printer.print_continued(
@@ -111,7 +110,7 @@ class Bridge:
             return BridgeRefusal.NO_TURN_END
         self._printer.warn_of_unread_content(new_messages)
         end = continued.end
-        end_is_sampled = bool(completion_ids) and completion_ids[-1] == end.control.token_id
+        end_is_sampled = list(request.completion_ids[-1:]) == [end.control.token_id]
         start = end.control.end if end_is_sampled else continued.extension_start
         if not names_are_real and _copies_from_history(continued.printed, start, len(history)):
             return BridgeRefusal.NEEDS_HISTORY
@@ -136,8 +135,7 @@ class Bridge:
             self._markers,
         )
         self._stats.count_overridden(obstacles)
-        closing_ids = self._closing_ids(turn, end)
-        return join_extension(prompt_ids, completion_ids, closing_ids, extension, len(history), prompt_media)
+        return _join(request, self._closing_ids(turn, end), extension, len(history))
 
     def check_prompt_media(self, prompt_ids: Sequence[int], media: MultiModalData | None) -> BridgeRefusal | None:
         """Check that the prompt's placeholders have their media, and that every range covers placeholders of its item.
@@ -164,13 +162,7 @@ class Bridge:
             return self._printer.tokenizer.require_control_id(piece.text, f"a placeholder of a {modality}")
         return next((token_id for token_id, marked in self._markers.items() if marked == modality), -1)
 
-    def _obstacles(
-        self,
-        continuation: Continuation,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        previous_messages: Messages | None,
-    ) -> list[BridgeRefusal]:
+    def _obstacles(self, continuation: Continuation, request: BridgeRequest) -> list[BridgeRefusal]:
         """Why a full render would not continue these tokens, or why that is not known."""
         if not continuation.accepted:
             return [BridgeRefusal.TEMPLATE_REFUSES]
@@ -179,60 +171,48 @@ class Bridge:
         obstacles: list[BridgeRefusal] = []
         if not continuation.keeps_history:
             obstacles.append(BridgeRefusal.REWRITES_HISTORY)
-        if self._drops_reasoning(continuation, prompt_ids, completion_ids):
+        if self._drops_reasoning(continuation, request):
             obstacles.append(BridgeRefusal.DROPS_REASONING)
-        if continuation.needs_history and previous_messages is None and not continuation.counts_media:
+        if continuation.needs_history and request.previous_messages is None and not continuation.counts_media:
             obstacles.append(BridgeRefusal.NEEDS_HISTORY)
         return obstacles
 
-    def _depends_on_history(
-        self,
-        continuation: Continuation,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        previous_messages: Messages,
-    ) -> bool:
+    def _depends_on_history(self, continuation: Continuation, request: BridgeRequest) -> bool:
         """Whether some history of this shape has no obstacle, so that the real one has to be printed and compared."""
         if not continuation.accepted:
             return True
         at_best = continuation.at_best
-        return at_best is not None and not self._obstacles(at_best, prompt_ids, completion_ids, previous_messages)
+        return at_best is not None and not self._obstacles(at_best, request)
 
     def _refusal(
-        self,
-        obstacles: Sequence[BridgeRefusal],
-        continuation: Continuation,
-        new_messages: Messages,
-        previous_messages: Messages | None,
+        self, obstacles: Sequence[BridgeRefusal], continuation: Continuation, request: BridgeRequest
     ) -> BridgeRefusal | None:
         """The first obstacle that the configuration does not override."""
         overridden = [BridgeRefusal.REWRITES_HISTORY] if self._history_policy == "as_sampled" else []
-        has_user = any(message["role"] == "user" for message in new_messages)
+        has_user = any(message["role"] == "user" for message in request.new_messages)
         if self._retention == "all" or (self._retention == "tool_cycle" and not has_user):
             overridden.append(BridgeRefusal.DROPS_REASONING)
         refusal = next((obstacle for obstacle in obstacles if obstacle not in overridden), None)
         at_best = continuation.at_best
         if (
             refusal is BridgeRefusal.REWRITES_HISTORY
-            and previous_messages is None
+            and request.previous_messages is None
             and at_best is not None
             and at_best.keeps_history
         ):
             return BridgeRefusal.NEEDS_HISTORY
         return refusal
 
-    def _drops_reasoning(
-        self, continuation: Continuation, prompt_ids: Sequence[int], completion_ids: Sequence[int]
-    ) -> bool:
+    def _drops_reasoning(self, continuation: Continuation, request: BridgeRequest) -> bool:
         """Whether a full render would leave out some reasoning that was sampled or that the prompt holds."""
         if self._printer.reasoning_ids is None:
             return False
         at_risk: list[Sequence[int]] = []
         if not (continuation.keeps_reasoning and continuation.keeps_empty_reasoning):
             opened = len(self._printer.generation_prompt_ids)
-            at_risk.append([*(prompt_ids[-opened:] if opened else ()), *completion_ids])
+            at_risk.append([*(request.prompt_ids[-opened:] if opened else ()), *request.completion_ids])
         if not continuation.keeps_prompt:
-            at_risk.append(prompt_ids)
+            at_risk.append(request.prompt_ids)
         return any(
             not (continuation.keeps_empty_reasoning if is_empty else continuation.keeps_reasoning)
             for token_ids in at_risk
@@ -251,24 +231,20 @@ class Bridge:
             yield self._printer.empty_reasoning_ids == block
 
     def _history(
-        self,
-        continuation: Continuation,
-        turn: TurnSummary,
-        new_messages: Messages,
-        previous_messages: Messages | None,
-        prompt_media: MultiModalData | None,
+        self, continuation: Continuation, turn: TurnSummary, request: BridgeRequest
     ) -> tuple[list[Mapping[str, Any]], bool]:
         """What to print before the new messages, and whether the names of the called tools in it are real."""
-        last = _last_turn(previous_messages)
-        if previous_messages is not None and continuation.needs_history:
-            history: list[Mapping[str, Any]] = list(check_messages(previous_messages))
+        last = _last_turn(request.previous_messages)
+        if request.previous_messages is not None and continuation.needs_history:
+            history: list[Mapping[str, Any]] = list(check_messages(request.previous_messages))
         else:
-            counted = prompt_media.items_with_ranges() if prompt_media and continuation.counts_media else []
+            media = request.prompt_media
+            counted = media.items_with_ranges() if media is not None and continuation.counts_media else []
             opening = self._probes.opening([item.modality for item, _ in counted])
             history = [*opening, *([] if last is None else [last])]
         if last is not None:
             return history, True
-        names = _call_names(turn, new_messages)
+        names = _call_names(turn, request.new_messages)
         calls = [self._probes.call(call_id, name or "unknown") for call_id, name in names.items()]
         return [*history, self._probes.turn(calls, has_text=turn.has_text)], None not in names.values()
 
@@ -331,18 +307,14 @@ def _copies_from_history(printed: Printed, start: int, first_new_message: int) -
     )
 
 
-def join_extension(
-    prompt_ids: Sequence[int],
-    completion_ids: Sequence[int],
-    closing_ids: Sequence[int],
-    extension: RenderedTokens,
-    first_new_message: int,
-    prompt_media: MultiModalData | None,
+def _join(
+    request: BridgeRequest, closing_ids: Sequence[int], extension: RenderedTokens, first_new_message: int
 ) -> RenderedTokens:
     """Join prompt + completion verbatim, the ids that close the turn, and the extension.
 
     Message indices of the result count the *new* messages from 0; prompt and completion belong to none (-1).
     """
+    prompt_ids, completion_ids = request.prompt_ids, request.completion_ids
     prompt_end, completion_end = len(prompt_ids), len(prompt_ids) + len(completion_ids)
     shift = completion_end + len(closing_ids)
     spans = [TokenSpan(0, prompt_end, -1, False, False), TokenSpan(prompt_end, completion_end, -1, True, True)]
@@ -352,7 +324,7 @@ def join_extension(
         spans.append(TokenSpan(start + shift, end + shift, max(-1, owner - first_new_message), sampled, content))
     media = None
     if extension.multi_modal_data is not None:
-        media = (prompt_media or MultiModalData()).followed_by(extension.multi_modal_data, shift)
+        media = (request.prompt_media or MultiModalData()).followed_by(extension.multi_modal_data, shift)
     return RenderedTokens(
         token_ids=[*prompt_ids, *completion_ids, *closing_ids, *extension.token_ids],
         spans=tuple(span for span in spans if span.end > span.start),

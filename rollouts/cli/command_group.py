@@ -1,6 +1,6 @@
-"""The one place where the `rollouts` command turns an error into a line on stderr and an exit code.
+"""Turns an error of any command into a line on stderr and an exit code.
 
-Commands let errors pass, unless they have more to say about one. A traceback is a defect of ours.
+Commands let errors pass, unless they add information to one. A traceback is a defect of mmrollouts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rollouts.terminal.text import escape_unencodable_output, print_error
 from transport import TransportError
 
 FAILED: Final = 2
-PIPE_CLOSED: Final = 1  # as `rich` and `click` have it; the reader of the pipe wanted no more, so nothing is said
+PIPE_CLOSED: Final = 1  # as in `rich` and `click`; the reader of the pipe closed it, which needs no message
 INTERRUPTED: Final = 130
 
-_FORESEEN: Final = (RendererError, RolloutsError, TransportError, OSError, MemoryError, RecursionError)
+_EXPECTED_ERRORS: Final = (RendererError, RolloutsError, TransportError, OSError, MemoryError, RecursionError)
 
 
 class CommandGroup(TyperGroup):
@@ -32,10 +32,10 @@ class CommandGroup(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         if not options.get("standalone_mode", True):
             return super().main(*args, **options)
-        if sys.stdout is None:  # closed by whoever started this process
-            _say("standard output is closed; send it to a file, or to /dev/null")
+        if sys.stdout is None:  # closed by the parent process
+            _print_error("standard output is closed; send it to a file, or to /dev/null")
             sys.exit(FAILED)
-        _name_output()
+        _install_named_output()
         escape_unencodable_output()
         code: int | str | None
         try:
@@ -45,31 +45,31 @@ class CommandGroup(TyperGroup):
             code = exiting.code
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except _FORESEEN as error:
-            code = _explain(error)
-        _leave(code)
+        except _EXPECTED_ERRORS as error:
+            code = _report(error)
+        _flush_and_exit(code)
 
 
-def _explain(error: Exception) -> int:
-    """Say what went wrong, and where; the exit code."""
+def _report(error: Exception) -> int:
+    """Print what went wrong and where; returns the exit code."""
     if isinstance(error, OSError):
-        _drop_output()
+        _discard_output()
         if error.errno == errno.EPIPE:
             return PIPE_CLOSED
         reason = error.strerror or str(error)
-        words = f"{os.fsdecode(error.filename)}: {reason}" if error.filename else reason
+        message = f"{os.fsdecode(error.filename)}: {reason}" if error.filename else reason
     elif isinstance(error, MemoryError):
-        words = "not enough memory"
+        message = "not enough memory"
     elif isinstance(error, RecursionError):
-        words = "something in it is nested too deep"
+        message = "a value in the file is nested too deep"
     else:
-        words = str(error)
-    _say("; ".join([words, *getattr(error, "__notes__", ())]))
+        message = str(error)
+    _print_error("; ".join([message, *getattr(error, "__notes__", ())]))
     return FAILED
 
 
 class _NamedOutput(io.FileIO):
-    """Standard output, whose errors say that they are about it."""
+    """Standard output; its errors carry its name as their file name."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -79,8 +79,8 @@ class _NamedOutput(io.FileIO):
             raise
 
 
-def _name_output() -> None:
-    """Put `_NamedOutput` behind `sys.stdout`, unless someone (a test, a notebook) has another stream there."""
+def _install_named_output() -> None:
+    """Let `sys.stdout` write through `_NamedOutput`, unless it is another stream (in a test or a notebook)."""
     stream = sys.stdout
     if stream is sys.__stdout__ and isinstance(stream, io.TextIOWrapper):
         stream.flush()
@@ -93,25 +93,25 @@ def _name_output() -> None:
         )
 
 
-def _leave(code: int | str | None) -> NoReturn:
-    """Exit once everything is written; what cannot be written would otherwise be noticed by the interpreter alone."""
+def _flush_and_exit(code: int | str | None) -> NoReturn:
+    """Write everything that is buffered, report an error in that, and exit."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        code = _explain(error)
+        code = _report(error)
     sys.exit(code)
 
 
-def _drop_output() -> None:
-    """Send what standard output could not take nowhere: the interpreter writes it once more when it exits."""
+def _discard_output() -> None:
+    """Redirect buffered output that cannot be written to the null device: the interpreter writes it again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, sys.stdout.fileno())
+        os.close(null_device)
 
 
-def _say(words: str) -> None:
-    with contextlib.suppress(OSError):  # nobody can be told that stderr cannot be written to
-        print_error(words)
+def _print_error(message: str) -> None:
+    with contextlib.suppress(OSError):  # stderr cannot be written to: there is nowhere to report it
+        print_error(message)

@@ -8,7 +8,7 @@ from rollouts.errors import RolloutsError
 
 
 class TrajectoryFileError(RolloutsError):
-    """A path holds no trajectories that can be read, or cannot be written. `path` names it."""
+    """A path holds no readable trajectories, or cannot be written. `path` names it."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path = path
@@ -35,17 +35,17 @@ class InventoryError(RolloutsError):
 
 
 class NoJsonFormError(RolloutsError):
-    """A value has no form in JSON. `type_name` is its class."""
+    """A value cannot be written as JSON. `type_name` is its class."""
 
     def __init__(self, value: object) -> None:
         self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
         super().__init__(
-            f"a value of type {self.type_name} has no form in JSON; record plain data, an array or a tensor instead"
+            f"a value of type {self.type_name} cannot be written as JSON; record plain data, an array or a tensor"
         )
 
 
 class ConversationFileError(RolloutsError):
-    """A file does not hold what was asked of it. `path` names it, `line` (from 1) the place if there is one."""
+    """A file holds no conversation or no tools. `path` names it, `line` (from 1) the place if there is one."""
 
     def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
         self.path = path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +14,8 @@ from renderers import (
     BridgeRefusal,
     MultiModalData,
     RenderedTokens,
-    RendererConfig,
     TemplateRenderer,
-    ThinkingRetention,
-    load_renderer,
 )
-from rollouts.testing import CHAT_TEMPLATE
 
 benign = st.text(max_size=8).filter(lambda text: "<" not in text)
 COLOURS = {colour: Image.new("RGB", (32 + 16 * colour, 32), (colour, 0, 0)) for colour in range(3)}
@@ -273,20 +268,6 @@ def test_a_placeholder_sampled_in_an_episode_without_images_does_not_stop_it(ren
     )
 
 
-# Refusals.
-
-
-def refusal(renderer: TemplateRenderer, *arguments: Any, **options: Any) -> BridgeRefusal:
-    """The reason; checks that it was counted once and that the public method answers None."""
-    before = renderer.bridge_stats.refused.copy()
-    outcome = renderer.try_bridge(*arguments, **options)
-    assert isinstance(outcome, BridgeRefusal)
-    assert renderer.bridge_stats.refused - before == {outcome: 1}
-    assert renderer.bridge_to_next_turn(*arguments, **options) is None
-    assert renderer.bridge_stats.refused[outcome] == before[outcome] + 2
-    return outcome
-
-
 @pytest.fixture(scope="module")
 def prompt(renderer: TemplateRenderer) -> list[int]:
     return renderer.render(QUESTION, add_generation_prompt=True).token_ids
@@ -295,220 +276,6 @@ def prompt(renderer: TemplateRenderer) -> list[int]:
 @pytest.fixture(scope="module")
 def completion(renderer: TemplateRenderer) -> list[int]:
     return ids_of(renderer, "A", "<|im_end|>")
-
-
-def test_no_new_messages_are_refused(renderer: TemplateRenderer, prompt: list[int], completion: list[int]) -> None:
-    assert refusal(renderer, prompt, completion, []) is BridgeRefusal.NO_NEW_MESSAGES
-
-
-def test_an_assistant_among_the_new_messages_is_refused(
-    renderer: TemplateRenderer, prompt: list[int], completion: list[int]
-) -> None:
-    new = [*REPLY, {"role": "assistant", "content": "made up"}]
-    assert refusal(renderer, prompt, completion, new) is BridgeRefusal.ASSISTANT_IN_EXTENSION
-
-
-def test_a_stop_token_sampled_inside_open_reasoning_is_refused(renderer: TemplateRenderer, prompt: list[int]) -> None:
-    thought = ids_of(renderer, "<think>", "hm", "<|im_end|>")
-    assert refusal(renderer, prompt, thought, REPLY) is BridgeRefusal.OPEN_REASONING
-
-
-def test_reasoning_cut_off_by_a_length_limit_is_closed_with_scaffold(
-    renderer: TemplateRenderer, prompt: list[int]
-) -> None:
-    thought = ids_of(renderer, "<think>", "hm")
-    extended = bridged(renderer.bridge_to_next_turn(prompt, thought, REPLY))
-    close = ids_of(renderer, "</think>", "<|im_end|>")
-    sampled_end = len(prompt) + len(thought)
-    assert extended.token_ids[:sampled_end] == prompt + thought
-    assert extended.token_ids[sampled_end : sampled_end + 2] == close
-    assert extended.sampled_mask[sampled_end - 1 : sampled_end + 2] == [True, False, False]
-
-
-def test_a_completion_that_does_not_close_the_reasoning_of_the_prompt_is_refused(
-    renderer: TemplateRenderer, prompt: list[int], completion: list[int]
-) -> None:
-    opened = [*prompt, *ids_of(renderer, "<think>", "\n")]
-    assert refusal(renderer, opened, completion, REPLY) is BridgeRefusal.OPEN_REASONING
-    closed = ids_of(renderer, "hm", "</think>", "A", "<|im_end|>")
-    assert bridged(renderer.bridge_to_next_turn(opened, closed, REPLY)).token_ids[: len(opened)] == opened
-
-
-def test_closed_reasoning_is_bridged_by_a_template_that_keeps_it(renderer: TemplateRenderer, prompt: list[int]) -> None:
-    thought = ids_of(renderer, "<think>", "hm", "</think>", "A", "<|im_end|>")
-    assert (
-        bridged(renderer.bridge_to_next_turn(prompt, thought, REPLY)).token_ids[len(prompt) :][: len(thought)]
-        == thought
-    )
-
-
-FORGETFUL = """{%- set ns = namespace(last=0) -%}
-{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
-{%- for m in messages -%}
-{{- '<|im_start|>' + m.role + '\\n' -}}
-{%- if m.role == 'assistant' and m.reasoning_content and loop.index0 > ns.last -%}
-{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' -}}
-{%- endif -%}
-{{- m.content + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
-
-
-def test_a_bridge_is_refused_where_the_template_drops_earlier_reasoning_before_a_user_message(
-    tiny_model_dir: Path,
-) -> None:
-    forgetful = load_renderer(tiny_model_dir, chat_template=FORGETFUL)
-    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
-    thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
-    assert refusal(forgetful, prompt, thought, REPLY) is BridgeRefusal.DROPS_REASONING
-    kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": "tool", "content": "T"}])
-    assert bridged(kept).token_ids[: len(prompt) + len(thought)] == prompt + thought
-    plain = forgetful.bridge_to_next_turn(prompt, ids_of(forgetful, "A", "<|im_end|>"), REPLY)
-    assert isinstance(plain, RenderedTokens)
-
-
-@pytest.mark.parametrize(("retention", "may_keep"), [("template", False), ("tool_cycle", False), ("all", True)])
-def test_retention_decides_whether_reasoning_is_kept_before_a_user_message(
-    tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool
-) -> None:
-    config = RendererConfig(thinking_retention=retention, chat_template=FORGETFUL)
-    forgetful = load_renderer(tiny_model_dir, config=config)
-    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
-    thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
-    kept = forgetful.bridge_to_next_turn(prompt, thought, REPLY)
-    assert (kept is not None) == may_keep
-
-
-ALWAYS_FORGETFUL = """{%- for m in messages -%}
-{{- '<|im_start|>' + m.role + '\\n' -}}
-{%- if m.role == 'assistant' and m.reasoning_content and loop.last -%}
-{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' -}}
-{%- endif -%}
-{{- m.content + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
-
-
-@pytest.mark.parametrize(("retention", "may_keep"), [("template", False), ("tool_cycle", True), ("all", True)])
-def test_retention_decides_whether_reasoning_is_kept_within_a_tool_cycle(
-    tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool
-) -> None:
-    config = RendererConfig(thinking_retention=retention, chat_template=ALWAYS_FORGETFUL)
-    forgetful = load_renderer(tiny_model_dir, config=config)
-    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
-    thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
-    kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": "tool", "content": "T"}])
-    assert (kept is not None) == may_keep
-
-
-def plain_template(message: str) -> str:
-    """A ChatML template that prints every message with the expression or statements given."""
-    return (
-        "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' -}}"
-        + message
-        + "{{- '<|im_end|>\\n' -}}{%- endfor -%}"
-        + "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
-    )
-
-
-def test_a_bridge_with_tools_is_refused_where_the_template_moves_them_to_the_last_question(
-    tiny_model_dir: Path,
-) -> None:
-    show_tools = "{%- if tools and loop.last -%}{{- tools | tojson -}}{%- endif -%}"
-    moving = load_renderer(tiny_model_dir, chat_template=plain_template(show_tools + "{{- m.content -}}"))
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    prompt = moving.render(QUESTION, tools=tools, add_generation_prompt=True).token_ids
-    said = ids_of(moving, "A", "<|im_end|>")
-    assert moving.try_bridge(prompt, said, REPLY, tools=tools) is BridgeRefusal.REWRITES_HISTORY
-    without = moving.render(QUESTION, add_generation_prompt=True).token_ids
-    assert isinstance(moving.try_bridge(without, said, REPLY), RenderedTokens)
-
-
-def test_numbers_that_run_over_the_whole_conversation_need_the_history(tiny_model_dir: Path) -> None:
-    counting = load_renderer(tiny_model_dir, chat_template=plain_template("{{- loop.index ~ '. ' ~ m.content -}}"))
-    prompt = counting.render(QUESTION, add_generation_prompt=True).token_ids
-    said = ids_of(counting, "2. A", "<|im_end|>")
-    assert refusal(counting, prompt, said, REPLY) is BridgeRefusal.NEEDS_HISTORY
-    extended = bridged(counting.bridge_to_next_turn(prompt, said, REPLY, previous_messages=QUESTION))
-    turn = {"role": "assistant", "content": "A"}
-    assert extended.token_ids == counting.render([*QUESTION, turn, *REPLY], add_generation_prompt=True).token_ids
-
-
-NAMES_TOOLS = """
-{%- if m.role == 'tool' -%}
-{%- for c in messages[loop.index0 - 1].tool_calls or messages[loop.index0 - 2].tool_calls -%}
-{%- if c.id == m.tool_call_id -%}{{- c.function.name ~ ': ' -}}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- m.content -}}
-{%- for c in m.tool_calls or [] -%}{{- '<tool_call>{"name": "' ~ c.function.name ~ '"}</tool_call>' -}}{%- endfor -%}
-"""
-
-
-def test_the_name_of_a_tool_is_found_by_id_and_never_by_position(tiny_model_dir: Path) -> None:
-    naming = load_renderer(tiny_model_dir, chat_template=plain_template(NAMES_TOOLS))
-    made = [("x", "a"), ("y", "b")]
-    calls = [{"id": i, "type": "function", "function": {"name": n, "arguments": {}}} for i, n in made]
-    turn = {"role": "assistant", "content": "", "tool_calls": calls}
-    answers = [{"role": "tool", "tool_call_id": i, "content": i} for i in ("y", "x")]
-    prompt = naming.render(QUESTION, add_generation_prompt=True).token_ids
-    sampled = [
-        *(token for _, n in made for token in ids_of(naming, "<tool_call>", f'{{"name": "{n}"}}', "</tool_call>")),
-        *ids_of(naming, "<|im_end|>"),
-    ]
-    assert naming.try_bridge(prompt, sampled, answers) is BridgeRefusal.NEEDS_HISTORY
-    history = [*QUESTION, turn]
-    extended = bridged(naming.bridge_to_next_turn(prompt, sampled, answers, previous_messages=history))
-    assert extended.token_ids == naming.render([*history, *answers], add_generation_prompt=True).token_ids
-    assert extended.message_tool_names == ["b", "a"]
-
-
-def test_new_messages_that_the_template_refuses_are_refused(tiny_model_dir: Path) -> None:
-    refuse = "{%- if m.role == 'tool' -%}{{- raise_exception('no tools here') -}}{%- endif -%}"
-    strict = load_renderer(tiny_model_dir, chat_template=plain_template(refuse + "{{- m.content -}}"))
-    prompt = strict.render(QUESTION, add_generation_prompt=True).token_ids
-    new = [{"role": "tool", "content": "T"}]
-    assert refusal(strict, prompt, ids_of(strict, "A", "<|im_end|>"), new) is BridgeRefusal.TEMPLATE_REFUSES
-
-
-def test_image_tokens_without_their_media_are_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
-    seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
-    assert refusal(renderer, seen.token_ids, completion, REPLY) is BridgeRefusal.MISSING_MEDIA
-
-
-def test_media_whose_range_covers_other_tokens_is_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
-    seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
-    assert seen.multi_modal_data is not None
-    ((item, where),) = seen.multi_modal_data.items_with_ranges()
-    for wrong in (where.shifted(1), where.shifted(-1), where.shifted(10**6)):
-        media = MultiModalData.from_items([(item, wrong)])
-        reason = refusal(renderer, seen.token_ids, completion, REPLY, previous_multi_modal_data=media)
-        assert reason is BridgeRefusal.MISPLACED_MEDIA
-
-
-def test_a_template_that_does_not_close_earlier_turns_is_refused(tiny_model_dir: Path) -> None:
-    source = CHAT_TEMPLATE.replace(
-        "{{- '<|im_end|>\\n' -}}\n{%- elif message.role == 'tool' -%}",
-        "{%- if loop.last -%}{{- '<|im_end|>\\n' -}}{%- endif -%}\n{%- elif message.role == 'tool' -%}",
-    )
-    assert source != CHAT_TEMPLATE
-    open_ended = load_renderer(tiny_model_dir, chat_template=source)
-    prompt = open_ended.render(QUESTION, add_generation_prompt=True).token_ids
-    reason = refusal(open_ended, prompt, ids_of(open_ended, "A", "<|im_end|>"), REPLY)
-    assert reason is BridgeRefusal.NO_TURN_END
-
-
-def test_every_refusal_reason_is_covered_above() -> None:
-    source = Path(__file__).read_text(encoding="utf-8")
-    assert [reason for reason in BridgeRefusal if f"is BridgeRefusal.{reason.name}" not in source] == []
-
-
-def test_successes_are_counted(renderer: TemplateRenderer, prompt: list[int], completion: list[int]) -> None:
-    before, refused = renderer.bridge_stats.bridged, renderer.bridge_stats.refused.copy()
-    renderer.bridge_to_next_turn(prompt, completion, REPLY)
-    renderer.try_bridge(prompt, completion, REPLY)
-    assert renderer.bridge_stats.bridged == before + 2
-    assert renderer.bridge_stats.refused == refused
 
 
 # History.

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from renderers.errors import RendererError, TemplateError, TemplateSyntaxError
-from renderers.template import ChatTemplate, Origin, TracedStr
+from renderers.template.chat_template import ChatTemplate
 from renderers.template.json_dump import traced_json
-from renderers.template.traced import plain
+from renderers.template.traced import Origin, TracedStr, plain
 from rollouts.testing import CHAT_TEMPLATE
 
 # Plain text, which every template below takes.

@@ -22,7 +22,7 @@ from renderers.media.raw_video import frames_to_raw
 from rollouts import MediaReference, TokenNode, Trajectory
 from rollouts.cli.main import app
 from rollouts.cli.media.contact_sheet import contact_sheet
-from rollouts.cli.media.inventory import take_inventory
+from rollouts.cli.media.inventory import read_inventory
 from rollouts.cli.media.thumbnail import thumbnail
 from transport import RecordWriter
 
@@ -367,7 +367,7 @@ def test_exporting_again_changes_nothing_and_another_file_is_never_overwritten(t
     result = run("export", tmp_path / "store", "--out", out)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {digests[0]}: ")
-    assert "another file" in result.stderr
+    assert "other contents" in result.stderr
     assert other.read_bytes() == plain((9, 9, 9))
 
 
@@ -399,10 +399,10 @@ def test_a_disk_that_is_full_leaves_no_half_file(tmp_path: Path) -> None:
 # The contact sheet.
 
 
-def sheet_of(directory: Path, *data: bytes, most: int = 400) -> tuple[np.ndarray, list[str]]:
+def sheet_of(directory: Path, *data: bytes, max_thumbnails: int = 400) -> tuple[np.ndarray, list[str]]:
     """The pixels of a contact sheet of a store, and the digests in its order."""
     digests = sorted(store_of(directory, *data))
-    return np.asarray(contact_sheet(take_inventory(directory), "title", most)), digests
+    return np.asarray(contact_sheet(read_inventory(directory), "title", max_thumbnails)), digests
 
 
 def holds(sheet: np.ndarray, colour: tuple[int, int, int]) -> int:
@@ -462,12 +462,12 @@ def test_videos_show_their_first_frame_or_a_tile_that_says_what_they_are(tmp_pat
 
 def test_the_sheet_is_bounded_and_says_how_many_more_there_are(tmp_path: Path) -> None:
     pictures = [array_to_raw(np.full((3, 3, 3), number, dtype=np.uint8)) for number in range(30)]
-    few, _ = sheet_of(tmp_path, *pictures, most=12)
-    many, _ = sheet_of(tmp_path, most=30)
+    few, _ = sheet_of(tmp_path, *pictures, max_thumbnails=12)
+    many, _ = sheet_of(tmp_path, max_thumbnails=30)
     assert few.shape[0] < many.shape[0]
     title = few[:30]
     assert not np.array_equal(title[:, :300], many[:30, :300])
-    huge, _ = sheet_of(tmp_path, most=10**6)
+    huge, _ = sheet_of(tmp_path, max_thumbnails=10**6)
     assert np.array_equal(huge, many)
 
 
@@ -486,14 +486,14 @@ def test_every_wrong_target_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("hello")
     assert "No such file" in one_error(run("ls", tmp_path / "none"))
     assert "neither a media store nor a trajectory file" in one_error(run("verify", tmp_path / "note.txt"))
-    assert "no media store: it holds files such as note.txt" in one_error(run("ls", tmp_path))
+    assert "not a media store: it holds files such as note.txt" in one_error(run("ls", tmp_path))
     assert "neither" in one_error(run("export", tmp_path / "note.txt", "--out", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_place_that_cannot_be_written_to_is_one_clear_line(tmp_path: Path) -> None:
     path = trajectories(tmp_path / "t.mmr", e=[(RAW,)])
-    assert "cannot be made" in one_error(run("export", path, "--out", path))
+    assert "cannot be created" in one_error(run("export", path, "--out", path))
     result = run("export", path, "--out", tmp_path / "out", "--contact-sheet", tmp_path / "none" / "sheet.png")
     assert result.exit_code == 2
     assert "sheet.png cannot be written: No such file or directory" in result.stderr

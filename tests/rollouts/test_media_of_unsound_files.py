@@ -54,7 +54,7 @@ def test_an_episode_with_references_of_the_wrong_type_is_named_as_not_listed(tmp
     bad = short("bad")
     PLANTED["media that are numbers"](bad)
     result = run("ls", file_of(tmp_path / "t.mmr", bad, short("good", 9)))
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     (error,) = result.stderr.splitlines()
     assert error.startswith("error: not listed: record 0: rollouts.TokenNode")
 

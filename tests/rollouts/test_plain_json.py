@@ -143,7 +143,7 @@ class Holder:
     "value", [object(), np.array([object()]), object, range(3), Holder(object()), [{"a": {1j: len}}]]
 )
 def test_a_value_without_a_form_in_json_is_an_error_and_never_its_repr(value: Any) -> None:
-    with pytest.raises(NoJsonFormError, match="has no form in JSON"):
+    with pytest.raises(NoJsonFormError, match="cannot be written as JSON"):
         plain(value)
 
 
@@ -190,7 +190,10 @@ def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_ex
     monkeypatch.setattr(module, "_TEXT", ())  # a class that this table forgot
     result = run("export", path, f"--{form}", tmp_path / "out")
     assert result.exit_code == 1
-    assert "not exported: record 1, episode 'bad': a value of type datetime.date has no form in JSON" in result.stderr
+    assert (
+        "not exported: record 1, episode 'bad': a value of type datetime.date cannot be written as JSON"
+        in result.stderr
+    )
     assert result.stdout.startswith("2 episodes")
     if form == "parquet":
         rows = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "out").to_pylist()

@@ -210,7 +210,7 @@ def test_another_template_can_be_tried(run: Any, tmp_path: Path) -> None:
         ("c.json", '{"messages": []}', [], ["no messages"]),
         ("c.json", '{"turns": []}', [], ["holds no conversation"]),
         ("c.json", '"hello"', [], ["holds no conversation"]),
-        ("c.json", '{"messages": [{"role": "user", "content": "x"}], "tools": "all"}', [], ["tools are a list"]),
+        ("c.json", '{"messages": [{"role": "user", "content": "x"}], "tools": "all"}', [], ["tools must be a list"]),
         ("c.jsonl", '[]\n{"a":\n', ["--row", "1"], ["c.jsonl, line 2", "not JSON"]),
         ("c.jsonl", "[]\n", ["--row", "5"], ["no row 5"]),
         ("c.json", '[{"role": "nobody", "content": "x"}]', [], ["message 0", "'nobody'"]),

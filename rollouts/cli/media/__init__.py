@@ -1,1 +1,1 @@
-"""`rollouts media`: the media of a store or a trajectory file: listed, verified, exported."""
+"""`rollouts media`: list, verify and export the media of a store or a trajectory file."""

@@ -1,4 +1,4 @@
-"""`rollouts media ls|verify|export`: what a media store or a trajectory file holds."""
+"""`rollouts media ls|verify|export`: the media of a media store or of a trajectory file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def ls(
     target: Target,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead, with whole digests.")] = False,
 ) -> None:
-    """List each distinct medium: digest, type, size, bytes, and for trajectories how often and where it is used."""
+    """List each distinct medium: digest, type, size, bytes, and for trajectories its uses and its episodes.
+
+    Exits with 1 if something could not be read and was left out.
+    """
     from rollouts.cli.media.listing import media_as_json, print_media
 
     with _inventory(target) as inventory:
@@ -42,11 +45,13 @@ def ls(
             print_line(f"{target} holds no media")
     for problem in inventory.problems:
         print_error(f"not listed: {problem}")
+    if inventory.problems:
+        raise typer.Exit(1)
 
 
 @media_commands.command()
 def verify(target: Target) -> None:
-    """Check every medium against its digest and decode it. Exits with 1 and names what failed, if anything did."""
+    """Compare every medium with its digest and decode it. Exits with 1 and names the failures, if there are any."""
     from rollouts.cli.media.verification import verify_all
 
     with _inventory(target) as inventory:
@@ -65,12 +70,12 @@ def verify(target: Target) -> None:
 @media_commands.command()
 def export(
     target: Target,
-    out: Annotated[Path, typer.Option(help="The directory for the files; made if it is not there.")],
+    out: Annotated[Path, typer.Option(help="The directory for the files; made if it does not exist.")],
     contact_sheet: Annotated[
         Path | None, typer.Option(help="Also draw all media, at most 400, into this image.")
     ] = None,
 ) -> None:
-    """Write each medium once as a file of its own; pixels that never were a file as a PNG of the same pixels."""
+    """Write each medium once to a file of its own; pixels that were never in a file become a PNG of the same pixels."""
     with _inventory(target) as inventory:
         failed = _export(inventory, target, out, contact_sheet)
     if failed:
@@ -78,14 +83,14 @@ def export(
 
 
 def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path | None) -> bool:
-    """Whether anything was not exported."""
+    """Export all media; returns whether any was not exported."""
     from rollouts.cli.errors import ExportError
     from rollouts.cli.media.export import export_medium
 
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        exit_with_error(f"{out} cannot be made: {error.strerror or error}")
+        exit_with_error(f"{out} cannot be created: {error.strerror or error}")
     failed = len(inventory.problems)
     for problem in inventory.problems:
         print_error(f"not exported: {problem}")
@@ -99,25 +104,25 @@ def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path |
             print_error(str(error))
     print_line(f"{written} media in {out}")
     if contact_sheet is not None:
-        _draw(inventory, contact_sheet, str(target))
+        _draw_contact_sheet(inventory, contact_sheet, str(target))
     return failed > 0
 
 
-def _draw(inventory: Inventory, path: Path, title: str) -> None:
+def _draw_contact_sheet(inventory: Inventory, path: Path, title: str) -> None:
     from rollouts.cli.media.contact_sheet import contact_sheet
 
-    drawn = io.BytesIO()
-    contact_sheet(inventory, title).save(drawn, "PNG")
+    png = io.BytesIO()
+    contact_sheet(inventory, title).save(png, "PNG")
     try:
         if path.exists() and not path.is_file():
-            exit_with_error(f"{path} cannot be written: it is there and is no file")
-        path.write_bytes(drawn.getvalue())
+            exit_with_error(f"{path} cannot be written: it exists and is not a file")
+        path.write_bytes(png.getvalue())
     except OSError as error:
         exit_with_error(f"{path} cannot be written: {error.strerror or error}")
     print_line(f"contact sheet in {path}")
 
 
 def _inventory(target: Path) -> Inventory:
-    from rollouts.cli.media.inventory import take_inventory
+    from rollouts.cli.media.inventory import read_inventory
 
-    return take_inventory(target)
+    return read_inventory(target)

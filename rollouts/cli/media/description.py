@@ -1,4 +1,4 @@
-"""What a medium is: its format and its size, from as few of its bytes as tell."""
+"""The format and the size of a medium, read from its header."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from renderers.media.sniffing import sniff
 from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
 from rollouts.cli.media.inventory import Medium
 
-# Whoever filled the store had a policy; here only the machine is to be spared.
-TOLERANT = MediaPolicy(
+# The media passed the policy of the program that stored them; these limits only protect this machine.
+PERMISSIVE = MediaPolicy(
     max_bytes=2**40,
     max_pixels=2**28,
     max_frames=2**20,
@@ -31,7 +31,7 @@ _SUFFIXES = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2", "unk
 
 
 class Description(NamedTuple):
-    """`format` is short and lower-case (png, jpeg, raw, mp4...). width and height are None where no header says."""
+    """`format` is short and lower-case (png, jpeg, raw, mp4...). width and height are None where no header has them."""
 
     format: str
     width: int | None
@@ -44,7 +44,7 @@ class Description(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """Of a file that holds the bytes as they are."""
+        """The suffix of a file that holds the bytes unchanged."""
         return _SUFFIXES.get(self.format, self.format if self.format.isalnum() else "bin")
 
 
@@ -64,9 +64,9 @@ def describe(medium: Medium) -> Description:
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 with Image.open(file, formats=FORMATS) as image:
                     name = (image.format or name or "unknown").lower()
-                    # An MPO is a photo with a preview behind it, not an animation.
-                    moves = name != "mpo" and bool(getattr(image, "is_animated", False))
-                    return Description(name, image.width, image.height, is_video=moves)
+                    # An MPO is a photo followed by a preview, not an animation.
+                    animated = name != "mpo" and bool(getattr(image, "is_animated", False))
+                    return Description(name, image.width, image.height, is_video=animated)
         except (Image.DecompressionBombError, *PILLOW_ERRORS):
             return Description(name or "unknown", None, None, is_video=False)
 
@@ -74,15 +74,15 @@ def describe(medium: Medium) -> Description:
 def check_decodes(source: MediaSource, described: Description) -> None:
     """Decode all of it, every frame of a video. Raises `MediaError`."""
     if described.is_video:
-        sample_video(source, TOLERANT, _every_frame)
+        sample_video(source, PERMISSIVE, _every_frame)
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            decode_image(source, TOLERANT)
+            decode_image(source, PERMISSIVE)
 
 
 def _every_frame(info: VideoInfo) -> FramePlan:
-    """All are decoded, a pixel of each is kept."""
+    """A plan that decodes all frames and keeps one pixel of each."""
     return FramePlan(range(info.frames), lambda planes: planes[:, :1, :1].copy())
 
 

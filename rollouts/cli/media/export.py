@@ -1,4 +1,4 @@
-"""Media as files that other programs open."""
+"""Writes media to files that other programs can open."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _DIGITS = 16
 def export_medium(medium: Medium, directory: Path) -> Path:
     """Write a medium as `<first 16 digits of its digest>.<suffix>`; the file's path.
 
-    Files are written as they came. Pixels that never were a file become a PNG of the same pixels, raw video an animated
-    one. A file that is there with the same contents is left alone, and one with others too: that raises `ExportError`,
-    as does damage and a directory that cannot be written to.
+    Files are written unchanged. Pixels that were never in a file become a PNG of the same pixels, raw video an animated
+    PNG. An existing file is never changed. Raises `ExportError` if it has other contents, if the medium is damaged, and
+    if the directory cannot be written to.
     """
     try:
         source = medium.read()
         source.verify()
         suffix, data = _as_file(source, medium)
         path = directory / f"{medium.digest[:_DIGITS]}.{suffix}"
-        if not _write_new(path, data) and not _same(path, data):
-            raise ExportError(medium.digest, f"{path} is there and is another file; it was left alone")
+        if not _write_new(path, data) and not _has_contents(path, data):
+            raise ExportError(medium.digest, f"{path} exists with other contents; it was not changed")
     except MediaDigestError as error:
         raise ExportError(medium.digest, f"damaged, not exported: it hashes to {error.actual}") from error
     except MediaError as error:
@@ -57,8 +57,8 @@ def _png(frames: list[Image.Image], fps: float | None) -> bytes:
     if len(frames) == 1:
         frames[0].save(file, "PNG")
     else:
-        # Pillow merges a frame into an equal one before it, unless the two blend differently, which opaque frames do
-        # not show.
+        # Pillow merges equal successive frames unless their blend modes differ, which makes no difference for opaque
+        # frames.
         blend = [number % 2 for number in range(len(frames))]
         frames[0].save(
             file, "PNG", save_all=True, append_images=frames[1:], duration=1000 / (fps or 2), blend=blend, disposal=0
@@ -67,7 +67,7 @@ def _png(frames: list[Image.Image], fps: float | None) -> bytes:
 
 
 def _write_new(path: Path, data: bytes | memoryview) -> bool:
-    """False if something is there already."""
+    """Write a new file; returns False if the path exists."""
     try:
         file = path.open("xb")
     except FileExistsError:
@@ -81,13 +81,13 @@ def _write_new(path: Path, data: bytes | memoryview) -> bool:
     return True
 
 
-def _same(path: Path, data: bytes | memoryview) -> bool:
+def _has_contents(path: Path, data: bytes | memoryview) -> bool:
     """Equal bytes, or PNGs of equal pixels: another Pillow may have compressed them differently."""
-    held = read_bytes(path)
-    if held == data:
+    contents = read_bytes(path)
+    if contents == data:
         return True
     try:
-        return path.suffix == ".png" and _pixels(held) == _pixels(bytes(data))
+        return path.suffix == ".png" and _pixels(contents) == _pixels(bytes(data))
     except PILLOW_ERRORS:
         return False
 

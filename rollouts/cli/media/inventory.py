@@ -1,4 +1,4 @@
-"""What a media store's directory or a file of trajectories holds, each distinct medium once."""
+"""The inventory of a media store's directory or of a trajectory file: each distinct medium once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from transport import RecordReader, TransportError
 class Medium:
     """A source under its digest: in a file of its own (`path`), in a record file (`reader`), or in memory (`data`).
 
-    What is in a record file is read when it is asked for and not kept: it may be compressed, and all of it together
-    more than there is memory. `uses` counts the references of trajectories, `episodes` names them in order; a store
-    does not know either.
+    Data in a record file is read on demand and not kept: it may be compressed, and all of it together may be larger
+    than memory. `uses` counts the references of trajectories, `episodes` has their ids in order; both are empty for a
+    store.
     """
 
     digest: str
@@ -35,27 +35,27 @@ class Medium:
     episodes: dict[str, None] = field(default_factory=dict)
 
     def open(self) -> BinaryIO:
-        """From its first byte. Raises `OSError`."""
+        """A file object at the first byte. Raises `OSError`."""
         return io.BytesIO(self.read().data) if self.path is None else open_readable(self.path)
 
     def read(self) -> MediaSource:
-        """All of it, not verified. Raises `OSError`."""
+        """The source, not verified. Raises `OSError`."""
         if self.path is not None:
             return MediaSource(self.digest, read_bytes(self.path))
         if self.reader is None:
             return MediaSource(self.digest, self.data)
         try:
             return self.reader.media(self.digest)
-        except TransportError as error:  # it was read before: someone has cut the file short since
+        except TransportError as error:  # the record was readable before: the file was truncated since
             raise OSError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """`media` by digest for a store, as they first appear for trajectories.
+    """`media` in the order of digests for a store, of first use for trajectories.
 
-    `problems` says what cannot be read at all: records with a wrong checksum, files that no store would serve.
-    `references` is None for a store. Media of a record file can be read until `close`.
+    `problems` names what cannot be read: records with a wrong checksum, files that are not named by a digest.
+    `references` is None for a store. Media of a record file are readable until `close`.
     """
 
     media: list[Medium]
@@ -65,7 +65,7 @@ class Inventory:
     reader: RecordReader | None = None
 
     def close(self) -> None:
-        """Let go of the record file."""
+        """Close the record file."""
         if self.reader is not None:
             self.reader.close()
 
@@ -82,7 +82,7 @@ class Inventory:
         return sum(medium.nbytes for medium in self.media)
 
 
-def take_inventory(target: Path) -> Inventory:
+def read_inventory(target: Path) -> Inventory:
     """List what a store directory or a record file holds, without reading the media of a store.
 
     Raises `InventoryError` if it is neither.
@@ -100,13 +100,13 @@ def _of_store(directory: Path) -> Inventory:
     if first is not None and not media:
         raise InventoryError(
             directory,
-            f"no media store: it holds files such as {first.relative_to(directory)}, and none that is named by its "
+            f"not a media store: it holds files such as {first.relative_to(directory)}, and none that is named by its "
             "digest. Pass the directory that a MediaStore was given, or a trajectory file",
         )
     problems = [
-        f"{path.relative_to(directory)}: not named by a digest, never served"
+        f"{path.relative_to(directory)}: not named by a digest, so a store never serves it"
         for path in (first, *stray)
-        # Hidden files are being written, or were when their writer died; a store removes them by itself.
+        # A hidden file is being written, or its writer has ended; a store removes such files by itself.
         if path is not None and not path.name.startswith(".")
     ]
     return Inventory(media, problems)
@@ -142,5 +142,5 @@ def _of_episodes(file: OpenFile) -> Inventory:
             medium.episodes[found.trajectory.episode_id] = None
             references += 1
     if file.unfinished:
-        problems[f"{file.unfinished} bytes at the end are no whole record: cut off, or never finished"] = None
+        problems[f"{file.unfinished} bytes at the end are an incomplete record"] = None
     return Inventory(list(media.values()), list(problems), references, file.records, file.reader)

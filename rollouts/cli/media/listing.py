@@ -1,4 +1,4 @@
-"""Media as a table and as data."""
+"""The list of media, as a table and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small upright image of a medium."""
+"""Thumbnails of media, rotated as their EXIF data says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from renderers.media.raw_video import is_raw_video, raw_video_frames
 
 
 def thumbnail(source: MediaSource, side: int) -> Image.Image | None:
-    """RGB, at most `side` x `side` pixels, of a video the first frame; None for what Pillow cannot read."""
+    """RGB, at most `side` x `side` pixels, of a video the first frame; None if Pillow cannot read the medium."""
     try:
         if is_raw_video(source.data):
             image = Image.fromarray(raw_video_frames(source.data)[0][0])

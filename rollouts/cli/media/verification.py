@@ -1,4 +1,4 @@
-"""Is every medium what its digest says, and can it be decoded?"""
+"""Compares each medium with its digest and decodes it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from renderers.errors import MediaDigestError, MediaError
 from rollouts.cli.media.description import check_decodes, describe
 from rollouts.cli.media.inventory import Medium
 
-# Videos that Pillow reads, or nobody needs to.
+# Videos that are read without PyAV.
 _WITHOUT_PYAV = ("raw video", "gif", "webp", "png", "tiff")
 
 
 class Finding(NamedTuple):
-    """What is wrong with a medium; `fatal` is False for what could not be checked here."""
+    """A problem of one medium; `fatal` is False if it could not be decoded here because a package is missing."""
 
     digest: str
     reason: str
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
 
 def verify(medium: Medium) -> Finding | None:
-    """None for a medium that matches its digest and decodes to its end."""
+    """The problem of a medium; None if it matches its digest and decodes completely."""
     try:
         source = medium.read()
         source.verify()

@@ -1,1 +1,1 @@
-"""`rollouts render`: a conversation file as tokens, with the owner of each token."""
+"""`rollouts render`: show a conversation file as tokens, with the owner of each token."""

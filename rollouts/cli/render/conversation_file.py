@@ -1,4 +1,4 @@
-"""Reading a conversation, and tools, from a file that a person wrote."""
+"""Reads a conversation, and tools, from a file that a person wrote."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
 
 class Conversation(NamedTuple):
-    """Messages and, if the file offers any, tools."""
+    """Messages and, if the file has any, tools."""
 
     messages: list[Any]
     tools: list[Any] | None
 
 
 def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
-    """A JSON list of messages, or an object with `messages` and perhaps `tools`.
+    """Read a JSON list of messages, or an object with `messages` and optionally `tools`.
 
     In a .jsonl file, and in any file if `row` is given, each line is a conversation, and `row` (from 0; 0 if None)
-    picks one. Messages are not looked into. Raises `ConversationFileError`.
+    selects one. Messages are not checked. Raises `ConversationFileError`.
     """
     if row is None and path.suffix.lower() not in _JSONL_SUFFIXES:
         line, found = None, _parse(path, _read(path))
@@ -44,14 +44,14 @@ def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
 
 
 def read_tools(path: Path) -> list[Any] | None:
-    """A JSON list of tools, or an object with `tools`. Raises `ConversationFileError`."""
+    """Read a JSON list of tools, or an object with `tools`. Raises `ConversationFileError`."""
     found = _parse(path, _read(path))
     return _tool_list(path, found.get("tools") if isinstance(found, dict) else found)
 
 
 def _tool_list(path: Path, tools: Any) -> list[Any] | None:
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise ConversationFileError(path, 'tools are a list of {"type": "function", "function": {...}}')
+        raise ConversationFileError(path, 'tools must be a list of {"type": "function", "function": {...}}')
     return tools
 
 
@@ -63,7 +63,7 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConversationFileError(path, f"is not UTF-8 text, at byte {error.start}") from error
     except ValueError as error:
-        raise ConversationFileError(path, f"no file system holds a file of that name: {error}") from error
+        raise ConversationFileError(path, f"not a valid file name: {error}") from error
 
 
 def _line(path: Path, number: int) -> str:
@@ -87,6 +87,6 @@ def _parse(path: Path, text: str, first_line: int = 1) -> Any:
         cure = ". For one conversation a line, name it .jsonl or pass --row" if error.msg == "Extra data" else ""
         raise ConversationFileError(path, f"not JSON: {error.msg}, column {error.colno}{cure}", line=line) from error
     except RecursionError as error:
-        raise ConversationFileError(path, "nested too deep to be read") from error
+        raise ConversationFileError(path, "nested too deep to be parsed") from error
     except ValueError as error:  # an integer of more than 4,300 digits
         raise ConversationFileError(path, f"not readable as JSON: {error}; write long numbers as text") from error

@@ -1,4 +1,4 @@
-"""Rendered tokens as the pieces that a person can read."""
+"""Groups rendered tokens into cells with readable text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from renderers import RenderedTokens, TemplateRenderer
 from renderers.rendered import TokenSpan
 
 # One character is at most four bytes, and so at most four tokens.
-_TOKENS_OF_A_CHARACTER = 4
-_BROKEN = "\ufffd"
+_MAX_TOKENS_PER_CHARACTER = 4
+_REPLACEMENT_CHARACTER = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCell:
-    """Tokens `start:start + len(token_ids)` that show as one piece of `text`.
+    """Tokens `start:start + len(token_ids)` that are shown as one `text`.
 
-    Usually a single token; several where they only spell a character together, or stand for an image.
+    Usually a single token; several if only together they decode to a character, or if they are the placeholder of an
+    image.
     """
 
     start: int
@@ -30,7 +31,7 @@ class TokenCell:
 
 
 def token_cells(renderer: TemplateRenderer, rendered: RenderedTokens) -> Iterator[TokenCell]:
-    """All tokens, in order. Joining the texts gives what decoding the tokens gives, an image's placeholders apart."""
+    """All tokens, in order. The joined texts are the decoded tokens, except for the placeholders of images."""
     media = rendered.multi_modal_data
     images = (
         {}
@@ -48,7 +49,7 @@ def token_cells(renderer: TemplateRenderer, rendered: RenderedTokens) -> Iterato
                 yield _cell(span, start, ids, f"image {number}: {len(ids)} tokens", number)
                 before = ()
             else:
-                ids, text = _readable(renderer, rendered.token_ids[start : span.end], before)
+                ids, text = _decodable_tokens(renderer, rendered.token_ids[start : span.end], before)
                 yield _cell(span, start, ids, text, None)
                 before = ids
             start += len(ids)
@@ -58,15 +59,17 @@ def _cell(span: TokenSpan, start: int, ids: Sequence[int], text: str, image: int
     return TokenCell(start, tuple(ids), text, span.message_index, span.sampled, span.content, image)
 
 
-def _readable(renderer: TemplateRenderer, ids: Sequence[int], before: Sequence[int]) -> tuple[Sequence[int], str]:
-    """The fewest first tokens that are whole characters, and their text behind the tokens `before`.
+def _decodable_tokens(
+    renderer: TemplateRenderer, ids: Sequence[int], before: Sequence[int]
+) -> tuple[Sequence[int], str]:
+    """The smallest number of first tokens that decode to whole characters, and their text after the tokens `before`.
 
-    What a token reads as may depend on its neighbour: some tokenizers drop the space at the very beginning of a text.
+    The text of a token may depend on the token before it: some tokenizers drop the space at the beginning of a text.
     """
     decode = renderer.tokenizer.decode
-    known = decode(before)
-    for count in range(1, min(_TOKENS_OF_A_CHARACTER, len(ids)) + 1):
+    text_before = decode(before)
+    for count in range(1, min(_MAX_TOKENS_PER_CHARACTER, len(ids)) + 1):
         text = decode([*before, *ids[:count]])
-        if text.startswith(known) and not text.endswith(_BROKEN):
-            return ids[:count], text[len(known) :]
+        if text.startswith(text_before) and not text.endswith(_REPLACEMENT_CHARACTER):
+            return ids[:count], text[len(text_before) :]
     return ids[:1], decode(ids[:1])

@@ -1,4 +1,4 @@
-"""Tokens for other programs."""
+"""Rendered tokens as JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from rollouts.cli.render.token_cells import TokenCell
 
 
 def tokens_as_json(rendered: RenderedTokens, cells: Iterable[TokenCell]) -> dict[str, Any]:
-    """Plain data: `token_ids` with their columns, `pieces` as a person reads them, `messages` with their counts.
+    """Plain data: `token_ids` with their columns, `pieces` with their text, `messages` with their token counts.
 
-    A piece covers tokens `start:end`; usually one token, several where only together they spell a character or stand
-    for an image."""
+
+    A piece covers tokens `start:end`: usually one token, several if only together they decode to a character, or if
+    they are the placeholder of an image.
+    """
     counts = zip(
         rendered.message_roles,
         rendered.message_tool_names or [None] * len(rendered.message_roles),

@@ -1,7 +1,7 @@
-"""Tokens on a terminal, and in a pipe.
+"""Prints tokens on a terminal or in a pipe.
 
-Each line belongs to one message and one kind; the margin says which, so nothing that a text holds can pretend to be of
-another kind. Colours tell tokens apart on a terminal; elsewhere a `¦` does.
+Each line belongs to one message and one kind; the margin names both, so a text cannot look like a text of another kind.
+On a terminal colours separate tokens; elsewhere a `¦` does.
 
     0 user      · <|im_start|>¦user¦⏎
                 ○ Hi
@@ -31,11 +31,11 @@ SAMPLED, CONTENT, SCAFFOLD = "●", "○", "·"
 
 _BOUNDARY = "¦"
 _LINE_BREAK = "⏎"
-_LONGEST_LABEL = 28
-_NARROWEST_TEXT = 20
+_MAX_LABEL_WIDTH = 28
+_MIN_TEXT_WIDTH = 20
 
-# Neighbouring tokens take turns between the two shades of a colour. Dark text on a light ground reads the same on
-# light and dark terminals.
+# Neighbouring tokens alternate between the two shades of a colour. Dark text on a light background is readable on light
+# and dark terminals.
 _SHADES = {
     "system": ("black on color(229)", "black on color(222)"),
     "developer": ("black on color(224)", "black on color(217)"),
@@ -43,12 +43,12 @@ _SHADES = {
     "assistant": ("black on color(157)", "black on color(114)"),
     "tool": ("black on color(189)", "black on color(147)"),
 }
-_QUIET = ("color(245)", "color(250)")
+_UNMARKED = ("color(245)", "color(250)")
 _IMAGE = "black on color(215)"
 
 
 class By(StrEnum):
-    """What colours mean."""
+    """The meaning of the colours."""
 
     OWNER = "owner"
     SAMPLED = "sampled"
@@ -57,7 +57,7 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How to show tokens. `width` is the terminal's; None shows each line of text on one line, however long."""
+    """How to show tokens. `width` is that of the terminal; None: each line of text stays one line, however long."""
 
     by: By
     ids: bool
@@ -66,10 +66,10 @@ class View:
 
 
 def token_lines(rendered: RenderedTokens, cells: Iterable[TokenCell], view: View) -> Iterator[Text]:
-    """The lines that show all tokens, margin included."""
+    """The lines of all tokens, with their margins."""
     labels = message_labels(rendered)
     label_width = max((cell_len(labels[span.message_index]) for span in rendered.spans), default=0)
-    shown_owner: int | None = None
+    previous_owner: int | None = None
     shade = 0
     for (owner, mark), run in groupby(cells, key=lambda cell: (cell.message_index, _mark(cell))):
         lines = [Text()]
@@ -79,13 +79,13 @@ def token_lines(rendered: RenderedTokens, cells: Iterable[TokenCell], view: View
         if len(lines) > 1 and not lines[-1]:
             lines.pop()
         for line in lines:
-            label = "" if owner == shown_owner else labels[owner]
-            shown_owner = owner
+            label = "" if owner == previous_owner else labels[owner]
+            previous_owner = owner
             yield from _with_margin(line, f"{label}{' ' * (label_width - cell_len(label))} {mark} ", view.width)
 
 
 def legend(rendered: RenderedTokens, view: View) -> Text:
-    """What the marks mean, with how many tokens bear each, and what the colours mean."""
+    """The meaning of the marks, with the number of tokens of each, and the meaning of the colours."""
     sampled = sum(span.end - span.start for span in rendered.spans if span.sampled)
     content = sum(span.end - span.start for span in rendered.spans if span.content and not span.sampled)
     scaffold = len(rendered) - sampled - content
@@ -118,13 +118,13 @@ def print_counts(rendered: RenderedTokens, console: Console) -> None:
 
 
 def message_labels(rendered: RenderedTokens) -> dict[int, str]:
-    """What the margin calls each message; -1 is what belongs to none."""
+    """The label of each message in the margin; -1 is for tokens that belong to no message."""
     labels = {-1: "- no message"}
     last = len(str(len(rendered.message_roles) - 1))
     names: Sequence[str | None] = rendered.message_tool_names or [None] * len(rendered.message_roles)
     for index, (role, name) in enumerate(zip(rendered.message_roles, names, strict=True)):
         label = f"{index:>{last}} {role}" + (f" {printable(name)}" if name else "")
-        labels[index] = label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
+        labels[index] = label if len(label) <= _MAX_LABEL_WIDTH else f"{label[: _MAX_LABEL_WIDTH - 1]}…"
     return labels
 
 
@@ -139,34 +139,34 @@ def _style(cell: TokenCell, rendered: RenderedTokens, by: By, shade: int) -> str
         return _IMAGE
     if by is By.OWNER:
         role = rendered.message_roles[cell.message_index] if cell.message_index >= 0 else ""
-        return _SHADES.get(role, _QUIET)[shade]
-    chosen = cell.sampled if by is By.SAMPLED else cell.content
-    return (_SHADES["assistant" if by is By.SAMPLED else "user"] if chosen else _QUIET)[shade]
+        return _SHADES.get(role, _UNMARKED)[shade]
+    marked = cell.sampled if by is By.SAMPLED else cell.content
+    return (_SHADES["assistant" if by is By.SAMPLED else "user"] if marked else _UNMARKED)[shade]
 
 
 def _colour_names(rendered: RenderedTokens, by: By) -> list[tuple[str, str]]:
     if by is By.SAMPLED:
-        return [("sampled", _SHADES["assistant"][0]), ("not sampled", _QUIET[0])]
+        return [("sampled", _SHADES["assistant"][0]), ("not sampled", _UNMARKED[0])]
     if by is By.CONTENT:
-        return [("content", _SHADES["user"][0]), ("not content", _QUIET[0])]
+        return [("content", _SHADES["user"][0]), ("not content", _UNMARKED[0])]
     roles = dict.fromkeys(rendered.message_roles)
-    return [*((role, _SHADES[role][0]) for role in roles), ("no message", _QUIET[0])]
+    return [*((role, _SHADES[role][0]) for role in roles), ("no message", _UNMARKED[0])]
 
 
 def _add_cell(lines: list[Text], cell: TokenCell, style: str, view: View) -> None:
-    """Append a cell to the last line, and as many lines more as it has line breaks."""
+    """Append a cell to the last line, and a new line after each line break in it."""
     if lines[-1] and not view.colours and not view.ids:
         lines[-1].append(_BOUNDARY)
     text = f"[{cell.text}]" if cell.image is not None else cell.text
-    *broken, rest = printable(text).split("\n")
-    for piece in broken:
+    *ended_lines, rest = printable(text).split("\n")
+    for piece in ended_lines:
         lines[-1].append(piece + _LINE_BREAK, style)
         lines.append(Text())
     if rest:
         lines[-1].append(rest, style)
     if view.ids:
-        # Behind a token that ends in a line break the id still belongs to the line that it ends.
-        target = lines[-1] if rest or not broken else lines[-2]
+        # The id of a token that ends in a line break stands on the line that the token ends.
+        target = lines[-1] if rest or not ended_lines else lines[-2]
         target.append(f"⟨{_ids_of(cell)}⟩", "dim" if view.colours else "")
 
 
@@ -177,26 +177,26 @@ def _ids_of(cell: TokenCell) -> str:
 
 
 def _with_margin(line: Text, margin: str, width: int | None) -> Iterator[Text]:
-    """The line behind its margin, folded to the width; the margin's mark stands before every part."""
-    parts = [line] if width is None else _folded(line, max(_NARROWEST_TEXT, width - cell_len(margin)))
+    """The line after its margin, folded to the width; the mark of the margin is repeated before each part."""
+    parts = [line] if width is None else _folded(line, max(_MIN_TEXT_WIDTH, width - cell_len(margin)))
     for number, part in enumerate(parts):
         yield Text(margin if number == 0 else f"{' ' * (cell_len(margin) - 2)}{margin[-2:]}").append_text(part)
 
 
 def _folded(line: Text, width: int) -> list[Text]:
-    """The line in parts of at most `width` columns, cut between tokens if it can be.
+    """The line in parts of at most `width` columns, cut between tokens where possible.
 
-    Every space is kept: it is part of a token.
+    Every space is kept, because it is part of a token.
     """
     between_tokens = {span.start for span in line.spans}
     cuts: list[int] = []
-    used, fitting = 0, 0  # columns since the last cut, the last place to cut since then
+    used, last_boundary = 0, 0  # columns since the last cut, and the last boundary between tokens
     for position, character in enumerate(line.plain):
-        wide = cell_len(character)
+        columns = cell_len(character)
         if position in between_tokens:
-            fitting = position
-        if used + wide > width:
-            cuts.append(fitting if fitting > (cuts[-1] if cuts else 0) else position)
+            last_boundary = position
+        if used + columns > width:
+            cuts.append(last_boundary if last_boundary > (cuts[-1] if cuts else 0) else position)
             used = cell_len(line.plain[cuts[-1] : position])
-        used += wide
+        used += columns
     return list(line.divide(cuts))

@@ -1,1 +1,1 @@
-"""`rollouts traj`: the episodes of a trajectory file: listed, shown, exported, verified, merged, repaired."""
+"""`rollouts traj`: list, show, export, verify, merge and repair the episodes of trajectory files."""

@@ -31,46 +31,52 @@ def commands() -> None:
 def ls(
     file: File, as_json: Annotated[bool, typer.Option("--json", help="Print data instead, a list of objects.")] = False
 ) -> None:
-    """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and whether it ended."""
+    """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and how it ended.
+
+    Exits with 1 if a record could not be read and was left out.
+    """
     from rollouts.cli.traj.listing import describe_episode, print_episodes
 
     problems: list[str] = []
     with _opened(file) as opened:
-        described = [describe_episode(episode) for episode in _sound(opened, problems)]
+        described = [describe_episode(episode) for episode in _valid_episodes(opened, problems)]
     if as_json:
         sys.stdout.write(json.dumps(described) + "\n")
     elif described:
         print_episodes(described)
     else:
         print_line(f"{file} holds no episodes")
-    for words in problems:
-        print_error(f"not listed: {words}")
+    for problem in problems:
+        print_error(f"not listed: {problem}")
+    if problems:
+        raise typer.Exit(1)
 
 
 @traj_commands.command()
 def show(
     file: File,
-    episode: Annotated[str, typer.Argument(help="Its number, as `ls` counts, or its id.")] = "0",
+    episode: Annotated[str, typer.Argument(help="Its number in the list of `ls`, or its id.")] = "0",
     ids: Annotated[bool, typer.Option("--ids", help="Show each node's token ids.")] = False,
 ) -> None:
-    """Show one episode as a tree of nodes: role, tokens, weights, images, what was said and paid."""
+    """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text."""
     from rollouts.cli.traj.listing import describe_episode, ending
     from rollouts.cli.traj.tree import tree_lines
 
     with _opened(file) as opened:
         unreadable: list[str] = []
-        found = _choose(opened, episode, unreadable)
+        found = _find_episode(opened, episode, unreadable)
         if found is None:
             reasons = "".join(f"; {reason}" for reason in unreadable[:1])
             exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them{reasons}")
         if found.violation is not None:
             exit_with_error(f"{found.name}: {found.violation}")
-        facts = describe_episode(found)
-        name, group = printable_line(facts["episode"]), printable_line(facts["group"]) or "-"
+        described = describe_episode(found)
+        name, group = printable_line(described["episode"]), printable_line(described["group"]) or "-"
         print_line(
             f"episode {name} of group {group}, seed {found.trajectory.seed}: "
-            f"{facts['turns']} turns, {facts['branches']} branches, {facts['tokens']:,} tokens, "
-            f"{facts['sampled']:,} sampled, {facts['images']} images, reward {facts['reward']:.4g}, {ending(facts)}"
+            f"{described['turns']} turns, {described['branches']} branches, {described['tokens']:,} tokens, "
+            f"{described['sampled']:,} sampled, {described['images']} images, reward {described['reward']:.4g}, "
+            f"{ending(described)}"
         )
         if found.trajectory.error:
             print_line(f"error: {printable_line(found.trajectory.error)}")
@@ -91,18 +97,18 @@ def export(
     from rollouts.cli.traj.parquet import write_parquet
 
     if jsonl is None and parquet is None:
-        exit_with_error("say where to: --jsonl OUT, --parquet OUT, or both")
+        exit_with_error("no output file given: pass --jsonl OUT, --parquet OUT, or both")
     failed = False
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
         files = MediaFiles(out.parent / f"{out.stem}-media")
         with _opened(file) as opened, new_file(out) as path:
-            episodes = _sound(opened, problems)
+            episodes = _valid_episodes(opened, problems)
             write = write_jsonl if out is jsonl else write_parquet
             written = write(episodes, path, files, problems)
         print_line(f"{written} episodes in {out}, {len(files)} media")
-        for words in (*problems, *files.failures):
-            print_error(f"not exported: {words}")
+        for problem in (*problems, *files.failures):
+            print_error(f"not exported: {problem}")
             failed = True
     if failed:
         raise typer.Exit(1)
@@ -110,24 +116,24 @@ def export(
 
 @traj_commands.command()
 def verify(file: File) -> None:
-    """Check every record, every digest and every tree. Exits with 1 and names what failed, if anything did."""
+    """Check every record, every digest and every tree. Exits with 1 and names the failures, if there are any."""
     from rollouts.cli.traj.verification import Verification
 
     verification = Verification(file)
-    for words in verification.findings():
-        print_line(words)
+    for failure in verification.check():
+        print_line(failure)
     counts = f"{verification.records} records, {verification.episodes} episodes, {len(verification.media)} media"
     if verification.failures:
         print_line(
-            f"{verification.failures} failed, {counts} checked; `rollouts traj repair` keeps the records that are whole"
+            f"{verification.failures} failed, {counts} checked; `rollouts traj repair` keeps the complete records"
         )
         raise typer.Exit(1)
-    print_line(f"{counts}: every checksum, digest and tree is right")
+    print_line(f"{counts}: every checksum, digest and tree is correct")
 
 
 @traj_commands.command()
 def merge(
-    files: Annotated[list[Path], typer.Argument(help="Trajectory files, in the order that they are to have.")],
+    files: Annotated[list[Path], typer.Argument(help="Trajectory files, in the order of the new file.")],
     out: Annotated[Path, typer.Option(help="The new file.")],
 ) -> None:
     """Write the records of several files into one, each image once."""
@@ -138,14 +144,14 @@ def merge(
 
 @traj_commands.command()
 def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")]) -> None:
-    """Write the records that are whole, in order, to a new file; name those that are not. FILE is left as it is."""
+    """Write the complete records, in order, to a new file; name the others. FILE is not changed."""
     from rollouts.cli.traj.new_file import new_file
     from transport.records.file_lock import locked
     from transport.records.rewriting import repair_record_file
 
-    with _opened(file):  # what it is is said under its own name, and not under that of the copy
+    with _opened(file):  # an error about the file names FILE and not the copy
         pass
-    with new_file(out) as path, locked(file):  # what a writer has not finished yet is no damage
+    with new_file(out) as path, locked(file):  # a record that a writer has not finished yet is not damaged
         shutil.copyfile(file, path)
         report = repair_record_file(path)
     for dropped in report.dropped:
@@ -164,7 +170,7 @@ def _opened(path: Path) -> Iterator[OpenFile]:
         yield opened
 
 
-def _sound(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
+def _valid_episodes(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
     """The episodes that can be printed; the reasons for all others are appended to `problems`."""
     from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
@@ -177,7 +183,7 @@ def _sound(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
             yield found
 
 
-def _choose(opened: OpenFile, wanted: str, unreadable: list[str]) -> Episode | None:
+def _find_episode(opened: OpenFile, name: str, unreadable: list[str]) -> Episode | None:
     """The episode with this id, else with this number. The reasons of unreadable records go to `unreadable`."""
     from rollouts.cli.trajectory_file.episodes import UnreadableRecord
 
@@ -185,8 +191,8 @@ def _choose(opened: OpenFile, wanted: str, unreadable: list[str]) -> Episode | N
     for found in opened:
         if isinstance(found, UnreadableRecord):
             unreadable.append(found.reason)
-        elif found.trajectory.episode_id == wanted:
+        elif found.trajectory.episode_id == name:
             return found
-        elif str(found.number) == wanted:
+        elif str(found.number) == name:
             by_number = found
     return by_number

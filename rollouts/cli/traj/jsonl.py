@@ -1,4 +1,4 @@
-"""Episodes as lines of JSON."""
+"""Writes episodes as lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from rollouts.trajectory.tree import Turn
 
 
 def write_jsonl(episodes: Iterable[Episode], path: Path, files: MediaFiles, problems: list[str]) -> int:
-    """Write the episodes to the new file `path`, a line each; how many that were.
+    """Write the episodes to the new file `path`, a line each; returns their number.
 
-    `problems` gets a line for each that has no form in JSON and was left out. Raises `OSError`.
+    `problems` gets a line for each episode that was left out because a value cannot be written as JSON. Raises
+    `OSError`.
     """
     written = 0
     with path.open("w", encoding="ascii") as lines:

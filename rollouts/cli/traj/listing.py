@@ -1,4 +1,4 @@
-"""Episodes as a table and as data: one line each."""
+"""The list of episodes, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe_episode(episode: Episode) -> dict[str, Any]:
 
 
 def ending(described: dict[str, Any]) -> str:
-    """error, truncated, done, or neither: the episode was not ended."""
+    """How the episode ended: "error", "truncated", "done", or "-" if it has not ended."""
     if described["error"]:
         return "error"
     if described["truncated"]:

@@ -1,4 +1,4 @@
-"""The media of exported episodes, each once as a file named by its digest."""
+"""Writes the media of exported episodes, each once, to a file named by its digest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from rollouts.trajectory.token_node import MediaReference
 
 
 class MediaFiles:
-    """Writes media into `directory`, which is made with the first of them. `failures` says which were not written."""
+    """Writes media into `directory`, which is created with the first of them.
+
+    `failures` has a line for each medium that was not written.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -23,7 +26,7 @@ class MediaFiles:
         return sum(file is not None for file in self._files.values())
 
     def file_of(self, reference: MediaReference) -> str | None:
-        """The file with the medium, relative to where the export stands; None where there is none. Raises `OSError`."""
+        """The path of the medium's file, relative to the exported file; None if not written. Raises `OSError`."""
         source = reference.source
         if source.digest not in self._files:
             self._files[source.digest] = None

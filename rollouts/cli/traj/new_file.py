@@ -1,4 +1,4 @@
-"""A file that stands under its name once it is complete, and not before."""
+"""A new file that appears under its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from rollouts.cli.errors import TrajectoryFileError
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to, which becomes `path` at the end; nothing is left if the block raises.
+    """A temporary path in the same directory, which becomes `path` at the end; it is removed if the block raises.
 
     Raises `TrajectoryFileError` if `path` exists: it is never replaced.
     """
     if os.path.lexists(path):
-        raise TrajectoryFileError(path, "it is there already and was left alone; name another file")
+        raise TrajectoryFileError(path, "it exists and was not changed; name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         directory = tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
         raise TrajectoryFileError(path, f"cannot be written: {error.strerror or error}") from error
     with directory:
-        beside = Path(directory.name) / path.name
+        temporary = Path(directory.name) / path.name
         try:
-            yield beside
+            yield temporary
         except OSError as error:
             if error.filename is None:  # as when the disk is full
                 error.filename = str(path)
             raise
         try:
-            os.link(beside, path)  # unlike a rename, this never takes the place of another file
+            os.link(temporary, path)  # unlike a rename, a link never replaces another file
         except OSError as error:
             raise TrajectoryFileError(path, f"cannot be written: {error.strerror or error}") from error

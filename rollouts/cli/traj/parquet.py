@@ -1,7 +1,7 @@
-"""Episodes as a Parquet table of one row a node.
+"""Writes episodes as a Parquet table with one row for each node.
 
-Not of one row a branch: branches share nodes, and a table of branches would repeat what they share, its images among
-it, and lose which tokens are trained twice. A branch is the rows from a node up its `parent`s.
+The rows are not branches: branches share nodes, so a table of branches would repeat shared tokens and images, and would
+not show which tokens are trained twice. A branch is the rows from a node along `parent` to the root.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _ROWS_AT_ONCE = 1024
 
 
 def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, problems: list[str]) -> int:
-    """Write the nodes of the episodes to the new file `path`; how many episodes that were.
+    """Write the nodes of the episodes to the new file `path`; returns the number of episodes.
 
     Columns: `number` (of the episode in its file), `episode_id`, `group_id`, `seed`, `episode_reward`, `done`,
     `truncated`, `error`, `provenance` (JSON); `node`, `parent` (-1 at a root), `token_ids` list<int32>, `sampled` and
     `content` list<bool>, `logprobs` list<float> (sampled tokens only), `weight_spans`, `media` (offsets count from the
     node's first token), `messages` (JSON), `extras` (each an array as bytes, with its name, dtype and shape); for a
     node that is a completion `turn`, `finish_reason`, `reward`, and `message` and `info` as JSON, else null. An episode
-    without nodes has no row. `problems` gets a line for each episode that was left out because a value has no form in
-    JSON. Raises `MissingExtraError`, `OSError`.
+    without nodes has no row. `problems` gets a line for each episode that was left out because a value
+    cannot be written as JSON. Raises `MissingExtraError`, `OSError`.
     """
     try:
         import pyarrow

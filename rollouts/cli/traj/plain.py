@@ -1,4 +1,4 @@
-"""Anything that an episode may hold, as JSON has it. Nothing is written as its `repr`, which leaves elements out."""
+"""Converts all values that an episode may hold to JSON. The `repr` of a value is never used: it omits elements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from renderers.bfloat16 import bfloat16_to_float32
 from rollouts.cli.errors import NoJsonFormError
 from transport.wire.arrays import is_tensor, tensor_parts
 
-# Their `str` says all of them, and reads back.
+# Types whose `str` is complete and can be parsed.
 _TEXT: Final = (
     decimal.Decimal,
     uuid.UUID,
@@ -30,7 +30,7 @@ _TEXT: Final = (
     datetime.timedelta,
     datetime.tzinfo,
 )
-# torch's names of the element types that numpy has, too.
+# torch's names of the element types that numpy has too.
 _NUMPY_NAMES: Final = frozenset(
     [
         "bool",
@@ -52,13 +52,13 @@ _NUMPY_NAMES: Final = frozenset(
 
 
 def plain(value: Any) -> Any:
-    """Lists, dicts, text and numbers.
+    """`value` as lists, dicts, text, numbers, booleans and None.
 
-    What JSON lacks: keys become text (or, where two would be one, the dict a list of pairs), a float that is not finite
-    null, an array or tensor {"dtype", "shape", "data"} with its elements in C order in one list, bytes {"base64"} (so
-    are the elements of dtypes that numpy lacks, bfloat16 excepted), a complex number {"real", "imag"}, a source
-    {"digest"}, a dataclass or pydantic model a dict, dates, times, paths, decimal numbers and UUIDs text. Raises
-    `NoJsonFormError` for anything else.
+    A key that is not text becomes text (a dict in which two keys would become equal becomes a list of pairs). A float
+    that is not finite becomes null, an array or tensor {"dtype", "shape", "data"} with its elements in C order in one
+    list, bytes {"base64"} (also the elements of dtypes that numpy lacks, except bfloat16), a complex number {"real",
+    "imag"}, a source {"digest"}, a dataclass or pydantic model a dict. Dates, times, paths, decimal numbers and UUIDs
+    become text. Raises `NoJsonFormError` for anything else.
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
@@ -100,8 +100,8 @@ def _mapping(value: Mapping[Any, Any]) -> Any:
 
 
 def _key(key: Any) -> str:
-    written = plain(key)
-    return written if isinstance(written, str) else str(written)
+    key = plain(key)
+    return key if isinstance(key, str) else str(key)
 
 
 def _scalar(value: np.generic) -> Any:
@@ -113,7 +113,7 @@ def _scalar(value: np.generic) -> Any:
 
 
 def _dtype(dtype: np.dtype[Any]) -> Any:
-    """numpy's name; of a structure [[name of a field, its dtype, its shape], ...]."""
+    """numpy's name; of a structured dtype [[name of a field, its dtype, its shape], ...]."""
     if dtype.fields is None:
         return str(dtype)
     fields = {name: dtype.fields[name][0] for name in dtype.names or ()}
@@ -121,12 +121,12 @@ def _dtype(dtype: np.dtype[Any]) -> Any:
 
 
 def _array(dtype: Any, array: np.ndarray) -> dict[str, Any]:
-    plainly = array.dtype.kind in "biuU"
+    json_elements = array.dtype.kind in "biuU"
     flat = array.reshape(-1)
     return {
         "dtype": dtype,
         "shape": list(array.shape),
-        "data": flat.tolist() if plainly else [plain(one) for one in flat],
+        "data": flat.tolist() if json_elements else [plain(one) for one in flat],
     }
 
 
@@ -144,6 +144,6 @@ def _object(value: Any) -> dict[str, Any]:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     fields = getattr(type(value), "model_fields", None)  # of a pydantic model
     if isinstance(fields, Mapping):
-        beyond: dict[str, Any] = getattr(value, "model_extra", None) or {}
-        return {name: plain(one) for name, one in [*((name, getattr(value, name)) for name in fields), *beyond.items()]}
+        extra: dict[str, Any] = getattr(value, "model_extra", None) or {}
+        return {name: plain(one) for name, one in [*((name, getattr(value, name)) for name in fields), *extra.items()]}
     raise NoJsonFormError(value)

@@ -1,4 +1,4 @@
-"""One episode as a tree on a terminal: a line a node, indented only where it forks, or has several roots.
+"""One episode as a tree on a terminal: a line for each node, indented only after a fork or below several roots.
 
 0 system user   40 tokens   image 3f2a91c04b5d8e77 at 12+16   Be brief.   [image] What is this?
 1 assistant   12 sampled   weights 0   stop, reward 0.5   A door.
@@ -22,35 +22,35 @@ _DIGITS = 16
 
 
 def tree_lines(trajectory: Trajectory, *, ids: bool = False) -> Iterator[str]:
-    """The lines of an episode whose tree is sound. `ids` adds each node's token ids, runs of one id as `id x count`."""
+    """The lines of a valid episode. `ids` adds each node's token ids, runs of one id as `id x count`."""
     children: dict[int, list[int]] = {}
     for index, node in enumerate(trajectory.nodes):
         children.setdefault(node.parent, []).append(index)
     turns = {turn.node: turn for turn in trajectory.turns}
-    # (node, what stands before its first line, what stands before the lines of all that follows it)
-    waiting = _placed(children.get(-1, []), "")
-    while waiting:
-        index, first, rest = waiting.pop()
+    # (node, prefix of its first line, prefix of its other lines and of its descendants)
+    stack = _siblings(children.get(-1, []), "")
+    while stack:
+        index, first, rest = stack.pop()
         node = trajectory.nodes[index]
-        yield f"{first}{index} {_node_words(node, turns.get(index))}"
+        yield f"{first}{index} {_node_text(node, turns.get(index))}"
         if ids and len(node):
             yield f"{rest}   {_ids(node)}"
-        waiting += _placed(children.get(index, []), rest)
+        stack += _siblings(children.get(index, []), rest)
 
 
-def _placed(nodes: list[int], rest: str) -> list[tuple[int, str, str]]:
-    """Nodes that follow one, or none, behind `rest`, the last one first."""
+def _siblings(nodes: list[int], prefix: str) -> list[tuple[int, str, str]]:
+    """The entries of the children of one node (or of the roots), the last one first."""
     if len(nodes) == 1:
-        return [(nodes[0], rest, rest)]
-    placed = [(node, f"{rest}├─ ", f"{rest}│  ") for node in nodes[:-1]]
-    placed += [(node, f"{rest}└─ ", f"{rest}   ") for node in nodes[-1:]]
-    return placed[::-1]
+        return [(nodes[0], prefix, prefix)]
+    entries = [(node, f"{prefix}├─ ", f"{prefix}│  ") for node in nodes[:-1]]
+    entries += [(node, f"{prefix}└─ ", f"{prefix}   ") for node in nodes[-1:]]
+    return entries[::-1]
 
 
-def _node_words(node: TokenNode, turn: Turn | None) -> str:
+def _node_text(node: TokenNode, turn: Turn | None) -> str:
     sampled = len(node.logprobs)
-    said: list[Any] = [*node.messages, *([turn.message] if turn is not None else [])]
-    parts = [" ".join(str(message.get("role", "?")) for message in said) or "prompt"]
+    messages: list[Any] = [*node.messages, *([turn.message] if turn is not None else [])]
+    parts = [" ".join(str(message.get("role", "?")) for message in messages) or "prompt"]
     parts.append(f"{len(node):,} tokens" if sampled != len(node) or not sampled else f"{sampled:,} sampled")
     if 0 < sampled < len(node):
         parts.append(f"{sampled:,} sampled")
@@ -63,18 +63,18 @@ def _node_words(node: TokenNode, turn: Turn | None) -> str:
     ]
     if turn is not None:
         parts.append(f"{turn.finish_reason.value}, reward {turn.reward:.4g}")
-    parts += [text for message in said if (text := text_of(message))]
+    parts += [text for message in messages if (text := text_of(message))]
     return printable_line("   ".join(parts))
 
 
 def text_of(message: Any) -> str:
-    """The beginning of what a message says; calls by name, other parts by their type."""
+    """The beginning of the text of a message; tool calls by their name, other parts by their type."""
     content = message.get("content")
     pieces = content if isinstance(content, list) else [content]
-    words = [_piece(piece) for piece in pieces]
+    texts = [_piece(piece) for piece in pieces]
     calls = message.get("tool_calls")
-    words += [f"[calls {_name(call)}]" for call in (calls if isinstance(calls, (list, tuple)) else ())]
-    text = " ".join(word for word in words if word)
+    texts += [f"[calls {_name(call)}]" for call in (calls if isinstance(calls, (list, tuple)) else ())]
+    text = " ".join(text for text in texts if text)
     return text if len(text) <= _SNIPPET else f"{text[: _SNIPPET - 1]}…"
 
 

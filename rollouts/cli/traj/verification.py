@@ -1,4 +1,4 @@
-"""The check of a trajectory file: its checksums, the digests of its media, and the values of its episodes."""
+"""Checks a trajectory file: checksums, digests and the invariants of each episode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollouts.trajectory.step_lists import is_step_source
 
 @dataclass(slots=True)
 class Verification:
-    """Reads a file once, through `findings`; the counts are complete when `findings` has ended."""
+    """Checks a file in one pass; the counts are complete when `check` has ended."""
 
     path: Path
     records: int = 0
@@ -22,13 +22,16 @@ class Verification:
     failures: int = 0
     media: set[str] = field(default_factory=set)
 
-    def findings(self) -> Iterator[str]:
-        """Sentences that name a record and what is wrong with it. Raises `TrajectoryFileError`."""
-        for finding in self._findings():
-            self.failures += 1
-            yield finding
+    def check(self) -> Iterator[str]:
+        """A line for each failure, with record and episode. Raises `TrajectoryFileError`.
 
-    def _findings(self) -> Iterator[str]:
+        Checked are the checksum of each record, the digest of each medium, and the invariants of each episode.
+        """
+        for failure in self._failures():
+            self.failures += 1
+            yield failure
+
+    def _failures(self) -> Iterator[str]:
         with open_file(self.path) as file:
             self.records = file.records
             for found in file:
@@ -50,4 +53,4 @@ class Verification:
                             f"{source.digest}, and its name begins with another digest"
                         )
             if file.unfinished:
-                yield f"the last {file.unfinished} bytes are a record that its writer did not finish"
+                yield f"the last {file.unfinished} bytes are an incomplete record"
