@@ -1,4 +1,4 @@
-"""A copy of plain data that later changes of the original do not reach."""
+"""Copies of plain data that do not change when the original changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from transport.wire.arrays import RawTensor, is_tensor
 
-_NEVER_CHANGED = frozenset({str, int, float, bool, bytes, type(None)})
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 def plain_copy(value: Any) -> Any:
@@ -18,7 +18,7 @@ def plain_copy(value: Any) -> Any:
     Anything else is shared. Raises `RecursionError` for a value that contains itself.
     """
     kind = type(value)
-    if kind in _NEVER_CHANGED:
+    if kind in _IMMUTABLE:
         return value
     if kind is dict:
         return {key: plain_copy(part) for key, part in value.items()}
@@ -32,11 +32,11 @@ def plain_copy(value: Any) -> Any:
         return kind(value)
     if kind is memoryview:
         return value.tobytes()
-    if is_tensor(value) and not isinstance(value, RawTensor):  # which nobody can change
+    if is_tensor(value) and not isinstance(value, RawTensor):  # a RawTensor is immutable
         return value.detach().clone()
     return value
 
 
 def copied_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Any mapping as a dict of its own."""
+    """A mapping as a new dict with copied values."""
     return {key: plain_copy(part) for key, part in mapping.items()}

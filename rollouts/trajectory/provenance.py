@@ -1,4 +1,4 @@
-"""What made an episode: which renderer, template, processors, engine and package versions."""
+"""The provenance of an episode: renderer, template, processors, engine and package versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Provenance:
 
     @classmethod
     def of(cls, renderer: Any, engine: Any) -> Provenance:
-        """What can be told of a renderer, or of the one behind a pool, and of an engine."""
+        """The provenance of episodes of a renderer, or of the renderer of a pool, and an engine."""
         renderer = getattr(renderer, "renderer", renderer)
         source = getattr(getattr(renderer, "template", None), "source", "")
         processors = getattr(renderer, "processors", None) or {}
@@ -49,7 +49,7 @@ class Provenance:
 
 
 def _text(value: object) -> str:
-    """Text that can be stored: a directory may have a name that is not Unicode."""
+    """Text that can be stored. The name of a directory, for example, may not be Unicode."""
     return as_unicode(str.__str__(value) if isinstance(value, str) else str(value))
 
 

@@ -1,4 +1,4 @@
-"""What an engine reports beside the tokens of a turn, as arrays of one row a token."""
+"""Routed experts and sampling masks that an engine reports, as arrays with one row per token."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from rollouts.error_texts import short_repr
 from rollouts.errors import InvalidTurnError
 
 ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
-#: Fills the rows of `sampling_mask` behind the ids that a token was drawn from.
+#: Padding of the rows of `sampling_mask`.
 NO_TOKEN = -1
 
 
 class ReportedExtras(NamedTuple):
-    """Arrays by name, one row for each token that the turn adds: those of its prompt, those of its completion."""
+    """Arrays by name, with one row for each new token of the prompt and for each token of the completion."""
 
     prompt: dict[str, np.ndarray]
     completion: dict[str, np.ndarray]
 
 
 def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> ReportedExtras:
-    """What the completion of a prompt tells of the prompt's tokens from `start` on, and of its own.
+    """The arrays for the prompt's tokens from `start` on, and for the tokens of its completion.
 
     `routed_experts` (n, layers, experts a token): a row names the experts of the pass that *predicted* its token, which
-    read the token before it. So a row depends on what precedes its token alone, every sampled token has one as soon as
-    it is sampled, and rows from a root to a leaf, but for the first, are those of the inputs of a forward pass over all
-    tokens but the last. Nothing predicts the first token of a prompt: zeros. `sampling_mask` int32 (n, longest): the
-    ids that a token was drawn from, then -1. Raises `InvalidTurnError` where counts do not agree.
+    read the token before it. So a row depends only on the tokens before its token, every sampled token has a row as
+    soon as it is sampled, and the rows from a root to a leaf, without the first row, belong to the inputs of a forward
+    pass over all tokens but the last. The first token of a prompt is not predicted: its row is zeros.
+    `sampling_mask` int32 (n, longest): the ids that a token was sampled from, then -1. Raises `InvalidTurnError` where
+    counts do not agree.
     """
     prompt: dict[str, np.ndarray] = {}
     sampled: dict[str, np.ndarray] = {}
@@ -47,7 +48,7 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
         sampled[ROUTED_EXPERTS] = _predicting(experts, prompt_tokens, end)
     if (masks := completion.sampling_masks) is not None:
         if not isinstance(masks, list | tuple) or not all(map(_is_row_of_ids, masks)):
-            raise InvalidTurnError(f"sampling masks are {short_repr(masks)}, not one array of token ids a token")
+            raise InvalidTurnError(f"sampling masks are {short_repr(masks)}, not one array of token ids per token")
         if len(masks) != len(completion.token_ids):
             raise InvalidTurnError(f"{len(masks)} sampling masks for {len(completion.token_ids)} sampled tokens")
         sampled[SAMPLING_MASK] = _padded(masks)
@@ -62,8 +63,8 @@ def _predicting(experts: np.ndarray, start: int, end: int) -> np.ndarray:
     """The rows of the passes that predicted tokens `start:end`, given those of the passes that read each token."""
     if start:
         return experts[start - 1 : end - 1]
-    nothing = np.zeros((min(end, 1), *experts.shape[1:]), experts.dtype)
-    return np.concatenate([nothing, experts[: max(end - 1, 0)]])
+    first_row = np.zeros((min(end, 1), *experts.shape[1:]), experts.dtype)
+    return np.concatenate([first_row, experts[: max(end - 1, 0)]])
 
 
 def _padded(masks: Sequence[np.ndarray]) -> np.ndarray:

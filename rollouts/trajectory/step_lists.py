@@ -1,4 +1,4 @@
-"""Step lists of other libraries, in which each step holds its whole prompt, as the token tree of one episode."""
+"""Conversion of step lists of other libraries, in which each step holds its whole prompt, to a trajectory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FINISH_REASONS = {
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORT,
 }
-# The log of a probability is at most 0; an engine that computes in half precision rounds that much above.
+# A log-probability is at most 0; rounding in half precision may exceed that by this much.
 _LOGPROB_ROUNDING = 1e-2
 
 
@@ -49,15 +49,17 @@ def trajectory_from_steps(
         is_truncated     bool; with response.message.finish_reason it says how the completion ended
         advantage, trajectory_id, extras       kept in the turn's `info`
 
-    A step whose prompt goes on from an earlier one, token by token and image by image, follows it in the tree;
-    others fork, so steps of several agents may come interleaved. What `drop_intermediate_multi_modal_data` left out is
-    restored. `multi_modal_data` are `MultiModalData`, or a dict of the three columns whose items are dicts of arrays
-    as the model takes them (no uint8 pixels); those become the source of the image, which `step_processors` reads.
-    The messages of a prompt are not kept: steps do not say which tokens are whose. `reward` is that of the whole
-    episode, for steps without their own; the last turn gets it.
+    A step whose prompt extends an earlier step, token by token and image by image, follows it in the tree; others fork,
+    so steps of several agents may be interleaved. Media that `drop_intermediate_multi_modal_data` removed are restored.
+    `multi_modal_data` are `MultiModalData`, or a dict of the three columns whose items are dicts of arrays as the model
+    takes them (no uint8 pixels); these arrays become the source of the image, which `step_processors` reads. The
+    messages of a prompt are not kept: steps do not say which tokens belong to which message. `reward` is the reward of
+    the whole episode, for steps without rewards; it is recorded on the last turn.
 
-    Raises `InvalidStepError`, which names the step and the field.
+    Raises `InvalidStepError`, which names the step and the field, and `TrajectoryError` if `steps` are not a list.
     """
+    if not isinstance(steps, list | tuple):
+        raise TrajectoryError(f"steps are a {type(steps).__name__}; pass a list of steps")
     for number, step in enumerate(steps):
         _checked_tokens(number, step)
     trajectory = Trajectory(episode_id, seed, group_id)
@@ -76,10 +78,10 @@ def trajectory_from_steps(
 
 
 def step_processors(own: Processors | None = None) -> Processors:
-    """Processors for `samples_from_trajectory` that read the pixels which steps held as arrays.
+    """Processors for `samples_from_trajectory` that return the pixels which steps held as arrays.
 
-    They take the pixels as they are: nothing is known of the file that they were made of. Media of other sources go to
-    `own`, a renderer's processors.
+    The pixels are not checked: the file that they were made from is unknown. `own`, a renderer's processors, process
+    the media of other sources.
     """
     modalities: tuple[Modality, ...] = ("image", "video")
     return {modality: cast("MediaProcessor", _StepProcessor(modality, own)) for modality in modalities}
@@ -87,7 +89,7 @@ def step_processors(own: Processors | None = None) -> Processors:
 
 @dataclass(frozen=True, slots=True)
 class _StepProcessor:
-    """What samples ask of a processor: to process a source, and under what name."""
+    """The two methods of a processor that samples use."""
 
     modality: Modality
     own: Processors | None
@@ -111,10 +113,10 @@ def is_step_source(source: MediaSource) -> bool:
 
 
 def _packed_item(source: MediaSource) -> PackedItem | None:
-    """The item that a step held, None if the source is another's."""
+    """The item in a source made from a step's arrays; None for any other source."""
     try:
         packed = decode(source.data)
-    except DecodeError:  # an image's file
+    except DecodeError:  # the file of an image
         return None
     return packed if isinstance(packed, PackedItem) else None
 
@@ -151,7 +153,7 @@ def _add_step(trajectory: Trajectory, number: int, step: Any) -> None:
 
 
 def _checked_tokens(number: int, step: Any) -> tuple[Any, np.ndarray, np.ndarray]:
-    """What a step has under `tokens`, its prompt ids and its completion ids."""
+    """The `tokens` of a step, its prompt ids and its completion ids."""
     tokens = _get(step, "tokens")
     if tokens is None:
         raise InvalidStepError(
@@ -161,7 +163,7 @@ def _checked_tokens(number: int, step: Any) -> tuple[Any, np.ndarray, np.ndarray
 
 
 def _check_prompt_mask(number: int, tokens: Any, trajectory: Trajectory, leaf: int, count: int) -> None:
-    """A prompt may mark what earlier completions sampled as trained, and nothing else."""
+    """A prompt mask may be 1 only on tokens that earlier completions sampled."""
     mask = _check_mask(number, tokens, "prompt_mask", count, ones=False)
     if mask is None or not mask.any():
         return
@@ -251,32 +253,33 @@ def _number(number: int, place: str, value: Any) -> float:
 
 
 def _finish_reason(number: int, step: Any) -> FinishReason:
-    said = _get(_get(_get(step, "response"), "message"), "finish_reason")
-    if said is None:
+    reason = _get(_get(_get(step, "response"), "message"), "finish_reason")
+    if reason is None:
         truncated = _get(step, "is_truncated") or _get(_get(step, "tokens"), "is_truncated")
         return FinishReason.LENGTH if truncated else FinishReason.STOP
-    if said not in _FINISH_REASONS:
+    if reason not in _FINISH_REASONS:
         known = ", ".join(_FINISH_REASONS)
-        raise InvalidStepError(number, "response.message.finish_reason", f"{said!r:.80} is none of {known}")
-    return _FINISH_REASONS[said]
+        raise InvalidStepError(number, "response.message.finish_reason", f"{reason!r:.80} is none of {known}")
+    return _FINISH_REASONS[reason]
 
 
 def _message(number: int, step: Any) -> Message:
     completion = _get(step, "completion")
     if isinstance(completion, str):
         return {"role": "assistant", "content": completion}
-    said = completion if isinstance(completion, list | tuple) else []
-    spoken = next((each for each in said if _get(each, "role") == "assistant"), _get(_get(step, "response"), "message"))
-    if hasattr(spoken, "model_dump"):
-        spoken = spoken.model_dump(exclude_none=True)
-    if not isinstance(spoken, Mapping):
-        return {"role": "assistant", "content": _get(spoken, "content") or ""}
-    kept = {key: value for key, value in spoken.items() if key != "tokens"}
-    return cast("Message", {"role": "assistant", "content": "", **kept})
+    messages = completion if isinstance(completion, list | tuple) else []
+    response = _get(_get(step, "response"), "message")
+    message = next((each for each in messages if _get(each, "role") == "assistant"), response)
+    if hasattr(message, "model_dump"):
+        message = message.model_dump(exclude_none=True)
+    if not isinstance(message, Mapping):
+        return {"role": "assistant", "content": _get(message, "content") or ""}
+    fields = {key: value for key, value in message.items() if key != "tokens"}
+    return cast("Message", {"role": "assistant", "content": "", **fields})
 
 
 def _info(number: int, step: Any) -> dict[str, Any]:
-    """What has no place of its own in a turn, as far as it can be stored."""
+    """The values of a step for which a turn has no field."""
     extras = _get(step, "extras")
     if extras is not None and not isinstance(extras, Mapping):
         raise InvalidStepError(number, "extras", f"{type(extras).__name__} where a dict belongs")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from renderers import MultiModalData, PlaceholderRange, RenderedTokens, TemplateRenderer
 from rollouts import FinishReason, InvalidStepError, Trajectory, step_processors, trajectory_from_steps
+from rollouts.errors import TrajectoryError
 from transport import (
     decode,
     drop_intermediate_multi_modal_data,
@@ -312,3 +313,9 @@ def test_placeholders_with_text_between_their_features_are_kept() -> None:
     step["tokens"]["multi_modal_data"] = {**MEDIA, "mm_placeholders": {"image": [where]}}
     trajectory = trajectory_from_steps([step], episode_id="e")
     assert trajectory.media(trajectory.leaves()[0])[0].placeholder == where
+
+
+@pytest.mark.parametrize("steps", [5, None, "steps", {}])
+def test_steps_that_are_not_a_list_are_refused(steps: Any) -> None:
+    with pytest.raises(TrajectoryError, match="pass a list of steps"):
+        trajectory_from_steps(steps, episode_id="e")

@@ -32,11 +32,6 @@ LIMITS = DecodeLimits(max_total_bytes=3 * MEDIUM + 10_000)  # three media and th
 SOURCES = [MediaSource.of(bytes([number]) * MEDIUM) for number in range(40)]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "episodes.mmr"
-
-
 def write(path: Path, *records: Any) -> None:
     with RecordWriter(path, compression="zstd") as out:
         for record in records:

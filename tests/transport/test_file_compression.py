@@ -36,11 +36,6 @@ def check(path: Path) -> None:
     assert rest == RECORDS[1:]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "episodes.mmr"
-
-
 def test_records_come_back_the_same_from_a_much_smaller_file(path: Path) -> None:
     plain = path.with_name("plain.mmr")
     write(path, *RECORDS)

@@ -43,11 +43,6 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "episodes.mmr"
-
-
 def test_a_damaged_record_is_dropped_and_the_others_keep_their_order_and_their_images(path: Path) -> None:
     write(path, [IMAGE, 0])
     start = path.stat().st_size

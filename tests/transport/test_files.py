@@ -50,11 +50,6 @@ def failure(reader: RecordReader, index: int) -> ChecksumError | None:
     return None
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "episodes.mmr"
-
-
 def test_records_come_back_in_order_by_index_and_by_iteration(path: Path) -> None:
     with RecordWriter(path) as out:
         assert [out.append({"n": n}) for n in range(4)] == [0, 1, 2, 3]

@@ -288,8 +288,8 @@ def _find_next_header(source: FileBytes, damage: int, least: int) -> int | None:
     start, length = damage + ALIGNMENT, _FIRST_SEARCH_BYTES
     while start < source.size:
         data = source.read(start, length)
-        words = np.frombuffer(data, "<u4", len(data) // ALIGNMENT * (ALIGNMENT // 4))
-        for row in np.flatnonzero(words[:: ALIGNMENT // 4] == int.from_bytes(_MARK, "little")).tolist():
+        integers = np.frombuffer(data, "<u4", len(data) // ALIGNMENT * (ALIGNMENT // 4))
+        for row in np.flatnonzero(integers[:: ALIGNMENT // 4] == int.from_bytes(_MARK, "little")).tolist():
             if _read_header(source, start + row * ALIGNMENT, least) is not None:
                 return int(start + row * ALIGNMENT)
         start, length = start + length, min(2 * length, _READ_BYTES)

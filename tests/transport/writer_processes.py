@@ -1,0 +1,43 @@
+"""Record files and other Python processes, for tests of writers."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transport import (
+    RecordWriter,
+)
+
+MOST_SECONDS = 60
+
+
+def write(path: Path, *records: Any) -> None:
+    with RecordWriter(path) as out:
+        for record in records:
+            out.append(record)
+
+
+@contextlib.contextmanager
+def running(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Another Python that runs `code`, killed at the end. Everything it prints can be read line by line."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(MOST_SECONDS)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
