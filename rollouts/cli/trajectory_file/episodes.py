@@ -80,29 +80,29 @@ def open_file(path: Path) -> Iterator[OpenFile]:
         yield OpenFile(reader)
 
 
-def open_reader(path: Path, otherwise: str) -> RecordReader:
-    """Raises `TrajectoryFileError` if `path` is no record file, in the words of `otherwise`."""
+def open_reader(path: Path, problem: str) -> RecordReader:
+    """Open a record file. Raises `TrajectoryFileError` if `path` is none; `problem` begins its text."""
     try:
         return RecordReader(path)
     except OSError as error:
         raise TrajectoryFileError(path, f"cannot be read: {error.strerror or error}") from error
     except TransportError as error:
-        raise TrajectoryFileError(path, f"{otherwise}: {error}") from error
+        raise TrajectoryFileError(path, f"{problem}: {error}") from error
 
 
 def members(held: object) -> Iterator[object]:
     """What a record holds: a group is a list of episodes, at any depth; what came over a connection may be packed.
 
-    One list is looked into once, however often it is in the record: there may be more ways to it than can be gone.
+    A list that occurs several times in a record is read once: a small record can hold exponentially many paths to it.
     """
     waiting = [held]
-    looked_into: set[int] = set()
+    visited: set[int] = set()
     while waiting:
         member = waiting.pop()
         group = member.episodes if isinstance(member, PackedEpisodes) else member
         if isinstance(group, (list, tuple)):
-            if id(group) not in looked_into:
-                looked_into.add(id(group))
+            if id(group) not in visited:
+                visited.add(id(group))
                 waiting.extend(reversed(group))
         elif isinstance(member, Trajectory) or member is not held:
             yield member

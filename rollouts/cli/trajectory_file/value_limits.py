@@ -1,7 +1,7 @@
 """The bounds of values that can be printed or exported.
 
 A file of a few hundred bytes can hold a tuple of which both members are one tuple, of which both members are one tuple,
-and so on: decoded at once, because what is shared is built once, but never shown or exported to the end.
+and so on: it is decoded in no time, because a shared value is built once, but printing or exporting it would not end.
 """
 
 from __future__ import annotations
