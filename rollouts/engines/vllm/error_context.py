@@ -1,4 +1,4 @@
-"""Every error of a request says which request failed and at which server, also where another request was the cause."""
+"""Adds the failed request and the server to errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class HasBaseUrl(Protocol):
-    """What talks to one server. `base_url` is its address without credentials."""
+    """A client of one server. `base_url` is the server's address without credentials."""
 
     @property
     def base_url(self) -> str: ...
@@ -27,8 +27,8 @@ S = TypeVar("S", bound=HasBaseUrl)
 def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
     """Let each `EngineError` of the block name the server, and this request where one is given.
 
-    An error of another request, which this one needed (the first question to a server, whether it is paused), becomes
-    the cause of a new error: several requests may wait for the same answer.
+    An error of another request that this one needed (the probe of a server, whether it is paused) becomes the cause of
+    a new error, because several requests may wait for the same result.
     """
     try:
         yield
@@ -42,24 +42,23 @@ def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
 def name_errors_after_method(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """A method whose errors are named after it and the server, whatever the requests that it consists of are named."""
-
-    @wraps(method)
-    async def named(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with error_context(self.base_url, method.__name__):
-            return await method(self, *args, **kwargs)
-
-    return named
+    """Let the errors of a method name the method (as their request) and the server."""
+    return _in_error_context(method, method.__name__)
 
 
 def name_server_in_errors(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """A method whose errors name the server."""
+    """Let the errors of a method name the server."""
+    return _in_error_context(method, None)
 
+
+def _in_error_context(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], request_id: str | None
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     @wraps(method)
-    async def named(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with error_context(self.base_url):
+    async def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with error_context(self.base_url, request_id):
             return await method(self, *args, **kwargs)
 
-    return named
+    return wrapper

@@ -190,7 +190,7 @@ async def test_a_stream_without_its_end_is_malformed(server: FakeVLLM, connectio
     [reset(), raw(b"HTTP/1.1 200 OK\r\ntransfer-enc"), busy(429)],
     ids=["reset", "half a head", "429"],
 )
-async def test_a_stream_is_tried_again_until_its_head_has_come(
+async def test_a_stream_is_tried_again_until_its_head_has_arrived(
     server: FakeVLLM, connection: ServerConnection, step: Step
 ) -> None:
     server.script[GENERATE] += [step, step]
@@ -311,7 +311,7 @@ async def test_a_stream_is_bounded(server: FakeVLLM, text: bytes) -> None:
     await connection.close()
 
 
-async def test_a_server_that_goes_on_after_the_end_loses_its_connection(
+async def test_a_connection_whose_server_sends_more_after_the_end_is_closed(
     server: FakeVLLM, connection: ServerConnection
 ) -> None:
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\ndata: [DONE]\n\n", b"data: 2\n\n", asyncio.Event())]

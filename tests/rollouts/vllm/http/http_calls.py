@@ -1,0 +1,32 @@
+"""What the tests of the HTTP connection share: one generation, and a clock for its retries."""
+
+from __future__ import annotations
+
+import json
+
+from fake_server import GENERATE
+
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.response import HttpResponse
+
+
+class Clock:
+    """Time that passes only when a retry sleeps; `chance` is what the jitter draws."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+        self.chance = 1.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def body_of(**content: object) -> list[bytes]:
+    return [json.dumps(content).encode()]
+
+
+GENERATION = body_of(request_id="r", token_ids=[1, 2, 3], sampling_params={"max_tokens": 4, "logprobs": 0})
+
+
+async def generate(connection: ServerConnection, name: str = "r", **options: object) -> HttpResponse:
+    return await connection.request("POST", GENERATE, name=name, body=GENERATION, **options)  # type: ignore[arg-type]

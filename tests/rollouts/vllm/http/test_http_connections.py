@@ -1,0 +1,154 @@
+"""How connections are kept and closed, on one event loop, on several, and after a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import fake_server
+import pytest
+from fake_server import GENERATE, FakeVLLM, hold
+from http_calls import generate
+
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.errors import (
+    EngineClosedError,
+)
+
+pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
+
+
+async def test_connections_are_kept_and_used_again(server: FakeVLLM, connection: ServerConnection) -> None:
+    for _ in range(4):
+        await generate(connection)
+    assert [seen.connection for seen in server.requests] == [1, 1, 1, 1]
+
+
+async def test_without_a_keep_alive_time_every_request_has_its_own_connection(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(keepalive_seconds=0))
+    for _ in range(2):
+        await generate(connection)
+    assert [seen.connection for seen in server.requests] == [1, 2]
+    await connection.close()
+
+
+async def test_idle_connections_are_closed_without_waiting_for_another_request(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(keepalive_seconds=0.02))
+    await asyncio.gather(*(generate(connection) for _ in range(5)))
+    for seen in server.requests:
+        await seen.disconnected.wait()
+    await connection.close()
+
+
+async def test_the_keep_alive_default_is_below_that_of_the_server() -> None:
+    assert HttpLimits().keepalive_seconds < 5
+
+
+async def test_closing_closes_idle_connections(server: FakeVLLM, connection: ServerConnection) -> None:
+    await asyncio.gather(*(generate(connection) for _ in range(5)))
+    await connection.close()
+    for seen in server.requests:
+        await seen.disconnected.wait()
+
+
+def requests_on_a_loop_of_their_own(connection: ServerConnection, count: int) -> list[int]:
+    async def run() -> list[int]:
+        replies = await asyncio.gather(*(generate(connection, name=f"r{number}") for number in range(count)))
+        return [reply.status for reply in replies]
+
+    return asyncio.run(run())
+
+
+async def test_several_loops_in_several_threads_share_one_connection_object(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=4))
+    threads = [asyncio.to_thread(requests_on_a_loop_of_their_own, connection, 20) for _ in range(4)]
+    assert await asyncio.gather(*threads) == [[200] * 20] * 4
+    assert (await generate(connection)).status == 200
+    await connection.close()
+    for seen in server.requests:
+        await seen.disconnected.wait()
+
+
+async def test_the_connections_of_a_loop_are_closed_when_the_loop_ends(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url)
+    for _ in range(3):
+        await asyncio.to_thread(requests_on_a_loop_of_their_own, connection, 3)
+    for seen in server.requests:
+        await seen.disconnected.wait()
+
+
+async def test_a_loop_that_was_closed_without_shutting_down_is_forgotten(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url)
+
+    def careless() -> None:
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(generate(connection)).status == 200
+        loop.close()
+
+    await asyncio.to_thread(careless)
+    assert (await generate(connection)).status == 200
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of the loop that nobody wound up
+        gc.collect()
+    await server.requests[0].disconnected.wait()
+    await connection.close()
+
+
+async def test_closing_reaches_the_loops_of_other_threads(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url)
+    arrived = asyncio.Event()
+    server.script[GENERATE] += [hold(asyncio.Event(), arrived)]
+    elsewhere = asyncio.create_task(asyncio.to_thread(requests_on_a_loop_of_their_own, connection, 1))
+    await arrived.wait()
+    await connection.close()
+    with pytest.raises(EngineClosedError):
+        await elsewhere
+    await server.requests[0].disconnected.wait()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_leaves_the_connections_of_its_parent_alone(tmp_path: Path) -> None:
+    script = tmp_path / "forking.py"
+    script.write_text(
+        """
+import asyncio, os, sys
+from fake_server import GENERATE, FakeVLLM
+from rollouts.engines.vllm.http.connection import ServerConnection
+
+async def in_child(connection):
+    assert (await connection.request("GET", "/version", name="child")).status == 200
+    await connection.close()
+
+async def main():
+    async with FakeVLLM() as server:
+        connection = ServerConnection(server.base_url)
+        await connection.request("GET", "/version", name="before")
+        if (child := os.fork()) == 0:
+            asyncio._set_running_loop(None)
+            asyncio.run(in_child(connection))
+            os._exit(0)
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            await asyncio.sleep(0.01)
+        await connection.request("GET", "/version", name="after")
+        assert [seen.connection for seen in server.requests] == [1, 2, 1], server.requests
+        await connection.close()
+
+asyncio.run(main())
+print("done")
+"""
+    )
+    paths = os.pathsep.join([str(Path(fake_server.__file__).parent), *filter(None, sys.path)])
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.stdout == "done\n", result.stderr

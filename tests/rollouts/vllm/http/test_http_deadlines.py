@@ -1,0 +1,138 @@
+"""Deadlines, cancellation, slots, and closing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from fake_server import GENERATE, FakeVLLM, busy, hold, raw
+from http_calls import Clock, generate
+
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.errors import (
+    EngineClosedError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
+
+pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
+
+
+async def test_the_total_deadline_ends_a_request_and_its_connection(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    server.script[GENERATE] += [hold(asyncio.Event())]
+    with pytest.raises(ServerTimeoutError, match=r"0\.05 s.*waiting for the response"):
+        await generate(connection, seconds=0.05)
+    await server.requests[0].disconnected.wait()
+
+
+async def test_the_total_deadline_counts_the_wait_for_a_slot(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=1))
+    arrived, release = asyncio.Event(), asyncio.Event()
+    server.script[GENERATE] += [hold(release, arrived)]
+    running = asyncio.create_task(generate(connection))
+    await arrived.wait()
+    with pytest.raises(ServerTimeoutError, match="waiting for a free slot"):
+        await generate(connection, seconds=0.05)
+    release.set()
+    assert (await running).status == 200
+    await connection.close()
+
+
+async def test_the_time_between_two_pieces_of_a_response_has_its_own_deadline(server: FakeVLLM, clock: Clock) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(read_seconds=0.05))
+    server.script[GENERATE] += [raw(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", close=False)]
+    with pytest.raises(ServerTimeoutError, match="read_seconds while reading the response"):
+        await generate(connection)
+    await server.requests[0].disconnected.wait()
+    assert clock.slept == []
+    await connection.close()
+
+
+async def test_a_connection_attempt_without_an_end_is_given_up_and_tried_again(clock: Clock) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:  # accepts nothing
+        address = listening.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:  # more than the backlog holds, so that further connections are not answered
+            each.setblocking(False)
+            each.connect_ex(address)
+        limits = HttpLimits(connect_seconds=0.05, retries=1)
+        connection = ServerConnection(f"http://127.0.0.1:{address[1]}", limits=limits)
+        with pytest.raises(ServerUnreachableError, match=r"failed 2 times.*timeout"):
+            await generate(connection)
+        assert len(clock.slept) == 1
+        for each in waiting:
+            each.close()
+        await connection.close()
+
+
+async def test_cancelling_the_caller_closes_the_connection_and_frees_the_slot(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=1))
+    arrived = asyncio.Event()
+    server.script[GENERATE] += [hold(asyncio.Event(), arrived)]
+    running = asyncio.create_task(generate(connection))
+    waiting = asyncio.create_task(generate(connection))
+    await arrived.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await waiting).status == 200
+    await server.requests[0].disconnected.wait()
+    await connection.close()
+
+
+async def test_a_cancelled_wait_for_a_slot_leaves_the_slot_to_others(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=1))
+    arrived, release = asyncio.Event(), asyncio.Event()
+    server.script[GENERATE] += [hold(release, arrived)]
+    running = asyncio.create_task(generate(connection))
+    await arrived.wait()
+    waiting = [asyncio.create_task(generate(connection)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    release.set()
+    assert (await running).status == 200
+    assert [reply.status for reply in await asyncio.gather(*waiting[1:])] == [200, 200]
+    await connection.close()
+
+
+async def test_no_more_requests_are_in_flight_than_there_are_slots(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=2))
+    release = asyncio.Event()
+    server.script[GENERATE] += [hold(release)] * 5
+    running = [asyncio.create_task(generate(connection)) for _ in range(5)]
+    await server.requests_seen(2, GENERATE)
+    # A control call has slots of its own; had a third generation been let in, it would have come before this.
+    await connection.request("GET", "/version", name="v", slot=False)
+    assert len(server.generations) == 2
+    release.set()
+    await asyncio.gather(*running)
+    assert len(server.generations) == 5
+    assert server.connections == 3
+    await connection.close()
+
+
+async def test_closing_ends_calls_that_run_wait_for_a_slot_or_sleep(server: FakeVLLM, clock: Clock) -> None:
+    asleep = asyncio.Event()
+
+    async def sleep_for_ever(seconds: float) -> None:
+        asleep.set()
+        await asyncio.Event().wait()
+
+    clock.sleep = sleep_for_ever  # type: ignore[method-assign]
+    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=2))
+    arrived = asyncio.Event()
+    server.script[GENERATE] += [hold(asyncio.Event(), arrived), busy(503)]
+    calls = [asyncio.create_task(generate(connection)) for _ in range(4)]
+    await arrived.wait()
+    await asleep.wait()
+    await connection.close()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EngineClosedError] * 4
+    with pytest.raises(EngineClosedError):
+        await generate(connection)
+    assert len(server.requests) == 2
+    await connection.close()  # twice is once

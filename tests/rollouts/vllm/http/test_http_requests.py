@@ -1,0 +1,289 @@
+"""What a request looks like on the wire, and which responses can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import tracemalloc
+import zlib
+
+import fake_server
+import numpy as np
+import pytest
+from fake_server import GENERATE, FakeVLLM, answer, malformed, raw
+from http_calls import Clock, generate
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.http.response import HttpResponse
+from rollouts.errors import (
+    InvalidRequestError,
+    MalformedResultError,
+    ServerError,
+    ServerUnreachableError,
+)
+
+pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
+
+
+async def test_a_response_has_its_status_headers_and_body(connection: ServerConnection) -> None:
+    reply = await generate(connection)
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.json()["choices"][0]["token_ids"] == fake_server.completion_of([1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 500, 502, 504])
+async def test_an_error_status_is_a_response_and_is_not_tried_again(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock, status: int
+) -> None:
+    server.script[GENERATE] += [answer({"error": "no"}, status=status)]
+    assert (await generate(connection)).status == status
+    assert len(server.requests) == 1
+    assert clock.slept == []
+
+
+async def test_method_path_parameters_and_headers_arrive_as_given(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    await connection.request(
+        "POST", "/pause", name="p", params={"mode": "keep", "clear_cache": False, "n": 2}, headers={"X-Session": "e 1"}
+    )
+    (seen,) = server.requests
+    assert (seen.method, seen.path, seen.body) == ("POST", "/pause", b"")
+    assert seen.query == {"mode": "keep", "clear_cache": "false", "n": "2"}
+    assert seen.headers["x-session"] == "e 1"
+    assert seen.headers.get("content-length", "0") == "0"
+
+
+async def test_segments_arrive_in_order_with_their_exact_length(server: FakeVLLM, connection: ServerConnection) -> None:
+    pixels = np.arange(600_000, dtype=np.uint32)  # 2.4 MB: several pieces; and not a view of bytes
+    segments = [b'{"a":"', memoryview(pixels), b"", memoryview(b"tail"), b'"}' * 3]
+    server.script["/echo"] += [answer({})]
+    await connection.request("POST", "/echo", name="e", body=segments)
+    (seen,) = server.requests
+    assert seen.body == b"".join(bytes(segment) for segment in segments)
+    assert int(seen.headers["content-length"]) == len(seen.body)
+
+
+@given(sizes=st.lists(st.sampled_from([0, 1, 100, 262_143, 262_144, 262_145, 700_000]), max_size=6))
+def test_any_split_into_segments_arrives_whole(sizes: list[int]) -> None:
+    async def run() -> None:
+        async with FakeVLLM() as server:
+            server.script["/echo"] += [answer({})]
+            connection = ServerConnection(server.base_url)
+            segments = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+            await connection.request("POST", "/echo", name="e", body=segments)
+            assert server.requests[0].body == b"".join(segments)
+            await connection.close()
+
+    asyncio.run(run())
+
+
+async def test_a_large_body_is_sent_without_a_copy_of_it() -> None:
+    size, digest = 48 * 2**20, hashlib.sha256()
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        left = size
+        while left:
+            piece = await reader.read(65536)
+            digest.update(piece)
+            left -= len(piece)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    body = memoryview(np.arange(size // 4, dtype=np.uint32))
+    async with await asyncio.start_server(swallow, "127.0.0.1", 0) as listening:
+        connection = ServerConnection(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        tracemalloc.start()
+        try:
+            assert (await connection.request("POST", "/", name="big", body=[body])).status == 200
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        await connection.close()
+    assert digest.digest() == hashlib.sha256(body).digest()
+    assert peak < 4 * 2**20
+
+
+async def test_a_response_before_the_end_of_the_request_body_ends_the_request() -> None:
+    refused, connections = asyncio.Event(), 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
+        await refused.wait()  # and reads nothing more
+        writer.close()
+
+    body = memoryview(np.zeros(48 * 2**20, np.uint8))
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as listening:
+        connection = ServerConnection(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        tracemalloc.start()
+        try:
+            for _ in range(2):
+                reply = await connection.request("POST", "/", name="big", body=[body])
+                assert (reply.status, reply.body) == (413, b"big")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        refused.set()
+        await connection.close()
+    assert connections == 2  # on the first one half a question is under way
+    assert peak < 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"), [("/a b", {}), ("/a\r\nx: y", {}), ("/a", {"x-session": "e\r\nx-evil: 1"}), ("/ü", {})]
+)
+async def test_a_path_or_header_with_characters_that_http_cannot_carry_is_refused(
+    server: FakeVLLM, connection: ServerConnection, path: str, headers: dict[str, str]
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        await connection.request("GET", path, name="r", headers=headers)
+    assert server.requests == []
+
+
+async def test_a_proxy_in_the_environment_is_not_used(
+    server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert (await generate(connection)).status == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.0 200 OK\r\n\r\n{}",  # ended by the connection
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\nx-trailer: 1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n",  # more than was asked for
+    ],
+    ids=["interim answers", "HTTP/1.0", "connection: close", "chunked with a trailer", "unasked bytes"],
+)
+async def test_every_framing_of_http_is_read(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock, head: bytes
+) -> None:
+    server.script[GENERATE] += [raw(head)]
+    assert (await generate(connection)).json() == {}
+    assert (await generate(connection)).status == 200  # and the next one meets no remains
+    assert clock.slept == []
+
+
+async def test_a_surplus_response_is_not_given_to_the_next_request(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    one = b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n"
+    server.script[GENERATE] += [raw(one + b'"asked"' + one + b'"never"', close=False)]
+    assert (await generate(connection)).json() == "asked"
+    assert (await generate(connection)).json()["request_id"] == "generate-tokens-r"
+
+
+async def test_gzip_is_decoded(server: FakeVLLM, connection: ServerConnection) -> None:
+    server.script[GENERATE] += [answer(compress=True)]
+    assert (await generate(connection)).json()["request_id"] == "generate-tokens-r"
+
+
+@pytest.mark.parametrize(("body", "encoding"), [(b"never zipped", "gzip"), (b"{}", "zstd")])
+async def test_a_broken_or_unknown_encoding_is_an_error(
+    server: FakeVLLM, connection: ServerConnection, body: bytes, encoding: str
+) -> None:
+    server.script[GENERATE] += [answer(body=body, headers={"content-encoding": encoding})]
+    with pytest.raises(MalformedResultError, match=r"encoding|compressed"):
+        await generate(connection)
+    assert len(server.requests) == 1
+
+
+async def test_gzip_data_that_end_too_early_are_not_json(server: FakeVLLM, connection: ServerConnection) -> None:
+    body = zlib.compress(json.dumps({"text": "x" * 99}).encode(), wbits=31)[:-12]
+    server.script[GENERATE] += [answer(body=body, headers={"content-encoding": "gzip"})]
+    with pytest.raises(MalformedResultError):
+        (await generate(connection)).json()
+
+
+async def test_a_broken_chunk_is_an_error_and_not_an_endless_wait(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock
+) -> None:
+    broken = raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n", close=False)
+    server.script[GENERATE] += [broken] * 20
+    with pytest.raises((MalformedResultError, ServerUnreachableError)):
+        await generate(connection, seconds=30)
+
+
+async def test_the_size_of_a_response_is_bounded_while_it_is_read(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=1000))
+    for size, outcome in ((1000, None), (1001, "1000")):
+        server.script[GENERATE] += [answer(body=b"x" * size)]
+        if outcome is None:
+            assert len((await generate(connection)).body) == size
+        else:
+            with pytest.raises(MalformedResultError, match=outcome):
+                await generate(connection)
+    await server.requests[-1].disconnected.wait()
+    await connection.close()
+
+
+async def test_a_gzip_bomb_is_stopped_at_the_bound(server: FakeVLLM) -> None:
+    bomb = zlib.compress(bytes(256 * 2**20), wbits=31)
+    connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=2**20))
+    server.script[GENERATE] += [answer(body=bomb, headers={"content-encoding": "gzip"})]
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedResultError, match="response_bytes"):
+            await generate(connection)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 2**20
+    await connection.close()
+
+
+async def test_a_response_that_is_not_http_is_an_error_and_is_not_tried_again(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock
+) -> None:
+    server.script[GENERATE] += [raw(b"SSH-2.0-OpenSSH_9.7\r\n\r\n")]
+    with pytest.raises(MalformedResultError, match="HTTP"):
+        await generate(connection)
+    assert len(server.requests) == 1
+    assert clock.slept == []
+
+
+async def test_an_endless_head_is_an_error(server: FakeVLLM, connection: ServerConnection) -> None:
+    server.script[GENERATE] += [raw(b"HTTP/1.1 200 OK\r\nx-long: " + b"x" * 200_000)]
+    with pytest.raises(MalformedResultError):
+        await generate(connection)
+
+
+async def test_broken_json_names_the_request_and_quotes_the_body(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    server.script[GENERATE] += [malformed()]
+    reply = await generate(connection, name="episode-7")
+    with pytest.raises(MalformedResultError, match=r"episode-7.*generate-tokens-r"):
+        reply.json()
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe\xfd", b"[" * 100_000, b"{" + b'"a":{' * 50_000])
+def test_json_that_cannot_be_decoded_is_one_kind_of_error(body: bytes) -> None:
+    with pytest.raises(MalformedResultError):
+        HttpResponse(200, {}, body).json()
+
+
+async def test_a_redirect_is_refused_and_its_credentials_are_not_shown(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    place = "http://user:hidden@elsewhere:9/v2/path?token=hidden#hidden"
+    server.script[GENERATE] += [answer({}, status=307, headers={"location": place})]
+    with pytest.raises(ServerError, match="http://elsewhere:9/v2/path") as caught:
+        await generate(connection)
+    assert caught.value.status == 307
+    assert "hidden" not in str(caught.value)
+    assert len(server.requests) == 1

@@ -1,0 +1,200 @@
+"""Which failures are tried again, and after how long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import fake_server
+import pytest
+from fake_server import GENERATE, FakeVLLM, answer, busy, half, hang_up, raw, reset
+from http_calls import GENERATION, Clock, generate
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.http.retrying import retry_delay
+from rollouts.errors import (
+    ServerUnreachableError,
+)
+
+pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
+
+
+@pytest.mark.parametrize(
+    ("step", "unanswered"),
+    [
+        (reset(), True),
+        (reset(after_head=True), False),
+        (half(), False),
+        (raw(b"HTTP/1.1 20"), True),
+        (busy(503), False),
+        (busy(429), False),
+    ],
+    ids=["reset", "reset after the head", "half an answer", "half a status line", "503", "429"],
+)
+async def test_lost_connections_and_busy_servers_are_tried_again(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock, step: fake_server.Step, unanswered: bool
+) -> None:
+    server.script[GENERATE] += [step, step]
+    reply = await generate(connection)
+    assert reply.json()["choices"][0]["token_ids"] == fake_server.completion_of([1, 2, 3], 4)
+    assert len(server.requests) == 3
+    assert [seen.body for seen in server.requests] == [b"".join(GENERATION)] * 3
+    assert clock.slept[-1] == 0.5
+    assert len(clock.slept) == (1 if unanswered else 2)  # the first connection without a response costs no wait
+
+
+async def test_backoff_doubles_up_to_its_bound_then_the_response_is_returned(server: FakeVLLM, clock: Clock) -> None:
+    limits = HttpLimits(retries=5, backoff_seconds=1, longest_backoff_seconds=6)
+    connection = ServerConnection(server.base_url, limits=limits)
+    server.script[GENERATE] += [busy(503)] * 6
+    reply = await generate(connection)
+    assert reply.status == 503
+    assert reply.json()["error"]["message"] == "busy"
+    assert clock.slept == [1, 2, 4, 6, 6]
+    assert len(server.requests) == 6
+    await connection.close()
+
+
+async def test_retry_after_is_obeyed_in_both_forms_and_bounded(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock
+) -> None:
+    clock.chance = 0.5
+    server.script[GENERATE] += [
+        busy(429, retry_after="2"),
+        busy(503, retry_after="Tue, 14 Nov 2023 22:13:27 GMT"),  # 7 s after the clock's 1,700,000,000
+        busy(503, retry_after="86400"),
+        busy(503, retry_after="soon"),
+    ]
+    assert (await generate(connection)).status == 200
+    jitter = 0.5 * 0.25
+    assert clock.slept == [2 + jitter, 7 + jitter, 15 + jitter, 0.5 * 2.0]
+
+
+async def test_a_refused_connection_is_tried_again_and_names_the_server(clock: Clock) -> None:
+    async with FakeVLLM() as gone:
+        url = gone.base_url
+    losses: list[int] = []
+    connection = ServerConnection(url, limits=HttpLimits(retries=2), on_lost=lambda: losses.append(1))
+    with pytest.raises(ServerUnreachableError, match=f"{url}/version failed 3 times") as caught:
+        await connection.request("GET", "/version", name="probe")
+    assert caught.value.request_id == "probe"
+    assert clock.slept == [0.25, 0.5]
+    assert len(losses) == 3
+    await connection.close()
+
+
+async def test_a_server_that_comes_back_is_found_again(clock: Clock) -> None:
+    server = FakeVLLM()
+    await server.start()
+    losses: list[int] = []
+    connection = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
+    await asyncio.gather(*(generate(connection) for _ in range(8)))
+    await server.stop()
+    clock.sleep = lambda seconds: server.start()  # type: ignore[method-assign, assignment]
+    assert (await generate(connection)).status == 200
+    assert losses
+    await connection.close()
+    await server.stop()
+
+
+async def test_a_call_that_must_not_happen_twice_is_tried_once_on_a_new_connection(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock
+) -> None:
+    await generate(connection)
+    server.script[GENERATE] += [busy(503), reset()]
+    assert (await generate(connection, retry=False)).status == 503
+    with pytest.raises(ServerUnreachableError, match="failed once"):
+        await generate(connection, retry=False)
+    assert [seen.connection for seen in server.requests] == [1, 2, 3]
+    assert clock.slept == []
+
+
+async def test_a_kept_connection_that_the_server_closed_costs_no_wait(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock
+) -> None:
+    server.script[GENERATE] += [hang_up()] * 5
+    for _ in range(6):
+        assert (await generate(connection)).status == 200
+    assert clock.slept == []
+    assert len(server.requests) == 6
+
+
+async def test_a_kept_connection_that_the_server_closed_does_not_count_as_a_try(server: FakeVLLM, clock: Clock) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(retries=1))
+    server.script[GENERATE] += [answer(), reset(), reset(), answer(), *[reset()] * 3]
+    await generate(connection)
+    assert (await generate(connection)).status == 200  # a kept one was lost, a new one too, the retry came through
+    assert len(clock.slept) == 1
+    with pytest.raises(ServerUnreachableError, match="failed 3 times"):
+        await generate(connection)
+    assert len(clock.slept) == 2
+    await connection.close()
+
+
+async def test_on_lost_is_called_for_broken_connections_only(server: FakeVLLM, clock: Clock) -> None:
+    losses: list[int] = []
+    connection = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
+    server.script[GENERATE] += [busy(503), answer({}, status=500)]
+    await generate(connection)
+    assert losses == []
+    server.script[GENERATE] += [half()]
+    await generate(connection)
+    assert losses == [1]
+    await connection.close()
+
+
+async def test_no_retry_waits_past_the_deadline(server: FakeVLLM, connection: ServerConnection, clock: Clock) -> None:
+    server.script[GENERATE] += [busy(503, retry_after="9"), reset(), reset()]
+    assert (await generate(connection, seconds=5)).status == 503
+    with pytest.raises(ServerUnreachableError):
+        await generate(connection, seconds=0.2)
+    assert clock.slept == []
+
+
+async def test_a_series_of_failures_is_one_warning_and_its_end_one_line(
+    server: FakeVLLM, connection: ServerConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "rollouts.engines.vllm")
+    server.script[GENERATE] += [busy(503)] * 12
+    await asyncio.gather(*(generate(connection) for _ in range(8)))
+    levels = [record.levelname for record in caplog.records]
+    assert levels.count("WARNING") == 1
+    assert levels.count("DEBUG") == 11
+    assert levels[-1] == "INFO"
+
+
+@given(attempt=st.integers(1, 10_000), demanded=st.none() | st.floats(0, 1e9))
+def test_a_retry_delay_is_never_negative_and_never_above_its_bound(attempt: int, demanded: float | None) -> None:
+    delay = retry_delay(attempt, HttpLimits(), None if demanded is None else str(demanded))
+    assert 0 <= delay <= 15.25
+    if demanded is not None:
+        assert delay >= min(demanded, 15)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0.0),
+        ("1.5", 1.5),
+        ("Tue, 14 Nov 2023 22:13:20 GMT", 0.0),
+        ("Tue, 14 Nov 2023 22:14:20 GMT", 60.0),
+        ("Tue, 14 Nov 2023 21:00:00 GMT", 0.0),
+        ("Tuesday, 14-Nov-23 22:14:20 GMT", 60.0),
+    ],
+)
+def test_retry_after_is_read_as_a_number_or_a_date(clock: Clock, value: str, seconds: float) -> None:
+    clock.chance = 0.0
+    assert retry_delay(3, HttpLimits(longest_backoff_seconds=1000), value) == seconds
+
+
+@pytest.mark.parametrize("value", [None, "-3", "nan", "inf", "later", "Tue, 99 Nov 2023 22:14:20 GMT"])
+def test_a_retry_after_without_a_meaning_is_ignored(clock: Clock, value: str | None) -> None:
+    assert retry_delay(3, HttpLimits(), value) == 1.0
+
+
+@given(st.text())
+def test_any_retry_after_gives_a_delay(value: str) -> None:
+    assert 0 <= retry_delay(1, HttpLimits(), value) <= 15.25
