@@ -1,4 +1,4 @@
-"""What images cost, beside transformers' Qwen3-VL image processor and the PyPI package `renderers`, in one run.
+"""Time and memory of image processing: ours, transformers' Qwen3-VL processor, and the PyPI package `renderers`.
 
     python benchmarks/vision.py [--check]
 
@@ -33,11 +33,11 @@ ROUNDS = 15
 STORE = 256 * 2**20
 IMAGES_THROUGH_STORE = 10_000
 # torchvision's build for CUDA beside torch's for CPU; does nothing elsewhere.
-_MEND = Path(__file__).parents[1] / ".ci" / "torchvision_on_cpu.py"
+_TORCHVISION_FIX = Path(__file__).parents[1] / ".ci" / "torchvision_on_cpu.py"
 
 
-def picture(seed: int, width: int = SIDE, height: int = SIDE) -> Image.Image:
-    """Something like a photograph: smooth shapes and a little noise."""
+def photograph(seed: int, width: int = SIDE, height: int = SIDE) -> Image.Image:
+    """An image like a photograph: smooth shapes and a little noise."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (height // 32, width // 32, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
@@ -96,11 +96,11 @@ def timed(call: Callable[[Any], Any], argument: Any) -> float:
 
 
 FORMS: Mapping[str, Callable[[int], Any]] = {
-    f"{SIDE}x{SIDE} in memory": picture,
-    f"{SIDE}x{SIDE}, JPEG file": lambda seed: encoded(picture(seed), "JPEG"),
-    f"{SIDE}x{SIDE}, PNG file": lambda seed: encoded(picture(seed), "PNG"),
-    "1000x750, JPEG file": lambda seed: encoded(picture(seed, 1000, 750), "JPEG"),
-    "4000x3000, JPEG file": lambda seed: encoded(picture(seed, 4000, 3000), "JPEG"),
+    f"{SIDE}x{SIDE} in memory": photograph,
+    f"{SIDE}x{SIDE}, JPEG file": lambda seed: encoded(photograph(seed), "JPEG"),
+    f"{SIDE}x{SIDE}, PNG file": lambda seed: encoded(photograph(seed), "PNG"),
+    "1000x750, JPEG file": lambda seed: encoded(photograph(seed, 1000, 750), "JPEG"),
+    "4000x3000, JPEG file": lambda seed: encoded(photograph(seed, 4000, 3000), "JPEG"),
 }
 
 
@@ -129,15 +129,15 @@ def compare_new(report: Report, sides: Sides, peer: Worker) -> None:
             others = [value for column, value in medians.items() if column != "ours"]
             ratio = medians["ours"] / min(others)
             target_cells = report.check(ratio, 1.0, "<= 1x") if str(SIDE) in name else ("", "")
-            shown = [milliseconds(medians[column]) if column in medians else "" for column in seconds]
-            table.add_row(name, *shown, f"{ratio:.2f}x", *target_cells)
+            cells = [milliseconds(medians[column]) if column in medians else "" for column in seconds]
+            table.add_row(name, *cells, f"{ratio:.2f}x", *target_cells)
 
 
 def compare_seen(report: Report, ours: Worker, peer: Worker) -> None:
     with report.table("A prompt whose images were seen before", "mmrollouts", "renderers", "peer/ours") as table:
         for count in (1, 8):
             for format in ("JPEG", "PNG"):
-                job = {"urls": [data_url(encoded(picture(seed), format), format) for seed in range(count)]}
+                job = {"urls": [data_url(encoded(photograph(seed), format), format) for seed in range(count)]}
                 if ours.answer("render", job) != peer.answer("render", job):
                     raise SystemExit(f"the sides do not agree on the tokens of {count} {format} images")
                 seconds: dict[str, list[float]] = {"ours": [], "peer": []}
@@ -153,7 +153,7 @@ def compare_seen(report: Report, ours: Worker, peer: Worker) -> None:
 def compare_held(report: Report, ours: Worker, peer: Worker) -> None:
     with report.table(f"Bytes held for a {SIDE}x{SIDE} image", "mmrollouts", "renderers") as table:
         for format in ("JPEG", "PNG"):
-            job = {"urls": [data_url(encoded(picture(99), format), format)]}
+            job = {"urls": [data_url(encoded(photograph(99), format), format)]}
             mine, theirs = ours.answer("held", job), peer.answer("held", job)
             target_cells = report.check(mine, 6.4e6, "<= 6.4 MB")
             table.add_row(f"{format}, its file included in ours", megabytes(mine), megabytes(theirs), *target_cells)
@@ -210,7 +210,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "renderers"))
     model_dir: Path = importlib.import_module("vision_models").vision_model_dir("qwen3-vl")
     python = install_peer("torch", "torchvision", "pillow")
-    subprocess.run([python, _MEND], check=True)
+    subprocess.run([python, _TORCHVISION_FIX], check=True)
     report = Report()
     script = Path(__file__).with_name("vision_sides.py")
     with (

@@ -79,7 +79,7 @@ def _check_address(engine: EngineKind, base_url: str) -> None:
 
 def _run(console: Console, *, quick: bool, seed: int, out: Path, base_url: str) -> Results:
     """Run the demonstration; without `base_url`, completions are sampled in this process."""
-    from rollouts.demo.output import interrupted_words, prepare_output
+    from rollouts.demo.output_directory import interrupted_message, prepare_output
     from rollouts.demo.recipe import FULL, QUICK
     from rollouts.demo.trainer_process import TrainerProcess, collect_garbage_rarely
 
@@ -91,7 +91,7 @@ def _run(console: Console, *, quick: bool, seed: int, out: Path, base_url: str) 
         with TrainerProcess(out / "model", recipe, seed) as trainer:
             from rollouts.demo.progress import Progress
             from rollouts.demo.run import local_policy, run_demo
-            from rollouts.demo.served import serve_command, served_policy
+            from rollouts.demo.server_policy import serve_command, server_policy
 
             collect_garbage_rarely()
             with Progress(console, recipe) as progress:
@@ -101,7 +101,7 @@ def _run(console: Console, *, quick: bool, seed: int, out: Path, base_url: str) 
                     out=out,
                     trainer=trainer,
                     progress=progress,
-                    make_policy=served_policy(base_url) if base_url else local_policy,
+                    make_policy=server_policy(base_url) if base_url else local_policy,
                 )
     except (EpisodeError, ServerUnreachableError, CapabilityError) as error:
         cause = error.__cause__ if isinstance(error, EpisodeError) else error
@@ -111,5 +111,5 @@ def _run(console: Console, *, quick: bool, seed: int, out: Path, base_url: str) 
         console.print(f"start the server with\n  {serve_command(out / 'model')}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        console.print(interrupted_words(out, started_at), markup=False, soft_wrap=True)
+        console.print(interrupted_message(out, started_at), markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None

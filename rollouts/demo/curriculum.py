@@ -1,4 +1,4 @@
-"""Which digits the next RL step plays."""
+"""Choose the digits of each RL step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 class Curriculum:
-    """Shuffled passes over all digits; most of those that were solved when last played sit out a pass.
+    """Shuffled passes over all digits. A pass leaves out most of the digits that were solved when last used.
 
-    A digit is solved when every member of its group answered right at once: such a group has no gradient.
+    A digit is solved if every episode of its group answered correctly at the first try: such a group has no gradient.
     """
 
     def __init__(self, count: int, *, kept_solved: float, seed: int) -> None:
@@ -18,15 +18,15 @@ class Curriculum:
         self._waiting = np.empty(0, dtype=np.int64)
 
     def next(self, number: int) -> np.ndarray:
-        """The next `number` digits int64 (number,), no digit twice."""
+        """Return the next `number` distinct digits, int64 (number,)."""
         while len(self._waiting) < number:
-            fresh = self._pass()
-            self._waiting = np.concatenate([self._waiting, fresh[~np.isin(fresh, self._waiting)]])
+            next_pass = self._pass()
+            self._waiting = np.concatenate([self._waiting, next_pass[~np.isin(next_pass, self._waiting)]])
         chosen, self._waiting = np.split(self._waiting, [number])
         return chosen
 
-    def played(self, digits: np.ndarray, solved: np.ndarray) -> None:
-        """Remember which digits (int64) were solved (bool, same shape) when last played."""
+    def record_results(self, digits: np.ndarray, solved: np.ndarray) -> None:
+        """Record which digits (int64) were solved (bool, same shape)."""
         self._solved[digits] = solved
 
     def _pass(self) -> np.ndarray:
@@ -34,5 +34,5 @@ class Curriculum:
         solved = order[self._solved[order]]
         kept = solved[: round(self._kept_solved * len(solved))]
         chosen = order[~self._solved[order] | np.isin(order, kept)]
-        # With nearly everything solved a pass must not run empty.
+        # If nearly all digits are solved, a pass must not become empty.
         return chosen if len(chosen) > len(order) // 10 else order

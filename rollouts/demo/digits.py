@@ -1,4 +1,4 @@
-"""Reading handwritten digits: the 1,797 images of 8x8 that ship inside scikit-learn, two tries each."""
+"""An environment of handwritten digits: the 1,797 images (8x8) of scikit-learn, two tries each."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class DigitSet:
 
     @cached_property
     def plain(self) -> np.ndarray:
-        """uint8 (n, 32, 32): every pixel a 4x4 square."""
+        """uint8 (n, 32, 32): the images enlarged 4 times."""
         return _enlarged(self.images)
 
     @cached_property
     def sharp(self) -> np.ndarray:
-        """uint8 (n, 32, 32): the same with the contrast raised until strokes are black."""
+        """uint8 (n, 32, 32): as `plain`, with the contrast increased until strokes are black."""
         ink = np.clip((1 - self.images / 255 - 0.3) / 0.4, 0, 1)
         return _enlarged((255 - np.round(ink * 255)).astype(np.uint8))
 
@@ -43,7 +43,7 @@ class DigitSet:
 
 
 def load_digit_sets(held_out: float = 0.2) -> tuple[DigitSet, DigitSet]:
-    """(training set, held-out set). The split is the same everywhere and keeps the share of each digit."""
+    """Return (training set, held-out set). The split is deterministic and stratified by digit."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -60,11 +60,11 @@ def load_digit_sets(held_out: float = 0.2) -> tuple[DigitSet, DigitSet]:
 
 
 class DigitsEnvironment:
-    """Show a digit and ask which it is; after a wrong answer show a sharpened view and ask once more.
+    """Show a digit and request its name; after a wrong answer show a sharpened image and request it again.
 
-    Reward 1.0 for a right first answer, 0.5 for a right second one, 0 otherwise. An answer is right if it is the digit
-    and nothing else. `reset(seed)` shows digit `seed` modulo the size of the set. `blank` shows white images instead:
-    whoever still scores above chance is not looking.
+    Reward: 1.0 for a correct first answer, 0.5 for a correct second answer, otherwise 0. An answer is correct if it is
+    the digit alone. `reset(seed)` shows digit `seed` modulo the size of the set. `blank` shows white images instead: a
+    policy that scores above chance then does not use the image.
     """
 
     def __init__(self, digits: DigitSet, *, blank: bool = False) -> None:
@@ -93,7 +93,7 @@ class DigitsEnvironment:
         return {"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": text}]}
 
     def answer(self) -> str:
-        """The right answer to the question just asked."""
+        """Return the correct answer to the last question."""
         return str(self._digits.labels[self._index])
 
 

@@ -1,4 +1,4 @@
-"""What the two processes of the demonstration say to each other, always as bytes of `transport.encode`."""
+"""The messages between the two processes of the demonstration, sent as bytes of `transport.encode`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transport import wire_type
 @wire_type("rollouts.demo.WarmStart")
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """Make this many supervised steps."""
+    """Request `steps` supervised optimizer steps."""
 
     steps: int
 
@@ -22,9 +22,9 @@ class WarmStart:
 @wire_type("rollouts.demo.Learn")
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Make one policy-gradient step on these episodes; `progress` in [0, 1) is how much of the run is behind.
+    """Request one policy-gradient step on these episodes. `progress` in [0, 1): completed share of the run.
 
-    `measure_after`: also measure how far the sampler is from the weights after the step, until it gets them.
+    `measure_after`: also measure the mismatch between the sampler and the weights after the step.
     """
 
     trajectories: list[Trajectory]
@@ -35,10 +35,10 @@ class Learn:
 @wire_type("rollouts.demo.Learned")
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The weights after the step (by parameter name), and what the step saw.
+    """The weights after the step, by parameter name, and the measurements of the step.
 
-    `mismatch` is that of the episodes to the weights before the step, which sampled them; `mismatch_after`, if asked
-    for, that of some of them to the weights after it.
+    `mismatch`: between the sampler and the weights before the step, which sampled the episodes. `mismatch_after`, if
+    requested: between the sampler and the weights after the step, on some of the episodes.
     """
 
     weights: dict[str, np.ndarray]

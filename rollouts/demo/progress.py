@@ -1,4 +1,4 @@
-"""Live progress on the terminal."""
+"""Live progress bars on the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from rich.progress import Progress as RichProgress
 
 from rollouts.demo.recipe import Recipe
 
+_WIDTH_WITH_ALL_FIGURES = 88  # columns
+_WIDTH_WITH_BAR = 112  # columns; on a narrower terminal the bar would leave too little room for the figures
+
 
 class Progress:
-    """One bar for the warm start, one for RL, and a line for each evaluation."""
+    """One bar for the warm start, one for RL, and one line for each evaluation."""
 
     def __init__(self, console: Console, recipe: Recipe) -> None:
         self._console = console
         self._bars = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            *([BarColumn(bar_width=24)] if console.width >= _WIDTH_WITH_BAR else []),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[figures]}"),
@@ -30,7 +33,7 @@ class Progress:
         self._warm = self._bars.add_task("warm start", total=recipe.sft_max_steps, figures="")
         self._rl = self._bars.add_task("RL", total=recipe.rl_steps, figures="", start=False)
 
-    def warmed(self, steps: int, loss: float, accuracy: float) -> None:
+    def update_warm_start(self, steps: int, loss: float, accuracy: float) -> None:
         done = accuracy >= self._recipe.sft_target
         self._bars.update(
             self._warm,
@@ -39,12 +42,14 @@ class Progress:
             figures=f"loss {loss:.3f}  accuracy {accuracy:.2f}",
         )
 
-    def learned(self, step: int, accuracy: float, reward: float, mismatch: float, seconds: float) -> None:
+    def update_rl(self, step: int, accuracy: float, reward: float, mismatch: float, seconds: float) -> None:
         self._bars.start_task(self._rl)
-        figures = f"accuracy {accuracy:.3f}  reward {reward:.3f}  mismatch {mismatch:.1e}  {seconds:.1f} s/step"
+        figures = f"accuracy {accuracy:.3f}  mismatch {mismatch:.0e}"
+        if self._console.width >= _WIDTH_WITH_ALL_FIGURES:
+            figures += f"  reward {reward:.3f}  {seconds:.1f} s/step"
         self._bars.update(self._rl, completed=step, figures=figures)
 
-    def evaluated(self, step: int, accuracy: float) -> None:
+    def print_evaluation(self, step: int, accuracy: float) -> None:
         self._console.print(f"step {step:>3}: held-out first-try accuracy {accuracy:.3f}")
 
     def __enter__(self) -> Self:

@@ -1,20 +1,20 @@
-"""The numbers of the demonstration."""
+"""The hyperparameters and targets of the demonstration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# For rows this short, plain matrix products beat the fused kernel on a CPU; for images they do not.
+# On a CPU, plain matrix products are faster than the fused kernel for rows this short, but not for images.
 ATTENTION = {"text_config": "eager", "vision_config": "sdpa"}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Warm start: supervised on few labelled digits, stopped when the policy is mediocre. Then RL only.
+    """Warm start: supervised on few labelled digits, stopped at accuracy `sft_target`. Then RL only.
 
-    An RL step plays `groups` digits, `group_size` episodes each, and makes `epochs` optimizer steps on all of them; the
-    learning rate falls to `final_rate` of its value. Of the digits that a whole group answered at once, the next pass
-    keeps the share `kept_solved`.
+    An RL step runs `group_size` episodes for each of `groups` digits and makes `epochs` optimizer steps on all of them.
+    The learning rate decreases to the share `final_rate`. A pass over the digits keeps the share `kept_solved` of the
+    solved ones.
     """
 
     rl_steps: int
@@ -48,7 +48,7 @@ FULL = Recipe(rl_steps=150)
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What every run must reach, beside its recipe's `target_accuracy`."""
+    """Targets of every run, in addition to its recipe's `target_accuracy`."""
 
     lift: float = 0.25
     blank_low: float = 0.05

@@ -1,4 +1,4 @@
-"""The table and the curves at the end."""
+"""The table and the plots of the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def print_results(results: Results, console: Console) -> None:
     """Print a table with a row for each figure: its value before and after RL, and its target."""
     lift = results.after.accuracy - results.before.accuracy
     stale = results.stale_mismatches
-    ratio = results.naive_bytes / max(1, results.wire_bytes)
+    ratio = results.full_step_bytes / max(1, results.wire_bytes)
     empty = ["", "", "", ""]
     rows = [
         [
@@ -43,7 +43,7 @@ def print_results(results: Results, console: Console) -> None:
         [
             "bytes over the wire / naive form",
             "",
-            f"{_megabytes(results.wire_bytes)} / {_megabytes(results.naive_bytes)} ({ratio:.0f}x)",
+            f"{_megabytes(results.wire_bytes)} / {_megabytes(results.full_step_bytes)} ({ratio:.0f}x)",
             "",
         ],
         ["trajectory file", "", _megabytes(results.file_bytes), ""],
@@ -58,7 +58,7 @@ def print_results(results: Results, console: Console) -> None:
 
 
 def plot_curves(results: Results, path: Path) -> None:
-    """Accuracy and mismatch by RL step, as a PNG."""
+    """Plot accuracy and mismatch by RL step to a PNG file."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""The rollout side of the demonstration: engine, episodes, file, figures. The training side is another process."""
+"""The rollout process of the demonstration: engine, episodes, file, measurements. Training runs in another process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from transformers.utils import logging as transformers_logging
 from renderers import TemplateRenderer, load_renderer
 from rollouts.demo.curriculum import Curriculum
 from rollouts.demo.digits import DigitsEnvironment, DigitSet, load_digit_sets
+from rollouts.demo.full_step_bytes import full_step_bytes
 from rollouts.demo.messages import Learn, WarmStart
-from rollouts.demo.naive import naive_bytes
-from rollouts.demo.output import episodes_file, remove_earlier_episodes
+from rollouts.demo.output_directory import episodes_file, remove_earlier_episodes
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.trainer_process import TrainerProcess
@@ -35,14 +35,14 @@ from transport import RecordWriter
 
 
 class Policy(Engine, Protocol):
-    """An engine that takes new weights (by parameter name) between batches of episodes."""
+    """An engine whose weights can be replaced, by parameter name."""
 
     async def update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Held-out digits, every one played once: how many first answers were right, and the mean reward."""
+    """One episode for each held-out digit: share of correct first answers, and mean reward."""
 
     accuracy: float
     reward: float
@@ -50,7 +50,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One RL step. `stale_mismatch` is the largest one of the step's episodes to the weights that they led to."""
+    """One RL step. `stale_mismatch`: largest mismatch between the step's episodes and the weights after the step."""
 
     step: int
     train_accuracy: float
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(slots=True)
 class Results:
-    """Everything that the demonstration measured. Byte counts are of the RL phase."""
+    """All measurements of the demonstration. Byte counts cover the RL phase."""
 
     seed: int
     recipe: Recipe
@@ -84,7 +84,7 @@ class Results:
     bridged: int = 0
     bridge_refused: int = 0
     wire_bytes: int = 0
-    naive_bytes: int = 0
+    full_step_bytes: int = 0
     file_bytes: int = 0
     seconds: float = 0.0
     peak_memory_gb: float = 0.0
@@ -95,7 +95,7 @@ class Results:
 
     @property
     def stale_mismatches(self) -> list[float]:
-        """Those of the steps that measured one."""
+        """The `stale_mismatch` of each step that measured it."""
         return [step.stale_mismatch for step in self.steps if step.stale_mismatch is not None]
 
     @property
@@ -103,7 +103,7 @@ class Results:
         return sum(step.mean_mismatch for step in self.steps) / max(1, len(self.steps))
 
     def missed_targets(self) -> list[str]:
-        """What was not reached, in words; empty if everything was."""
+        """Return a description of each missed target; empty if all are met."""
         lift = self.after.accuracy - self.before.accuracy
         checks = {
             f"held-out accuracy {self.after.accuracy:.3f} is below {self.recipe.target_accuracy}": self.after.accuracy
@@ -116,7 +116,7 @@ class Results:
             < TARGETS.max_mismatch,
             f"peak memory {self.peak_memory_gb:.2f} GB": self.peak_memory_gb < TARGETS.max_memory_gb,
         }
-        return [words for words, holds in checks.items() if not holds]
+        return [description for description, met in checks.items() if not met]
 
     def save(self, path: Path) -> None:
         summary = {"max_mismatch": self.max_mismatch, "mean_mismatch": self.mean_mismatch}
@@ -124,7 +124,7 @@ class Results:
 
 
 class Demo:
-    """One run, from random weights to the table."""
+    """One run of the demonstration, from random weights to the results."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Demo:
                 if last or (step + 1) % self.recipe.evaluate_every == 0:
                     score = await self._score(self.held_out_digits)
                     self.results.held_out[step + 1] = score.accuracy
-                    self.progress.evaluated(step + 1, score.accuracy)
+                    self.progress.print_evaluation(step + 1, score.accuracy)
                     self.results.after = score
             self.results.blank = await self._score(self.held_out_digits, blank=True)
         finally:
@@ -167,29 +167,29 @@ class Demo:
         return self.results
 
     async def _warm_start(self) -> None:
-        """Supervised steps until the sampled answers to unseen training digits are right about half the time."""
+        """Make supervised steps until the sampled answers to unseen training digits reach `sft_target`."""
         first = self.recipe.labelled
         probe = self.train_digits.take(range(first, first + self.recipe.probe_digits))
         while self.results.warm_steps < self.recipe.sft_max_steps:
             steps = self.recipe.sft_chunk if self.results.warm_steps else self.recipe.sft_first_check
-            learned, _ = await self.trainer.ask(WarmStart(steps))
+            learned, _ = await self.trainer.request(WarmStart(steps))
             self.results.warm_steps += steps
             await self.engine.update_weights(learned.weights, f"warm-{self.results.warm_steps}")
             score = await self._score(probe, max_turns=1)
-            self.progress.warmed(self.results.warm_steps, learned.loss, score.accuracy)
+            self.progress.update_warm_start(self.results.warm_steps, learned.loss, score.accuracy)
             if score.accuracy >= self.recipe.sft_target:
                 return
 
     async def _learn(self, step: int) -> None:
         started = time.perf_counter()
         digits = self._curriculum.next(self.recipe.groups)
-        trajectories = await self._play(self.train_digits, self._specs(step, digits))
+        trajectories = await self._run_episodes(self.train_digits, self._specs(step, digits))
         right = np.array([_right_at_once(t) for t in trajectories]).reshape(len(digits), self.recipe.group_size)
-        self._curriculum.played(digits, np.all(right, axis=1))
-        # What trains here also samples here: between the two there is nothing to measure.
+        self._curriculum.record_results(digits, np.all(right, axis=1))
+        # The local engine gets new weights at once, so there is no stale mismatch to measure.
         request = Learn(trajectories, step / self.recipe.rl_steps, not isinstance(self.engine, LocalEngine))
-        learning = asyncio.create_task(self.trainer.ask(request))
-        await asyncio.sleep(0)  # the request is on its way; the file is written while the other process learns
+        learning = asyncio.create_task(self.trainer.request(request))
+        await asyncio.sleep(0)  # the request is sent; the file is written while the other process trains
         for trajectory in trajectories:
             self.writer.append(trajectory)
         learned, sent = await learning
@@ -208,10 +208,10 @@ class Demo:
             stale_mismatch=learned.mismatch_after.max_abs if learned.mismatch_after.tokens else None,
         )
         self.results.steps.append(row)
-        self.progress.learned(row.step, row.train_accuracy, row.train_reward, row.max_mismatch, row.seconds)
+        self.progress.update_rl(row.step, row.train_accuracy, row.train_reward, row.max_mismatch, row.seconds)
 
     def _specs(self, step: int, digits: np.ndarray) -> list[EpisodeSpec]:
-        """The episodes of an RL step: each digit played by a whole group."""
+        """Return the episodes of an RL step: a group for each digit."""
         members = range(self.recipe.group_size)
         return [
             EpisodeSpec(
@@ -226,10 +226,10 @@ class Demo:
 
     async def _score(self, digits: DigitSet, *, max_turns: int = 2, blank: bool = False) -> Score:
         specs = [EpisodeSpec(index, derived_seed(self.seed, "score", index)) for index in range(len(digits))]
-        trajectories = await self._play(digits, specs, max_turns=max_turns, blank=blank)
+        trajectories = await self._run_episodes(digits, specs, max_turns=max_turns, blank=blank)
         return Score(_first_try_accuracy(trajectories), _mean([t.reward for t in trajectories]))
 
-    async def _play(
+    async def _run_episodes(
         self, digits: DigitSet, specs: Sequence[EpisodeSpec], *, max_turns: int = 2, blank: bool = False
     ) -> list[Trajectory]:
         return await run_episodes(
@@ -253,11 +253,11 @@ class Demo:
         self._seen_images.update(reference.mm_hash for reference in references)
         results.distinct_images = len(self._seen_images)
         results.wire_bytes += sent
-        results.naive_bytes += naive_bytes(trajectories, self.renderer.processors["image"])
+        results.full_step_bytes += full_step_bytes(trajectories, self.renderer.processors["image"])
 
 
 def local_policy(model_directory: Path) -> Policy:
-    """The policy in this process."""
+    """Return a policy in this process."""
     return LocalEngine.from_pretrained(model_directory, attn_implementation=ATTENTION)
 
 
@@ -270,10 +270,10 @@ def run_demo(
     progress: Progress,
     make_policy: Callable[[Path], Policy] = local_policy,
 ) -> Results:
-    """Run the demonstration; leaves `model/` and `trajectories.mmr` in `out`.
+    """Run the demonstration. It writes `model/` and `trajectories.mmr` to `out`.
 
-    `trainer` was made for `out / "model"`, which is written here; `make_policy` gets it too. Interrupted, it raises
-    `KeyboardInterrupt` with every episode that was finished in a readable file.
+    `trainer` reads the model directory `out / "model"`, which is written here; `make_policy` gets the same path. After
+    Ctrl-C it raises `KeyboardInterrupt`; the file then holds all finished episodes.
     """
     out.mkdir(parents=True, exist_ok=True)
     episodes = episodes_file(out)

@@ -1,4 +1,4 @@
-"""The training side: it sees episodes only as what came out of bytes."""
+"""The trainer. It receives episodes only as decoded bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rollouts.trajectory.tree import Trajectory
 
 
 class Trainer:
-    """The model being trained, its optimizer, and the renderer that derives pixels from sources."""
+    """The model, its optimizer, and the renderer that derives pixels from media sources."""
 
     def __init__(self, model_directory: Path, recipe: Recipe, seed: int) -> None:
         self.recipe = recipe
@@ -43,9 +43,9 @@ class Trainer:
         self._learning_from_rewards = False
         self._order = np.random.default_rng(seed)
         self._labelled = self._labelled_samples()
-        self._queue = np.empty(0, dtype=np.int64)  # labelled digits that this pass has not shown yet
+        self._queue = np.empty(0, dtype=np.int64)  # labelled digits not used in this pass yet
 
-    def answer(self, request: object) -> Learned:
+    def handle(self, request: object) -> Learned:
         if isinstance(request, WarmStart):
             return self._warm_start(request.steps)
         assert isinstance(request, Learn)
@@ -54,8 +54,10 @@ class Trainer:
     # Supervised.
 
     def _labelled_samples(self) -> list[TrainingSample]:
-        """Of each labelled digit a conversation that answers at once and one that errs first; only the right answer is
-        trained."""
+        """Return two conversations for each labelled digit: with the correct answer, and with a wrong answer before it.
+
+        Only the correct answer is trained.
+        """
         digits, _ = load_digit_sets()
         environment = DigitsEnvironment(digits)
         samples = []
@@ -64,9 +66,9 @@ class Trainer:
             right = environment.answer()
             wrong = str((int(right) + self._order.integers(1, 10)) % 10)
             again = environment.step({"role": "assistant", "content": wrong}).messages
-            told: Message = {"role": "assistant", "content": right}
-            erred: list[Message] = [*opening, {"role": "assistant", "content": wrong}, *again, told]
-            for conversation in ([*opening, told], erred):
+            correct: Message = {"role": "assistant", "content": right}
+            corrected: list[Message] = [*opening, {"role": "assistant", "content": wrong}, *again, correct]
+            for conversation in ([*opening, correct], corrected):
                 rendered = self.renderer.render(conversation)
                 last = len(conversation) - 1
                 samples.append(sample_from_rendered(rendered, trained_messages={last}, name=f"labelled-{index}"))
@@ -78,7 +80,7 @@ class Trainer:
             if len(self._queue) < self.recipe.sft_batch:
                 self._queue = self._order.permutation(self.recipe.labelled)
             digits, self._queue = np.split(self._queue, [self.recipe.sft_batch])
-            # Seven in ten answer at once, three err first.
+            # Seven in ten conversations have the correct answer first.
             rows = 2 * digits + (self._order.random(len(digits)) < 0.3)
             batch = TrainingBatch.from_samples([self._labelled[row] for row in rows], pad_id=self.pad_id)
             loss = sft_loss(token_logprobs(self.model, batch), batch.loss_mask, normaliser=len(batch))
@@ -90,21 +92,23 @@ class Trainer:
     # From rewards.
 
     def _learn(self, request: Learn) -> Learned:
-        """`epochs` optimizer steps on all episodes. The forward passes of the first run on the weights that sampled
-        them, so the mismatch of the whole batch is measured on the way."""
+        """Make `epochs` optimizer steps on all episodes.
+
+        The forward passes of the first epoch use the weights that sampled the episodes, so they measure the mismatch.
+        """
         if not self._learning_from_rewards:
             self._learning_from_rewards, self._updates, self.optimizer = True, 0, self._new_optimizer()
         trajectories = request.trajectories
         samples = self._samples(trajectories)
-        taught = self._micro_batches([sample for sample in samples if sample.advantages.any()])
-        # A group whose rewards are equal has no gradient, but its log-probabilities are checked all the same.
-        untaught = self._micro_batches([sample for sample in samples if not sample.advantages.any()])
+        with_gradient = self._micro_batches([sample for sample in samples if sample.advantages.any()])
+        # A group with equal rewards has no gradient; its mismatch is measured all the same.
+        without_gradient = self._micro_batches([sample for sample in samples if not sample.advantages.any()])
         reports: list[MismatchReport] = []
         with torch.no_grad():
-            reports += [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in untaught]
+            reports += [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in without_gradient]
         total = 0.0
         for epoch in range(self.recipe.epochs):
-            for batch in taught:
+            for batch in with_gradient:
                 logprobs = token_logprobs(self.model, batch)
                 if epoch == 0:
                     reports.append(self._mismatch(batch, logprobs))
@@ -119,7 +123,7 @@ class Trainer:
         after = []
         if request.measure_after:
             with torch.no_grad():
-                after = [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in taught[:1]]
+                after = [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in with_gradient[:1]]
         return Learned(self._weights(), total / self.recipe.epochs, merge_reports(reports), merge_reports(after))
 
     def _mismatch(self, batch: TrainingBatch, logprobs: torch.Tensor) -> MismatchReport:
@@ -137,8 +141,8 @@ class Trainer:
         ]
 
     def _micro_batches(self, samples: list[TrainingSample]) -> list[TrainingBatch]:
-        """Rows of one length together, because padding costs as much as tokens, and those of one image, because a
-        micro-batch encodes it once."""
+        """Group rows by length, because padding costs as much as tokens, and by image, because a micro-batch encodes an
+        image once."""
         rows = sorted(samples, key=lambda sample: (len(sample), [item.mm_hash for item, _ in sample.media]))
         return list(micro_batches(rows, rows=self.recipe.micro_batch, pad_id=self.pad_id, stretch=1.2))
 

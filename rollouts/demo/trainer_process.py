@@ -1,4 +1,4 @@
-"""The process that trains, and the pipe to it. Light to import: torch is loaded in the child, beside the parent's."""
+"""The training process and the pipe to it. Only the child process imports torch from here."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 @wire_type("rollouts.demo.Failed")
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What the training process says instead of a reply when it cannot go on."""
+    """The response of the training process when it fails."""
 
     reason: str
 
 
 class TrainerProcess:
-    """The training process behind a pipe that carries bytes of `transport.encode` and nothing else."""
+    """The training process. All messages on its pipe are bytes of `transport.encode`."""
 
     def __init__(self, model_directory: Path, recipe: Recipe, seed: int) -> None:
         self.threads = min(2, os.cpu_count() or 1)
@@ -44,12 +44,12 @@ class TrainerProcess:
         self._process = context.Process(
             target=_serve, args=(theirs, str(model_directory), recipe, seed, self.threads), daemon=True
         )
-        with _interrupts_held_back():
+        with _interrupts_deferred():
             self._process.start()
         theirs.close()
 
-    async def ask(self, request: WarmStart | Learn) -> tuple[Learned, int]:
-        """The trainer's reply, and how many bytes the request took."""
+    async def request(self, request: WarmStart | Learn) -> tuple[Learned, int]:
+        """Return the trainer's response, and the size of the request in bytes."""
         message = encode(request)
         return await asyncio.to_thread(self._exchange, message), len(message)
 
@@ -73,7 +73,7 @@ class TrainerProcess:
         self.stop()
 
     def stop(self) -> None:
-        """End the process: it leaves when its pipe closes, or is killed."""
+        """End the process: it exits when its pipe closes; after 5 s it is killed."""
         self._connection.close()
         self._process.join(timeout=5)
         if self._process.is_alive():
@@ -82,19 +82,19 @@ class TrainerProcess:
 
 
 @contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A process that is started here never gets Ctrl-C: it would print a traceback while it imports.
+def _interrupts_deferred() -> Iterator[None]:
+    """Start a process with SIGINT blocked in it; otherwise Ctrl-C during its imports prints a traceback.
 
-    The parent gets one that comes meanwhile afterwards: interrupted in the middle, it would leave a child that waits
-    for what it is to run. Blocking the signal is not enough for that, because a thread of another library may take it,
-    and Python then interrupts the main thread.
+    A SIGINT of the parent is raised again after the block: an interrupted start would leave a child that waits for its
+    task. Blocking the signal alone is not sufficient, because a thread of another library may receive it, and Python
+    then interrupts the main thread.
     """
-    held_back: list[int] = []
+    deferred: list[int] = []
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread:
-        handler = signal.signal(signal.SIGINT, lambda number, _: held_back.append(number))
+        handler = signal.signal(signal.SIGINT, lambda number, _: deferred.append(number))
     try:
-        resource_tracker.ensure_running()  # starting it later would lift the block
+        resource_tracker.ensure_running()  # a later start would unblock the signal
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -103,22 +103,22 @@ def _interrupts_held_back() -> Iterator[None]:
     finally:
         if in_main_thread:
             signal.signal(signal.SIGINT, handler)
-            if held_back:
+            if deferred:
                 signal.raise_signal(signal.SIGINT)
 
 
 def collect_garbage_rarely() -> None:
-    """Leave what is loaded so far out of garbage collection, and collect less often.
+    """Exclude the objects that exist now from garbage collection, and collect less often.
 
-    Episodes make objects by the hundred thousand; scanning those of torch and transformers again each time would cost
-    as much as sampling does.
+    Episodes create several hundred thousand objects; scanning those of torch and transformers in each collection costs
+    as much as sampling.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
 
 def _serve(connection: Connection, model_directory: str, recipe: Recipe, seed: int, threads: int) -> None:
-    """Answer requests until the other end is closed. Ctrl-C is the other process's business."""
+    """Handle requests until the pipe closes. Only the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
     from transformers.utils import logging as transformers_logging
@@ -135,9 +135,9 @@ def _serve(connection: Connection, model_directory: str, recipe: Recipe, seed: i
         except EOFError:
             return
         try:
-            # Built on the first request: by then the parent has written the model.
+            # Created at the first request: the parent has written the model by then.
             trainer = trainer or Trainer(Path(model_directory), recipe, seed)
-            reply = trainer.answer(request)
+            reply = trainer.handle(request)
         except BaseException:
             connection.send_bytes(encode(Failed(traceback.format_exc())))
             raise

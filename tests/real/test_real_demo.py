@@ -12,7 +12,7 @@ from rich.console import Console
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import QUICK
 from rollouts.demo.run import run_demo
-from rollouts.demo.served import served_policy
+from rollouts.demo.server_policy import server_policy
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.vllm import VLLMEngine
 
@@ -30,7 +30,7 @@ SHORT = replace(
 
 
 @pytest.fixture
-def learned(vllm_server, tmp_path):
+def update_rl(vllm_server, tmp_path):
     progress = Progress(Console(file=io.StringIO()), SHORT)
     with TrainerProcess(tmp_path / "model", SHORT, 0) as trainer, progress:
         yield run_demo(
@@ -39,7 +39,7 @@ def learned(vllm_server, tmp_path):
             out=tmp_path,
             trainer=trainer,
             progress=progress,
-            make_policy=served_policy(vllm_server.base_url),
+            make_policy=server_policy(vllm_server.base_url),
         )
     asyncio.run(put_back(vllm_server))
 

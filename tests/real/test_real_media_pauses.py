@@ -92,7 +92,8 @@ async def test_a_completion_with_a_cached_image_is_the_same_after_a_pause_of_any
     undisturbed = await one(engine, request_for(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))
     await engine.control.pause(mode)
-    await asyncio.sleep(0.2)
+    if mode == "wait":
+        await asyncio.wait_for(asyncio.shield(running), LONGEST_SECONDS)
     assert running.done() == (mode == "wait")
     await engine.control.resume()
     ended = await asyncio.wait_for(running, LONGEST_SECONDS)

@@ -1,15 +1,19 @@
-"""What all the tests of a process share: each tokenizer of the corpus, read once."""
+"""Shared by all tests: each tokenizer of the corpus, read once, a hostile HTTP server, and host names."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import corpus
 import grafted
+import pytest
+from hostile_server import HostileServer, serving
 
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -33,3 +37,31 @@ def _digest(path: Path) -> str:
 
 
 TemplateTokenizer.from_file = _read_once  # type: ignore[method-assign,assignment]
+
+
+@pytest.fixture
+def server() -> Iterator[HostileServer]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Set what a name resolves to, answer after answer; returns the list of names asked for so far."""
+    real, table, asked = socket.getaddrinfo, dict[str, list[list[str]]](), list[str]()
+
+    def getaddrinfo(host: str, port: Any, *args: Any, **options: Any) -> Any:
+        if host not in table:
+            return real(host, port, *args, **options)
+        asked.append(host)
+        answers = table[host]
+        addresses = answers.pop(0) if len(answers) > 1 else answers[0]
+        return [found for address in addresses for found in real(address, port, type=socket.SOCK_STREAM)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    def resolve(name: str, *answers: list[str]) -> list[str]:
+        table[name] = list(answers)
+        return asked
+
+    return resolve

@@ -636,7 +636,7 @@ def test_a_value_that_is_no_tensor_is_refused_by_name(own: Any) -> None:
         probe_with(own, fault)
 
 
-def test_a_processor_that_does_not_tell_its_replacement_is_refused(own: Any) -> None:
+def test_a_processor_that_does_not_report_its_replacement_is_refused(own: Any) -> None:
     def fault(output: dict[str, Any], texts: list[str]) -> None:
         del output["text_replacement_offsets"]
 

@@ -328,7 +328,7 @@ def test_a_url_is_never_fetched_on_an_event_loop(tiny_model_dir: Path, server: H
     asyncio.run(on_the_loop())
 
 
-def test_a_url_whose_item_was_forgotten_is_processed_again_but_not_fetched(
+def test_a_url_whose_item_was_evicted_is_processed_again_but_not_fetched(
     tiny_model_dir: Path, server: HostileServer
 ) -> None:
     renderer = reaching(tiny_model_dir)

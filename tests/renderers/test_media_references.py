@@ -1,78 +1,33 @@
-"""What a content part may hold, which paths may be read, and what bytes are told to be."""
+"""The values that a content part may hold, and the sources that they give."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import io
 import math
-import os
 import struct
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import torch
 from hostile_server import answer, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from media_parts import FRAMES, NOISE, PNG, POLICY, below, data_url, encoded, frames, image, pixels, video, video_file
 from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import (
     MediaDecodeError,
-    MediaFetchError,
     MediaLimitError,
     MediaPolicyError,
     MediaTypeError,
 )
-from renderers.media.decoding import decode_image
 from renderers.media.raw import array_to_raw
 from renderers.media.raw_video import frames_to_raw, is_raw_video, raw_video_frames
 from renderers.media.reference import source_of_part
-from renderers.media.sniffing import sniff
-
-NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-FRAMES = np.random.default_rng(1).integers(0, 256, (3, 20, 30, 3), dtype=np.uint8)
-POLICY = MediaPolicy()
-
-
-def encoded(image: Image.Image | np.ndarray, format: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(buffer, format, **options)
-    return buffer.getvalue()
-
-
-PNG = encoded(NOISE)
-
-
-def data_url(data: bytes, media_type: str = "image/png") -> str:
-    return f"data:{media_type};base64," + base64.b64encode(data).decode()
-
-
-def image(value: Any, policy: MediaPolicy = POLICY) -> MediaSource:
-    return source_of_part({"type": "image", "image": value}, policy)
-
-
-def pixels(value: Any, policy: MediaPolicy = POLICY) -> np.ndarray:
-    return np.asarray(decode_image(image(value, policy), policy))
-
-
-def video(value: Any, policy: MediaPolicy = POLICY, **part: Any) -> MediaSource:
-    return source_of_part({"type": "video", "video": value, **part}, policy)
-
-
-def frames(value: Any, policy: MediaPolicy = POLICY, **part: Any) -> np.ndarray:
-    return raw_video_frames(video(value, policy, **part).data)[0]
-
-
-def below(directory: Path, **options: Any) -> MediaPolicy:
-    return MediaPolicy(allowed_directories=(directory,), **options)
-
 
 # Images.
 
@@ -238,18 +193,7 @@ def test_videos_come_in_every_part_shape(part: dict[str, Any]) -> None:
     assert source_of_part({"type": key, key: data_url(MP4, "video/mp4")}, POLICY).data == MP4
 
 
-def film(format: str, codec: str) -> bytes:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=format) as container:
-        stream = container.add_stream(codec, rate=5)
-        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
-        for _ in range(5):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), "rgb24")))
-        container.mux(stream.encode())
-    return buffer.getvalue()
-
-
-MP4 = film("mp4", "mpeg4")
+MP4 = video_file("mp4", "mpeg4")
 
 
 def animation(format: str) -> bytes:
@@ -375,245 +319,3 @@ def test_raw_video_is_bounded_by_its_pixels_and_not_by_the_bytes_of_a_file() -> 
         video(source, MediaPolicy(max_frames=2))
     with pytest.raises(MediaLimitError, match="max_pixels=599"):
         video(source, MediaPolicy(max_pixels=599))
-
-
-# Paths.
-
-
-def test_a_path_below_an_allowed_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = tmp_path / "real" / "deep"
-    deep.mkdir(parents=True)
-    (deep / "a.png").write_bytes(PNG)
-    (tmp_path / "alias").symlink_to(tmp_path / "real")
-    (deep / "link.png").symlink_to("a.png")
-    monkeypatch.chdir(tmp_path)
-    for allowed in (tmp_path, tmp_path / "real", tmp_path / "alias", deep, Path("."), Path("/")):
-        for path in ("real/deep/a.png", "alias/deep/a.png", "real/deep/../deep/a.png", "real/deep/link.png"):
-            for value in (path, Path(path), str(tmp_path / path), (tmp_path / "x" / ".." / path).as_uri()):
-                assert image(value, MediaPolicy(allowed_directories=("/nowhere", allowed))).data == PNG
-
-
-@pytest.fixture
-def closet(tmp_path: Path) -> tuple[Path, Path]:
-    """An allowed directory, and a file beside it that is not to be read."""
-    allowed = tmp_path / "allowed"
-    allowed.mkdir()
-    secret = tmp_path / "secret.png"
-    secret.write_bytes(PNG)
-    return allowed, secret
-
-
-@pytest.mark.parametrize(
-    "reference",
-    [
-        "{allowed}/../secret.png",
-        "{allowed}/x/../../secret.png",
-        "{secret}",
-        "{allowed}",
-        "{allowed}-not/a.png",
-        "{allowed}/out.png",
-        "{allowed}/outdir/secret.png",
-        "file://{allowed}/../secret.png",
-        "file://{allowed}/%2e%2e/secret.png",
-        "/proc/self/environ",
-        "/proc/self/root{secret}",
-        "~/secret.png",
-    ],
-)
-def test_a_path_that_leads_elsewhere_is_refused_alike_whether_or_not_it_exists(
-    closet: tuple[Path, Path], reference: str
-) -> None:
-    allowed, secret = closet
-    (allowed / "out.png").symlink_to(secret)
-    (allowed / "outdir").symlink_to(secret.parent)
-    policy = below(allowed)
-    messages = []
-    for present in (True, False):
-        if not present:
-            secret.unlink()
-        with pytest.raises(MediaPolicyError, match="allowed_directories") as caught:
-            image(reference.format(allowed=allowed, secret=secret), policy)
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
-
-
-def test_a_file_url_of_another_machine_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(PNG)
-    with pytest.raises(MediaPolicyError, match="another machine"):
-        image(f"file://elsewhere.test{tmp_path}/a.png", below(tmp_path))
-
-
-@pytest.mark.parametrize("swapped", ["file", "directory"])
-def test_a_link_put_in_place_between_check_and_opening_leads_nowhere(
-    closet: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, swapped: str
-) -> None:
-    allowed, secret = closet
-    inner = allowed / "inner"
-    inner.mkdir()
-    honest = inner / secret.name
-    honest.write_bytes(encoded(NOISE[:5]))
-    assert pixels(honest, below(allowed)).shape == (5, 30, 3)
-    real = os.path.realpath
-
-    def swap(path: Any, **options: Any) -> str:
-        resolved = real(path, **options)
-        if resolved == str(honest):
-            honest.unlink()
-            if swapped == "file":
-                honest.symlink_to(secret)
-            else:
-                inner.rmdir()
-                inner.symlink_to(secret.parent)
-        return resolved
-
-    monkeypatch.setattr(os.path, "realpath", swap)
-    with pytest.raises((MediaPolicyError, MediaFetchError)) as caught:
-        image(honest, below(allowed))
-    assert "symbolic link" in str(caught.value) or "Not a directory" in str(caught.value)
-    assert honest.read_bytes() == PNG  # who opens by name now gets the other file
-
-
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "directory").mkdir()
-    done: list[str] = []
-
-    def read() -> None:
-        for name in ("fifo", "directory"):
-            with pytest.raises(MediaFetchError, match=f"{name}.*not a regular file"):
-                image(tmp_path / name, below(tmp_path))
-            done.append(name)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(10)
-    assert done == ["fifo", "directory"]
-    with pytest.raises(MediaFetchError, match="not a regular file"):
-        image("/dev/zero", below(Path("/dev")))
-
-
-def test_a_file_that_cannot_be_read_is_a_fetch_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(PNG)
-    (tmp_path / "circle").symlink_to("circle")
-    policy = below(tmp_path)
-    for name, error in (("missing.png", "No such file"), ("file/a.png", "Not a directory"), ("x" * 300, "too long")):
-        with pytest.raises(MediaFetchError, match=error):
-            image(tmp_path / name, policy)
-    with pytest.raises(MediaPolicyError, match="circle"):
-        image(tmp_path / "circle", policy)
-    for odd in ("", "a\0b", "x" * 5000):
-        with pytest.raises(MediaDecodeError, match="neither a URL nor a path"):
-            image(odd, policy)
-
-
-def test_files_are_bounded_in_size_even_those_that_announce_none(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(PNG)
-    assert image(path, below(tmp_path, max_bytes=len(PNG))).data == PNG
-    with pytest.raises(MediaLimitError, match=f"{len(PNG)} bytes"):
-        image(path, below(tmp_path, max_bytes=len(PNG) - 1))
-    assert os.stat("/proc/self/maps").st_size == 0
-    with pytest.raises(MediaLimitError, match="more than max_bytes=10"):
-        image("/proc/self/maps", below(Path("/proc"), max_bytes=10))
-    path.write_bytes(b"")
-    with pytest.raises(MediaDecodeError, match="empty"):
-        image(path, below(tmp_path))
-
-
-# Types.
-
-
-@pytest.mark.parametrize(
-    ("format", "expected"),
-    [
-        ("PNG", "image/png"),
-        ("JPEG", "image/jpeg"),
-        ("WEBP", "image/webp"),
-        ("GIF", "image/gif"),
-        ("BMP", "image/bmp"),
-        ("TIFF", "image/tiff"),
-        ("PPM", "image/x-portable-anymap"),
-        ("ICO", "image/x-icon"),
-        ("JPEG2000", "image/jp2"),
-        ("AVIF", "image/avif"),
-        ("PDF", "application/pdf"),
-        ("EPS", "application/postscript"),
-        ("TGA", None),
-    ],
-)
-def test_what_pillow_writes_is_recognised(format: str, expected: str | None) -> None:
-    assert sniff(encoded(NOISE, format)) == expected
-
-
-@pytest.mark.parametrize(
-    ("format", "codec", "expected"),
-    [
-        ("mp4", "mpeg4", "video/mp4"),
-        ("mov", "mpeg4", "video/quicktime"),
-        ("webm", "libvpx", "video/webm"),
-        ("matroska", "mpeg4", "video/x-matroska"),
-        ("avi", "mpeg4", "video/x-msvideo"),
-        ("mpegts", "mpeg2video", "video/mp2t"),
-        ("mpeg", "mpeg2video", "video/mpeg"),
-        ("flv", "flv1", "video/x-flv"),
-        ("asf", "mpeg4", "video/x-ms-asf"),
-    ],
-)
-def test_what_ffmpeg_writes_is_recognised(format: str, codec: str, expected: str) -> None:
-    data = film(format, codec)
-    assert sniff(data) == expected
-    assert video(data).data == data
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"hello", bytes(2000), b"RIFF", b"\0\0\0\x20ftyp", b"{picture}", b"P7\n", b"BM!"]
-)
-def test_what_is_not_known_has_no_name(data: bytes) -> None:
-    assert sniff(data) in (None, "video/mp4" if b"ftyp" in data else None)
-
-
-@pytest.mark.parametrize(
-    "format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA"]
-)
-def test_whatever_the_decoder_reads_passes(format: str) -> None:
-    small = encoded(NOISE[:16, :16], format)
-    assert pixels(small).shape == (16, 16, 3)
-    assert pixels(data_url(small, "text/html")).shape == (16, 16, 3)
-
-
-def branded(brand: bytes, *others: bytes) -> bytes:
-    """The first box of an ISO base media file."""
-    body = b"ftyp" + brand + bytes(4) + b"".join(others)
-    return struct.pack(">I", 4 + len(body)) + body
-
-
-def test_images_that_no_decoder_here_reads_are_named() -> None:
-    assert sniff(branded(b"mif1", b"miaf", b"avif")) == "image/avif"
-    for data, name in ((branded(b"heic", b"mif1", b"heic"), "heic"), (b"<svg>", "svg"), (b"\xff\x0a", "jxl")):
-        with pytest.raises(MediaTypeError, match=f"image/{name}.*convert it to PNG"):
-            image(data)
-
-
-STARTS = [
-    b"",
-    b"RIFF",
-    b"\0\0\0\x18ftyp",
-    b"<?xml",
-    b"BM",
-    b"G" * 20,
-    b"{",
-    b"\x1aE\xdf\xa3",
-    b"GIF89a",
-    b"mmpx",
-    b"mmpv",
-]
-
-
-@given(st.binary(max_size=64), st.sampled_from([*STARTS, b"RIFF\0\0\0\0WEBPVP8X", b"\x89PNG\r\n\x1a\n"]))
-def test_any_bytes_can_be_looked_at(data: bytes, start: bytes) -> None:
-    named = sniff(start + data)
-    assert named is None or named.count("/") == 1
-    assert sniff(memoryview(start + data)) == named
-    for kind in (image, video):
-        with contextlib.suppress(MediaDecodeError):  # whatever else is raised fails the test
-            assert kind(start + data).data == start + data

@@ -54,7 +54,7 @@ def test_the_very_bytes_that_became_a_source_are_known(cache: ReferenceCache) ->
     assert cache.get(fresh_bytes("image")) is None, "equality of bytes would cost a comparison of megabytes"
 
 
-def test_equal_bytes_in_another_object_are_known_too_once_they_were_met(cache: ReferenceCache) -> None:
+def test_equal_bytes_in_another_object_are_found_after_they_were_cached(cache: ReferenceCache) -> None:
     source = MediaSource.of(fresh_bytes("image"))
     other = fresh_bytes("image")
     cache.put(other, source)
@@ -62,7 +62,7 @@ def test_equal_bytes_in_another_object_are_known_too_once_they_were_met(cache: R
     assert cache.get(source.data) is None
 
 
-def test_bytes_at_the_address_of_bytes_that_are_gone_are_not_taken_for_them(cache: ReferenceCache) -> None:
+def test_new_bytes_at_the_address_of_freed_ones_are_not_found(cache: ReferenceCache) -> None:
     addresses: set[int] = set()
     reused = 0
     for number in range(2000):
@@ -87,7 +87,7 @@ def test_bytes_that_only_the_cache_keeps_alive_cannot_be_confused_either(cache: 
         assert cache.get(b"%033d" % number) is None
 
 
-def test_an_address_is_believed_only_with_the_bytes_at_it(cache: ReferenceCache) -> None:
+def test_an_id_is_accepted_only_for_the_same_bytes_object(cache: ReferenceCache) -> None:
     data = fresh_bytes("image")
     source = MediaSource.of(data)
     cache.put(data, source)
@@ -133,7 +133,7 @@ class OddStr(str):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_can_change_is_never_remembered(cache: ReferenceCache, value: Any) -> None:
+def test_mutable_values_are_never_cached(cache: ReferenceCache, value: Any) -> None:
     source = MediaSource.of(b"image")
     assert cache.put(value, source) is source
     assert cache.get(value) is None
@@ -171,7 +171,7 @@ def test_a_source_that_nothing_else_holds_is_not_kept_alive_for_a_data_url_or_by
         assert cache.get(value) is None
 
 
-def test_a_url_means_the_source_that_it_meant_first(cache: ReferenceCache) -> None:
+def test_a_url_keeps_the_source_of_its_first_fetch(cache: ReferenceCache) -> None:
     first = MediaSource.of(b"first")
     assert cache.put(URL, first) is first
     digest = first.digest
@@ -184,7 +184,7 @@ def test_a_url_means_the_source_that_it_meant_first(cache: ReferenceCache) -> No
     assert cache.get(URL + "?v=2") is None
 
 
-def test_of_two_that_fetch_a_url_at_once_the_first_to_finish_decides() -> None:
+def test_of_two_concurrent_fetches_of_a_url_the_first_to_finish_is_cached() -> None:
     class LookedBefore(ReferenceCache):
         """Both threads had looked before either was done."""
 
@@ -206,7 +206,7 @@ def test_a_url_larger_than_the_cache_is_known_while_its_source_lives(cache: Refe
     assert cache.get(URL) is None
 
 
-def test_a_url_that_had_to_make_room_is_known_while_the_store_finds_its_source(tmp_path: Path) -> None:
+def test_an_evicted_url_is_found_while_the_store_has_its_source(tmp_path: Path) -> None:
     with_directory = MediaStore(512 * KB, directory=tmp_path)
     without = MediaStore(512 * KB)
     for store in (with_directory, without):
@@ -231,7 +231,7 @@ def now(path: str | Path) -> FileState | None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_file_is_known_until_it_is_another(cache: ReferenceCache, tmp_path: Path) -> None:
+def test_a_file_is_found_until_it_changes(cache: ReferenceCache, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"one")
     source = MediaSource.of(b"one")
@@ -249,7 +249,7 @@ def test_a_file_is_known_until_it_is_another(cache: ReferenceCache, tmp_path: Pa
     assert cache.get(now(tmp_path / "b.png")) is None
 
 
-def test_a_file_that_changed_just_now_is_not_known(cache: ReferenceCache, tmp_path: Path) -> None:
+def test_a_file_that_has_just_changed_is_not_found(cache: ReferenceCache, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"one")
     assert now(path) is None
@@ -261,7 +261,7 @@ def test_a_file_that_changed_just_now_is_not_known(cache: ReferenceCache, tmp_pa
 # Bounds.
 
 
-def test_the_least_recently_used_is_forgotten_first() -> None:
+def test_the_least_recently_used_is_evicted_first() -> None:
     cache = ReferenceCache(8 * KB)
     source = MediaSource.of(b"image")
     urls = [f"data:,{number}" + "x" * 800 for number in range(4)]
@@ -279,7 +279,7 @@ def test_the_least_recently_used_is_forgotten_first() -> None:
         max_size=40,
     )
 )
-def test_what_is_held_never_passes_the_bound(steps: list[tuple[str, int, int]]) -> None:
+def test_the_bytes_never_exceed_the_bound(steps: list[tuple[str, int, int]]) -> None:
     cache = ReferenceCache(4 * KB)
     alive: list[object] = []
     for kind, number, size in steps:
@@ -317,7 +317,7 @@ def test_memory_stays_within_the_bound() -> None:
     assert 2**19 < grown <= 2**20
 
 
-def test_threads_find_what_they_remember_and_never_anything_else() -> None:
+def test_threads_find_what_they_cached_and_nothing_else() -> None:
     cache = ReferenceCache(32 * KB)
     wrong: list[str] = []
 

@@ -300,7 +300,7 @@ def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_
     os.utime(earlier, (1, 1))
     marker = tmp_path / "made"
     code = (
-        "import rollouts.demo.output as output, pathlib, sys\n"
+        "import rollouts.demo.output_directory as output, pathlib, sys\n"
         "prepare = output.prepare_output\n"
         "def say_so(out):\n"
         "    prepare(out)\n"

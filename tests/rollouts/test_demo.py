@@ -48,7 +48,7 @@ def first_run(tmp_path_factory):
     return out, run(out)
 
 
-def played(out):
+def episodes_of(out):
     return [
         (t.episode_id, [node.token_ids.tolist() for node in t.nodes], [node.logprobs.tolist() for node in t.nodes])
         for t in read_records(out / "trajectories.mmr")
@@ -74,13 +74,13 @@ def test_every_episode_is_in_the_file_and_every_image_in_it_once(first_run):
 
 def test_the_wire_carries_far_less_than_the_naive_form(first_run):
     _, results = first_run
-    assert 0 < results.wire_bytes < results.naive_bytes / 5
+    assert 0 < results.wire_bytes < results.full_step_bytes / 5
 
 
 def test_the_same_seed_gives_the_same_trajectories_token_for_token(first_run, tmp_path):
     out, _ = first_run
     run(tmp_path)
-    assert played(tmp_path) == played(out)
+    assert episodes_of(tmp_path) == episodes_of(out)
 
 
 def test_the_report_shows_what_was_measured(first_run, tmp_path):
@@ -98,12 +98,23 @@ def test_the_report_shows_what_was_measured(first_run, tmp_path):
     assert saved["missed"], "two steps cannot have reached the targets"
 
 
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_progress_shows_complete_numbers_at_every_width(width):
+    output = io.StringIO()
+    with Progress(Console(file=output, width=width), QUICK) as progress:
+        progress.update_warm_start(60, 0.123, 0.56)
+        progress.update_rl(40, 0.912, 0.934, 2.1e-6, 12.3)
+    text = output.getvalue()
+    assert "…" not in text
+    assert {"60/60", "40/40", "0.912", "2e-06"} <= set(text.split())
+
+
 def test_a_training_process_that_dies_is_noticed(first_run):
     out, _ = first_run
     import asyncio
 
     with TrainerProcess(out / "no-such-model", SHORT, 0) as trainer, pytest.raises(TrainerDiedError):
-        asyncio.run(trainer.ask(Learn([], 0.0)))
+        asyncio.run(trainer.request(Learn([], 0.0)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")

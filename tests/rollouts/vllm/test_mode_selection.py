@@ -174,7 +174,7 @@ def attempt(request, mode, server):
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_mode_that_an_error_advises_takes_the_request_and_auto_finds_every_way(server):
+def test_a_recommended_mode_works_and_auto_finds_every_working_mode(server):
     advised = 0
     for case in CASES:
         request = request_of(**case)
@@ -374,7 +374,7 @@ def test_frames_in_content_parts_travel_as_that_file():
 
 
 class Answered:
-    """The part of an answer that a form looks at."""
+    """The part of a generation that a payload checks."""
 
     def __init__(self, prompt_ids, placeholders):
         self._made = PromptExpansion(list(prompt_ids), placeholders)

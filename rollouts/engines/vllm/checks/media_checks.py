@@ -57,7 +57,7 @@ def check_placement(
 
 
 def check_features(request: GenerateRequest, placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> None:
-    """Raise `InvalidRequestError` unless the items hold the tensors that this server wants.
+    """Raise `InvalidRequestError` unless the items hold the tensors that this server expects.
 
     `mode_selection.check_mode` must have passed.
     """

@@ -29,7 +29,7 @@ def check_request(
 
     `media` is how its media are sent (`mode_selection`). `vocab_size` None: the server refuses ids past its vocabulary.
 
-    Raises `OverlongPromptError`, `InvalidRequestError`, and `CapabilityError` where another server could answer.
+    Raises `OverlongPromptError`, `InvalidRequestError`, and `CapabilityError` if another server could run the request.
     """
     _check_ids_for_headers(request)
     ids = prompt_array(request)

@@ -1,4 +1,4 @@
-"""The policy of the demonstration on a vLLM server: weights go there as checkpoints, by way of the file system."""
+"""The policy of the demonstration on a vLLM server. Weights are sent as checkpoints in the file system."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rollouts.engines.protocol import GenerateRequest, GenerateResult
 from rollouts.engines.vllm import VLLMEngine, write_tied_head
 
 
-class ServedPolicy:
-    """An `Engine` whose weights can be replaced, over a server that reads the same directories.
+class ServerPolicy:
+    """An `Engine` with replaceable weights, on a server that reads the same file system.
 
-    `directory` is where the weights of the last two updates are written: never over those that the server has, for it
-    goes back to them where the new ones cannot be loaded.
+    `directory` holds the weights of the last two updates. The files that the server has loaded are never overwritten:
+    the server loads them again if the new weights cannot be loaded.
     """
 
     def __init__(self, engine: VLLMEngine, directory: Path) -> None:
         self._engine = engine
-        self._served, self._spare = directory / "a", directory / "b"
+        self._loaded, self._spare = directory / "a", directory / "b"
 
     @property
     def weight_version(self) -> str:
@@ -32,26 +32,26 @@ class ServedPolicy:
         return await self._engine.generate(request)
 
     async def update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None:
-        """Write float32 weights by their parameter names and have the server load them."""
+        """Write float32 weights by parameter name, and make the server load them."""
         self._spare.mkdir(parents=True, exist_ok=True)
         arrays = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
         save_file(arrays, self._spare / "model.safetensors", metadata={"format": "pt"})
-        (self._spare / "lm_head.safetensors").unlink(missing_ok=True)  # of the update before
+        (self._spare / "lm_head.safetensors").unlink(missing_ok=True)  # left by the previous update
         write_tied_head(self._spare)
         await self._engine.control.update_weights_from_directory(self._spare.resolve(), version)
-        self._served, self._spare = self._spare, self._served
+        self._loaded, self._spare = self._spare, self._loaded
 
     async def close(self) -> None:
         await self._engine.close()
 
 
-def served_policy(base_url: str) -> Callable[[Path], ServedPolicy]:
-    """What makes the policy of a demonstration out of its model directory, on the server at `base_url`."""
-    return lambda model_directory: ServedPolicy(VLLMEngine(base_url), model_directory.parent / "served-weights")
+def server_policy(base_url: str) -> Callable[[Path], ServerPolicy]:
+    """Return a function from the model directory to the policy on the server at `base_url`."""
+    return lambda model_directory: ServerPolicy(VLLMEngine(base_url), model_directory.parent / "served-weights")
 
 
 def serve_command(model_directory: Path) -> str:
-    """How to start a server that the demonstration can use."""
+    """Return a shell command that starts a server for the demonstration."""
     return (
         f"VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(str(model_directory))} --host 127.0.0.1 --dtype float32 "
         "--max-model-len 4096 --enforce-eager --enable-scale-out"

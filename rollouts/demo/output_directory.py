@@ -1,4 +1,4 @@
-"""The directory that the demonstration writes to."""
+"""The output directory of the demonstration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def episodes_file(out: Path) -> Path:
 
 
 def prepare_output(out: Path) -> None:
-    """Make the directory, before anything that takes long.
+    """Create the directory before the slow work begins.
 
     Raises `OSError`, and `FileLockedError` if another run is writing its episodes there.
     """
@@ -22,15 +22,15 @@ def prepare_output(out: Path) -> None:
 
 
 def remove_earlier_episodes(out: Path) -> None:
-    """Delete the file of an earlier run. Raises as `prepare_output`."""
+    """Delete the file of an earlier run. Raises the errors of `prepare_output`."""
     episodes = episodes_file(out)
     if episodes.exists():
         with locked(episodes):
             episodes.unlink()
 
 
-def interrupted_words(out: Path, started_at: float) -> str:
-    """What to say after Ctrl-C. The file is named only if this run, begun at `started_at` (epoch), has written it."""
+def interrupted_message(out: Path, started_at: float) -> str:
+    """Return the message after Ctrl-C. It names the file only if this run (started at `started_at`, epoch) wrote it."""
     episodes = episodes_file(out)
     if episodes.exists() and episodes.stat().st_mtime >= started_at:
         return f"interrupted; the episodes so far are in {episodes}"

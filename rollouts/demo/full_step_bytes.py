@@ -1,4 +1,4 @@
-"""What the same episodes weigh in the form that is common: every step carries everything so far."""
+"""Size of the same episodes in the common form in which each step holds its whole history."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from renderers.vision.processor import MediaProcessor
 from rollouts.trajectory.tree import Trajectory
 
 
-def naive_bytes(trajectories: Sequence[Trajectory], processor: MediaProcessor) -> int:
-    """Bytes of all steps, each with its whole prompt and completion as msgpack lists, the log-probabilities as floats,
-    and float32 pixels of every image so far."""
+def full_step_bytes(trajectories: Sequence[Trajectory], processor: MediaProcessor) -> int:
+    """Return the bytes of all steps: whole prompt and completion as msgpack lists, log-probabilities as floats, and
+    float32 pixels of all images up to the step."""
     total = 0
     for trajectory in trajectories:
         for turn in trajectory.turns:

@@ -1,0 +1,34 @@
+"""A media policy for servers on this machine, and an image for them to serve."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from renderers import MediaPolicy
+
+NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+SECRET = "s3cr3t"
+
+
+def policy(**options: Any) -> MediaPolicy:
+    """Allows http and https to any host at 127.0.0.1, and to no other address of this machine."""
+    defaults: dict[str, Any] = {
+        "allowed_schemes": frozenset({"http", "https"}),
+        "allowed_hosts": ("*",),
+        "allowed_networks": ("127.0.0.1/32",),
+        "timeout": 10.0,
+    }
+    return MediaPolicy(**{**defaults, **options})
+
+
+def png(pixels: np.ndarray = NOISE) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+PNG = png()

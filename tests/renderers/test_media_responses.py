@@ -1,0 +1,293 @@
+"""Limits on fetched responses, errors of broken ones, and redaction of URLs in errors and logs."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import socket
+import struct
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fetched_media import PNG, SECRET, policy
+from hostile_server import (
+    Exchange,
+    HostileServer,
+    answer,
+    dripping,
+    endless,
+    head,
+    head_only,
+    redirect,
+    serving,
+)
+
+from renderers import MediaSource
+from renderers.errors import (
+    MediaDecodeError,
+    MediaError,
+    MediaFetchError,
+    MediaLimitError,
+    MediaTimeoutError,
+    MediaTypeError,
+)
+from renderers.media.decoding import decode_image
+from renderers.media.fetching import fetch
+from renderers.media.urls import redact_url
+
+
+def test_an_endless_body_is_cut_off_at_the_byte_limit(server: HostileServer) -> None:
+    with pytest.raises(MediaLimitError, match="max_bytes=1000000"):
+        fetch(server.on("/a", endless), policy(max_bytes=10**6))
+
+
+def test_an_announced_size_beyond_the_limit_is_refused_before_the_body(server: HostileServer) -> None:
+    url = server.on("/a", head_only("Content-Length: 1000001"))
+    with pytest.raises(MediaLimitError, match="1000001"):
+        fetch(url, policy(max_bytes=10**6))
+
+
+def test_a_body_of_exactly_the_limit_is_read(server: HostileServer) -> None:
+    url = server.on("/a", answer(PNG))
+    assert fetch(url, policy(max_bytes=len(PNG))) == PNG
+    with pytest.raises(MediaLimitError):
+        fetch(url, policy(max_bytes=len(PNG) - 1))
+
+
+def late(url: str, **options: Any) -> None:
+    """The fetch ends soon after its deadline with the error that says so."""
+    started = time.monotonic()
+    with pytest.raises(MediaTimeoutError, match=r"timeout=0\.5 s"):
+        fetch(url, policy(timeout=0.5, **options))
+    assert 0.4 < time.monotonic() - started < 3
+
+
+def test_a_body_sent_byte_by_byte_is_ended_by_the_deadline(server: HostileServer) -> None:
+    late(server.on("/body", dripping(head(f"Content-Length: {len(PNG)}") + PNG)))
+    late(server.on("/head", dripping(b"HTTP/1.1 200 OK\r\n" + b"X-More: x\r\n" * 1000)))
+    late(server.on("/hints", dripping(head(status="103 Early Hints") * 1000)))
+    late(server.on("/silence", dripping(b"H", pause=20)))
+
+
+def test_a_redirect_does_not_restart_the_deadline(server: HostileServer) -> None:
+    def slow(exchange: Exchange) -> None:
+        exchange.wait(0.2)
+        redirect("/slow")(exchange)
+
+    late(server.on("/slow", slow), max_redirects=100)
+
+
+def test_a_resolver_that_does_not_answer_is_abandoned_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: over.wait(20))
+    try:
+        late("http://example.test/a")
+    finally:
+        over.set()
+
+
+def test_a_tls_handshake_that_hangs_is_ended_by_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, says nothing
+        late(f"https://127.0.0.1:{listener.getsockname()[1]}/a")
+
+
+# The body.
+
+
+def test_a_body_shorter_than_announced_is_a_fetch_error(server: HostileServer) -> None:
+    url = server.on("/a", answer(PNG, length=len(PNG) + 1))
+    with pytest.raises(MediaFetchError, match=f"after {len(PNG)} of {len(PNG) + 1} bytes"):
+        fetch(url, policy())
+
+
+def test_a_body_longer_than_announced_is_a_fetch_error(server: HostileServer) -> None:
+    for handler in (
+        answer(PNG, length=len(PNG) - 1),
+        lambda exchange: exchange.send(b"HTTP/1.1 200 OK\nContent-Length: 100\n\n" + PNG),
+    ):
+        with pytest.raises(MediaFetchError, match="more bytes"):
+            fetch(server.on("/a", handler), policy())
+
+
+def test_a_chunked_body_that_is_cut_short_is_a_fetch_error(server: HostileServer) -> None:
+    url = server.on("/a", lambda exchange: exchange.send(head("Transfer-Encoding: chunked") + b"5\r\nabc"))
+    with pytest.raises(MediaFetchError, match="after 3 bytes"):
+        fetch(url, policy())
+
+
+def test_an_empty_body_is_a_fetch_error(server: HostileServer) -> None:
+    with pytest.raises(MediaFetchError, match="empty"):
+        fetch(server.on("/a", answer(b"")), policy())
+
+
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        b"",
+        b"hello\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000,
+    ],
+)
+def test_a_response_that_is_not_http_is_a_fetch_error(server: HostileServer, spoken: bytes) -> None:
+    with pytest.raises(MediaFetchError):
+        fetch(server.on("/a", lambda exchange: exchange.send(spoken)), policy())
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "206 Partial Content", "404 Not Found", "500 Oops", "300 Many"])
+def test_any_status_but_200_is_a_fetch_error_that_names_it(server: HostileServer, status: str) -> None:
+    with pytest.raises(MediaFetchError, match=status[:3]):
+        fetch(server.on("/a", answer(b"" if status[0] == "2" else PNG, status=status)), policy())
+
+
+def test_no_server_and_no_name_are_fetch_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as gone:
+        url = gone.url("/a")
+    with pytest.raises(MediaFetchError, match="no connection"):
+        fetch(url, policy())
+
+    def unknown(*args: Any, **options: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(MediaFetchError, match="cannot be resolved"):
+        fetch("http://nowhere.test/a", policy())
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b"<!DOCTYPE html><html><body>Not found</body></html>", "text/html"),
+        (b"\n <html>", "text/html"),
+        (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "image/svg"),
+        (b"<svg onload='x()'/>", "image/svg"),
+        (b'{"error": "expired"}', "application/json"),
+        (gzip.compress(PNG), "application/gzip"),
+        (b"PK\x03\x04 archive", "application/zip"),
+        (b"%PDF-1.7", "application/pdf"),
+    ],
+)
+def test_a_body_of_another_type_is_named_whatever_its_declared_type(
+    server: HostileServer, body: bytes, named: str
+) -> None:
+    url = server.on("/a.png", answer(body, "Content-Type: image/png"))
+    with pytest.raises(MediaTypeError, match=named) as caught:
+        fetch(url, policy())
+    assert "declared as image/png" in str(caught.value)
+
+
+@pytest.mark.parametrize("declared", ["image/jpeg", "text/html", "application/octet-stream", "%%%"])
+def test_an_image_under_a_wrong_type_is_an_image(server: HostileServer, declared: str) -> None:
+    assert fetch(server.on("/a", answer(PNG, f"Content-Type: {declared}")), policy()) == PNG
+
+
+def test_a_compressed_body_is_refused_before_it_is_read(server: HostileServer) -> None:
+    bomb = gzip.compress(bytes(10**7))
+    for handler in (answer(bomb, "Content-Encoding: gzip"), head_only("Content-Encoding: br", "Content-Length: 9")):
+        with pytest.raises(MediaFetchError, match="compressed"):
+            fetch(server.on("/bomb", handler), policy())
+    with pytest.raises(MediaFetchError):
+        fetch(server.on("/te", answer(bomb, "Transfer-Encoding: gzip, chunked")), policy())
+
+
+def test_a_decompression_bomb_that_was_fetched_is_refused_by_its_header(server: HostileServer) -> None:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    size = struct.pack(">IIBBBBB", 9_000, 9_000, 8, 2, 0, 0, 0)
+    body = zlib.compress(bytes(10**6))
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    source = MediaSource.of(fetch(server.on("/bomb.png", answer(bomb)), policy()))
+    with pytest.raises(MediaLimitError, match="max_pixels"):
+        decode_image(source, policy())
+
+
+def test_an_image_that_only_looks_like_one_is_left_to_the_decoder(server: HostileServer) -> None:
+    source = MediaSource.of(fetch(server.on("/a", answer(PNG[:60])), policy()))
+    with pytest.raises(MediaDecodeError):
+        decode_image(source, policy())
+
+
+# Secrets.
+
+
+def hostile_exchanges(server: HostileServer) -> list[str]:
+    """URLs that fail in every way there is, and one that does not."""
+    away = f"http://user:{SECRET}@127.0.0.1:{server.port}/x?token={SECRET}"
+    private = f"http://127.0.0.2/x?token={SECRET}#{SECRET}"
+    handlers: dict[str, Callable[[Exchange], None]] = {
+        "/good": answer(PNG, f"Set-Cookie: {SECRET}"),
+        "/html": answer(b"<html>"),
+        "/short": answer(PNG, length=10**4),
+        "/status": answer(b"", f"X-Echo: {SECRET}", status=f"404 {SECRET}"),
+        "/noise": lambda exchange: exchange.send(f"{exchange.path}\r\n\r\n".encode()),
+        "/limit": head_only(f"Content-Length: {2**40}"),
+        "/credentials": redirect(away),
+        "/private": redirect(private),
+        "/file": redirect(f"file:///{SECRET[:0]}?{SECRET}"),
+        "/loop": lambda exchange: redirect(exchange.path)(exchange),
+        "/slow": dripping(head(f"X: {SECRET}") * 100),
+        "/unreadable": redirect(f"http://[{SECRET}"),
+    }
+    for path, handler in handlers.items():
+        server.on(path, handler)
+    port = server.port
+    return [
+        *(f"http://127.0.0.1:{port}{path}?token={SECRET}#{SECRET}" for path in handlers),
+        f"http://user:{SECRET}@127.0.0.1:{port}/good",
+        f"http://{SECRET}@127.0.0.1:{port}/good",
+        f"http://user:{SECRET}/x@127.0.0.1:{port}/good",
+        f"http://user:{SECRET}?@127.0.0.1:{port}/good",
+        f"http:user:{SECRET}@127.0.0.1",
+        f"http://127.0.0.2:{port}/?{SECRET}",
+        f"http://127.0.0.1:1/?{SECRET}",
+        f"http://127.0.0.1:{port}/\n?{SECRET}",
+        f"http://nowhere.invalid/?{SECRET}",
+        f"https://127.0.0.1:{port}/good?{SECRET}",
+    ]
+
+
+def test_no_error_and_no_log_record_contains_credentials_or_a_query(
+    server: HostileServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+    for url in hostile_exchanges(server):
+        try:
+            fetch(url, policy(timeout=0.5))
+        except MediaError as error:
+            shown += [str(error), repr(error), "".join(traceback.format_exception(error))]
+            chained: BaseException | None = error
+            while chained is not None:  # what a debugger shows beyond the traceback
+                shown.append(repr(chained))
+                chained = chained.__cause__ or chained.__context__
+    assert len(shown) > 60
+    assert not [text for text in shown if SECRET in text]
+    logged = [record.getMessage() for record in caplog.records]
+    assert any("fetched http://127.0.0.1" in line for line in logged)
+    assert not [line for line in logged if SECRET in line]
+    # The same URL through a client that logs: the check above sees such lines.
+    httpx.get(f"{server.url('/good')}?token={SECRET}", trust_env=False)
+    assert any(SECRET in record.getMessage() for record in caplog.records)
+    assert any(record.name.startswith("httpcore") for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://u:p@example.org:8443/a/b.png?q=1#f", "https://example.org:8443/a/b.png"),
+        ("http://example.org", "http://example.org"),
+        ("HTTP://[2606::1]:80/ä?x", "http://[2606::1]:80/%C3%A4"),
+        ("http://u:p/p@example.org/", "<unreadable URL>"),
+        ("http:u:p@example.org/", "<unreadable URL>"),
+        ("http://example.org/\r\nFAKE LOG LINE", "http://example.org/FAKE%20LOG%20LINE"),
+    ],
+)
+def test_a_redacted_url_has_no_credentials_query_or_fragment(url: str, expected: str) -> None:
+    assert redact_url(url) == expected
