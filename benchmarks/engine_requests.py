@@ -1,10 +1,11 @@
-"""What a text request costs beyond the wire: bare asyncio streams, our connection, the whole engine, and httpx.
+"""The cost of a text request: bare asyncio streams, ServerConnection (aiohttp), the whole engine, and httpx.
 
     python benchmarks/engine_requests.py [--check]
 
-All four send the very same bytes (about 1 KB up, 2 KB down) to the scripted server of the tests, which runs in another
-process and repeats one answer. Rounds alternate, so that drift hits every side, and of each side the best round counts,
-for what else runs on a machine only adds. Called by `engine.py` too. `--check` fails if a target is missed.
+All four send the same bytes (about 1 KB of request, 2 KB of response) to the scripted server of the tests, which runs
+in another process and repeats one response. Rounds alternate, so that drift affects every side equally. The
+best round of each side counts, because other load on the machine can only add time. `engine.py` calls this too.
+`--check` fails if a target is missed.
 """
 
 from __future__ import annotations
@@ -47,27 +48,27 @@ Send = Callable[[], Awaitable[object]]
 
 
 class Cost(NamedTuple):
-    """Seconds a request: `apart` one by one, `among` 512 at once, and `processor` time of this process among 512."""
+    """Seconds per request: `sequential` one by one, `concurrent` and `processor` time with 512 at once."""
 
-    apart: float
-    among: float
+    sequential: float
+    concurrent: float
     processor: float
 
 
 def compare_requests(report: Report) -> None:
-    """One table: what each side makes of the same exchange."""
+    """One table: what the same exchange costs on each side."""
     costs = asyncio.run(_costs())
     wire = costs["bare streams"]
     with report.table(
         f"A text request, {AT_ONCE} at once and one by one", "requests/s", "processor", "one by one", "beyond the wire"
     ) as table:
         for name, cost in costs.items():
-            row = (name, f"{1 / cost.among:,.0f}", milliseconds(cost.processor), milliseconds(cost.apart))
-            beyond = cost.apart - wire.apart
+            row = (name, f"{1 / cost.concurrent:,.0f}", milliseconds(cost.processor), milliseconds(cost.sequential))
+            beyond = cost.sequential - wire.sequential
             if name != "VLLMEngine":
                 table.add_row(*row, milliseconds(beyond), "", "")
                 continue
-            table.add_row(*row, "", *report.check(cost.among, 1 / LEAST_PER_SECOND, f">= {LEAST_PER_SECOND:,}/s"))
+            table.add_row(*row, "", *report.check(cost.concurrent, 1 / LEAST_PER_SECOND, f">= {LEAST_PER_SECOND:,}/s"))
             target_cells = report.check(beyond, MOST_OVERHEAD, f"<= {MOST_OVERHEAD * 1e3:.0f} ms")
             table.add_row("", "", "", "", milliseconds(beyond), *target_cells)
 
@@ -86,14 +87,14 @@ async def _costs() -> dict[str, Cost]:
 
 
 async def _measured(sides: dict[str, Send]) -> dict[str, Cost]:
-    taken: dict[str, list[Cost]] = {name: [] for name in sides}
+    measured: dict[str, list[Cost]] = {name: [] for name in sides}
     for number in range(ROUNDS):
         for name, send in sides.items():
             if name == "httpx" and number:
                 continue  # it takes longer than all the others together
-            await _at_once(send, AT_ONCE)  # connections that the other sides' turns let expire
-            taken[name].append(Cost(await _one_by_one(send), *await _at_once(send, IN_A_ROUND)))
-    return {name: Cost(*map(min, zip(*costs, strict=True))) for name, costs in taken.items()}
+            await _at_once(send, AT_ONCE)  # opens the connections that expired during the other sides' rounds
+            measured[name].append(Cost(await _one_by_one(send), *await _at_once(send, IN_A_ROUND)))
+    return {name: Cost(*map(min, zip(*costs, strict=True))) for name, costs in measured.items()}
 
 
 async def _one_by_one(send: Send) -> float:
@@ -167,7 +168,7 @@ async def _httpx(url: str, body: bytes) -> AsyncIterator[Send]:
 
 @asynccontextmanager
 async def _bare(url: str, body: bytes) -> AsyncIterator[Send]:
-    """The least that Python's asyncio can do: no parsing but for the length."""
+    """The minimum for Python's asyncio: only the length of the response is parsed."""
     place = urlsplit(url)
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     head = f"POST {GENERATE} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
@@ -176,8 +177,8 @@ async def _bare(url: str, body: bytes) -> AsyncIterator[Send]:
     async def send() -> None:
         reader, writer = idle.pop() if idle else await asyncio.open_connection(place.hostname, place.port)
         writer.write(message)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        await reader.readexactly(int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
         idle.append((reader, writer))
 
     yield send
@@ -208,12 +209,12 @@ def _server_elsewhere() -> Iterator[str]:
 
 
 class _Repeating(FakeVLLM):
-    """Composes its first completion and repeats it, so that the sides are compared and not the server."""
+    """Composes its first completion and repeats it, so that the cost of the server stays small."""
 
     _repeated: bytes = b""
 
     async def handle(self, seen: Seen, channel: Channel) -> None:
-        if seen.path != GENERATE or b"request-0" not in seen.body:  # what an engine asks to know its server
+        if seen.path != GENERATE or b"request-0" not in seen.body:  # the requests of an engine's probe
             return await super().handle(seen, channel)
         if not self._repeated:
             body = (await self.respond(seen)).body

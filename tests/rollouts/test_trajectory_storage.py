@@ -1,0 +1,130 @@
+"""What a trajectory refuses because it could not be stored, and what it copies."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from test_trajectory_contents import LOOP, completion, say
+
+from renderers import RenderedTokens
+from rollouts import (
+    Trajectory,
+)
+from rollouts.errors import (
+    InvalidTurnError,
+    TrajectoryError,
+)
+from rollouts.trajectory.provenance import Provenance
+from transport import decode, encode
+
+
+@pytest.mark.parametrize(
+    "reward", ["1", None, [1.0], np.array([1.0]), 1j, 10**400, float("nan"), float("-inf"), object()]
+)
+def test_a_reward_that_is_no_finite_number_is_refused(reward):
+    trajectory = Trajectory("e")
+    trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
+    with pytest.raises(InvalidTurnError, match=r"the reward of turn 0 is .*; pass a finite number"):
+        trajectory.record_reward(reward, {})
+    assert trajectory.turns[0].reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "reward", [1, True, 0.5, np.float32(0.5), np.int64(2), np.bool_(True), np.array(0.5), Fraction(1, 2)]
+)
+def test_rewards_of_any_real_number_are_kept_as_floats(reward):
+    trajectory = Trajectory("e")
+    trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
+    trajectory.record_reward(reward, {})
+    assert (trajectory.turns[0].reward, type(trajectory.turns[0].reward)) == (float(reward), float)
+
+
+@pytest.mark.parametrize("info", [None, [], "text", {(1, 2): 3}, {"a": {"b": object()}}, {"a": "\ud800"}, LOOP])
+def test_an_info_that_cannot_be_stored_is_refused_and_the_turn_named(info):
+    trajectory = Trajectory("e")
+    trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
+    with pytest.raises(InvalidTurnError, match="the info of turn 0"):
+        trajectory.record_reward(1.0, info)
+    assert (trajectory.turns[0].reward, trajectory.turns[0].info) == (0.0, {})
+
+
+def test_an_info_and_a_message_are_copied_to_their_depth():
+    message = {"role": "assistant", "content": "x", "calls": [{"a": [1]}]}
+    info = {"board": [[0, 0]], "grid": np.zeros(2), "pair": ([1],)}
+    trajectory = Trajectory("e")
+    trajectory.add_turn(RenderedTokens([1]), completion(2), message)
+    trajectory.record_reward(1.0, info)
+    message["calls"][0]["a"].append(2)
+    info["board"][0][0] = object()
+    info["grid"][0] = 5
+    info["pair"][0].append(2)
+    (turn,) = trajectory.turns
+    assert turn.message["calls"] == [{"a": [1]}]
+    assert (turn.info["board"], turn.info["grid"].tolist(), turn.info["pair"]) == ([[0, 0]], [0, 0], ([1],))
+
+
+@pytest.mark.parametrize("field", ["error", "group_id", "episode_id"])
+def test_text_that_cannot_be_stored_is_refused_where_it_is_assigned(field):
+    trajectory = Trajectory("e")
+    with pytest.raises(TrajectoryError, match=f"^{field} is "):
+        setattr(trajectory, field, "half a pair: \udc00")
+
+
+def test_prompt_messages_that_cannot_be_stored_are_refused_and_named():
+    prompt = RenderedTokens([1, 2], message_roles=["user"])
+    with pytest.raises(InvalidTurnError, match=r"messages\[0\]\['meta'\]"):
+        Trajectory("e").add_turn(
+            prompt, completion(3), say("a"), messages=[{"role": "user", "content": "x", "meta": object()}]
+        )
+
+
+def test_the_repr_of_a_trajectory_is_short_however_long_the_episode():
+    trajectory = Trajectory("e")
+    trajectory.add_turn(
+        RenderedTokens(token_ids=list(range(5000))),
+        completion(1, 2),
+        {"role": "assistant", "content": "x" * 5000},
+    )
+    trajectory.error = "y" * 5000
+    assert "e: 1 turns" in repr(trajectory)
+    assert len(repr(trajectory)) < 200
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def test_text_of_another_class_becomes_plain_text_that_can_be_stored():
+    trajectory = Trajectory(Text("e"), group_id=np.str_("g"))
+    trajectory.error = Text("broke")
+    assert {type(text) for text in (trajectory.episode_id, trajectory.group_id, trajectory.error)} == {str}
+    again = decode(encode(trajectory))
+    assert (again.episode_id, again.group_id, again.error) == ("e", "g", "broke")
+
+
+def test_what_an_info_holds_does_not_change_with_what_the_environment_does_later():
+    torch = pytest.importorskip("torch")
+    trajectory = Trajectory("e")
+    trajectory.add_turn(RenderedTokens(token_ids=[1]), completion(2), {"role": "assistant", "content": "x"})
+    info = {"seen": {1}, "raw": bytearray(b"a"), "grid": torch.zeros(2)}
+    info["seen"].add(2)
+    trajectory.record_reward(1.0, info)
+    info["seen"].add((3, 4))  # which cannot be stored
+    info["raw"] += b"b"
+    info["grid"] += 1
+    kept = decode(encode(trajectory)).turns[0].info
+    assert (kept["seen"], kept["raw"], kept["grid"].tolist()) == ({1, 2}, b"a", [0, 0])
+
+
+def test_provenance_can_be_stored_whatever_the_renderer_says_of_itself():
+    class Odd:
+        fingerprint = object()
+        model = Text("a directory\udcff")
+        tokenizer = property(lambda self: self)
+        processors = property(lambda self: {Text("image"): self})
+
+    told = Provenance.of(Odd(), None)
+    assert decode(encode(told)) == told
+    assert told.model == r"a directory\udcff"
