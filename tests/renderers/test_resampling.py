@@ -92,10 +92,10 @@ def test_pixels_that_keep_their_size_are_not_copied() -> None:
     assert np.shares_memory(resampling.resize(planes, 20, 30, 3), planes)
 
 
-@pytest.mark.parametrize("change", ["_MAX_FRACTION_BITS", "shape"])
+@pytest.mark.parametrize("change", ["_MAX_FRACTION_BITS", "kernel"])
 def test_the_comparison_sees_a_planted_fault(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    if change == "shape":
-        monkeypatch.setitem(resampling._SHAPES, 3, (lambda x: np.maximum(0.0, 1 - x / 2), 2.0))
+    if change == "kernel":
+        monkeypatch.setitem(resampling._KERNELS, 3, (lambda x: np.maximum(0.0, 1 - x / 2), 2.0))
     else:
         monkeypatch.setattr(resampling, change, 12)
     resampling._weights.cache_clear()

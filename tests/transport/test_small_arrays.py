@@ -102,8 +102,8 @@ def small_trajectories(count: int) -> list[Trajectory]:
         if number % 8 == 0:
             sources = [MediaSource.of(rng.bytes(1024)) for _ in range(2)]
         size = int(rng.integers(2, 80))
-        ids, logprobs = rng.integers(0, 150_000, size).astype(np.int32), rng.random(size).astype(np.float32)
-        images = tuple(MediaReference("image", s.digest, s, PlaceholderRange(1, 1)) for s in sources)
+        ids, logprobs = rng.integers(0, 150_000, size).astype(np.int32), -rng.random(size).astype(np.float32)
+        images = tuple(MediaReference("image", s.digest, s, PlaceholderRange(i, 1)) for i, s in enumerate(sources))
         prompt = TokenNode(-1, ids, np.zeros(size, bool), np.empty(0, np.float32), (), images)
         answer = TokenNode(0, ids[::-1], np.ones(size, bool), logprobs, (WeightSpan("7", 0, size),))
         turn = Turn(1, FinishReason.STOP, {"role": "assistant", "content": "seven"}, 0.5, {"right": True})
