@@ -258,15 +258,20 @@ def ending_error(completion: Completion) -> str | None:
     return weight_span_error(completion.weight_spans, len(completion.token_ids))
 
 
+_INTEGERS = (int, np.integer)
+
+
 def weight_span_error(spans: object, count: int) -> str | None:
     """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong one."""
-    if not isinstance(spans, tuple | list) or not all(isinstance(span, WeightSpan) for span in spans):
+    if not isinstance(spans, (tuple, list)):
         return "weight_spans are not WeightSpans; pass a tuple of them"
     previous_end: int | np.integer = 0
     for span in spans:
+        if not isinstance(span, WeightSpan):
+            return "weight_spans are not WeightSpans; pass a tuple of them"
         if not isinstance(span.version, str):
             return f"a weight span has the version {quoted(span.version)}, not a text"
-        if not isinstance(span.start, int | np.integer) or not isinstance(span.end, int | np.integer):
+        if not isinstance(span.start, _INTEGERS) or not isinstance(span.end, _INTEGERS):
             return f"weight span {quoted(span.start)}:{quoted(span.end)} has no integers for its range"
         if not previous_end <= span.start <= span.end <= count:
             return (
