@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from rollouts.cli.api_key import api_key_advice, api_key_from_environment
 from rollouts.cli.command_group import INTERRUPTED
 from rollouts.episodes.errors import EpisodeError
-from rollouts.errors import CapabilityError, ServerUnreachableError
+from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
+from rollouts.terminal.text import exit_with_error
 
 if TYPE_CHECKING:
     from rollouts.demo.run import Results
@@ -38,6 +40,7 @@ def demo(
         EngineKind, typer.Option(help="Where completions are sampled: in this process, or by a vLLM server.")
     ] = EngineKind.LOCAL,
     base_url: Annotated[str, typer.Option(help="The URL of the vLLM server, which must serve OUT/model.")] = "",
+    api_key_env: Annotated[str | None, typer.Option(help="The environment variable with the server's key.")] = None,
 ) -> None:
     """Watch a tiny vision-language model learn to read digits, from random weights, on this machine."""
     console = Console()
@@ -46,11 +49,14 @@ def demo(
         console.print(f'the demo needs {", ".join(missing)}: pip install "mmrollouts\\[demo]"')
         raise typer.Exit(2)
     _check_address(engine, base_url)
+    api_key = api_key_from_environment(api_key_env)
     # Two processes use the same cores in turn; threads that spin while the other process works would slow it down.
     # The variable is read when torch is imported, in this process and in its child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     started = time.perf_counter()
-    results = _run(console, quick=quick, seed=seed, out=out, base_url=base_url)
+    results = _run(
+        console, quick=quick, seed=seed, out=out, base_url=base_url, api_key=api_key, api_key_env=api_key_env
+    )
     from rollouts.demo.report import plot_curves, print_results
 
     results.seconds = time.perf_counter() - started
@@ -77,7 +83,16 @@ def _check_address(engine: EngineKind, base_url: str) -> None:
             raise typer.BadParameter(str(error)) from None
 
 
-def _run(console: Console, *, quick: bool, seed: int, out: Path, base_url: str) -> Results:
+def _run(
+    console: Console,
+    *,
+    quick: bool,
+    seed: int,
+    out: Path,
+    base_url: str,
+    api_key: str | None,
+    api_key_env: str | None,
+) -> Results:
     """Run the demonstration; without `base_url`, completions are sampled in this process."""
     from rollouts.demo.output_directory import interrupted_message, prepare_output
     from rollouts.demo.recipe import FULL, QUICK
@@ -101,12 +116,14 @@ def _run(console: Console, *, quick: bool, seed: int, out: Path, base_url: str) 
                     out=out,
                     trainer=trainer,
                     progress=progress,
-                    make_policy=server_policy(base_url) if base_url else local_policy,
+                    make_policy=server_policy(base_url, api_key) if base_url else local_policy,
                 )
     except (EpisodeError, ServerUnreachableError, CapabilityError) as error:
         cause = error.__cause__ if isinstance(error, EpisodeError) else error
         if not isinstance(cause, ServerUnreachableError | CapabilityError):
             raise
+        if isinstance(cause, ApiKeyError):
+            exit_with_error(api_key_advice(base_url, api_key_env))
         console.print(str(cause), markup=False)
         console.print(f"start the server with\n  {serve_command(out / 'model')}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None

@@ -45,9 +45,11 @@ class ServerPolicy:
         await self._engine.close()
 
 
-def server_policy(base_url: str) -> Callable[[Path], ServerPolicy]:
+def server_policy(base_url: str, api_key: str | None = None) -> Callable[[Path], ServerPolicy]:
     """Return a function from the model directory to the policy on the server at `base_url`."""
-    return lambda model_directory: ServerPolicy(VLLMEngine(base_url), model_directory.parent / "served-weights")
+    return lambda model_directory: ServerPolicy(
+        VLLMEngine(base_url, api_key=api_key), model_directory.parent / "served-weights"
+    )
 
 
 def serve_command(model_directory: Path) -> str:

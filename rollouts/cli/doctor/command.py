@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollouts.engines.vllm.http.server_address import redacted
+from rollouts.cli.api_key import api_key_advice, api_key_from_environment
 from rollouts.terminal.text import exit_with_error, print_line
 
 
@@ -41,11 +40,11 @@ def doctor(
     from rollouts.errors import ApiKeyError, RolloutsError
 
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # the error at the end reports retries
-    options = Options(name, _api_key(api_key_env), control, reference_gb)
+    options = Options(name, api_key_from_environment(api_key_env), control, reference_gb)
     try:
         findings = asyncio.run(run_checks(url, model, options))
     except ApiKeyError:
-        exit_with_error(_key_advice(url, api_key_env))
+        exit_with_error(f"could not run: {api_key_advice(url, api_key_env)}")
     except (RendererError, RolloutsError, ValueError) as error:  # ValueError: an invalid address
         message = str(error) if options.api_key is None else str(error).replace(options.api_key, "***")
         exit_with_error(f"could not run: {message}")
@@ -58,23 +57,3 @@ def doctor(
         print_line(summary(findings))
     if failures:
         raise typer.Exit(1)
-
-
-def _key_advice(url: str, variable: str | None) -> str:
-    if variable is None:
-        return (
-            f"could not run: {redacted(url)} requires an API key: put the key in an environment variable and pass the "
-            "name of the variable, --api-key-env VLLM_API_KEY"
-        )
-    return (
-        f"could not run: {redacted(url)} refuses the API key in {variable}: set it to the key of `vllm serve --api-key`"
-    )
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        exit_with_error(f"--api-key-env {variable}: this environment variable is not set; put the server's key in it")
-    return key

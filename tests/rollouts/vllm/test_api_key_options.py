@@ -12,8 +12,11 @@ import typer
 from fake_server import FakeVLLM
 from typer.testing import CliRunner, Result
 
+from rollouts import GenerateRequest, SamplingParams
+from rollouts.cli.demo_command import demo
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.run_checks import Options, run_checks
+from rollouts.demo.server_policy import server_policy
 from rollouts.errors import ApiKeyError
 
 KEY = "the-right-secret"
@@ -64,3 +67,28 @@ def test_an_empty_variable_is_named_with_its_option(guarded: str, tiny_model_dir
 async def test_the_python_interface_names_its_argument(guarded: str, tiny_model_dir: Path, given: str | None) -> None:
     with pytest.raises(ApiKeyError, match="api_key="):
         await run_checks(guarded, tiny_model_dir, Options(api_key=given))
+
+
+def test_demo_refuses_a_variable_that_is_not_set(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(demo)
+    options = ["--engine", "vllm", "--base-url", "http://127.0.0.1:1", "--api-key-env", "NO_SUCH_KEY"]
+    result = CliRunner().invoke(app, [*options, "--out", str(tmp_path)], env={})
+    assert result.exit_code == 2
+    assert "NO_SUCH_KEY" in result.output
+
+
+@pytest.mark.parametrize("key", [None, "wrong", KEY])
+def test_the_policy_of_demo_sends_its_key(guarded: str, tmp_path: Path, key: str | None) -> None:
+    async def generate() -> None:
+        policy = server_policy(guarded, key)(tmp_path / "model")
+        try:
+            await policy.generate(GenerateRequest([1, 2, 3], SamplingParams(max_tokens=2)))
+        finally:
+            await policy.close()
+
+    if key == KEY:
+        asyncio.run(generate())
+    else:
+        with pytest.raises(ApiKeyError):
+            asyncio.run(generate())
