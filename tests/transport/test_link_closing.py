@@ -1,4 +1,4 @@
-"""A link that is closed: what it acknowledged is known to the other side, whichever side it is and however busy."""
+"""Closing a link: acknowledgements reach the other end; waiting calls and unacknowledged messages raise errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from link_processes import PATIENCE, Process, until
 
@@ -23,6 +24,7 @@ from transport.link import (
     LinkTimeoutError,
     PeerChange,
     PeerLostError,
+    UnacknowledgedError,
 )
 from transport.link.limits import Credit
 from transport.link.message_streams import Payload
@@ -51,7 +53,7 @@ def address_of(scheme: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 @pytest.mark.parametrize("lives", LIVES)
-def test_what_a_server_acknowledged_before_it_closed_is_handed_out_by_no_later_life(
+def test_a_message_acknowledged_before_the_server_closed_is_not_delivered_by_a_later_server(
     lives: int, scheme: str, tmp_path: Path
 ) -> None:
     address = address_of(scheme, tmp_path)
@@ -70,7 +72,9 @@ def test_what_a_server_acknowledged_before_it_closed_is_handed_out_by_no_later_l
 
 
 @pytest.mark.parametrize("lives", LIVES)
-def test_what_a_client_acknowledged_before_it_closed_goes_to_no_later_client(lives: int, tmp_path: Path) -> None:
+def test_a_message_acknowledged_before_the_client_closed_is_not_delivered_to_a_later_client(
+    lives: int, tmp_path: Path
+) -> None:
     counts = random.Random(lives)
     got: list[int] = []
     stop = threading.Event()
@@ -102,7 +106,7 @@ def greet(stranger: Stranger) -> None:
     stranger.hear()  # the server's greeting
 
 
-def test_closing_waits_until_the_peer_has_heard_what_was_acknowledged() -> None:
+def test_closing_waits_until_the_peer_has_received_the_acknowledgements() -> None:
     server = LinkServer(linger=PATIENCE)
     stranger = Stranger(server.address)
     greet(stranger)
@@ -122,7 +126,7 @@ def test_closing_waits_until_the_peer_has_heard_what_was_acknowledged() -> None:
     stranger.close()
 
 
-def test_closing_waits_no_longer_than_its_time_for_a_peer_that_says_nothing() -> None:
+def test_closing_stops_waiting_for_a_silent_peer_after_the_linger_time() -> None:
     server = LinkServer(linger=0.3)
     stranger = Stranger(server.address)
     greet(stranger)
@@ -132,7 +136,7 @@ def test_closing_waits_no_longer_than_its_time_for_a_peer_that_says_nothing() ->
     stranger.close()
 
 
-def test_a_client_that_closes_is_answered_before_its_server_forgets_the_connection() -> None:
+def test_a_server_answers_a_closing_client_before_it_drops_the_connection() -> None:
     with LinkServer() as server:
         stranger = Stranger(server.address)
         greet(stranger)
@@ -197,7 +201,7 @@ class QuietWake:
     def clear(self) -> None: ...
 
 
-def test_a_client_reads_all_that_a_broken_connection_brought_before_it_opens_another() -> None:
+def test_a_client_reads_everything_received_on_a_broken_connection_before_it_reconnects() -> None:
     """More than is read in one turn; the acknowledgement that matters comes last."""
     state = SharedState(BrokenSocket.address, LinkLimits(), 1.0, 10.0, wake=lambda: None)
     dealer = BrokenSocket([])
@@ -220,3 +224,70 @@ def test_a_client_reads_all_that_a_broken_connection_brought_before_it_opens_ano
     assert connection.server.inbox.received == 1
     assert dealer.unread_when_reopened == [0]
     assert dealer.said[said:] == []  # nothing goes out over what may be another connection by now
+
+
+def test_closing_with_unsent_data_raises_and_does_not_hang(tmp_path: Path) -> None:
+    client = LinkClient(f"ipc://{tmp_path}/nobody", linger=0.3)
+    for _ in range(3):
+        client.send(np.zeros(1_000_000))
+    start = time.monotonic()
+    with pytest.raises(UnacknowledgedError) as caught:
+        client.close()
+    assert time.monotonic() - start < 30
+    assert list(caught.value.counts.values()) == [3]
+    client.close()
+    with pytest.raises(LinkClosedError):
+        client.send(1)
+
+
+def test_closing_while_the_peer_does_not_read_does_not_hang() -> None:
+    with LinkServer(limits=LinkLimits(receive_messages=1)) as server:
+        client = LinkClient(server.address, linger=0.3)
+        for _ in range(20):
+            client.send(np.zeros(1_000_000))
+        start = time.monotonic()
+        with pytest.raises(UnacknowledgedError):
+            client.close()
+        assert time.monotonic() - start < 30
+
+
+def test_closing_ends_a_waiting_receive_with_an_error() -> None:
+    server = LinkServer()
+    outcome: list[type[BaseException]] = []
+
+    def wait() -> None:
+        try:
+            server.recv()
+        except LinkClosedError as error:
+            outcome.append(type(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    server.close()
+    thread.join(PATIENCE)
+    assert outcome == [LinkClosedError]
+
+
+def test_an_acknowledgement_right_before_closing_reaches_the_other_end() -> None:
+    for _ in range(20):
+        with LinkServer() as server:
+            client = LinkClient(server.address, name="worker")
+            client.send("hello")
+            server.recv(timeout=PATIENCE)
+            server.send("worker", "job")
+            client.recv(timeout=PATIENCE)
+            client.close()
+            while server.peers()["worker"] is not PeerChange.LEFT:
+                time.sleep(0.001)
+            assert server.unacknowledged("worker") == ()
+
+
+def test_an_error_inside_a_with_block_is_raised_and_not_replaced_by_the_closing_error(tmp_path: Path) -> None:
+    def fail() -> None:
+        with LinkClient(f"ipc://{tmp_path}/nobody") as client:
+            client.send(1)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        fail()
