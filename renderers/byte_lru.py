@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
+class _Entry(Generic[K, V]):
+    """An entry of a cache; `key` and `value` are None once it has been removed.
+
+    Uses are numbered: `last_use` is the last one, `queued_use` the last one before the entry was queued for eviction.
+    """
+
+    __slots__ = ("key", "last_use", "nbytes", "queued_use", "value")
+
+    def __init__(self, key: K, value: V, nbytes: int, last_use: int) -> None:
+        self.key: K | None = key
+        self.value: V | None = value
+        self.nbytes = nbytes
+        self.last_use = self.queued_use = last_use
+
+
 class ByteLRU(Generic[K, V]):
     """Key -> value, at most `max_bytes` by the callers' own count; the least recently used entry is evicted first.
 
-    Safe for threads. To bound the number of entries instead of their bytes, count each as one byte.
+    Safe for threads. Neither a key nor a value is None. To bound the number of entries instead of their bytes, count
+    each as one byte.
     """
+
+    # A read takes no lock and moves nothing: it stores the number of this use in the entry. `_queue` holds the entries
+    # of the time when it was filled, the least recently used last. The last one that was not used since is evicted
+    # next, because all others were used after it; the queue is filled again, which sorts all entries, when it is empty.
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        # The key stands in its entry as well: an entry is moved by that very object, without comparing an equal key
-        # again, which may be a text of megabytes.
-        self._entries: OrderedDict[K, tuple[K, V, int]] = OrderedDict()
+        self._entries: dict[K, _Entry[K, V]] = {}
+        self._queue: list[_Entry[K, V]] = []
+        self._next_use = itertools.count().__next__  # atomic, so that no two uses have the same number
         self._nbytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
         """The value of `key`, which becomes the most recently used; None if there is no entry."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(entry[0])
-        return entry[1]
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        entry.last_use = self._next_use()
+        return entry.value
 
     def put(self, key: K, value: V, nbytes: int) -> list[tuple[K, V]]:
         """Set the value of `key`, which counts as `nbytes` bytes; the (key, value) pairs evicted for it, oldest first.
@@ -40,10 +60,15 @@ class ByteLRU(Generic[K, V]):
         A value larger than `max_bytes` is not kept, and neither is the value that `key` had before.
         """
         with self._lock:
-            self._pop(key)
             if nbytes > self.max_bytes:
+                self._pop(key)
                 return []
-            self._entries[key] = (key, value, nbytes)
+            entry = self._entries.get(key)
+            if entry is None:
+                self._entries[key] = _Entry(key, value, nbytes, self._next_use())
+            else:  # in place, so that a concurrent read finds the former value or the new one
+                self._nbytes -= entry.nbytes
+                entry.value, entry.nbytes, entry.last_use = value, nbytes, self._next_use()
             self._nbytes += nbytes
             return self._evict_to(self.max_bytes)
 
@@ -60,13 +85,16 @@ class ByteLRU(Generic[K, V]):
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()
+            self._queue.clear()
             self._nbytes = 0
 
     def copy(self) -> ByteLRU[K, V]:
         """Another cache with the same entries in the same order."""
         other = ByteLRU[K, V](self.max_bytes)
         with self._lock:
-            other._entries, other._nbytes = self._entries.copy(), self._nbytes
+            for key, entry in sorted(self._entries.items(), key=lambda item: item[1].last_use):
+                assert entry.value is not None
+                other.put(key, entry.value, entry.nbytes)
         return other
 
     @property
@@ -76,8 +104,7 @@ class ByteLRU(Generic[K, V]):
 
     def __contains__(self, key: K) -> bool:
         """Whether there is an entry of `key`; the order of use stays as it is."""
-        with self._lock:
-            return key in self._entries
+        return key in self._entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -88,13 +115,27 @@ class ByteLRU(Generic[K, V]):
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
-        self._nbytes -= entry[2]
-        return entry[1]
+        value = entry.value
+        entry.key = entry.value = None
+        self._nbytes -= entry.nbytes
+        return value
 
     def _evict_to(self, max_bytes: int) -> list[tuple[K, V]]:
         evicted = []
         while self._nbytes > max_bytes:
-            key, value, nbytes = self._entries.popitem(last=False)[1]
-            self._nbytes -= nbytes
+            if not self._queue:
+                self._fill_queue()
+            entry = self._queue.pop()
+            key, value = entry.key, entry.value
+            if key is None or value is None or entry.last_use != entry.queued_use:  # removed, or used since
+                continue
+            del self._entries[key]
+            self._nbytes -= entry.nbytes
             evicted.append((key, value))
         return evicted
+
+    def _fill_queue(self) -> None:
+        self._queue.extend(self._entries.values())
+        for entry in self._queue:
+            entry.queued_use = entry.last_use
+        self._queue.sort(key=attrgetter("queued_use"), reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,39 @@ def test_a_copy_has_the_same_entries_in_the_same_order_and_changes_by_itself() -
     assert (len(cache), "b" in cache, "c" in cache) == (2, True, False)
     cache.clear()
     assert (len(cache), cache.nbytes, len(copy), copy.nbytes) == (0, 0, 2, 2)
+
+
+class _Value:
+    pass
+
+
+def test_a_removed_value_is_freed_at_once_even_if_its_entry_was_queued_for_eviction() -> None:
+    cache = ByteLRU[int, _Value](10)
+    for key in range(3):
+        cache.put(key, _Value(), 1)
+    cache.evict_to(2)  # queues all entries
+    value = weakref.ref(cache.get(1) or _Value())
+    assert value() is not None
+    cache.pop(1)
+    assert value() is None
+    assert [key for key, _ in cache.evict_to(0)] == [2]
+
+
+def test_a_value_that_is_replaced_can_be_read_all_the_time() -> None:
+    cache = ByteLRU[str, int](10)
+    cache.put("key", 1, 1)
+
+    def replace() -> None:
+        for number in range(1, 20_000):
+            cache.put("key", number, 1 + number % 9)
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    misses = 0
+    while thread.is_alive():
+        misses += cache.get("key") is None
+    thread.join()
+    assert misses == 0
 
 
 def test_threads_keep_the_byte_count_right() -> None:

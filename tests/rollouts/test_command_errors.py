@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_traj_command import file_of, forked, png, short
+from trajectory_files import file_of, forked, png, short
 
 from renderers import MediaSource, MediaStore
 from rollouts.terminal.text import printable

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from test_traj_command import file_of, png, short
+from trajectory_files import file_of, png, short
 from typer.testing import CliRunner
 
 from renderers import MediaSource

@@ -1,4 +1,4 @@
-"""The code of the pages on environments and on training runs, and what its comments promise is so."""
+"""The code of the pages on environments, trajectories and training runs, and the values that its comments state."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def run_page(page):
-    """The names that the page's blocks leave behind, run one after the other as one program."""
+    """Runs the page's blocks in order, as one program, and returns its global names."""
     text = (DOCS / page).read_text("utf-8")
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count("```python")
@@ -21,7 +21,7 @@ def run_page(page):
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
+def empty_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -41,6 +41,17 @@ def test_the_page_on_environments():
     assert sorted(t.episode_id for t in names["kept"]) == sorted(spec.episode_id for spec in names["specs"])
     assert names["slow"].reward == 1.0
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
+
+
+def test_the_page_on_trajectories():
+    names = run_page("trajectories.md")
+    trajectory, third, fourth = names["trajectory"], names["third"], names["fourth"]
+    assert [node.parent for node in trajectory.nodes[:4]] == [-1, 0, 1, 2]
+    assert (trajectory.forks, trajectory.reward, trajectory.num_turns) == (2, 0.5, 4)
+    assert trajectory.path(fourth)[:-1] == trajectory.path(third)[:-1]
+    assert len(names["shortened"][1]["tokens"]["multi_modal_data"].mm_hashes["image"]) == 1
+    assert names["episode"].leaves() == [3]
+    assert len(names["samples"]) == 1
 
 
 def test_the_page_on_training():

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
-from test_traj_command import PLANTED, png, short
+from planted_violations import PLANTED_VIOLATIONS
+from trajectory_files import png, short
 from typer.testing import CliRunner
 
 from renderers import MediaSource, PlaceholderRange
@@ -33,10 +34,10 @@ def file_of(path: Path, *records: Any, compression: Any = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("fault", PLANTED_VIOLATIONS)
 def test_an_episode_with_a_fault_neither_breaks_the_command_nor_hides_the_others(tmp_path: Path, fault: str) -> None:
     bad = short("bad")
-    PLANTED[fault](bad)
+    PLANTED_VIOLATIONS[fault](bad)
     path = file_of(tmp_path / "t.mmr", bad, short("good", 9), 5, [short("grouped", 9), "no episode"])
     digest = MediaSource.of(GOOD).digest
     out = tmp_path / "out"
@@ -52,7 +53,7 @@ def test_an_episode_with_a_fault_neither_breaks_the_command_nor_hides_the_others
 
 def test_an_episode_with_references_of_the_wrong_type_is_named_as_not_listed(tmp_path: Path) -> None:
     bad = short("bad")
-    PLANTED["media that are numbers"](bad)
+    PLANTED_VIOLATIONS["media that are numbers"](bad)
     result = run("ls", file_of(tmp_path / "t.mmr", bad, short("good", 9)))
     assert result.exit_code == 1
     (error,) = result.stderr.splitlines()

@@ -21,7 +21,7 @@ import pytest
 from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_traj_command import file_of, short
+from trajectory_files import file_of, short
 from typer.testing import CliRunner
 
 from rollouts.cli.errors import NoJsonFormError

@@ -1,0 +1,142 @@
+"""`rollouts traj export`: episodes as JSON lines with image files, and nodes as Parquet rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted_violations import without_validation
+from trajectory_files import damage, file_of, forked, lines, one_error, png, run, short
+
+from renderers import MediaSource
+from rollouts.cli.traj.plain import plain
+from rollouts.engines.protocol import FinishReason, WeightSpan
+from rollouts.trajectory.pixel_forms import pack_episodes
+
+
+def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", forked(), short("second", level=1))
+    out = tmp_path / "out" / "episodes.jsonl"
+    (summary,) = lines(run("export", path, "--jsonl", out))
+    assert summary.startswith("2 episodes")
+    first, second = map(json.loads, out.read_text().splitlines())
+    original = forked()
+    assert (first["episode_id"], first["group_id"], first["seed"]) == ("forked", "group-a", 11)
+    assert (first["reward"], first["done"], first["truncated"]) == (0.75, True, False)
+    for node, entry in zip(original.nodes, first["nodes"], strict=True):
+        assert entry["parent"] == node.parent
+        assert entry["token_ids"] == node.token_ids.tolist()
+        assert entry["sampled"] == [int(flag) for flag in node.sampled]
+        assert np.array_equal(np.array(entry["logprobs"], np.float32), node.logprobs)
+        assert entry["weight_spans"] == [[span.version, span.start, span.end] for span in node.weight_spans]
+        for reference, medium in zip(node.media, entry["media"], strict=True):
+            assert medium["digest"] == reference.source.digest
+            assert (medium["offset"], medium["length"]) == (reference.placeholder.offset, reference.placeholder.length)
+            assert (out.parent / medium["file"]).read_bytes() == reference.source.data
+    assert first["turns"][2] == {
+        "node": 5,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": "Shut."},
+        "reward": 0.25,
+        "info": {"steps": 3},
+        "seconds": 0.0,
+    }
+    assert second["truncated"]
+    assert len(list((out.parent / "episodes-media").iterdir())) == 2, "each distinct image once"
+    assert sorted(entry.name for entry in out.parent.iterdir()) == ["episodes-media", "episodes.jsonl"]
+
+
+def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    first = forked()
+    first.nodes = list(first.nodes)
+    extra = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    first.nodes[1] = replace(first.nodes[1], extras={"routed_experts": extra}, content=np.array([True, False]))
+    path = file_of(tmp_path / "t.mmr", first, short("second"))
+    out = tmp_path / "nodes.parquet"
+    lines(run("export", path, "--parquet", out))
+    rows = parquet.read_table(out).to_pylist()
+    assert [(row["episode_id"], row["node"], row["parent"]) for row in rows] == [
+        *(("forked", index, node.parent) for index, node in enumerate(first.nodes)),
+        ("second", 0, -1),
+        ("second", 1, 0),
+    ]
+    for row, node in zip(rows, first.nodes, strict=False):
+        assert row["token_ids"] == node.token_ids.tolist()
+        assert row["sampled"] == node.sampled.tolist()
+        assert np.array_equal(np.array(row["logprobs"], np.float32), node.logprobs)
+        assert [medium["digest"] for medium in row["media"]] == [reference.source.digest for reference in node.media]
+    assert rows[0]["turn"] is None
+    assert json.loads(rows[0]["messages"]) == [{"role": "user", "content": "What is this?"}]
+    assert rows[1]["content"] == [True, False]
+    (held,) = rows[1]["extras"]
+    read = np.frombuffer(held["data"], held["dtype"]).reshape(held["shape"])
+    assert np.array_equal(read, extra)
+    assert (rows[3]["turn"], rows[3]["reward"], rows[3]["episode_reward"]) == (1, 0.5, 0.75)
+    assert json.loads(rows[5]["message"])["content"] == "Shut."
+    assert (tmp_path / rows[0]["media"][0]["file"]).read_bytes() == png(1)
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    error = one_error(run("export", file_of(tmp_path / "t.mmr", short("a")), "--parquet", tmp_path / "o.parquet"))
+    assert "mmrollouts[parquet]" in error
+    assert os.listdir(tmp_path) == ["t.mmr"]
+
+
+def test_export_does_not_overwrite_an_existing_file(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", short("a"))
+    (tmp_path / "o.jsonl").write_text("precious")
+    assert "was not changed" in one_error(run("export", path, "--jsonl", tmp_path / "o.jsonl"))
+    assert (tmp_path / "o.jsonl").read_text() == "precious"
+
+
+def test_export_reports_the_records_that_fail_and_writes_the_others(tmp_path: Path) -> None:
+    unsound = short("unsound")
+    unsound.nodes = [without_validation(unsound.nodes[0], parent=0), unsound.nodes[1]]
+    path = file_of(tmp_path / "t.mmr", short("a"), unsound, {"no": "episode"}, short("b", 9))
+    damage(path, png(9))
+    result = run("export", path, "--jsonl", tmp_path / "o.jsonl")
+    assert result.exit_code == 1
+    troubles = result.stderr.splitlines()
+    assert len(troubles) == 3
+    assert all(f"record {number}" in words for number, words in zip((1, 2, 3), troubles, strict=True))
+    assert [json.loads(line)["episode_id"] for line in (tmp_path / "o.jsonl").read_text().splitlines()] == ["a"]
+
+
+def test_an_episode_without_image_data_is_exported_with_the_digests(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", pack_episodes([short("a")], pixels="none"))
+    result = run("export", path, "--jsonl", tmp_path / "o.jsonl")
+    assert result.exit_code == 1
+    (medium,) = json.loads((tmp_path / "o.jsonl").read_text())["nodes"][0]["media"]
+    assert medium["file"] is None
+    assert medium["digest"] in result.stderr
+
+
+def test_export_without_an_output_option_names_the_option(tmp_path: Path) -> None:
+    assert "--jsonl" in one_error(run("export", file_of(tmp_path / "t.mmr", short("a"))))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(-0.1), -0.1),
+        (float("nan"), None),
+        (np.array([[1, 2]], np.int16), {"dtype": "int16", "shape": [1, 2], "data": [1, 2]}),
+        (np.bool_(True), True),
+        ({1: (b"ab", FinishReason.STOP)}, {"1": [{"base64": "YWI="}, "stop"]}),
+        (WeightSpan("v", 0, 1), {"version": "v", "start": 0, "end": 1}),
+        (MediaSource.of(b"x"), {"digest": MediaSource.of(b"x").digest}),
+        (np.datetime64("2024-01-01"), "2024-01-01"),
+        (np.array(3.5), {"dtype": "float64", "shape": [], "data": [3.5]}),
+        ({1: "a", "1": "b"}, [[1, "a"], ["1", "b"]]),
+    ],
+)
+def test_every_value_of_an_episode_becomes_plain_json(value: object, expected: object) -> None:
+    assert plain(value) == expected
+    json.dumps(plain(value), allow_nan=False)

@@ -1,0 +1,159 @@
+"""`rollouts traj ls` and `show`: the episodes of a file listed, and one printed as a tree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted_violations import without_validation
+from trajectory_files import (
+    assistant_turn,
+    completion_node,
+    file_of,
+    forked,
+    lines,
+    one_error,
+    png,
+    prompt_node,
+    run,
+    short,
+)
+
+from rollouts import Trajectory
+from rollouts.trajectory.pixel_forms import pack_episodes
+
+
+def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", forked(), short("second"))
+    header, first, second, footer = lines(run("ls", path))
+    assert header == "# episode group turns branches tokens sampled images reward done"
+    assert first == "0 forked group-a 3 2 17 6 2 0.75 done"
+    assert second == "1 second - 1 1 2 1 1 -1 truncated"
+    assert footer.startswith("2 episodes")
+
+
+def test_groups_in_one_record_and_packed_episodes_are_listed_one_by_one(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", [short("a"), short("b")], pack_episodes([short("c")], pixels="none"))
+    described = json.loads(run("ls", path, "--json").stdout)
+    assert [one["episode"] for one in described] == ["a", "b", "c"]
+    assert [one["number"] for one in described] == [0, 1, 2]
+
+
+def test_show_prints_roles_text_media_weight_versions_and_rewards(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", short("other"), forked())
+    head, *tree = lines(run("show", path, "forked"))
+    digests = [hashlib.sha256(png(level)).hexdigest()[:16] for level in (1, 2)]
+    assert head == (
+        "episode forked of group group-a, seed 11: 3 turns, 2 branches, 17 tokens, 6 sampled, 2 images, reward 0.75, "
+        "done"
+    )
+    assert tree == [
+        f"0 user 5 tokens image {digests[0]} at 0+1 image {digests[1]} at 1+1 What is this?",
+        "1 assistant 2 sampled weights 0 stop, reward 0 A door.",
+        f"├─ 2 prompt 2 tokens image {digests[0]} at 0+1",
+        "│ 3 assistant 3 sampled weights 1 stop, reward 0.5 Open.",
+        "└─ 4 prompt 4 tokens",
+        "5 assistant 1 sampled weights 0 stop, reward 0.25 Shut.",
+    ]
+
+
+def test_show_prints_several_roots_as_separate_trees(tmp_path: Path) -> None:
+    nodes = [
+        prompt_node(-1, 1, text="a"),
+        completion_node(0, 2),
+        prompt_node(-1, 3, text="b"),
+        completion_node(2, 4),
+        prompt_node(3, 5, text="c"),
+    ]
+    path = file_of(tmp_path / "t.mmr", Trajectory("two", nodes=nodes))
+    printed = run("show", path, "two").stdout.splitlines()[1:]
+    assert [line.split("   ")[0] for line in printed] == ["├─ 0 user", "│  1 prompt", "└─ 2 user", "", ""]
+    assert [line[:11].rstrip() for line in printed[3:]] == ["   3 prompt", "   4 user"]
+
+
+def test_ids_are_shown_with_runs_of_one_id_counted(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", forked())
+    printed = lines(run("show", path, "--ids"))
+    assert printed[2] == "7 x2 1 2 3"
+    assert "21 22 x3" in printed
+
+
+def test_an_episode_is_found_by_number_or_id_and_a_missing_one_is_one_line(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", short("a"), short("1"), short("b"))
+    assert "episode 1 of" in lines(run("show", path, "1"))[0]
+    assert "episode b of" in lines(run("show", path, "2"))[0]
+    assert "no episode 'c'" in one_error(run("show", path, "c"))
+
+
+def test_an_episode_of_two_thousand_forks_is_shown_without_recursion(tmp_path: Path) -> None:
+    nodes = [prompt_node(-1, 1)]
+    for depth in range(0, 4000, 2):
+        nodes += [prompt_node(depth, 2), prompt_node(depth, 3)]
+        nodes[-1], nodes[-2] = nodes[-2], nodes[-1]
+    path = file_of(tmp_path / "t.mmr", Trajectory("deep", nodes=nodes))
+    assert len(lines(run("show", path))) == len(nodes) + 1
+
+
+HOSTILE = "\n\x1b[31mred\x1b]0;title\x07\r\u202e[bold]"
+
+
+def hostile() -> Trajectory:
+    """Escape sequences and markup wherever text can stand."""
+    trajectory = short(HOSTILE)
+    trajectory.group_id = HOSTILE
+    trajectory.error = HOSTILE
+    message: Any = {"role": HOSTILE, "content": [HOSTILE, {"text": 3}, 4], "tool_calls": [{"function": HOSTILE}, 5]}
+    trajectory.nodes = [
+        replace(trajectory.nodes[0], messages=(message,)),
+        completion_node(0, 5, version=HOSTILE),
+    ]
+    trajectory.turns = [assistant_turn(1, HOSTILE)]
+    return trajectory
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+def test_control_characters_in_a_file_are_escaped_on_the_terminal(tmp_path: Path, command: str) -> None:
+    result = run(command, file_of(tmp_path / "t.mmr", hostile()), FORCE_COLOR="1", TERM="xterm-256color", COLUMNS="300")
+    for control in ("\x1b]", "\x1b[31m", "\x07", "\r", "\u202e"):
+        assert control not in result.output
+    if command != "verify":
+        assert "[bold]" in result.output
+    if command == "show":
+        assert len(result.stdout.splitlines()) == 4, "head, error and two nodes"
+
+
+def test_control_characters_in_the_names_of_invalid_episodes_are_escaped(tmp_path: Path) -> None:
+    bad = hostile()
+    bad.nodes = [without_validation(bad.nodes[0], parent=5)]
+    result = run("verify", file_of(tmp_path / "t.mmr", bad))
+    assert result.exit_code == 1
+    assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "export", "merge", "repair"])
+@pytest.mark.parametrize("what", ["missing", "a directory", "another file"])
+def test_a_path_that_is_no_trajectory_file_is_one_error_line(tmp_path: Path, command: str, what: str) -> None:
+    path = tmp_path / "x\x1b[31m.mmr"
+    if what == "a directory":
+        path.mkdir()
+    elif what == "another file":
+        path.write_bytes(b"hello " * 100)
+    options = {
+        "export": ("--jsonl", tmp_path / "o"),
+        "merge": ("--out", tmp_path / "o"),
+        "repair": ("--out", tmp_path / "o"),
+    }
+    result = run(command, path, *options.get(command, ()))
+    one_error(result)
+    assert "\x1b" not in result.output
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_empty_file_holds_no_episodes(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr")
+    assert lines(run("ls", path)) == [f"{path} holds no episodes"]
+    assert run("verify", path).exit_code == 0
