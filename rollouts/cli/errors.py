@@ -7,13 +7,17 @@ from pathlib import Path
 from rollouts.errors import RolloutsError
 
 
-class TrajectoryFileError(RolloutsError):
-    """A path holds no readable trajectories, or cannot be written. `path` names it."""
+class CommandFileError(RolloutsError):
+    """A path given to a command cannot be read or written, or does not hold what the command needs.
 
-    def __init__(self, path: Path, reason: str) -> None:
+    `path` names it, `line` (from 1) the place in it if there is one.
+    """
+
+    def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
         self.path = path
         self.reason = reason
-        super().__init__(f"{path}: {reason}")
+        self.line = line
+        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")
 
 
 class ExportError(RolloutsError):
@@ -25,15 +29,6 @@ class ExportError(RolloutsError):
         super().__init__(f"{digest}: {reason}")
 
 
-class InventoryError(RolloutsError):
-    """A path holds neither a media store nor trajectories. `path` names it."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(f"{path}: {reason}")
-
-
 class NoJsonFormError(RolloutsError):
     """A value cannot be written as JSON. `type_name` is its class."""
 
@@ -42,13 +37,3 @@ class NoJsonFormError(RolloutsError):
         super().__init__(
             f"a value of type {self.type_name} cannot be written as JSON; record plain data, an array or a tensor"
         )
-
-
-class ConversationFileError(RolloutsError):
-    """A file holds no conversation or no tools. `path` names it, `line` (from 1) the place if there is one."""
-
-    def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
-        self.path = path
-        self.reason = reason
-        self.line = line
-        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")

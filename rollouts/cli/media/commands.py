@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from rollouts.cli.errors import ExportError
+from rollouts.cli.media.inventory import Inventory, read_inventory
 from rollouts.terminal.text import exit_with_error, print_error, print_line
-
-if TYPE_CHECKING:
-    from rollouts.cli.media.inventory import Inventory
 
 media_commands = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -36,7 +36,7 @@ def ls(
     """
     from rollouts.cli.media.listing import media_as_json, print_media
 
-    with _inventory(target) as inventory:
+    with closing(read_inventory(target)) as inventory:
         if as_json:
             sys.stdout.write(json.dumps(media_as_json(inventory)) + "\n")
         elif inventory.media:
@@ -52,15 +52,16 @@ def ls(
 @media_commands.command()
 def verify(target: Target) -> None:
     """Compare every medium with its digest and decode it. Exits with 1 and names the failures, if there are any."""
-    from rollouts.cli.media.verification import verify_all
+    from rollouts.cli.media.verification import find_problem
 
-    with _inventory(target) as inventory:
+    with closing(read_inventory(target)) as inventory:
         failed = len(inventory.problems)
-        for problem in inventory.problems:
-            print_line(problem)
-        for finding in verify_all(inventory.media):
-            failed += finding.fatal
-            print_line(f"{finding.digest}: {finding.reason}")
+        for unreadable in inventory.problems:
+            print_line(unreadable)
+        for medium in inventory.media:
+            if (problem := find_problem(medium)) is not None:
+                failed += problem.fatal
+                print_line(f"{medium.digest}: {problem.reason}")
     if failed:
         print_line(f"{failed} failed, {len(inventory.media)} media checked")
         raise typer.Exit(1)
@@ -76,7 +77,7 @@ def export(
     ] = None,
 ) -> None:
     """Write each medium once to a file of its own; pixels that were never in a file become a PNG of the same pixels."""
-    with _inventory(target) as inventory:
+    with closing(read_inventory(target)) as inventory:
         failed = _export(inventory, target, out, contact_sheet)
     if failed:
         raise typer.Exit(1)
@@ -84,7 +85,6 @@ def export(
 
 def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path | None) -> bool:
     """Export all media; returns whether any was not exported."""
-    from rollouts.cli.errors import ExportError
     from rollouts.cli.media.export import export_medium
 
     try:
@@ -120,9 +120,3 @@ def _draw_contact_sheet(inventory: Inventory, path: Path, title: str) -> None:
     except OSError as error:
         exit_with_error(f"{path} cannot be written: {error.strerror or error}")
     print_line(f"contact sheet in {path}")
-
-
-def _inventory(target: Path) -> Inventory:
-    from rollouts.cli.media.inventory import read_inventory
-
-    return read_inventory(target)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from renderers import MediaSource
 from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
-from rollouts.cli.errors import InventoryError, TrajectoryFileError
-from rollouts.cli.trajectory_file.episodes import OpenFile, UnreadableRecord, open_reader
+from rollouts.cli.errors import CommandFileError
+from rollouts.cli.trajectory_file.episodes import UnreadableRecord, open_reader, read_episodes
 from rollouts.trajectory.pixel_forms import AbsentSource
 from transport import RecordReader, TransportError
 
@@ -61,21 +60,12 @@ class Inventory:
     media: list[Medium]
     problems: list[str]
     references: int | None = None
-    records: int = 0
     reader: RecordReader | None = None
 
     def close(self) -> None:
         """Close the record file."""
         if self.reader is not None:
             self.reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def nbytes(self) -> int:
@@ -85,12 +75,12 @@ class Inventory:
 def read_inventory(target: Path) -> Inventory:
     """List what a store directory or a record file holds, without reading the media of a store.
 
-    Raises `InventoryError` if it is neither.
+    Raises `CommandFileError` if it is neither.
     """
     try:
         return _of_store(target) if target.is_dir() else _of_records(target)
     except OSError as error:
-        raise InventoryError(target, f"cannot be read: {error.strerror or error}") from error
+        raise CommandFileError(target, f"cannot be read: {error.strerror or error}") from error
 
 
 def _of_store(directory: Path) -> Inventory:
@@ -98,7 +88,7 @@ def _of_store(directory: Path) -> Inventory:
     stray = stray_files(directory)
     first = next(stray, None)
     if first is not None and not media:
-        raise InventoryError(
+        raise CommandFileError(
             directory,
             f"not a media store: it holds files such as {first.relative_to(directory)}, and none that is named by its "
             "digest. Pass the directory that a MediaStore was given, or a trajectory file",
@@ -113,22 +103,19 @@ def _of_store(directory: Path) -> Inventory:
 
 
 def _of_records(path: Path) -> Inventory:
+    reader = open_reader(path, "neither a media store nor a trajectory file")
     try:
-        reader = open_reader(path, "neither a media store nor a trajectory file")
-    except TrajectoryFileError as error:
-        raise InventoryError(path, error.reason) from error
-    try:
-        return _of_episodes(OpenFile(reader))
+        return _of_episodes(reader)
     except BaseException:
         reader.close()
         raise
 
 
-def _of_episodes(file: OpenFile) -> Inventory:
+def _of_episodes(reader: RecordReader) -> Inventory:
     media: dict[str, Medium] = {}
     references = 0
     problems: dict[str, None] = {}
-    for found in file:
+    for found in read_episodes(reader):
         if isinstance(found, UnreadableRecord):
             problems[found.reason] = None
             continue
@@ -137,10 +124,10 @@ def _of_episodes(file: OpenFile) -> Inventory:
             if isinstance(source, AbsentSource):
                 problems[f"{source.digest}: its bytes are not in this file"] = None
                 continue
-            medium = media.setdefault(source.digest, Medium(source.digest, source.nbytes, reader=file.reader))
+            medium = media.setdefault(source.digest, Medium(source.digest, source.nbytes, reader=reader))
             medium.uses += 1
             medium.episodes[found.trajectory.episode_id] = None
             references += 1
-    if file.unfinished:
-        problems[f"{file.unfinished} bytes at the end are an incomplete record"] = None
-    return Inventory(list(media.values()), list(problems), references, file.records, file.reader)
+    if reader.truncated_bytes:
+        problems[f"{reader.truncated_bytes} bytes at the end are an incomplete record"] = None
+    return Inventory(list(media.values()), list(problems), references, reader)

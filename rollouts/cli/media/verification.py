@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -14,36 +13,27 @@ from rollouts.cli.media.inventory import Medium
 _WITHOUT_PYAV = ("raw video", "gif", "webp", "png", "tiff")
 
 
-class Finding(NamedTuple):
+class Problem(NamedTuple):
     """A problem of one medium; `fatal` is False if it could not be decoded here because a package is missing."""
 
-    digest: str
     reason: str
     fatal: bool = True
 
 
-def verify(medium: Medium) -> Finding | None:
+def find_problem(medium: Medium) -> Problem | None:
     """The problem of a medium; None if it matches its digest and decodes completely."""
     try:
         source = medium.read()
         source.verify()
         described = describe(medium)
     except OSError as error:
-        return Finding(medium.digest, f"cannot be read: {error.strerror or error}")
+        return Problem(f"cannot be read: {error.strerror or error}")
     except MediaDigestError as error:
-        return Finding(medium.digest, f"damaged: its {medium.nbytes} bytes hash to {error.actual}")
+        return Problem(f"damaged: its {medium.nbytes} bytes hash to {error.actual}")
     if described.is_video and described.format not in _WITHOUT_PYAV and find_spec("av") is None:
-        return Finding(medium.digest, f"{described.format} video, not decoded: PyAV is not installed", fatal=False)
+        return Problem(f"{described.format} video, not decoded: PyAV is not installed", fatal=False)
     try:
         check_decodes(source, described)
     except MediaError as error:
-        return Finding(medium.digest, f"undecodable: {error.reason}")
+        return Problem(f"undecodable: {error.reason}")
     return None
-
-
-def verify_all(media: list[Medium]) -> Iterator[Finding]:
-    """The findings in the order of the media."""
-    for medium in media:
-        finding = verify(medium)
-        if finding is not None:
-            yield finding

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from renderers.file_reading import open_readable, read_bytes
-from rollouts.cli.errors import ConversationFileError
+from rollouts.cli.errors import CommandFileError
 
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -25,7 +25,7 @@ def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
     """Read a JSON list of messages, or an object with `messages` and optionally `tools`.
 
     In a .jsonl file, and in any file if `row` is given, each line is a conversation, and `row` (from 0; 0 if None)
-    selects one. Messages are not checked. Raises `ConversationFileError`.
+    selects one. Messages are not checked. Raises `CommandFileError`.
     """
     if row is None and path.suffix.lower() not in _JSONL_SUFFIXES:
         line, found = None, _parse(path, _read(path))
@@ -35,23 +35,23 @@ def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
     messages = found.get("messages") if isinstance(found, dict) else found
     tools = found.get("tools") if isinstance(found, dict) else None
     if not isinstance(messages, list):
-        raise ConversationFileError(
+        raise CommandFileError(
             path, 'holds no conversation; write a list of messages, or {"messages": [...], "tools": [...]}', line=line
         )
     if not messages:
-        raise ConversationFileError(path, "the conversation has no messages", line=line)
+        raise CommandFileError(path, "the conversation has no messages", line=line)
     return Conversation(messages, _tool_list(path, tools))
 
 
 def read_tools(path: Path) -> list[Any] | None:
-    """Read a JSON list of tools, or an object with `tools`. Raises `ConversationFileError`."""
+    """Read a JSON list of tools, or an object with `tools`. Raises `CommandFileError`."""
     found = _parse(path, _read(path))
     return _tool_list(path, found.get("tools") if isinstance(found, dict) else found)
 
 
 def _tool_list(path: Path, tools: Any) -> list[Any] | None:
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise ConversationFileError(path, 'tools must be a list of {"type": "function", "function": {...}}')
+        raise CommandFileError(path, 'tools must be a list of {"type": "function", "function": {...}}')
     return tools
 
 
@@ -59,11 +59,11 @@ def _read(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8-sig")
     except OSError as error:
-        raise ConversationFileError(path, f"cannot be read: {error.strerror or error}") from error
+        raise CommandFileError(path, f"cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConversationFileError(path, f"is not UTF-8 text, at byte {error.start}") from error
+        raise CommandFileError(path, f"is not UTF-8 text, at byte {error.start}") from error
     except ValueError as error:
-        raise ConversationFileError(path, f"not a valid file name: {error}") from error
+        raise CommandFileError(path, f"not a valid file name: {error}") from error
 
 
 def _line(path: Path, number: int) -> str:
@@ -71,11 +71,11 @@ def _line(path: Path, number: int) -> str:
         with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as lines:
             line = next(islice(lines, number - 1, None), None)
     except OSError as error:
-        raise ConversationFileError(path, f"cannot be read: {error.strerror or error}") from error
+        raise CommandFileError(path, f"cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConversationFileError(path, "is not UTF-8 text") from error
+        raise CommandFileError(path, "is not UTF-8 text") from error
     if line is None:
-        raise ConversationFileError(path, f"has no row {number - 1}; rows count from 0")
+        raise CommandFileError(path, f"has no row {number - 1}; rows count from 0")
     return line.rstrip()
 
 
@@ -85,8 +85,8 @@ def _parse(path: Path, text: str, first_line: int = 1) -> Any:
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         cure = ". For one conversation a line, name it .jsonl or pass --row" if error.msg == "Extra data" else ""
-        raise ConversationFileError(path, f"not JSON: {error.msg}, column {error.colno}{cure}", line=line) from error
+        raise CommandFileError(path, f"not JSON: {error.msg}, column {error.colno}{cure}", line=line) from error
     except RecursionError as error:
-        raise ConversationFileError(path, "nested too deep to be parsed") from error
+        raise CommandFileError(path, "nested too deep to be parsed") from error
     except ValueError as error:  # an integer of more than 4,300 digits
-        raise ConversationFileError(path, f"not readable as JSON: {error}; write long numbers as text") from error
+        raise CommandFileError(path, f"not readable as JSON: {error}; write long numbers as text") from error

@@ -6,16 +6,20 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from rollouts.cli.traj.listing import describe_episode, ending, print_episodes
+from rollouts.cli.traj.new_file import new_file
+from rollouts.cli.traj.tree import tree_lines
+from rollouts.cli.traj.verification import Verification
+from rollouts.cli.trajectory_file.episodes import Episode, UnreadableRecord, open_reader, read_episodes
 from rollouts.terminal.text import exit_with_error, print_error, print_line, printable_line
-
-if TYPE_CHECKING:
-    from rollouts.cli.trajectory_file.episodes import Episode, OpenFile
+from transport import RecordReader
+from transport.records.file_lock import locked
+from transport.records.rewriting import merge_record_files, repair_record_file
 
 traj_commands = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -35,11 +39,9 @@ def ls(
 
     Exits with 1 if a record could not be read and was left out.
     """
-    from rollouts.cli.traj.listing import describe_episode, print_episodes
-
     problems: list[str] = []
-    with _opened(file) as opened:
-        described = [describe_episode(episode) for episode in _valid_episodes(opened, problems)]
+    with open_reader(file) as reader:
+        described = [describe_episode(episode) for episode in _valid_episodes(reader, problems)]
     if as_json:
         sys.stdout.write(json.dumps(described) + "\n")
     elif described:
@@ -59,12 +61,9 @@ def show(
     ids: Annotated[bool, typer.Option("--ids", help="Show each node's token ids.")] = False,
 ) -> None:
     """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text."""
-    from rollouts.cli.traj.listing import describe_episode, ending
-    from rollouts.cli.traj.tree import tree_lines
-
-    with _opened(file) as opened:
+    with open_reader(file) as reader:
         unreadable: list[str] = []
-        found = _find_episode(opened, episode, unreadable)
+        found = _find_episode(reader, episode, unreadable)
         if found is None:
             reasons = "".join(f"; {reason}" for reason in unreadable[:1])
             exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them{reasons}")
@@ -93,7 +92,6 @@ def export(
     """Write the episodes as JSON lines or Parquet, and each image once, by digest, into OUT-media/ beside OUT."""
     from rollouts.cli.traj.jsonl import write_jsonl
     from rollouts.cli.traj.media_files import MediaFiles
-    from rollouts.cli.traj.new_file import new_file
     from rollouts.cli.traj.parquet import write_parquet
 
     if jsonl is None and parquet is None:
@@ -102,8 +100,8 @@ def export(
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
         files = MediaFiles(out.parent / f"{out.stem}-media")
-        with _opened(file) as opened, new_file(out) as path:
-            episodes = _valid_episodes(opened, problems)
+        with open_reader(file) as reader, new_file(out) as path:
+            episodes = _valid_episodes(reader, problems)
             write = write_jsonl if out is jsonl else write_parquet
             written = write(episodes, path, files, problems)
         print_line(f"{written} episodes in {out}, {len(files)} media")
@@ -117,16 +115,14 @@ def export(
 @traj_commands.command()
 def verify(file: File) -> None:
     """Check every record, every digest and every tree. Exits with 1 and names the failures, if there are any."""
-    from rollouts.cli.traj.verification import Verification
-
     verification = Verification(file)
-    for failure in verification.check():
+    failures = 0
+    for failure in verification.failures():
         print_line(failure)
+        failures += 1
     counts = f"{verification.records} records, {verification.episodes} episodes, {len(verification.media)} media"
-    if verification.failures:
-        print_line(
-            f"{verification.failures} failed, {counts} checked; `rollouts traj repair` keeps the complete records"
-        )
+    if failures:
+        print_line(f"{failures} failed, {counts} checked; `rollouts traj repair` keeps the complete records")
         raise typer.Exit(1)
     print_line(f"{counts}: every checksum, digest and tree is correct")
 
@@ -137,19 +133,13 @@ def merge(
     out: Annotated[Path, typer.Option(help="The new file.")],
 ) -> None:
     """Write the records of several files into one, each image once."""
-    from transport.records.rewriting import merge_record_files
-
     print_line(f"{merge_record_files(files, out)} records in {out}")
 
 
 @traj_commands.command()
 def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")]) -> None:
     """Write the complete records, in order, to a new file; name the others. FILE is not changed."""
-    from rollouts.cli.traj.new_file import new_file
-    from transport.records.file_lock import locked
-    from transport.records.rewriting import repair_record_file
-
-    with _opened(file):  # an error about the file names FILE and not the copy
+    with open_reader(file):  # an error about the file names FILE and not the copy
         pass
     with new_file(out) as path, locked(file):  # a record that a writer has not finished yet is not damaged
         shutil.copyfile(file, path)
@@ -162,19 +152,9 @@ def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")])
     )
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[OpenFile]:
-    from rollouts.cli.trajectory_file.episodes import open_file
-
-    with open_file(path) as opened:
-        yield opened
-
-
-def _valid_episodes(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
+def _valid_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
     """The episodes that can be printed; the reasons for all others are appended to `problems`."""
-    from rollouts.cli.trajectory_file.episodes import UnreadableRecord
-
-    for found in opened:
+    for found in read_episodes(reader):
         if isinstance(found, UnreadableRecord):
             problems.append(found.reason)
         elif found.violation is not None:
@@ -183,12 +163,10 @@ def _valid_episodes(opened: OpenFile, problems: list[str]) -> Iterator[Episode]:
             yield found
 
 
-def _find_episode(opened: OpenFile, name: str, unreadable: list[str]) -> Episode | None:
+def _find_episode(reader: RecordReader, name: str, unreadable: list[str]) -> Episode | None:
     """The episode with this id, else with this number. The reasons of unreadable records go to `unreadable`."""
-    from rollouts.cli.trajectory_file.episodes import UnreadableRecord
-
     by_number = None
-    for found in opened:
+    for found in read_episodes(reader):
         if isinstance(found, UnreadableRecord):
             unreadable.append(found.reason)
         elif found.trajectory.episode_id == name:

@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollouts.cli.errors import TrajectoryFileError
+from rollouts.cli.errors import CommandFileError
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A temporary path in the same directory, which becomes `path` at the end; it is removed if the block raises.
 
-    Raises `TrajectoryFileError` if `path` exists: it is never replaced.
+    Raises `CommandFileError` if `path` exists: it is never replaced.
     """
     if os.path.lexists(path):
-        raise TrajectoryFileError(path, "it exists and was not changed; name another file")
+        raise CommandFileError(path, "it exists and was not changed; name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         directory = tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise TrajectoryFileError(path, f"cannot be written: {error.strerror or error}") from error
+        raise CommandFileError(path, f"cannot be written: {error.strerror or error}") from error
     with directory:
         temporary = Path(directory.name) / path.name
         try:
@@ -35,4 +35,4 @@ def new_file(path: Path) -> Iterator[Path]:
         try:
             os.link(temporary, path)  # unlike a rename, a link never replaces another file
         except OSError as error:
-            raise TrajectoryFileError(path, f"cannot be written: {error.strerror or error}") from error
+            raise CommandFileError(path, f"cannot be written: {error.strerror or error}") from error

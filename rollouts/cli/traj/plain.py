@@ -31,24 +31,7 @@ _TEXT: Final = (
     datetime.tzinfo,
 )
 # torch's names of the element types that numpy has too.
-_NUMPY_NAMES: Final = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
+_NUMPY_NAMES: Final = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollouts.cli.trajectory_file.episodes import UnreadableRecord, open_file
+from rollouts.cli.trajectory_file.episodes import UnreadableRecord, open_reader, read_episodes
 from rollouts.error_texts import quoted
 from rollouts.trajectory.pixel_forms import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
@@ -14,27 +14,21 @@ from rollouts.trajectory.step_lists import is_step_source
 
 @dataclass(slots=True)
 class Verification:
-    """Checks a file in one pass; the counts are complete when `check` has ended."""
+    """Checks a file in one pass; the counts are complete when `failures` has ended."""
 
     path: Path
     records: int = 0
     episodes: int = 0
-    failures: int = 0
     media: set[str] = field(default_factory=set)
 
-    def check(self) -> Iterator[str]:
-        """A line for each failure, with record and episode. Raises `TrajectoryFileError`.
+    def failures(self) -> Iterator[str]:
+        """A line for each failure, with record and episode. Raises `CommandFileError`.
 
         Checked are the checksum of each record, the digest of each medium, and the invariants of each episode.
         """
-        for failure in self._failures():
-            self.failures += 1
-            yield failure
-
-    def _failures(self) -> Iterator[str]:
-        with open_file(self.path) as file:
-            self.records = file.records
-            for found in file:
+        with open_reader(self.path) as reader:
+            self.records = len(reader)
+            for found in read_episodes(reader):
                 if isinstance(found, UnreadableRecord):
                     yield found.reason
                     continue
@@ -52,5 +46,5 @@ class Verification:
                             f"{found.name}: {reference.modality} {quoted(reference.mm_hash)} has the source "
                             f"{source.digest}, and its name begins with another digest"
                         )
-            if file.unfinished:
-                yield f"the last {file.unfinished} bytes are an incomplete record"
+            if reader.truncated_bytes:
+                yield f"the last {reader.truncated_bytes} bytes are an incomplete record"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollouts.cli.errors import TrajectoryFileError
+from rollouts.cli.errors import CommandFileError
 from rollouts.cli.trajectory_file.value_limits import limit_violation
 from rollouts.error_texts import quoted
 from rollouts.trajectory.pixel_forms import PackedEpisodes
@@ -39,55 +38,34 @@ class UnreadableRecord:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A file that is being read. `records` counts them; `unfinished` counts the bytes of a torn last one."""
-
-    reader: RecordReader
-
-    @property
-    def records(self) -> int:
-        return len(self.reader)
-
-    @property
-    def unfinished(self) -> int:
-        return self.reader.truncated_bytes
-
-    def __iter__(self) -> Iterator[Episode | UnreadableRecord]:
-        """Every episode in order; one record holds one, or a list of them."""
-        number = 0
-        for record in range(len(self.reader)):
-            try:
-                held = self.reader[record]
-            except TransportError as error:
-                yield UnreadableRecord(f"record {record}: {error}")
-                continue
-            found = list(members(held))
-            if not found:
-                yield UnreadableRecord(f"record {record}: it holds a {type(held).__name__} and no episode")
-            for member in found:
-                if isinstance(member, Trajectory):
-                    yield Episode(number, record, member, _unbounded_value(member))
-                    number += 1
-                else:
-                    yield UnreadableRecord(f"record {record}: it holds a {type(member).__name__} among its episodes")
+def read_episodes(reader: RecordReader) -> Iterator[Episode | UnreadableRecord]:
+    """Every episode in order; one record holds one, or a list of them."""
+    number = 0
+    for record in range(len(reader)):
+        try:
+            held = reader[record]
+        except TransportError as error:
+            yield UnreadableRecord(f"record {record}: {error}")
+            continue
+        found = list(members(held))
+        if not found:
+            yield UnreadableRecord(f"record {record}: it holds a {type(held).__name__} and no episode")
+        for member in found:
+            if isinstance(member, Trajectory):
+                yield Episode(number, record, member, _unbounded_value(member))
+                number += 1
+            else:
+                yield UnreadableRecord(f"record {record}: it holds a {type(member).__name__} among its episodes")
 
 
-@contextmanager
-def open_file(path: Path) -> Iterator[OpenFile]:
-    """Raises `TrajectoryFileError` if `path` is no record file."""
-    with open_reader(path, "not a trajectory file") as reader:
-        yield OpenFile(reader)
-
-
-def open_reader(path: Path, problem: str) -> RecordReader:
-    """Open a record file. Raises `TrajectoryFileError` if `path` is none; `problem` begins its text."""
+def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:
+    """Open a record file. Raises `CommandFileError` if `path` is none; `problem` begins its text."""
     try:
         return RecordReader(path)
     except OSError as error:
-        raise TrajectoryFileError(path, f"cannot be read: {error.strerror or error}") from error
+        raise CommandFileError(path, f"cannot be read: {error.strerror or error}") from error
     except TransportError as error:
-        raise TrajectoryFileError(path, f"{problem}: {error}") from error
+        raise CommandFileError(path, f"{problem}: {error}") from error
 
 
 def members(held: object) -> Iterator[object]:
