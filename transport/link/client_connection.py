@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ClientConnection:
-    """The `Connections` of a client. The only peer is the server; its name is its address."""
+    """A client's side of `io_thread.Connections`. The only peer is the server; its name is its address."""
 
     def __init__(self, state: SharedState, dealer: DealerSocket, name: str) -> None:
         self._state = state
@@ -67,7 +67,9 @@ class ClientConnection:
             self._fail(LinkRefusedError(self._state.address, message.reason))
             server.disconnect()
         elif isinstance(message, Welcome):
-            self._welcomed(message.greeting)
+            server.greet(message.greeting)
+            self._state.stats.connections += 1
+            self._state.report(server, PeerChange.CONNECTED)
         elif message is Signal.RECONNECT:
             self._reopen()
         elif message is Signal.BYE:
@@ -81,7 +83,10 @@ class ClientConnection:
         return None
 
     def reject(self, received: ReceivedFrames, error: DecodeError | LinkError) -> None:
-        self._refuse(error)
+        self._state.stats.refused += 1
+        if self.server.route is not None:
+            self._state.final_messages.append((self.server.route, Refused(str(error))))
+        self.server.disconnect()
         self._fail(LinkRefusedError(self._state.address, f"the server sent data that violates the protocol: {error}"))
 
     def handle_lost_connection(self, peer: Peer) -> None:
@@ -102,20 +107,12 @@ class ClientConnection:
             raise peer.lost(f"has been silent for {self._state.peer_timeout:g} s")
 
     def check_receiving(self, since: float) -> None:
+        """Raise `PeerLostError` if no message can be received; `since` as in `check_waiting`.
+
+        Raises `MessageRejectedError`, too: the awaited message may be the response to the rejected one.
+        """
         self.server.check_rejected()
         self.check_waiting(self.server, since)
-
-    def _welcomed(self, greeting: Greeting) -> None:
-        self.server.greet(greeting)
-        self._state.stats.connections += 1
-        self._state.report(self.server, PeerChange.CONNECTED)
-
-    def _refuse(self, error: DecodeError | LinkError) -> None:
-        """Send REFUSED, and disconnect."""
-        self._state.stats.refused += 1
-        if self.server.route is not None:
-            self._state.final_messages.append((self.server.route, Refused(str(error))))
-        self.server.disconnect()
 
     def _fail(self, error: Exception) -> None:
         self._state.failure = error

@@ -8,10 +8,12 @@ import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transport.errors import DecodeError
-from transport.link.connection_events import Connections
+from transport.link.application_types import PeerChange
+from transport.link.client_connection import ClientConnection
 from transport.link.errors import LinkError
 from transport.link.messages import Blob, Refused, Reject, Signal, from_frames, to_frames
 from transport.link.peer import Peer, ToSend
+from transport.link.server_connections import ServerConnections
 from transport.link.shared_state import SharedState
 from transport.wire.unpacking import build_media
 from transport.wire.wire_format import Buffer
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from transport.link.zmq_sockets import DealerSocket, ReceivedFrames, RouterSocket, Wake
 
     Socket: TypeAlias = RouterSocket | DealerSocket
+
+# Their methods are called under the link's lock, except `handle_socket_changes` and `handle_drained`.
+Connections: TypeAlias = ServerConnections | ClientConnection
 
 _LOG = logging.getLogger("transport.link")
 
@@ -116,15 +121,17 @@ class IoThread:
                 if peer is not None and not isinstance(content, Signal | Refused):
                     peer.receive(content)  # type: ignore[arg-type]  # greetings belong to no peer
                     if isinstance(content, Reject):
-                        self._rejected(peer, content)
+                        state.report(peer, PeerChange.REJECTED, content.reason)
+                        _LOG.error(
+                            "peer %r could not decode message %d of this process: %s",
+                            peer.name,
+                            content.sequence,
+                            content.reason,
+                        )
                     state.mark_ready(peer)
             except (DecodeError, LinkError) as error:
                 self._connections.reject(received, error)
             state.notify_waiters()
-
-    def _rejected(self, peer: Peer, reject: Reject) -> None:
-        self._state.report_rejected(peer, reject.reason)
-        _LOG.error("peer %r could not decode message %d of this process: %s", peer.name, reject.sequence, reject.reason)
 
     def _send_to_peer(self, peer: Peer, now: float) -> float:
         """Send the messages that a peer is to get now. Returns the seconds until the next attempt."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from renderers.media.source import MediaSource
 from transport.errors import DecodeError, MissingExtraError
 from transport.link.application_types import Delivery, LinkStats, PeerEvent
-from transport.link.connection_events import Connections
 from transport.link.errors import (
     LinkClosedError,
     LinkError,
@@ -26,7 +25,7 @@ from transport.link.errors import (
     UnacknowledgedError,
     UndecodableMessageError,
 )
-from transport.link.io_thread import IoThread
+from transport.link.io_thread import Connections, IoThread
 from transport.link.limits import LinkLimits
 from transport.link.message_streams import Incoming, Payload
 from transport.link.peer import Peer
@@ -261,10 +260,10 @@ class Link:
     # -- waiting
 
     def _wait(self, attempt: Callable[[], T | None], deadline: Deadline, what: str) -> T:
-        return self._state.waiters.wait(self._while_usable(attempt), deadline, what)
+        return self._state.wait(self._while_usable(attempt), deadline, what)
 
     async def _wait_async(self, attempt: Callable[[], T | None]) -> T:
-        return await self._state.waiters.wait_async(self._while_usable(attempt))
+        return await self._state.wait_async(self._while_usable(attempt))
 
     def _while_usable(self, attempt: Callable[[], T | None]) -> Callable[[], T | None]:
         def checked() -> T | None:

@@ -22,7 +22,7 @@ _ABSENCE = {PeerChange.LOST: "has been silent", PeerChange.LEFT: "has left"}
 
 
 class ServerConnections:
-    """The `Connections` of a server. A route identifies one connection; a peer has at most one at a time.
+    """A server's side of `io_thread.Connections`. A route identifies one connection; a peer has at most one at a time.
 
     `resume` maps a session to the last sequence number that is not to be delivered again.
     """
@@ -49,18 +49,23 @@ class ServerConnections:
         self._forget(peer, PeerChange.FORGOTTEN)
 
     def handle_socket_changes(self, poller: Any) -> None:
-        """Nothing to do: a ROUTER socket does not report changes of its connections."""
+        """Handle connections that opened or broke. Nothing to do: a ROUTER socket does not report them."""
 
     def handle_drained(self, poller: Any) -> None:
-        """Nothing to do: ZeroMQ keeps the frames of a broken connection until they are read."""
+        """Handle that all frames received before `handle_socket_changes` have been read.
+
+        Nothing to do: ZeroMQ keeps the frames of a broken connection until they are read.
+        """
 
     def should_ignore(self, received: ReceivedFrames) -> bool:
+        """Return whether the connection was refused, so that its messages are dropped."""
         if received.route not in self._refused_routes:
             return False
         self._state.stats.ignored += 1
         return True
 
     def handle(self, received: ReceivedFrames, message: LinkMessage) -> Peer | None:
+        """Handle a message about the connection itself (greeting, BYE, ...); return the peer of any other message."""
         peer = self._routes.get(received.route)
         if isinstance(message, Hello) and peer is None:
             self._welcome(received, message)
@@ -69,7 +74,9 @@ class ServerConnections:
             self._state.stats.ignored += 1
             self._state.final_messages.append((received.route, Signal.RECONNECT))
             return None
-        self._mark_received(peer)
+        peer.last_received = self._state.active_seconds
+        if not peer.connected:
+            self._state.report(peer, PeerChange.CONNECTED)
         if message is Signal.BYE:
             self._state.final_messages += [(received.route, answer) for answer in peer.answer_to_bye()]
             self._unbind(peer)
@@ -81,14 +88,17 @@ class ServerConnections:
         return peer if peer.route is not None else None
 
     def reject(self, received: ReceivedFrames, error: DecodeError | LinkError) -> None:
+        """Handle data that violates the protocol."""
         self._refuse(received.route, str(error))
 
     def handle_lost_connection(self, peer: Peer) -> None:
+        """The connection of a peer accepts no more data."""
         # The frames received over the broken connection are still read, above all acknowledgements. The connection is
         # removed when the peer greets over a new one, which may belong to another process with the same name.
         peer.broken = True
 
     def check_silence(self) -> None:
+        """Report peers that have been silent for too long."""
         connected = 0
         for peer in self._state.peers.values():
             if peer.connected and self._state.active_seconds - peer.last_received > self._state.peer_timeout:
@@ -101,6 +111,7 @@ class ServerConnections:
                 peer.ack_needed = True
 
     def check_waiting(self, peer: Peer, since: float) -> None:
+        """Raise `PeerLostError` if the peer is lost. `since`: `active_seconds` at which the wait began."""
         if not peer.connected:
             raise peer.lost(_ABSENCE.get(peer.state, "is not connected"))
 
@@ -162,17 +173,14 @@ class ServerConnections:
 
     def _refuse(self, route: bytes, reason: str) -> None:
         """Send REFUSED, and ignore the connection from now on."""
-        self._refuse_route(route)
+        self._refused_routes[route] = None
+        if len(self._refused_routes) > _REFUSED_ROUTES_KEPT:
+            self._refused_routes.popitem(last=False)
         self._state.stats.refused += 1
         self._state.final_messages.append((route, Refused(reason)))
         peer = self._routes.get(route)
         if peer is not None:
             self._forget(peer, PeerChange.REFUSED, reason)
-
-    def _refuse_route(self, route: bytes) -> None:
-        self._refused_routes[route] = None
-        if len(self._refused_routes) > _REFUSED_ROUTES_KEPT:
-            self._refused_routes.popitem(last=False)
 
     def _unbind(self, peer: Peer) -> None:
         if peer.route is not None:
@@ -182,16 +190,8 @@ class ServerConnections:
     def _forget(self, peer: Peer, change: PeerChange, reason: str = "") -> None:
         self._unbind(peer)
         self._state.remove(peer)
-        self._remember_acknowledged(peer)
-        self._state.report(peer, change, reason)
-
-    def _remember_acknowledged(self, peer: Peer) -> None:
-        """Remember the last acknowledged message: its acknowledgement may not have reached the client."""
+        # Remembered, because the last acknowledgement may not have reached the client.
         self._acknowledged_by_session[peer.inbox.session] = peer.inbox.acknowledged
         if len(self._acknowledged_by_session) > _SESSIONS_KEPT:
             self._acknowledged_by_session.popitem(last=False)
-
-    def _mark_received(self, peer: Peer) -> None:
-        peer.last_received = self._state.active_seconds
-        if not peer.connected:
-            self._state.report(peer, PeerChange.CONNECTED)
+        self._state.report(peer, change, reason)

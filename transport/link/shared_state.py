@@ -18,18 +18,17 @@ from transport.link.waiting import Waiters
 _EVENTS_KEPT = 10_000
 
 
-class SharedState:
-    """All methods except the constructor are called under `lock`. `wake` ends the poll of the I/O thread."""
+class SharedState(Waiters):
+    """All methods except the constructor and `wait` are called under `lock`. `wake` ends the poll of the I/O thread."""
 
     def __init__(
         self, address: str, limits: LinkLimits, heartbeat: float, peer_timeout: float, wake: Callable[[], None]
     ) -> None:
+        super().__init__(poll_seconds=heartbeat)
         self.address = address
         self.limits = limits
         self.heartbeat = heartbeat
         self.peer_timeout = peer_timeout
-        self.waiters = Waiters(poll_seconds=heartbeat)
-        self.lock = self.waiters.lock
         self.stats = LinkStats()
         self.store = MediaCache(limits.blob_bytes)
         self.peers: dict[str, Peer] = {}
@@ -53,10 +52,6 @@ class SharedState:
             raise self.failure
         if self.closing or self.ended:
             raise LinkClosedError(self.address)
-
-    def notify_waiters(self) -> None:
-        """Wake all callers that wait."""
-        self.waiters.notify_waiters()
 
     def wake_io_thread(self) -> None:
         """Make the I/O thread run once."""
@@ -96,16 +91,11 @@ class SharedState:
         self._ready.pop(peer.name, None)
 
     def report(self, peer: Peer, change: PeerChange, reason: str = "") -> None:
-        peer.state = change
+        if change is not PeerChange.REJECTED:  # which leaves the connection unchanged
+            peer.state = change
         self.events.append(PeerEvent(change, peer.name, peer.inbox.session.hex(), reason, peer.outbox.unacknowledged))
         if change is PeerChange.LOST:
             self.stats.lost += 1
-
-    def report_rejected(self, peer: Peer, reason: str) -> None:
-        """Report that a peer could not decode a message; its connection is unchanged."""
-        self.events.append(
-            PeerEvent(PeerChange.REJECTED, peer.name, peer.inbox.session.hex(), reason, peer.outbox.unacknowledged)
-        )
 
     def window(self, peers: int) -> Credit:
         """Return the share of one peer of the receive limits."""
