@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rollouts.cli.api_key import api_key_advice, api_key_from_environment
 from rollouts.cli.command_group import INTERRUPTED
+from rollouts.demo.recipe import FULL, QUICK, Recipe
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
 from rollouts.terminal.text import exit_with_error
@@ -49,14 +50,11 @@ def demo(
         console.print(f'the demo needs {", ".join(missing)}: pip install "mmrollouts\\[demo]"')
         raise typer.Exit(2)
     _check_address(engine, base_url)
-    api_key = api_key_from_environment(api_key_env)
     # Two processes use the same cores in turn; threads that spin while the other process works would slow it down.
     # The variable is read when torch is imported, in this process and in its child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     started = time.perf_counter()
-    results = _run(
-        console, quick=quick, seed=seed, out=out, base_url=base_url, api_key=api_key, api_key_env=api_key_env
-    )
+    results = _run(console, QUICK if quick else FULL, seed=seed, out=out, base_url=base_url, api_key_env=api_key_env)
     from rollouts.demo.report import plot_curves, print_results
 
     results.seconds = time.perf_counter() - started
@@ -83,22 +81,12 @@ def _check_address(engine: EngineKind, base_url: str) -> None:
             raise typer.BadParameter(str(error)) from None
 
 
-def _run(
-    console: Console,
-    *,
-    quick: bool,
-    seed: int,
-    out: Path,
-    base_url: str,
-    api_key: str | None,
-    api_key_env: str | None,
-) -> Results:
+def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: str, api_key_env: str | None) -> Results:
     """Run the demonstration; without `base_url`, completions are sampled in this process."""
     from rollouts.demo.output_directory import interrupted_message, prepare_output
-    from rollouts.demo.recipe import FULL, QUICK
     from rollouts.demo.trainer_process import TrainerProcess, collect_garbage_rarely
 
-    recipe = QUICK if quick else FULL
+    api_key = api_key_from_environment(api_key_env)
     started_at = time.time()
     prepare_output(out)
     try:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rollouts.demo.errors import TrainerDiedError
@@ -67,9 +66,7 @@ class TrainerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def stop(self) -> None:

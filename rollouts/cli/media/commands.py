@@ -77,35 +77,27 @@ def export(
     ] = None,
 ) -> None:
     """Write each medium once to a file of its own; pixels that were never in a file become a PNG of the same pixels."""
-    with closing(read_inventory(target)) as inventory:
-        failed = _export(inventory, target, out, contact_sheet)
-    if failed:
-        raise typer.Exit(1)
-
-
-def _export(inventory: Inventory, target: Path, out: Path, contact_sheet: Path | None) -> bool:
-    """Export all media; returns whether any was not exported."""
     from rollouts.cli.media.export import export_medium
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        exit_with_error(f"{out} cannot be created: {error.strerror or error}")
-    failed = len(inventory.problems)
-    for problem in inventory.problems:
-        print_error(f"not exported: {problem}")
-    written = 0
-    for medium in inventory.media:
+    with closing(read_inventory(target)) as inventory:
         try:
-            export_medium(medium, out)
-            written += 1
-        except ExportError as error:
-            failed += 1
-            print_error(str(error))
-    print_line(f"{written} media in {out}")
-    if contact_sheet is not None:
-        _draw_contact_sheet(inventory, contact_sheet, str(target))
-    return failed > 0
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            exit_with_error(f"{out} cannot be created: {error.strerror or error}")
+        for problem in inventory.problems:
+            print_error(f"not exported: {problem}")
+        written = 0
+        for medium in inventory.media:
+            try:
+                export_medium(medium, out)
+                written += 1
+            except ExportError as error:
+                print_error(str(error))
+        print_line(f"{written} media in {out}")
+        if contact_sheet is not None:
+            _draw_contact_sheet(inventory, contact_sheet, str(target))
+        if inventory.problems or written < len(inventory.media):
+            raise typer.Exit(1)
 
 
 def _draw_contact_sheet(inventory: Inventory, path: Path, title: str) -> None:

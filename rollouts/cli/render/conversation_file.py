@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from renderers.file_reading import open_readable, read_bytes
+from renderers.file_reading import open_readable
 from rollouts.cli.errors import CommandFileError
 
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -27,11 +27,9 @@ def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
     In a .jsonl file, and in any file if `row` is given, each line is a conversation, and `row` (from 0; 0 if None)
     selects one. Messages are not checked. Raises `CommandFileError`.
     """
-    if row is None and path.suffix.lower() not in _JSONL_SUFFIXES:
-        line, found = None, _parse(path, _read(path))
-    else:
-        number = (row or 0) + 1
-        line, found = number, _parse(path, _line(path, number), number)
+    whole_file = row is None and path.suffix.lower() not in _JSONL_SUFFIXES
+    line = None if whole_file else (row or 0) + 1
+    found = _parse(path, _read(path, line), line or 1)
     messages = found.get("messages") if isinstance(found, dict) else found
     tools = found.get("tools") if isinstance(found, dict) else None
     if not isinstance(messages, list):
@@ -55,28 +53,22 @@ def _tool_list(path: Path, tools: Any) -> list[Any] | None:
     return tools
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, line: int | None = None) -> str:
+    """The whole file, or its line `line` (from 1)."""
     try:
-        return read_bytes(path).decode("utf-8-sig")
+        with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as file:
+            text = file.read() if line is None else next(islice(file, line - 1, None), None)
     except OSError as error:
         raise CommandFileError(path, f"cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise CommandFileError(path, f"is not UTF-8 text, at byte {error.start}") from error
+        raise CommandFileError(
+            path, "is not UTF-8 text" + (f", at byte {error.start}" if line is None else "")
+        ) from error
     except ValueError as error:
         raise CommandFileError(path, f"not a valid file name: {error}") from error
-
-
-def _line(path: Path, number: int) -> str:
-    try:
-        with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as lines:
-            line = next(islice(lines, number - 1, None), None)
-    except OSError as error:
-        raise CommandFileError(path, f"cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise CommandFileError(path, "is not UTF-8 text") from error
-    if line is None:
-        raise CommandFileError(path, f"has no row {number - 1}; rows count from 0")
-    return line.rstrip()
+    if text is None:
+        raise CommandFileError(path, f"has no row {(line or 0) - 1}; rows count from 0")
+    return text if line is None else text.rstrip()
 
 
 def _parse(path: Path, text: str, first_line: int = 1) -> Any:

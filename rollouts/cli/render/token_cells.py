@@ -33,19 +33,15 @@ class TokenCell:
 def token_cells(renderer: TemplateRenderer, rendered: RenderedTokens) -> Iterator[TokenCell]:
     """All tokens, in order. The joined texts are the decoded tokens, except for the placeholders of images."""
     media = rendered.multi_modal_data
-    images = (
-        {}
-        if media is None
-        else {where.offset: number for number, (_, where) in enumerate(media.items_with_ranges(), 1)}
-    )
-    lengths = {} if media is None else {where.offset: where.length for _, where in media.items_with_ranges()}
+    ranges = () if media is None else media.items_with_ranges()
+    images = {where.offset: (number, where.length) for number, (_, where) in enumerate(ranges, 1)}
     for span in rendered.spans:
         before: Sequence[int] = ()
         start = span.start
         while start < span.end:
             if start in images:
-                number = images[start]
-                ids: Sequence[int] = rendered.token_ids[start : start + lengths[start]]
+                number, length = images[start]
+                ids: Sequence[int] = rendered.token_ids[start : start + length]
                 yield _cell(span, start, ids, f"image {number}: {len(ids)} tokens", number)
                 before = ()
             else:
