@@ -5,9 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 import numpy as np
-from fake_server import (
-    completion_of,
-)
+from fake_model import completion_of
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import TensorField

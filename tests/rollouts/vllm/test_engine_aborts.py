@@ -8,14 +8,9 @@ from dataclasses import replace
 
 import pytest
 from engine_inputs import FAST_RETRIES, connected, expected, generate_one, image, request
-from fake_server import (
-    ABORT,
-    GENERATE,
-    FakeVLLM,
-    hold,
-    logprob_of,
-    stream_pieces,
-)
+from fake_model import logprob_of
+from fake_responses import hold, stream_pieces
+from fake_server import ABORT, GENERATE, FakeVLLM
 
 from rollouts import FinishReason
 from rollouts.engines.vllm import ResumePolicy, VLLMEngine

@@ -7,11 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 from engine_inputs import connected, expected, generate_one, image, request
-from fake_server import (
-    FakeVLLM,
-    hold,
-    logprob_of,
-)
+from fake_model import logprob_of
+from fake_responses import hold
+from fake_server import FakeVLLM
 
 from rollouts.engines.vllm import VLLMEngine
 

@@ -8,14 +8,12 @@ import tracemalloc
 import numpy as np
 import pytest
 from engine_inputs import FAST_RETRIES, expected, generate_one, image, request
-from fake_server import (
-    GENERATE,
-    FakeVLLM,
+from fake_http import error_response
+from fake_responses import (
     answer,
     busy,
     change,
     clamped_logprob,
-    error_response,
     finished_by,
     half,
     hold,
@@ -25,6 +23,7 @@ from fake_server import (
     reset,
     without_logprobs,
 )
+from fake_server import GENERATE, FakeVLLM
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.limits import EngineLimits

@@ -8,14 +8,8 @@ from dataclasses import replace
 
 import pytest
 from engine_inputs import PAD, connected, expected, generate_one, image, request
-from fake_server import (
-    GENERATE,
-    FakeVLLM,
-    answer,
-    hold,
-    reset,
-    stream_pieces,
-)
+from fake_responses import answer, hold, reset, stream_pieces
+from fake_server import GENERATE, FakeVLLM
 
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.media.media_payload import ContentPartsPayload
