@@ -33,7 +33,8 @@ from rollouts.engines.vllm.http.connection import ServerConnection
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rollouts" / "vllm"))
 
-from fake_server import GENERATE, Channel, FakeVLLM, Seen
+from fake_http import Channel, Seen
+from fake_server import GENERATE, FakeVLLM
 
 AT_ONCE = 512
 IN_A_ROUND = 2048

@@ -13,10 +13,16 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.messages import ContentPart, Message, ToolCall, ToolSpec
-from renderers.parsing.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 from renderers.parsing.format import Format
 from renderers.parsing.parser import ResponseParser
-from renderers.parsing.response import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers.parsing.response import (
+    ContentDelta,
+    ParsedResponse,
+    ParsedToolCall,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallParseStatus,
+)
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
 from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template_renderer import TemplateRenderer

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from renderers.errors import LoadError, MissingTokenError, TemplateError
-from renderers.formats.family import Family
-from renderers.formats.registry import FAMILIES
+from renderers.formats.families import FAMILIES, Family
 from renderers.messages import check_messages
 from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.parser import parse_response

@@ -1,9 +1,16 @@
 """Sampled ids -> content, reasoning and tool calls."""
 
-from renderers.parsing.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from renderers.parsing.parser import ResponseParser, parse_response
 from renderers.parsing.prompt_reasoning import ends_in_reasoning
-from renderers.parsing.response import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers.parsing.response import (
+    ContentDelta,
+    Delta,
+    ParsedResponse,
+    ParsedToolCall,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallParseStatus,
+)
 
 __all__ = [
     "ContentDelta",

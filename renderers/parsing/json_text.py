@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from renderers.parsing.errors import InvalidJsonError
+from renderers.errors import RendererError
 
 # Templates and JSON writers recurse, and a policy can sample more brackets than their stack allows.
 MAX_DEPTH = 64
 
 _DECODER = json.JSONDecoder()
+
+
+class InvalidJsonError(RendererError, ValueError):
+    """The text is not JSON, or its value cannot be written as JSON again."""
 
 
 def parse_json(text: str) -> Any:

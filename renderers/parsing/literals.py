@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.errors import LiteralError
+from renderers.errors import RendererError
 from renderers.parsing.json_text import MAX_DEPTH
 from renderers.parsing.markers import MarkerEncoding
 
@@ -20,6 +20,10 @@ _ESCAPE = re.compile(
 _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 
 CONSTANTS: Mapping[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+
+
+class LiteralError(RendererError, ValueError):
+    """The text is not a value of the language."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from renderers.parsing.deltas import Delta
 from renderers.parsing.grammar import grammar_of
 from renderers.parsing.lexer import Lexer
 from renderers.parsing.message_turn import MessageTurnParser
-from renderers.parsing.response import ParsedResponse
+from renderers.parsing.response import Delta, ParsedResponse
 from renderers.parsing.schemas import ToolSchemas
 from renderers.parsing.tagged_turn import TaggedTurnParser
 from renderers.parsing.transcript import Transcript

@@ -1,4 +1,4 @@
-"""A parsed completion, and its message."""
+"""A parsed completion, its message, and its deltas while it is parsed piece by piece."""
 
 from __future__ import annotations
 
@@ -38,6 +38,36 @@ class ParsedToolCall:
     token_span: tuple[int, int]
     status: ToolCallParseStatus = ToolCallParseStatus.OK
     id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More reasoning. All of them, joined, are `ParsedResponse.reasoning_content`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More content. All of them, joined, are `ParsedResponse.content`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of the text of tool calls, or, with `call`, the finished call.
+
+    Text has the index of the first call of its block, markers included; when the block ends, each call in it gets a
+    delta with an empty text under its own index (its place in `ParsedResponse.tool_calls`).
+    """
+
+    index: int
+    raw: str
+    call: ParsedToolCall | None = None
+
+
+Delta = ReasoningDelta | ContentDelta | ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from renderers.parsing.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from renderers.parsing.lexer import Lexer
 from renderers.parsing.markers import MarkerEncoding
-from renderers.parsing.response import ParsedToolCall, ToolCallParseStatus
+from renderers.parsing.response import (
+    ContentDelta,
+    Delta,
+    ParsedToolCall,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallParseStatus,
+)
 from renderers.parsing.schemas import ToolSchemas
 from renderers.parsing.syntaxes.syntax import Attempt, Block
 

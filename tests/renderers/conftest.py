@@ -1,4 +1,4 @@
-"""Shared by all tests: each tokenizer of the corpus, read once, a hostile HTTP server, and host names."""
+"""Fixtures of several test files: tokenizers read once, a hostile HTTP server, host names, Hugging Face processors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from hostile_server import HostileServer, serving
 
 from renderers.tokens.tokenizer import TemplateTokenizer
+from renderers.vision.hf_processor import HFProcessor
 
 _from_file = TemplateTokenizer.from_file
 _SHARED: dict[tuple[str, ...], TemplateTokenizer] = {}
@@ -65,3 +66,39 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         return asked
 
     return resolve
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Test processes that share the cores take several times as long when each has torch use all of them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def processor_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the name of a model family: a directory with its processor."""
+    from hf_families import FAMILIES
+
+    families = {family.name: family for family in FAMILIES}
+    return functools.cache(lambda name: families[name].save(tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(scope="session")
+def reference_processor(processor_directory: Callable[[str], Path]) -> Callable[[str], Any]:
+    """By the name of a model family: the processor that transformers loads from its directory."""
+    from transformers import AutoProcessor
+
+    return functools.cache(lambda name: AutoProcessor.from_pretrained(processor_directory(name)))
+
+
+@pytest.fixture(scope="session")
+def hf_processors(processor_directory: Callable[[str], Path]) -> Callable[[str], Mapping[str, HFProcessor]]:
+    """By the name of a model family: its HFProcessor for each modality."""
+    from processor_outputs import load_processors
+
+    return functools.cache(lambda name: load_processors(processor_directory(name)))

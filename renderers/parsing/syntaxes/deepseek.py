@@ -11,6 +11,7 @@ from renderers.parsing.syntaxes.syntax import (
     Attempt,
     Block,
     CallRegion,
+    ToolCallSyntax,
     make_attempt,
     make_json_attempt,
     make_malformed_attempt,
@@ -20,7 +21,7 @@ _FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class DeepSeekCalls:
+class DeepSeekCalls(ToolCallSyntax):
     """Between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, either of two layouts.
 
     `fenced` (V3, R1): `function<｜tool▁sep｜>name`, then a line "```json", the arguments and a line "```"; otherwise
@@ -31,7 +32,6 @@ class DeepSeekCalls:
     start_markers: tuple[str, ...] = ("<｜tool▁calls▁begin｜>",)
     end_markers: tuple[str, ...] = ("<｜tool▁calls▁end｜>",)
     inner_markers: tuple[str, ...] = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
-    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from renderers.parsing.errors import InvalidJsonError
+from renderers.parsing.json_text import InvalidJsonError
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Block
 

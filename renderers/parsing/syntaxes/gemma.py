@@ -5,23 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from renderers.parsing.errors import LiteralError
-from renderers.parsing.literals import Language, LiteralReader
+from renderers.parsing.literals import Language, LiteralError, LiteralReader
 from renderers.parsing.response import ToolCallParseStatus as Status
-from renderers.parsing.syntaxes.syntax import Attempt, Block, make_attempt, make_malformed_attempt
+from renderers.parsing.syntaxes.syntax import Attempt, Block, ToolCallSyntax, make_attempt, make_malformed_attempt
 
 _QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*call:\s*([^\s{}]*)\s*\{")
 
 
 @dataclass(frozen=True, slots=True)
-class GemmaCalls:
+class GemmaCalls(ToolCallSyntax):
     """`<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|>`; keys have no quotes."""
 
     start_markers: tuple[str, ...] = ("<|tool_call>",)
     end_markers: tuple[str, ...] = ("<tool_call|>",)
     inner_markers: tuple[str, ...] = (_QUOTE,)
-    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
         region = block.region(self)

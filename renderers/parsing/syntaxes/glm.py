@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.elements import read_elements
-from renderers.parsing.syntaxes.syntax import Attempt, Block, make_attempt
+from renderers.parsing.syntaxes.syntax import Attempt, Block, ToolCallSyntax, make_attempt
 
 
 @dataclass(frozen=True, slots=True)
-class GlmCalls:
+class GlmCalls(ToolCallSyntax):
     """`<tool_call>name<arg_key>city</arg_key><arg_value>Zürich</arg_value></tool_call>`, line breaks between or not."""
 
     start_markers: tuple[str, ...] = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
     inner_markers: tuple[str, ...] = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
         region = block.region(self)

@@ -9,25 +9,27 @@ from typing import Any
 from renderers.parsing.json_text import parse_json
 from renderers.parsing.schemas import Schema
 from renderers.parsing.syntaxes.elements import read_elements
-from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    ToolCallSyntax,
+    make_attempt,
+    make_malformed_attempt,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class InvokeCalls:
+class InvokeCalls(ToolCallSyntax):
     """`<invoke name="get_weather"><parameter name="city">Zürich</parameter></invoke>` in a block, one or several.
 
-    `prefix` precedes each tag name. In DSML the attribute `string` says whether a value is a string or JSON;
-    without it, the tool's schema decides.
+    `inner_markers` are the beginnings of the four tags. In DSML the attribute `string` says whether a value is a string
+    or JSON; without it, the tool's schema decides.
     """
 
     start_markers: tuple[str, ...] = ("<minimax:tool_call>",)
     end_markers: tuple[str, ...] = ("</minimax:tool_call>",)
-    prefix: str = ""
-    unmarked_starts: str = ""
-
-    @property
-    def inner_markers(self) -> tuple[str, ...]:
-        return tuple(f"{tag}{self.prefix}{name}" for name in ("invoke", "parameter") for tag in ("<", "</"))
+    inner_markers: tuple[str, ...] = ("<invoke", "</invoke", "<parameter", "</parameter")
 
     def decode(self, block: Block) -> list[Attempt]:
         invoke, invoke_end, parameter, parameter_end = map(block.encoding.__getitem__, self.inner_markers)

@@ -7,35 +7,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.errors import InvalidJsonError
-from renderers.parsing.json_text import end_of_json, parse_json
+from renderers.parsing.json_text import InvalidJsonError, end_of_json, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
-from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    ToolCallSyntax,
+    make_attempt,
+    make_malformed_attempt,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class JsonCalls:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; other families use other markers and keys."""
+class JsonCalls(ToolCallSyntax):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; other families use other markers."""
 
-    start: str = "<tool_call>"
-    end: str = "</tool_call>"
-    name_key: str = "name"
-    arguments_key: str = "arguments"
-    inner_markers: tuple[str, ...] = ()
-    unmarked_starts: str = ""
-
-    @property
-    def start_markers(self) -> tuple[str, ...]:
-        return (self.start,)
-
-    @property
-    def end_markers(self) -> tuple[str, ...]:
-        return (self.end,)
+    start_markers: tuple[str, ...] = ("<tool_call>",)
+    end_markers: tuple[str, ...] = ("</tool_call>",)
 
     def decode(self, block: Block) -> list[Attempt]:
         region = block.region(self)
         start, end = region.body
-        calls = list(json_calls(block, start, end, name_key=self.name_key, arguments_key=self.arguments_key))
+        calls = list(json_calls(block, start, end))
         if calls:
             return calls
         is_empty_list = bool(block.text[start:end].strip())
@@ -43,9 +37,7 @@ class JsonCalls:
         return [make_attempt(block, region, None, None, error=error)]
 
 
-def json_calls(
-    block: Block, start: int, end: int, *, name_key: str = "name", arguments_key: str = "arguments"
-) -> Iterator[Attempt]:
+def json_calls(block: Block, start: int, end: int) -> Iterator[Attempt]:
     """The calls of a JSON object, or of several in a list or separated by commas, that fill `start:end`."""
     for part in json_parts(block.text, start, end, ","):
         region = CallRegion(*part, part, block.closed)
@@ -54,7 +46,7 @@ def json_calls(
         except InvalidJsonError:
             yield make_attempt(block, region, None, None, error=Status.INVALID_JSON)
         else:
-            yield make_object_attempt(block, region, value, name_key=name_key, arguments_key=arguments_key)
+            yield make_object_attempt(block, region, value)
 
 
 def json_parts(text: str, start: int, end: int, separator: str) -> Iterator[tuple[int, int]]:
@@ -85,9 +77,7 @@ def _skip(text: str, position: int, end: int, separator: str) -> int:
     return position if skipped is None else skipped.end()
 
 
-def make_object_attempt(
-    block: Block, region: CallRegion, value: Any, *, name_key: str = "name", arguments_key: str = "arguments"
-) -> Attempt:
+def make_object_attempt(block: Block, region: CallRegion, value: Any, *, arguments_key: str = "arguments") -> Attempt:
     """A call that is a JSON object; absent arguments count as an empty object."""
     if not isinstance(value, dict):
         return make_malformed_attempt(block, region)
@@ -95,7 +85,7 @@ def make_object_attempt(
     return make_attempt(
         block,
         region,
-        value.get(name_key),
+        value.get("name"),
         value.get(arguments_key, {}),
         id=call_id if isinstance(call_id, str) and call_id else None,
     )

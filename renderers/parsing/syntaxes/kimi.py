@@ -5,19 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_json_attempt, make_malformed_attempt
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    ToolCallSyntax,
+    make_json_attempt,
+    make_malformed_attempt,
+)
 
 _NUMBER = re.compile(r":\d+\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class KimiCalls:
+class KimiCalls(ToolCallSyntax):
     """`<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`, in a section."""
 
     start_markers: tuple[str, ...] = ("<|tool_calls_section_begin|>",)
     end_markers: tuple[str, ...] = ("<|tool_calls_section_end|>",)
     inner_markers: tuple[str, ...] = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
-    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)

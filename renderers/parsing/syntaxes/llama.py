@@ -5,19 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from renderers.parsing.errors import InvalidJsonError
-from renderers.parsing.json_text import parse_json
+from renderers.parsing.json_text import InvalidJsonError, parse_json
 from renderers.parsing.literals import PYTHON, LiteralReader
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.json_calls import json_parts, make_object_attempt
 from renderers.parsing.syntaxes.pythonic import python_call
-from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    ToolCallSyntax,
+    make_attempt,
+    make_malformed_attempt,
+)
 
 _LOOKS_LIKE_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaCalls:
+class LlamaCalls(ToolCallSyntax):
     """`{"name": "get_weather", "parameters": {...}}` as the whole turn, or several of them separated by `;`.
 
     `<|python_tag|>` is followed by the same objects or by `name.call(key="value")`. JSON without a name and parameters
@@ -25,9 +31,7 @@ class LlamaCalls:
     """
 
     start_markers: tuple[str, ...] = ("<|python_tag|>",)
-    end_markers: tuple[str, ...] = ()
     unmarked_starts: str = "{"
-    inner_markers: tuple[str, ...] = ()
 
     def decode(self, block: Block) -> list[Attempt]:
         whole = block.region(self)

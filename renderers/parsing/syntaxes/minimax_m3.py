@@ -6,11 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.errors import InvalidJsonError
-from renderers.parsing.json_text import MAX_DEPTH
+from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import Schema
-from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    ToolCallSyntax,
+    make_attempt,
+    make_malformed_attempt,
+)
 
 _NAMESPACE = "]<]minimax[>["
 
@@ -28,13 +34,12 @@ class _Element:
 
 
 @dataclass(frozen=True, slots=True)
-class MiniMaxM3Calls:
+class MiniMaxM3Calls(ToolCallSyntax):
     """`<invoke name="f"><city>Zürich</city><days><item>1</item></days></invoke>`, `]<]minimax[>[` before every tag."""
 
     start_markers: tuple[str, ...] = (f"{_NAMESPACE}<tool_call>",)
     end_markers: tuple[str, ...] = (f"{_NAMESPACE}</tool_call>",)
     inner_markers: tuple[str, ...] = (_NAMESPACE,)
-    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
         mark = block.encoding[_NAMESPACE]

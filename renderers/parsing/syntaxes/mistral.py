@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from renderers.parsing.syntaxes.json_calls import json_calls
-from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_json_attempt, make_malformed_attempt
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    ToolCallSyntax,
+    make_json_attempt,
+    make_malformed_attempt,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class MistralCalls:
+class MistralCalls(ToolCallSyntax):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
     In the second form `[CALL_ID]` and an id may precede `[ARGS]`. Only the end of the turn closes the last call.
     """
 
     start_markers: tuple[str, ...] = ("[TOOL_CALLS]",)
-    end_markers: tuple[str, ...] = ()
     inner_markers: tuple[str, ...] = ("[ARGS]", "[CALL_ID]")
-    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
         opening = block.encoding["[TOOL_CALLS]"]

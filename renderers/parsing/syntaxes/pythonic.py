@@ -5,24 +5,27 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from renderers.parsing.errors import LiteralError
-from renderers.parsing.literals import PYTHON, LiteralReader
-from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
+from renderers.parsing.literals import PYTHON, LiteralError, LiteralReader
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    ToolCallSyntax,
+    make_attempt,
+    make_malformed_attempt,
+)
 
 _LOOKS_LIKE_CALLS = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(\s*(?:[^\W\d]\w*\s*=|\)\s*[\],])")
 
 
 @dataclass(frozen=True, slots=True)
-class PythonicCalls:
+class PythonicCalls(ToolCallSyntax):
     """`[get_weather(city='Zürich', days=2), run()]`; values are literals, JSON's true, false and null included.
 
     Without markers (`start_markers` empty, `unmarked_starts` "[") a turn that begins with such a list is a block.
     """
 
-    start_markers: tuple[str, ...] = ()
-    end_markers: tuple[str, ...] = ()
     unmarked_starts: str = "["
-    inner_markers: tuple[str, ...] = ()
 
     def decode(self, block: Block) -> list[Attempt]:
         whole = block.region(self)

@@ -6,13 +6,20 @@ import re
 from dataclasses import dataclass
 
 from renderers.parsing.syntaxes.elements import read_elements
-from renderers.parsing.syntaxes.syntax import Attempt, Block, CallRegion, make_attempt, make_malformed_attempt
+from renderers.parsing.syntaxes.syntax import (
+    Attempt,
+    Block,
+    CallRegion,
+    ToolCallSyntax,
+    make_attempt,
+    make_malformed_attempt,
+)
 
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
 
 @dataclass(frozen=True, slots=True)
-class QwenXmlCalls:
+class QwenXmlCalls(ToolCallSyntax):
     """A function between two markers; its parameters have no types.
 
     <tool_call>
@@ -26,8 +33,6 @@ class QwenXmlCalls:
 
     start_markers: tuple[str, ...] = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
-    inner_markers: tuple[str, ...] = ()
-    unmarked_starts: str = ""
 
     def decode(self, block: Block) -> list[Attempt]:
         return block.read_calls(self, "<function=", "</function>", lambda region: self._function(block, region))

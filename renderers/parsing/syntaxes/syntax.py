@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from renderers.parsing.errors import InvalidJsonError
-from renderers.parsing.json_text import MAX_DEPTH, is_deeper_than, parse_json
+from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import ToolSchemas
@@ -94,7 +94,8 @@ class Block:
         return next((len(marker) for marker in map(self.encoding.__getitem__, markers) if is_at(marker)), 0)
 
 
-class ToolCallSyntax(Protocol):
+@dataclass(frozen=True, slots=True)
+class ToolCallSyntax(ABC):
     """Frozen data that describes one way to write tool calls.
 
     A block runs from one of `start_markers` to the next of `end_markers`, or, where there are none, to the end of the
@@ -103,21 +104,14 @@ class ToolCallSyntax(Protocol):
     turn's text that begins with one of them is a block as a whole if `decode` finds a call in it.
     """
 
-    @property
-    def start_markers(self) -> tuple[str, ...]: ...
+    start_markers: tuple[str, ...] = ()
+    end_markers: tuple[str, ...] = ()
+    inner_markers: tuple[str, ...] = ()
+    unmarked_starts: str = ""
 
-    @property
-    def end_markers(self) -> tuple[str, ...]: ...
-
-    @property
-    def inner_markers(self) -> tuple[str, ...]: ...
-
-    @property
-    def unmarked_starts(self) -> str: ...
-
+    @abstractmethod
     def decode(self, block: Block) -> list[Attempt]:
         """Every attempt in the block, in order. Never raises."""
-        ...
 
 
 def stray_text(start: int, end: int) -> Attempt:

@@ -13,7 +13,7 @@ import re
 import threading
 from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -23,17 +23,18 @@ import aiohttp
 from yarl import URL
 
 from renderers.tls import client_tls_context
-from rollouts.engines.vllm.http.events import EventDecoder, EventTooLongError
+from rollouts.engines.vllm.http.events import EventDecoder
 from rollouts.engines.vllm.http.exchange import Body, Call, SegmentsPayload, body_pieces
 from rollouts.engines.vllm.http.limits import HttpLimits
-from rollouts.engines.vllm.http.response import HttpResponse, redirect_error, response_error
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.http.retrying import retry_delay
-from rollouts.engines.vllm.http.server_address import parse_address
+from rollouts.engines.vllm.http.server_address import parse_address, redacted
 from rollouts.errors import (
     EngineClosedError,
     EngineError,
     InvalidRequestError,
     MalformedResultError,
+    ServerError,
     ServerTimeoutError,
 )
 
@@ -50,29 +51,24 @@ _INHERITED: list[_LoopState] = []
 
 @dataclass(eq=False, slots=True)
 class _LoopState:
-    """What belongs to one event loop of one process."""
+    """What belongs to one event loop of one process. `loop_end` closes the session when the loop ends."""
 
     session: aiohttp.ClientSession
-    unshared_session: aiohttp.ClientSession  # a new connection for every request
     slots: asyncio.Semaphore
-    control_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONTROL_SLOTS))
+    control_slots: asyncio.Semaphore
+    loop_end: AsyncGenerator[None, None] | None = None
     process: int = field(default_factory=os.getpid)
     running: set[asyncio.Timeout] = field(default_factory=set)
-    loop_end: AsyncGenerator[None, None] | None = None
-    closing: asyncio.Task[None] | None = None
 
-    def shut_down(self) -> None:
-        """End the running calls, by moving their deadlines to now, and close the sessions."""
+    async def shut_down(self) -> None:
+        """End the running calls, by moving their deadlines to now, and close the session."""
         for scope in list(self.running):
             if not scope.expired():
                 scope.reschedule(0.0)
-        self.closing = asyncio.ensure_future(self.close_sessions())
-
-    async def close_sessions(self) -> None:
-        for session in (self.session, self.unshared_session):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await session.close()
+        while self.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
+            await asyncio.sleep(0)
+        assert self.loop_end is not None
+        await self.loop_end.aclose()
 
 
 class ServerConnection:
@@ -91,13 +87,12 @@ class ServerConnection:
         limits: HttpLimits | None = None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        address = parse_address(base_url, api_key=api_key)
-        self.base_url = address.url
+        self.base_url, authorization = parse_address(base_url, api_key=api_key)
         self.limits = limits or HttpLimits()
         self._on_lost = on_lost
         self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "gzip"}
-        if address.authorization is not None:
-            self._headers["Authorization"] = address.authorization
+        if authorization is not None:
+            self._headers["Authorization"] = authorization
         self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -128,11 +123,13 @@ class ServerConnection:
         (not HTTP, too large, an invalid encoding) and `ServerError` (a redirect, which is not followed: the key and the
         prompts are for this server only).
         """
-        call = self._call(method, path, name, body, headers, seconds, params)
-        if not retry:
-            call.retries = 0
-        async with self._slot(call, control=not slot) as state:
-            response, content = await self._respond(call, state, state.session if retry else state.unshared_session)
+        query = {key: str(value).lower() if isinstance(value, bool) else value for key, value in (params or {}).items()}
+        call = self._call(method, path, name, body, headers, seconds, query=urlencode(query))
+        async with (
+            self._slot(call, control=not slot) as state,
+            nullcontext(state.session) if retry else self._session(force_close=True) as session,
+        ):
+            response, content = await self._respond(call, session, retry=retry)
             return HttpResponse(response.status, response.headers, content, name)
 
     @asynccontextmanager
@@ -153,7 +150,7 @@ class ServerConnection:
         """
         call = self._call("POST", path, name, body, headers, seconds)
         async with self._slot(call) as state:
-            response, content = await self._respond(call, state, state.session, whole=False)
+            response, content = await self._respond(call, state.session, whole=False)
             if response.status >= 400:
                 raise response_error(name, HttpResponse(response.status, response.headers, content), call.place)
             try:
@@ -166,22 +163,15 @@ class ServerConnection:
         self._closed = True
         with self._lock:
             states, self._loops = self._loops, {}
-        current = asyncio.get_running_loop()
         for loop, state in states.items():
             if state.process != os.getpid():
                 _INHERITED.append(state)
             elif loop.is_closed():
-                await state.close_sessions()
-            elif loop is not current:
-                loop.call_soon_threadsafe(state.shut_down)
+                await _close_session(state.session)
+            elif loop is asyncio.get_running_loop():
+                await state.shut_down()
             else:
-                state.shut_down()
-                while state.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
-                    await asyncio.sleep(0)
-                assert state.closing is not None
-                assert state.loop_end is not None
-                await state.closing
-                await state.loop_end.aclose()
+                asyncio.run_coroutine_threadsafe(state.shut_down(), loop)
 
     def _call(
         self,
@@ -191,14 +181,10 @@ class ServerConnection:
         body: Body | None,
         headers: Mapping[str, str] | None,
         seconds: float | None,
-        params: Mapping[str, str | int | bool] | None = None,
+        query: str = "",
     ) -> Call:
-        target = path
-        if params:
-            values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
-            target += "?" + urlencode(values)
         try:
-            url = _encoded_url(self.base_url + target)
+            url = _encoded_url(f"{self.base_url}{path}?{query}" if query else self.base_url + path)
             if headers and not all(value.isascii() and value.isprintable() for value in headers.values()):
                 raise ValueError
         except ValueError:
@@ -207,16 +193,9 @@ class ServerConnection:
                 f"{method} {path!r}: the path or a header has characters that HTTP cannot carry; use printable ASCII, "
                 "and %20 in paths",
             ) from None
-        return Call(
-            name=name,
-            method=method,
-            url=url,
-            place=f"{method} {self.base_url}{path}",
-            body=None if body is None else SegmentsPayload(body),
-            headers=headers,
-            seconds=self.limits.total_seconds if seconds is None else seconds,
-            retries=self.limits.retries,
-        )
+        payload = None if body is None else SegmentsPayload(body)
+        seconds = self.limits.total_seconds if seconds is None else seconds
+        return Call(name, method, url, f"{method} {self.base_url}{path}", payload, headers, seconds)
 
     @asynccontextmanager
     async def _slot(self, call: Call, *, control: bool = False) -> AsyncIterator[_LoopState]:
@@ -246,32 +225,44 @@ class ServerConnection:
             ) from None
 
     async def _respond(
-        self, call: Call, state: _LoopState, session: aiohttp.ClientSession, *, whole: bool = True
+        self, call: Call, session: aiohttp.ClientSession, *, whole: bool = True, retry: bool = True
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """A response after as many attempts as it takes, with its body (empty if not `whole` and no error)."""
-        kept_connection_lost = session is state.unshared_session
+        retries = self.limits.retries if retry else 0
+        kept_connection_lost = not retry
         while True:
             call.attempt += 1
+            retry_after, immediately = None, False
+            failure: ConnectionError | None = None
             try:
                 response, content = await self._attempt(call, session, whole)
             except ConnectionError as error:
                 self._on_lost()
                 self._raise_if_closed(call)
-                reason, delay = str(error), self._delay(call, None)
+                failure, reason = error, str(error)
                 if call.unanswered and not kept_connection_lost:
                     # This is how a kept connection ends that the server has closed: not counted, once per call.
-                    kept_connection_lost, delay = True, 0.0
-                    call.retries += 1
-                if delay is None:
-                    raise call.unreachable(error) from error
+                    kept_connection_lost = immediately = True
+                    retries += 1
             else:
                 if response.status not in _BUSY:
-                    self._log_recovery()
+                    if self._failing:
+                        self._failing = False
+                        _LOG.info("%s responds again", self.base_url)
                     return response, content
-                reason, delay = f"HTTP {response.status}", self._delay(call, response.headers.get("retry-after"))
-                if delay is None:
+                reason, retry_after = f"HTTP {response.status}", response.headers.get("retry-after")
+            delay = 0.0 if immediately else retry_delay(call.attempt, self.limits, retry_after)
+            late = asyncio.get_running_loop().time() + delay >= call.deadline
+            if call.attempt > retries or late:
+                if failure is None:
                     return response, content
-            self._log_retry(call, reason, delay)
+                raise call.unreachable(failure) from failure
+            # One warning when a series of failures begins and one line at its end: a restart fails hundreds of
+            # requests.
+            level = logging.DEBUG if self._failing else logging.WARNING
+            self._failing = True
+            message = "%s: %s (request %s, attempt %d), next in %.2f s"
+            _LOG.log(level, message, call.place, reason, call.name, call.attempt, delay)
             call.stage = f"waiting to try again after: {reason}"
             if delay:
                 await sleep(delay)
@@ -288,19 +279,25 @@ class ServerConnection:
             raise call.error(error) from error
         try:
             if 300 <= response.status < 400:
-                raise redirect_error(call.name, call.place, response.status, response.headers.get("location", ""))
+                target = re.split(r"[?#]", redacted(response.headers.get("location", "")))[0]
+                raise ServerError(
+                    call.name,
+                    f"{call.place} was redirected; redirects are not followed. Give the server's own address as "
+                    "base_url",
+                    status=response.status,
+                    body=f"to {target or 'an unknown address'}",
+                )
             if not whole and response.status < 400:
                 return response, b""
             call.stage = "reading the response"
-            return response, b"".join(
-                [piece async for piece in body_pieces(call, response, self.limits.response_bytes)]
-            )
+            pieces = [piece async for piece in body_pieces(call, response, self.limits.response_bytes)]
+            return response, b"".join(pieces)
         except BaseException:
             response.close()
             raise
 
     async def _events(self, call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        decoder = EventDecoder(self.limits.response_bytes)
+        decoder = EventDecoder()
         pieces = body_pieces(call, response, self.limits.response_bytes)
         try:
             async for piece in pieces:
@@ -312,43 +309,21 @@ class ServerConnection:
                         async with asyncio.timeout(_AFTER_DONE_SECONDS):
                             await anext(pieces, b"")
                     return
-        except EventTooLongError as error:
-            raise MalformedResultError(call.name, f"{call.place}: {error}") from None
         except ConnectionError as error:
             self._on_lost()
             raise call.unreachable(error) from error
         raise MalformedResultError(call.name, f"{call.place}: the stream ended without [DONE]")
 
-    def _delay(self, call: Call, retry_after: str | None) -> float | None:
-        """Seconds until the next attempt; None if there is to be none, or the deadline would come first."""
-        if call.attempt > call.retries:
-            return None
-        delay = retry_delay(call.attempt, self.limits, retry_after)
-        return delay if asyncio.get_running_loop().time() + delay < call.deadline else None
-
     def _raise_if_closed(self, call: Call) -> None:
         if self._closed:
             raise EngineClosedError(call.name, "the engine is closed") from None
 
-    # One warning when a series of failures begins and one line at its end: a restart fails hundreds of requests.
-
-    def _log_retry(self, call: Call, reason: str, delay: float) -> None:
-        level = logging.DEBUG if self._failing else logging.WARNING
-        self._failing = True
-        message = "%s: %s (request %s, attempt %d), next in %.2f s"
-        _LOG.log(level, message, call.place, reason, call.name, call.attempt, delay)
-
-    def _log_recovery(self) -> None:
-        if self._failing:
-            self._failing = False
-            _LOG.info("%s responds again", self.base_url)
-
     async def _open(self, loop: asyncio.AbstractEventLoop) -> _LoopState:
-        """Sessions for the running loop. The states of loops that are closed are dropped."""
+        """A session for the running loop. The states of loops that are closed are dropped."""
         state = _LoopState(
             self._session(keepalive_timeout=self.limits.keepalive_seconds),
-            self._session(force_close=True),
             asyncio.Semaphore(self.limits.concurrency),
+            asyncio.Semaphore(_CONTROL_SLOTS),
         )
         with self._lock:
             closed = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
@@ -356,7 +331,7 @@ class ServerConnection:
         state.loop_end = self._until_loop_ends(loop, state)
         await anext(state.loop_end)
         for each in closed:
-            await each.close_sessions()
+            await _close_session(each.session)
         return state
 
     def _session(self, **connector: Any) -> aiohttp.ClientSession:
@@ -371,13 +346,19 @@ class ServerConnection:
         )
 
     async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, state: _LoopState) -> AsyncGenerator[None, None]:
-        """Closes the loop's sessions when the loop ends, because `asyncio.run` finishes all open generators."""
+        """Closes the loop's session when the loop ends, because `asyncio.run` finishes all open generators."""
         try:
             yield
         finally:
             with self._lock:
                 self._loops.pop(loop, None)
-            await state.close_sessions()
+            await _close_session(state.session)
+
+
+async def _close_session(session: aiohttp.ClientSession) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await session.close()
 
 
 @lru_cache(maxsize=256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -22,8 +22,8 @@ from rollouts.errors import (
 
 Body = Sequence[bytes | memoryview]
 
-# Small segments are joined up to this size and large ones cut to it: one system call each, and never a copy of more
-# than one piece, whatever the size of the image.
+# Small bodies are joined, which makes one system call; larger segments are cut to pieces of this size, because the
+# event loop copies what the socket does not accept at once. So there is never a copy of more than one piece.
 _PIECE_BYTES = 256 * 1024
 
 
@@ -41,8 +41,10 @@ class SegmentsPayload(Payload):
         if self._size <= _PIECE_BYTES:
             await writer.write(b"".join(self._value))
             return
-        for piece in _pieces(self._value):
-            await writer.write(piece)
+        for segment in self._value:
+            view = memoryview(segment).cast("B")
+            for start in range(0, len(view), _PIECE_BYTES):
+                await writer.write(view[start : start + _PIECE_BYTES])
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +58,6 @@ class Call:
     body: SegmentsPayload | None
     headers: Mapping[str, str] | None
     seconds: float
-    retries: int
     stage: str = "waiting for a free slot"
     attempt: int = 0
     deadline: float = 0.0
@@ -113,22 +114,3 @@ async def body_pieces(call: Call, response: aiohttp.ClientResponse, byte_limit: 
                 "are expected",
             )
         yield piece
-
-
-def _pieces(segments: Body) -> Iterator[bytes | memoryview]:
-    """The segments in pieces of at most `_PIECE_BYTES`, small segments joined."""
-    group: list[bytes | memoryview] = []
-    size = 0
-    for segment in segments:
-        view = memoryview(segment).cast("B")
-        if size + len(view) > _PIECE_BYTES and group:
-            yield b"".join(group)
-            group, size = [], 0
-        if len(view) <= _PIECE_BYTES:
-            group.append(view)
-            size += len(view)
-            continue
-        for start in range(0, len(view), _PIECE_BYTES):
-            yield view[start : start + _PIECE_BYTES]
-    if group:
-        yield b"".join(group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from rollouts.engines.vllm.http.server_address import redacted
 from rollouts.errors import MalformedResultError, ServerError
@@ -48,17 +47,6 @@ def server_error(name: str, action: str, status: int, message: str) -> ServerErr
     if _ENGINE_DEAD in message:
         action += " (the server's engine has died and the server ends; its log has the cause. Start it again)"
     return ServerError(name, action, status=status, body=message)
-
-
-def redirect_error(name: str, place: str, status: int, location: str) -> ServerError:
-    """The error for a redirect. The new address is quoted without credentials, query and fragment."""
-    try:
-        parts = urlsplit(location)
-        target = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    except ValueError:
-        target = ""
-    action = f"{place} was redirected; redirects are not followed. Give the server's own address as base_url"
-    return ServerError(name, action, status=status, body=f"to {target or 'an unknown address'}")
 
 
 def _message(body: bytes) -> str:

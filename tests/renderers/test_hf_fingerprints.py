@@ -1,0 +1,77 @@
+"""Fingerprints of HFProcessor: they change with every setting that changes pixels, and not between processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processor_outputs import copy_with_config, load_processors
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+def test_the_fingerprint_changes_with_every_setting_that_changes_pixels(
+    processor_directory: Any, hf_processors: Any, tmp_path: Path
+) -> None:
+    def other_mean(config: dict[str, Any]) -> None:
+        config["image_processor"]["image_mean"][1] += 0.25
+
+    def other_size(config: dict[str, Any]) -> None:
+        config["image_processor"]["size"]["longest_edge"] = 512
+
+    def other_tokens(config: dict[str, Any]) -> None:
+        config["spatial_merge_size"] = 2
+
+    def other_separator(config: dict[str, Any]) -> None:
+        config["image_break_token"] = "[INST]"
+
+    known = hf_processors("pixtral")["image"].fingerprint
+    found = {known}
+    for index, change in enumerate((other_mean, other_size, other_tokens, other_separator)):
+        found.add(
+            load_processors(copy_with_config(processor_directory("pixtral"), tmp_path / str(index), change))[
+                "image"
+            ].fingerprint
+        )
+    assert len(found) == 5
+    assert len(known) == 16
+    assert set(known) <= set("0123456789abcdef")
+    assert (
+        load_processors(copy_with_config(processor_directory("pixtral"), tmp_path / "same", lambda _: None))[
+            "image"
+        ].fingerprint
+        == known
+    )
+
+
+def test_the_fingerprints_of_images_and_videos_depend_on_their_own_settings_only(
+    processor_directory: Any, hf_processors: Any, tmp_path: Path
+) -> None:
+    def other_frames(config: dict[str, Any]) -> None:
+        config["video_processor"]["patch_size"] = 16
+
+    other = load_processors(copy_with_config(processor_directory("kimi-k2.5"), tmp_path / "other", other_frames))
+    known = hf_processors("kimi-k2.5")
+    assert other["image"].fingerprint == known["image"].fingerprint != known["video"].fingerprint
+    assert other["video"].fingerprint != known["video"].fingerprint
+
+
+def test_a_fingerprint_is_the_same_in_another_process(processor_directory: Any, hf_processors: Any) -> None:
+    code = (
+        "import sys\nfrom renderers import MediaPolicy, MediaStore\n"
+        "assert not {'torch', 'transformers', 'PIL'} & sys.modules.keys()\n"
+        "from renderers.vision.hf_processor import load_hf_processors\n"
+        "print(load_hf_processors(sys.argv[1], policy=MediaPolicy(), store=MediaStore())['image'].fingerprint)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(processor_directory("llava-next"))],
+        env={**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == hf_processors("llava-next")["image"].fingerprint

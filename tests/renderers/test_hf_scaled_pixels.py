@@ -1,0 +1,90 @@
+"""Pixels held as uint8 where a scale computes the processor's floats from them, else as floats."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hf_families import Family
+from processor_outputs import SIZES, batch_output, check_equal, families, load_processors, noise, process_each, source
+
+from renderers.errors import (
+    MediaError,
+)
+from renderers.media.item import MediaItem
+from renderers.vision.batching import batch_tensors
+from renderers.vision.hf_calling import ProcessorRunner
+from renderers.vision.hf_probing import probe
+from renderers.vision.normalise import ScaledPixels
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+def pixels_of(item: MediaItem) -> str:
+    return next(name for name in item if name.startswith("pixel_values"))
+
+
+@families(lambda family: family.name in ("glm-4.5v", "glm-4.6v", "kimi-k2.5", "qwen2-vl", "internvl3"))
+def test_floats_computed_from_uint8_pixels_by_a_scale_are_held_as_uint8(
+    family: Family, reference_processor: Any, hf_processors: Any
+) -> None:
+    pictures = [noise(*size) for size in SIZES]
+    reference = batch_output(reference_processor(family.name), pictures)
+    items = process_each(hf_processors(family.name)["image"], pictures)
+    for item in items:
+        held = item.tensors[pixels_of(item)]
+        assert isinstance(held, ScaledPixels)
+        assert held.pixels.dtype == np.uint8
+        assert not held.pixels.flags.writeable
+        assert 4 * held.nbytes == item[pixels_of(item)].nbytes
+    check_equal(batch_tensors(items), reference)
+
+
+@families(lambda family: family.name in ("gemma3", "llava-next", "idefics3", "pixtral", "llama4"))
+def test_padded_floats_and_floats_without_a_scale_are_held_as_floats(family: Family, hf_processors: Any) -> None:
+    for item in process_each(hf_processors(family.name)["image"], [noise(*size) for size in SIZES]):
+        assert isinstance(item.tensors["pixel_values"], np.ndarray)
+        assert item["pixel_values"].dtype == np.float32
+
+
+@pytest.mark.parametrize("fault", ["another mean", "one pixel", "no rescale option", "gamma"])
+def test_uint8_pixels_are_not_held_when_the_scale_computes_other_floats(fault: str, reference_processor: Any) -> None:
+    """A processor that does something else between resize and the floats than its settings say."""
+    reference = reference_processor("glm-4.5v")
+
+    class Altered(ProcessorRunner):
+        def run(self, media: Any, *, text: str = "{}", raw: bool = False) -> Any:
+            if raw and fault == "no rescale option":
+                raise TypeError("unexpected keyword do_rescale")
+            outcome = super().run(media, text=text, raw=raw)
+            pixels = outcome.tensors["pixel_values"].copy()
+            if raw and fault == "one pixel":
+                pixels[-1, -1] ^= 1
+            elif not raw and fault == "another mean":
+                pixels += np.float32(0.01)
+            elif not raw and fault == "gamma":
+                pixels = np.sign(pixels) * np.abs(pixels) ** np.float32(1.1)
+            return outcome._replace(tensors={**outcome.tensors, "pixel_values": pixels})
+
+    for kind, scaled in ((ProcessorRunner, True), (Altered, False)):
+        processor = kind(reference, "image", reference.image_token, threading.Lock())
+        layout = probe(processor, min_frames=1, embed_tokens=["<|image|>"])
+        assert (layout.scale is not None) is scaled
+        assert layout.raw_names == (frozenset({"pixel_values"}) if scaled else frozenset())
+
+
+def test_an_image_that_is_not_uint8_before_the_scale_is_refused(
+    processor_directory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = load_processors(processor_directory("glm-4.5v"))["image"]
+    plain = processor._runner.run
+
+    def run(media: Any, **options: Any) -> Any:
+        outcome = plain(media, **options)
+        return outcome._replace(tensors={name: array.astype(np.float32) for name, array in outcome.tensors.items()})
+
+    monkeypatch.setattr(processor._runner, "run", run)
+    with pytest.raises(MediaError, match="makes float32 and not uint8"):
+        processor.process(source(noise(60, 40)))

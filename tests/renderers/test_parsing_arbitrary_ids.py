@@ -1,0 +1,88 @@
+"""Arbitrary sampled ids: deeply nested values, half surrogate pairs and random pieces of syntax parse without error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from bytewise import ids_of_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tool_call_texts import CONTROL, TOOLS, parse, parse_single, tokenizer_for
+
+from renderers.formats import by_name
+from renderers.parsing import parse_response
+from renderers.parsing.json_text import MAX_DEPTH, is_deeper_than
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000, "-" * 50_000, "9" * 50_000]
+)
+def test_deeply_nested_or_long_values_parse_without_recursion_errors(value: str) -> None:
+    for name, text in (
+        ("qwen3", f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>'),
+        ("glm-4.5", f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"),
+        ("lfm2", f"<|tool_call_start|>[f(a={value})]<|tool_call_end|>"),
+        ("gemma-4", f"<|tool_call>call:f{{a:{value}}}<tool_call|>"),
+        ("llama-3.1", f'{{"name": "f", "parameters": {{"a": {value}}}}}'),
+    ):
+        (call,) = parse(name, text).tool_calls
+        json.dumps(call.arguments)
+        assert call.arguments is None or not is_deeper_than(call.arguments, MAX_DEPTH)
+
+
+@pytest.mark.parametrize("name", ["gemma-4", "lfm2"])
+def test_half_a_surrogate_pair_never_reaches_the_arguments(name: str) -> None:
+    text = {
+        "lfm2": "<|tool_call_start|>[f(a='\\ud800')]<|tool_call_end|>",
+        "gemma-4": '<|tool_call>call:f{a:<|"|>\\ud800<|"|>}<tool_call|>',
+    }[name]
+    call = parse_single(name, text)
+    json.dumps(call.arguments, ensure_ascii=False).encode()
+
+
+PIECES = [
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "'",
+    "name",
+    "look",
+    "(",
+    ")",
+    "=",
+    ":",
+    ",",
+    "\n",
+    " ",
+    "<",
+    ">",
+    "/",
+    "é",
+    "1",
+    "\\u",
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(sorted(CONTROL)), data=st.data(), tools=st.sampled_from([None, [], TOOLS]))
+def test_any_ids_parse_into_an_encodable_message_with_ordered_spans(name: str, data: st.DataObject, tools: Any) -> None:
+    tokenizer, format = tokenizer_for(name), by_name(name)
+    stops = {tokenizer.control_id(token) for token in format.stop_tokens}
+    texts = [*PIECES, *(t for t in CONTROL[name] if t not in format.stop_tokens), "<function=f>", '<invoke name="f">']
+    pieces = data.draw(st.lists(st.sampled_from(texts) | st.integers(-3, 2**40), max_size=30))
+    ids: list[int] = []
+    for piece in pieces:
+        ids += [piece] if isinstance(piece, int) else ids_of_text(tokenizer, piece)
+    ids = [i for i in ids if i not in stops]
+    parsed = parse_response(ids, format, tokenizer, reasoning_open=data.draw(st.booleans()), tools=tools)
+    position = 0
+    for call in parsed.tool_calls:
+        start, end = call.token_span
+        assert position <= start < end <= len(ids)
+        assert tokenizer.decode(ids[start:end]) == call.raw
+        position = end
+    json.dumps(parsed.to_message(), ensure_ascii=False).encode()

@@ -1,0 +1,55 @@
+# ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar, which counts as two columns)
+"""Several tool calls in the same block: the text and span of each, and the text between them."""
+
+from __future__ import annotations
+
+import pytest
+from tool_call_texts import MALFORMED, OK, UNCLOSED, fenced, m3, parse
+
+SEVERAL = {
+    "minimax-m2": ('<minimax:tool_call>\n{}\n{}\n</minimax:tool_call>', '<invoke name="{}">\n</invoke>'),
+    "minimax-m3": (m3("<tool_call>\n{}\n{}\n</tool_call>"), m3('<invoke name="{}"></invoke>')),
+    "deepseek-v3": (
+        fenced("{}\n{}"), "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{{}}\n```<｜tool▁call▁end｜>"
+    ),
+    "deepseek-v4": (
+        "<｜DSML｜tool_calls>\n{}\n{}\n</｜DSML｜tool_calls>", '<｜DSML｜invoke name="{}">\n\n</｜DSML｜invoke>'
+    ),
+    "kimi-k2": (
+        "<|tool_calls_section_begin|>{}{}<|tool_calls_section_end|>",
+        "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>",
+    ),
+    "mistral": ("{}{}", "[TOOL_CALLS]{}[ARGS]{{}}"),
+    "qwen3.5": ("<tool_call>{}\n{}</tool_call>", "<function={}>\n</function>"),
+    "qwen3": ("<tool_call>[{}, {}]</tool_call>", '{{"name": "{}"}}'),
+    "lfm2": ("<|tool_call_start|>[{}, {}]<|tool_call_end|>", "{}(x='ä')"),
+    "llama-3.1": ("{}; {}", '{{"name": "{}", "parameters": {{}}}}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_calls_in_one_block_each_have_their_own_text_and_span(name: str) -> None:
+    block, template = SEVERAL[name]
+    calls = [template.format("look"), template.format("see")]
+    parsed = parse(name, block.format(*calls))
+    assert [(call.name, call.raw, call.status) for call in parsed.tool_calls] == [
+        ("look", calls[0], OK),
+        ("see", calls[1], OK),
+    ]
+
+
+@pytest.mark.parametrize("name", ["minimax-m2", "minimax-m3", "deepseek-v3", "deepseek-v4", "kimi-k2", "qwen3.5"])
+def test_text_between_calls_is_kept_as_a_malformed_call(name: str) -> None:
+    block, template = SEVERAL[name]
+    parsed = parse(name, block.format(template.format("look") + "junk", template.format("see")))
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", OK), (None, MALFORMED), ("see", OK)]
+    assert parsed.tool_calls[1].raw.strip() == "junk"
+
+
+@pytest.mark.parametrize("name", ["minimax-m2", "minimax-m3", "deepseek-v3", "deepseek-v4", "kimi-k2"])
+def test_a_call_without_its_end_marker_is_unclosed_and_the_next_call_is_parsed(name: str) -> None:
+    block, template = SEVERAL[name]
+    begun = template.format("look")
+    end = begun.rindex("<") if name != "minimax-m3" else begun.rindex("]<]")
+    parsed = parse(name, block.format(begun[:end], template.format("see")))
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", UNCLOSED), ("see", OK)]
