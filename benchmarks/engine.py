@@ -1,11 +1,11 @@
-"""What talking to a vLLM server costs: bytes over an episode, encoding images, requests.
+"""The cost of using a vLLM server: bytes per episode, encoding of images, requests.
 
     python benchmarks/engine.py [--vllm-venv DIR] [--check]
 
-Bytes are counted on the way out of a whole `VLLMEngine`, against a server without a model that answers at once; beside
-them stands the form that the PyPI package `renderers` 0.1.12 sends: with every turn float32 pixels of all images so
-far, in the same base64 of msgpack. With `--vllm-venv` (what tests/real/setup_vllm.sh prints) vLLM's own encoder is
-timed too.
+The bytes that a whole `VLLMEngine` sends are counted, with a server without a model that responds at once. They are
+compared with the form that the PyPI package `renderers` 0.1.12 sends: in every turn the float32 pixels of all images so
+far, in the same base64 of msgpack. With `--vllm-venv` (the directory that tests/real/setup_vllm.sh prints) vLLM's own
+encoder is timed too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_BYTES = 1.1
 
 
 class NewImageEveryTurn:
-    """An environment of `TURNS` turns, each of which shows noise that was never seen before."""
+    """An environment of `TURNS` turns, each with a new image of noise."""
 
     def reset(self, seed: int) -> list[dict[str, object]]:
         self._random = np.random.default_rng(seed)
@@ -50,7 +50,7 @@ class NewImageEveryTurn:
 
 
 def compare_bytes(report: Report, model_dir: Path) -> None:
-    """One table: what one episode sends in all."""
+    """One table: the bytes that one episode sends in total."""
     sent, once, cumulative = asyncio.run(_episode(model_dir))
     with report.table(f"Bytes sent over {TURNS} turns, each with a new {SIDE}x{SIDE} image", "MB", "of once") as table:
         table.add_row("each image once, its features in base64", f"{once / 1e6:,.1f}", "1.00x", "", "")
@@ -63,7 +63,7 @@ def compare_bytes(report: Report, model_dir: Path) -> None:
 
 
 async def _episode(model_dir: Path) -> tuple[int, int, int]:
-    """(bytes of all requests, of each image's features once, of the cumulative float32 form)."""
+    """Returns the bytes of all requests, of each image's features once, and of the cumulative float32 form."""
     fake = importlib.import_module("fake_server")
     renderer = load_renderer(model_dir)
     fake.IMAGE_PAD, fake.VOCABULARY = renderer.tokenizer.control_id("<|image_pad|>"), 2**20

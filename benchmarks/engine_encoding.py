@@ -1,8 +1,8 @@
-"""What turning an image into vLLM's `features` costs, beside vLLM's own encoder in its own environment, in one run.
+"""The cost of encoding an image as vLLM's `features`, compared with vLLM's own encoder in its own environment.
 
-Both begin with the processed image in memory, ours as the patches that a renderer holds, theirs as the tensor that
-its processor made; both end with base64. Times are medians of processor time; each side uses one thread. Memory is what
-is allocated on the way, in copies of the tensor's bytes; 1.33 of them are the base64 itself. Called by `engine.py`.
+Both begin with the processed image in memory, ours as the patches that a renderer stores, theirs as the tensor of its
+processor; both end with base64. Times are medians of processor time; each side uses one thread. Memory is the peak of
+the allocations, in multiples of the tensor's bytes, of which the base64 itself is 1.33. Called by `engine.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_SECONDS = 0.015
 MOST_COPIES = 2.2
 DTYPES: tuple[PixelDtype, ...] = ("uint8", "bfloat16", "float32")
 
-#: Prints the seconds of each round for each dtype; run by the Python of an environment that holds vLLM.
+#: Prints the seconds of each round for each dtype; run by the Python of an environment in which vLLM is installed.
 _THEIR_SIDE = """
 import json, sys, time
 import torch
@@ -59,7 +59,7 @@ print(json.dumps(seconds))
 
 
 def compare_encoding(report: Report, model_dir: Path, vllm_venv: Path | None) -> None:
-    """One table: a 1024x1024 image in every pixel type. Without `vllm_venv` there is nothing to compare with."""
+    """One table: a 1024x1024 image in every pixel type. Without `vllm_venv` only our side is measured."""
     media = _media(model_dir)
     (pixels,) = (item["pixel_values"] for item in media.mm_items["image"])
     theirs = {} if vllm_venv is None else _their_seconds(vllm_venv, pixels.shape)
@@ -68,7 +68,7 @@ def compare_encoding(report: Report, model_dir: Path, vllm_venv: Path | None) ->
         for dtype in DTYPES:
             seconds, copies = _our_cost(media, dtype, pixels.size * ITEM_BYTES[dtype])
             other = milliseconds(median(theirs[dtype])) if dtype in theirs else "-"
-            # What a server wants by default; floats are two and four times the bytes.
+            # A server's default dtype; floats are two and four times the bytes.
             if dtype == "uint8":
                 target_cells = report.check(seconds, MOST_SECONDS, f"<= {MOST_SECONDS * 1e3:.0f} ms")
                 table.add_row(f"{dtype}, time", milliseconds(seconds), "", other, *target_cells)
@@ -87,7 +87,7 @@ def _media(model_dir: Path) -> MultiModalData:
 
 
 def _our_cost(media: MultiModalData, dtype: PixelDtype, nbytes: int) -> tuple[float, float]:
-    """Seconds, and the most memory at a time in copies of the tensor."""
+    """Returns seconds, and the peak memory in multiples of the tensor's bytes."""
 
     def encode() -> object:
         return encode_features(media, pixel_dtype=dtype)

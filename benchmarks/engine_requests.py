@@ -33,7 +33,8 @@ from rollouts.engines.vllm.http.connection import ServerConnection
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rollouts" / "vllm"))
 
-from fake_server import GENERATE, Channel, FakeVLLM, Seen
+from fake_http import Channel, Seen
+from fake_server import GENERATE, FakeVLLM
 
 AT_ONCE = 512
 IN_A_ROUND = 2048
@@ -56,7 +57,7 @@ class Cost(NamedTuple):
 
 
 def compare_requests(report: Report) -> None:
-    """One table: what the same exchange costs on each side."""
+    """One table: the cost of the same exchange on each side."""
     costs = asyncio.run(_costs())
     wire = costs["bare streams"]
     with report.table(
@@ -107,7 +108,7 @@ async def _one_by_one(send: Send) -> float:
 
 
 async def _at_once(send: Send, requests: int) -> tuple[float, float]:
-    """Seconds and processor seconds a request."""
+    """Returns seconds and processor seconds per request."""
     numbers = iter(range(requests))
 
     async def work() -> None:
@@ -190,7 +191,7 @@ async def _bare(url: str, body: bytes) -> AsyncIterator[Send]:
 
 
 async def _body_of_a_request() -> bytes:
-    """What the engine sends."""
+    """The request body that the engine sends."""
     async with FakeVLLM() as server, VLLMEngine(server.base_url) as engine:
         await engine.generate(_request(0))
         return server.generations[-1].body
@@ -198,7 +199,7 @@ async def _body_of_a_request() -> bytes:
 
 @contextmanager
 def _server_elsewhere() -> Iterator[str]:
-    """The URL of a scripted server in a process of its own."""
+    """The URL of a scripted server in another process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)

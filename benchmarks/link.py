@@ -1,10 +1,10 @@
-"""What a link costs beside ZeroMQ alone: pixel frames between two processes over ipc, in one run.
+"""The cost of a link compared with plain pyzmq: pixel frames between two processes over ipc.
 
     python benchmarks/link.py [--check]
 
 A message is 20 float32 arrays of 1024x1536 (126 MB). The raw side sends the same buffers with pyzmq, `copy=False` both
-ways, two messages in flight as the link has. Both sides are received, decoded by the link alone, and answered once all
-have come; rounds alternate so that drift hits both, and the best and the median of each are shown. `--check` fails
+ways, with two messages in flight like the link. Both receivers send one response after the last message; only the link
+decodes. Rounds alternate so that drift affects both sides equally; best and median are printed. `--check` fails
 below 1 GB/s and below 80 % of raw.
 """
 
@@ -98,7 +98,7 @@ def measure(rounds: int, messages: int) -> dict[str, list[float]]:
             for turn in range(rounds + 1):
                 for side, run in sides.items():
                     seconds = run()
-                    if turn:  # the first one starts the processes
+                    if turn:  # the first round starts the processes
                         speeds[side].append(gigabytes / seconds)
         for server in servers:
             server.join()

@@ -1,9 +1,9 @@
-"""What the pipeline costs around the model, beside the stock way of doing the same, in one run.
+"""The cost of the pipeline around the model, compared with the stock libraries.
 
     python benchmarks/pipeline.py
 
 Left: this library. Right: transformers' chat template, tokenizer and image processor on the whole conversation; its own
-forward pass on the batch; msgpack of whole steps with float32 pixels. The numbers of a row are taken alternately.
+forward pass on the batch; msgpack of whole steps with float32 pixels. The two sides of a row are measured alternately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DIGITS, GROUP = 32, 8
 
 
 def alternating(ours: Callable[[int], object], theirs: Callable[[int], object], rounds: int) -> tuple[float, float]:
-    """Median seconds of each, called in turns so that a noisy machine is noisy for both."""
+    """Median seconds of each side; calls alternate so that noise of the machine affects both."""
     taken: tuple[list[float], list[float]] = ([], [])
     for index in range(rounds):
         for times, call in zip(taken, (ours, theirs), strict=True):
@@ -69,7 +69,7 @@ def main() -> None:
         images = [part["image"] for m in messages if isinstance(m["content"], list) for part in m["content"][:1]]
         pixels(images=[np.repeat(image[:, :, None], 3, axis=2) for image in images])
 
-    # Every round another digit: images and texts are new to every cache, except where a row says so.
+    # A different digit in every round: images and texts are new to every cache, except where a row says so.
     opening = [ask(digits.plain[i], f"{QUESTION} {i}") for i in range(200)]
     for name in ("first prompt, everything new", "first prompt, seen before (the other members of a group)"):
         times = alternating(

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 MODEL = "qwen-3"
-GROWTH_NOISE = 2e-5  # seconds; two bridges differ by as much from one run to the next
+GROWTH_NOISE = 2e-5  # seconds; the difference between two runs of the same bridge
 TURNS = (1, 5, 20)
 TRACED_TEMPLATES = (
     "trl/qwen2_5",
@@ -97,7 +97,7 @@ class Report:
         self.console.print(table)
 
     def check(self, value: float, target: float, target_text: str) -> tuple[str, str]:
-        """The two last cells of a row: the target, and whether `value` is within it."""
+        """Returns the last two cells of a row: the target, and whether `value` is within it."""
         if value <= target:
             return target_text, "[green]ok[/]"
         self.missed += 1

@@ -111,7 +111,7 @@ def always(job: Job) -> Callable[[str], Job]:
 
 
 class Bridges:
-    """Bridges of one new message behind `turns` earlier turns; the message depends on the seed, the prompt does not.
+    """Bridges of one new message after `turns` earlier turns; the message depends on the seed, the prompt does not.
 
     `role` is "tool" (the result of a call in the last turn) or "user" (a message behind a turn of text); `words` is the
     length of the new message. The completion is the text that the template prints for the turn. `render` returns the

@@ -1,15 +1,15 @@
-"""What it costs to send pixels and episodes, beside what else is used for it, in one run.
+"""The cost of sending pixels and episodes, compared with msgpack, pickle and torch.save.
 
     python benchmarks/transport_codec.py [--episodes 1000] [--check]
 
 Pixels: 20 float32 arrays of 1024 x 1536 (126 MB), and the same through msgpack with `tobytes` (what peers do), pickle
 protocol 5 in and out of band, and torch.save. Episodes: as trajectories, and as nested Python lists through msgpack, in
 two forms: the lists of the very same tree, and a list of steps each with its whole prompt, mask and completion, which
-is how peers keep them. The targets are about the second. No form that loses nothing is three times smaller than the
-first: of the 5.0 kB a turn that it takes, 500 ids of 17.2 bits and 250 float32 log-probs are 2.1.
+is how peers store them. The targets refer to the second. No lossless form is three times smaller than the first: of its
+5.0 kB per turn, 500 ids of 17.2 bits and 250 float32 log-probabilities take 2.1 kB.
 
-With `--check` a target that is missed ends the run with status 1. A file called transport.py would stand in the way of
-the package for every script beside it.
+With `--check` the exit status is 1 if a target is missed. The file is not called transport.py, because that name would
+hide the package `transport` from every script in this directory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MESSAGE = {"role": "assistant", "content": "I press the button on the left and w
 
 
 class Targets:
-    """The rows of a table of what must be reached, and whether each was."""
+    """The rows of the table of targets, and whether each target was reached."""
 
     def __init__(self) -> None:
         self.table = Table(title="targets", title_justify="left")
@@ -56,7 +56,7 @@ class Targets:
 
 
 def best(call: Callable[[], object], rounds: int = 7) -> float:
-    """Least seconds of a few calls, the result of each let go before the next."""
+    """The shortest time of `rounds` calls in seconds; each result is freed before the next call."""
     taken = []
     for _ in range(rounds):
         started = time.perf_counter()
@@ -121,7 +121,7 @@ def pixels(targets: Targets) -> Table:
 
 
 def text_episode(turns: int, tokens: int, sources: list[MediaSource] | None = None) -> Trajectory:
-    """Half of each turn's tokens a prompt, the other half sampled; one image a turn if there are `sources`."""
+    """Half of each turn's tokens are a prompt, the other half are sampled; one image per turn if `sources` is set."""
     trajectory = Trajectory(f"episode-{RNG.integers(10**9)}")
     nodes: list[TokenNode] = []
     rounds: list[Turn] = []
@@ -154,7 +154,7 @@ def image(form: str, **options: Any) -> MediaSource:
 def image_episode(targets: Targets) -> Table:
     turns, tokens = 20, 1000
     table = Table(title=f"an episode of {turns} turns, each with one new 512 x 512 image", title_justify="left")
-    for column in ("", "MB", "media MB", "bytes a token beside the media", "float32 pixels of every step so far, MB"):
+    for column in ("", "MB", "media MB", "bytes per token without media", "float32 pixels of every step so far, MB"):
         table.add_column(column, justify="left" if not column else "right")
     for form in ("JPEG", "PNG"):
         sources = [image(form) for _ in range(turns)]
@@ -171,7 +171,7 @@ def image_episode(targets: Targets) -> Table:
 
 
 def as_lists(trajectory: Trajectory) -> list[Any]:
-    """The same tree, its arrays as lists."""
+    """The same tree with its arrays as lists."""
     nodes = [
         [
             n.parent,
@@ -187,7 +187,7 @@ def as_lists(trajectory: Trajectory) -> list[Any]:
 
 
 def as_steps(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """One step a turn, with its whole prompt: the shape in which peers keep and send an episode."""
+    """One step per turn, with its whole prompt: the form in which peers store and send an episode."""
     steps, prompt = [], []
     for turn in trajectory.turns:
         asked, said = trajectory.nodes[turn.node - 1], trajectory.nodes[turn.node]
@@ -221,7 +221,7 @@ def text_episodes(targets: Targets, episodes: int) -> Table:
     ]
     for batch in batches(episodes):
         for number, (form, there, back) in enumerate(forms):
-            # Only one form at a time: the collector walks through all lists there are, whoever made them.
+            # Only one form at a time, because the garbage collector scans all lists that exist.
             value = [form(trajectory) for trajectory in batch]
             gc.collect()
             started = time.process_time()

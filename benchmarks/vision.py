@@ -3,7 +3,7 @@
     python benchmarks/vision.py [--check]
 
 The first run installs the other package, with torch, into a virtual environment under the cache directory. The sides
-take turns, image by image, on the same images; before that they must agree on every token and every pixel. Times
+alternate, image by image, on the same images; before that, their tokens and pixels must be equal. Times
 are medians of wall-clock time, since all sides may use threads. Linux only: memory is read from /proc.
 """
 
@@ -66,7 +66,7 @@ class Sides:
         from transformers import AutoImageProcessor, Qwen2VLImageProcessorPil
 
         self.renderer = load_renderer(model_dir)
-        # Integer pixels, as ours: neither side pays for floats that a server does not want.
+        # Integer pixels, as on our side: neither side computes floats, which a server does not take.
         options = {"do_rescale": False, "do_normalize": False}
         self._torchvision = AutoImageProcessor.from_pretrained(model_dir, **options)
         self._pillow = Qwen2VLImageProcessorPil.from_pretrained(model_dir, **options)
@@ -85,7 +85,7 @@ class Sides:
 
 
 def opened(image: Any) -> Image.Image:
-    """What a user of transformers does with a file's bytes."""
+    """Opens the bytes of a file as a user of transformers does."""
     return Image.open(io.BytesIO(image)).convert("RGB") if isinstance(image, bytes) else image
 
 
@@ -172,7 +172,7 @@ def memory_bytes() -> int:
 
 
 def grow(model_dir: Path) -> Iterator[str]:
-    """Send images through a store and tell how much memory that took; run in a process of its own."""
+    """Send images through a store and print the growth of memory; run in a separate process."""
     store = MediaStore(STORE)
     renderer = load_renderer(model_dir, media_store=store)
     for seed in range(50):
@@ -186,7 +186,7 @@ def grow(model_dir: Path) -> Iterator[str]:
 
 
 def small_image(seed: int) -> str:
-    """A data URL of another size each, so that freed blocks do not fit the next."""
+    """A data URL; every seed has a different size, so that freed blocks do not fit the next image."""
     side = 192 + seed % 31 * 8
     random = np.random.default_rng(seed)
     return data_url(encoded(Image.fromarray(random.integers(0, 256, (side, side, 3), dtype=np.uint8)), "PNG"), "PNG")

@@ -1,4 +1,4 @@
-"""The two sides of `vision.py` that take whole messages, each in a process of its own: both are called `renderers`.
+"""The two sides of `vision.py` that take whole messages, each in its own process: both import as `renderers`.
 
 python benchmarks/vision_sides.py ours|peer MODEL_DIR
 """

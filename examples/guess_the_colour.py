@@ -1,8 +1,8 @@
-"""An environment of your own, played by a tiny vision-language model in this process.
+"""A custom environment, run with a tiny vision-language model in this process.
 
     python examples/guess_the_colour.py
 
-Prints what the engine saw, token for token, and checks that a trainer would see the same.
+Prints the tokens of every trajectory node, and compares the sampler's log-probabilities with the trainer's.
 """
 
 import asyncio
@@ -13,8 +13,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from renderers import load_renderer
-from rollouts import SamplingParams, StepResult, run_episode
-from rollouts.engines.local import LocalEngine
+from rollouts import LocalEngine, SamplingParams, StepResult, run_episode
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, mismatch_report, samples_from_trajectory, token_logprobs
 
@@ -27,15 +26,15 @@ class GuessTheColour:
     def reset(self, seed):
         self.name = list(COLOURS)[seed % len(COLOURS)]
         self.side = 32
-        return [self.ask("Which colour is this?")]
+        return [self.question("Which colour is this?")]
 
     def step(self, assistant):
         if assistant["content"] == self.name:
             return StepResult(reward=1.0, done=True)
         self.side += 16
-        return StepResult([self.ask("No. Look again.")])
+        return StepResult([self.question("No. Look again.")])
 
-    def ask(self, text):
+    def question(self, text):
         square = np.full((self.side, self.side, 3), COLOURS[self.name], dtype=np.uint8)
         return {"role": "user", "content": [{"type": "image", "image": square}, {"type": "text", "text": text}]}
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
@@ -15,12 +12,11 @@ _WIDTH_WITH_ALL_FIGURES = 88  # columns
 _WIDTH_WITH_BAR = 112  # columns; on a narrower terminal the bar would leave too little room for the figures
 
 
-class Progress:
+class Progress(RichProgress):
     """One bar for the warm start, one for RL, and one line for each evaluation."""
 
     def __init__(self, console: Console, recipe: Recipe) -> None:
-        self._console = console
-        self._bars = RichProgress(
+        super().__init__(
             TextColumn("{task.description}"),
             *([BarColumn(bar_width=24)] if console.width >= _WIDTH_WITH_BAR else []),
             MofNCompleteColumn(),
@@ -30,12 +26,12 @@ class Progress:
             console=console,
         )
         self._recipe = recipe
-        self._warm = self._bars.add_task("warm start", total=recipe.sft_max_steps, figures="")
-        self._rl = self._bars.add_task("RL", total=recipe.rl_steps, figures="", start=False)
+        self._warm = self.add_task("warm start", total=recipe.sft_max_steps, figures="")
+        self._rl = self.add_task("RL", total=recipe.rl_steps, figures="", start=False)
 
     def update_warm_start(self, steps: int, loss: float, accuracy: float) -> None:
         done = accuracy >= self._recipe.sft_target
-        self._bars.update(
+        self.update(
             self._warm,
             completed=steps,
             total=steps if done else self._recipe.sft_max_steps,
@@ -43,20 +39,11 @@ class Progress:
         )
 
     def update_rl(self, step: int, accuracy: float, reward: float, mismatch: float, seconds: float) -> None:
-        self._bars.start_task(self._rl)
+        self.start_task(self._rl)
         figures = f"accuracy {accuracy:.3f}  mismatch {mismatch:.0e}"
-        if self._console.width >= _WIDTH_WITH_ALL_FIGURES:
+        if self.console.width >= _WIDTH_WITH_ALL_FIGURES:
             figures += f"  reward {reward:.3f}  {seconds:.1f} s/step"
-        self._bars.update(self._rl, completed=step, figures=figures)
+        self.update(self._rl, completed=step, figures=figures)
 
     def print_evaluation(self, step: int, accuracy: float) -> None:
-        self._console.print(f"step {step:>3}: held-out first-try accuracy {accuracy:.3f}")
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
+        self.console.print(f"step {step:>3}: held-out first-try accuracy {accuracy:.3f}")

@@ -16,40 +16,28 @@ def print_results(results: Results, console: Console) -> None:
     lift = results.after.accuracy - results.before.accuracy
     stale = results.stale_mismatches
     ratio = results.full_step_bytes / max(1, results.wire_bytes)
-    empty = ["", "", "", ""]
+    before, after, blank = results.before, results.after, results.blank
+    empty = ("", "", "", "")
+    accuracies = f">= {results.recipe.target_accuracy} and +{TARGETS.lift}"
+    size = f"{_megabytes(results.wire_bytes)} / {_megabytes(results.full_step_bytes)} ({ratio:.0f}x)"
     rows = [
-        [
-            "held-out first-try accuracy",
-            f"{results.before.accuracy:.3f}",
-            f"{results.after.accuracy:.3f} ({lift:+.3f})",
-            f">= {results.recipe.target_accuracy} and +{TARGETS.lift}",
-        ],
-        ["held-out mean reward", f"{results.before.reward:.3f}", f"{results.after.reward:.3f}", ""],
-        [
-            "control: images blanked",
-            "",
-            f"{results.blank.accuracy:.3f}",
-            f"{TARGETS.blank_low} to {TARGETS.blank_high}",
-        ],
+        ("held-out first-try accuracy", f"{before.accuracy:.3f}", f"{after.accuracy:.3f} ({lift:+.3f})", accuracies),
+        ("held-out mean reward", f"{before.reward:.3f}", f"{after.reward:.3f}", ""),
+        ("control: images blanked", "", f"{blank.accuracy:.3f}", f"{TARGETS.blank_low} to {TARGETS.blank_high}"),
         empty,
-        ["max mismatch (nats)", "", f"{results.max_mismatch:.2e}", f"< {TARGETS.max_mismatch:.0e}, every step"],
-        ["mean mismatch (nats)", "", f"{results.mean_mismatch:.2e}", ""],
-        *([["max mismatch just before each update", "", f"{min(stale):.2e} to {max(stale):.2e}", ""]] if stale else []),
+        ("max mismatch (nats)", "", f"{results.max_mismatch:.2e}", f"< {TARGETS.max_mismatch:.0e}, every step"),
+        ("mean mismatch (nats)", "", f"{results.mean_mismatch:.2e}", ""),
+        *([("max mismatch just before each update", "", f"{min(stale):.2e} to {max(stale):.2e}", "")] if stale else []),
         empty,
-        ["episodes / turns", "", f"{results.episodes:,} / {results.turns:,}", ""],
-        ["tokens / of them sampled", "", f"{results.tokens:,} / {results.sampled_tokens:,}", ""],
-        ["images shown / distinct", "", f"{results.images:,} / {results.distinct_images:,}", ""],
-        ["bridged turns / refused", "", f"{results.bridged:,} / {results.bridge_refused:,}", ""],
-        [
-            "bytes over the wire / naive form",
-            "",
-            f"{_megabytes(results.wire_bytes)} / {_megabytes(results.full_step_bytes)} ({ratio:.0f}x)",
-            "",
-        ],
-        ["trajectory file", "", _megabytes(results.file_bytes), ""],
+        ("episodes / turns", "", f"{results.episodes:,} / {results.turns:,}", ""),
+        ("tokens / of them sampled", "", f"{results.tokens:,} / {results.sampled_tokens:,}", ""),
+        ("images shown / distinct", "", f"{results.images:,} / {results.distinct_images:,}", ""),
+        ("bridged turns / refused", "", f"{results.bridged:,} / {results.bridge_refused:,}", ""),
+        ("bytes over the wire / naive form", "", size, ""),
+        ("trajectory file", "", _megabytes(results.file_bytes), ""),
         empty,
-        ["time", "", f"{results.seconds:.0f} s", ""],
-        ["peak memory, both processes", "", f"{results.peak_memory_gb:.2f} GB", f"< {TARGETS.max_memory_gb} GB"],
+        ("time", "", f"{results.seconds:.0f} s", ""),
+        ("peak memory, both processes", "", f"{results.peak_memory_gb:.2f} GB", f"< {TARGETS.max_memory_gb} GB"),
     ]
     headings = ("before RL", "after RL", "must reach")
     columns = [Column("figure", min_width=16), *(Column(heading, min_width=9) for heading in headings)]

@@ -105,18 +105,16 @@ class Results:
     def missed_targets(self) -> list[str]:
         """Return a description of each missed target; empty if all are met."""
         lift = self.after.accuracy - self.before.accuracy
-        checks = {
-            f"held-out accuracy {self.after.accuracy:.3f} is below {self.recipe.target_accuracy}": self.after.accuracy
-            >= self.recipe.target_accuracy,
-            f"RL lifted accuracy by {lift:.3f}, less than {TARGETS.lift}": lift >= TARGETS.lift,
-            f"blanked images score {self.blank.accuracy:.3f}, not chance": TARGETS.blank_low
-            <= self.blank.accuracy
-            <= TARGETS.blank_high,
-            f"max mismatch {self.max_mismatch:.2e} is not below {TARGETS.max_mismatch}": self.max_mismatch
-            < TARGETS.max_mismatch,
-            f"peak memory {self.peak_memory_gb:.2f} GB": self.peak_memory_gb < TARGETS.max_memory_gb,
-        }
-        return [description for description, met in checks.items() if not met]
+        after, target = self.after.accuracy, self.recipe.target_accuracy
+        blank, worst = self.blank.accuracy, self.max_mismatch
+        checks = [
+            (after >= target, f"held-out accuracy {after:.3f} is below {target}"),
+            (lift >= TARGETS.lift, f"RL lifted accuracy by {lift:.3f}, less than {TARGETS.lift}"),
+            (TARGETS.blank_low <= blank <= TARGETS.blank_high, f"blanked images score {blank:.3f}, not chance"),
+            (worst < TARGETS.max_mismatch, f"max mismatch {worst:.2e} is not below {TARGETS.max_mismatch}"),
+            (self.peak_memory_gb < TARGETS.max_memory_gb, f"peak memory {self.peak_memory_gb:.2f} GB"),
+        ]
+        return [description for met, description in checks if not met]
 
     def save(self, path: Path) -> None:
         summary = {"max_mismatch": self.max_mismatch, "mean_mismatch": self.mean_mismatch}
@@ -227,7 +225,7 @@ class Demo:
     async def _score(self, digits: DigitSet, *, max_turns: int = 2, blank: bool = False) -> Score:
         specs = [EpisodeSpec(index, derived_seed(self.seed, "score", index)) for index in range(len(digits))]
         trajectories = await self._run_episodes(digits, specs, max_turns=max_turns, blank=blank)
-        return Score(_first_try_accuracy(trajectories), _mean([t.reward for t in trajectories]))
+        return Score(_mean([_right_at_once(t) for t in trajectories]), _mean([t.reward for t in trajectories]))
 
     async def _run_episodes(
         self, digits: DigitSet, specs: Sequence[EpisodeSpec], *, max_turns: int = 2, blank: bool = False
@@ -296,10 +294,6 @@ def run_demo(
     results.file_bytes = episodes.stat().st_size
     results.peak_memory_gb = _peak_memory_gb()
     return results
-
-
-def _first_try_accuracy(trajectories: Sequence[Trajectory]) -> float:
-    return _mean([_right_at_once(t) for t in trajectories])
 
 
 def _right_at_once(trajectory: Trajectory) -> bool:

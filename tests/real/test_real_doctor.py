@@ -66,7 +66,7 @@ async def test_no_cache_is_cleared_by_it(vllm_server):
         result = await asyncio.to_thread(run_doctor, vllm_server, "--control")
         assert result.exit_code == 0
         request = target.request(shown)
-        assert (await target.post_by_name(request, target.image_form(request))).status == 200
+        assert (await target.post_hashes_only(request, target.image_payload(request))).status == 200
 
 
 async def test_pixels_normalised_twice_are_found_although_the_server_answers_200(vllm_server):
@@ -82,9 +82,9 @@ async def test_pixels_normalised_twice_are_found_although_the_server_answers_200
         trapped = replace(target, engine=engine, capabilities=wrong)
         try:
             assert (await image_pixels(trapped)).outcome is Outcome.FAILED
-            trapped.findings["text tokens"] = trapped.findings["image request"] = ok("", "")
+            trapped.findings["text tokens"] = trapped.findings["image request"] = ok("")
             features = {one.check: one for one in await image_rendering(trapped)}
-            assert "float32 with us and uint8 with the server" in features["image features"].seen
+            assert "is float32 in the renderer and uint8 in the server" in features["image features"].seen
             scored = {one.check: one for one in await mismatch(trapped, max_gigabytes=1)}
             assert scored["mismatch, text"].outcome is Outcome.OK
             assert scored["mismatch, image"].outcome is Outcome.FAILED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import json
@@ -17,80 +16,32 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from qwen_vl_reference import (
+    BACKENDS,
+    CONFIGS,
+    QWEN2_VL,
+    QWEN3_VL,
+    check_equal,
+    noise,
+    processor,
+    reference_processor,
+    source,
+    theirs_of,
+)
 from transformers import AutoImageProcessor
 from transformers.image_transforms import convert_to_rgb
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from renderers import MediaPolicy, MediaSource, MediaStore
-from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError
-from renderers.media.decoding import decoder_versions
+from renderers.errors import MediaDecodeError, MediaLimitError
 from renderers.media.pixel_scale import PixelScale
-from renderers.media.raw import image_to_raw
 from renderers.vision.normalise import normalise, normalised
 from renderers.vision.patches import StillPatches, still_patches
 from renderers.vision.processor import ImageBackend
-from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, is_qwen_vl_image_config, resized_size
+from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, resized_size
 
-BACKENDS: dict[ImageBackend, type[Any]] = {"torchvision": Qwen2VLImageProcessor, "pillow": Qwen2VLImageProcessorPil}
 SIZES = [(1, 1), (1, 200), (200, 1), (7, 13), (32, 32), (48, 64), (300, 201), (1000, 700)]
 LARGE = [(4096, 4096), (4000, 3000), (4096, 21), (1024, 1024), (2049, 1537)]
-QWEN3_VL: dict[str, Any] = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-}
-QWEN2_VL: dict[str, Any] = {
-    **QWEN3_VL,
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 14,
-    "min_pixels": 3136,
-    "max_pixels": 200_000,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
-CONFIGS = {"Qwen3-VL": QWEN3_VL, "Qwen2-VL": QWEN2_VL}
-
-
-def noise(width: int, height: int) -> Image.Image:
-    values = np.random.default_rng(width * 1000 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
-
-
-def processor(config: dict[str, Any], backend: ImageBackend | None = None) -> QwenVLProcessor:
-    read = QwenVLConfig.from_dict(config, path="c", backend=backend)
-    return QwenVLProcessor(read, policy=MediaPolicy(), store=MediaStore())
-
-
-def source(image: Image.Image) -> MediaSource:
-    return MediaSource.of(image_to_raw(image))
-
-
-def reference_processor(config: dict[str, Any], backend: ImageBackend) -> Any:
-    arguments = copy.deepcopy(config)  # it writes min_pixels into the `size` that it is given
-    del arguments["image_processor_type"]
-    return BACKENDS[backend](**arguments)
-
-
-def theirs_of(reference: Any, image: Image.Image, **steps: bool) -> dict[str, np.ndarray]:
-    return {name: np.asarray(value) for name, value in reference(images=[image], return_tensors="pt", **steps).items()}
-
-
-def check_equal(
-    config: dict[str, Any], reference: Any, image: Image.Image, backend: ImageBackend, data: MediaSource | None = None
-) -> None:
-    ours = processor(config, backend).process(data or source(image))
-    pixels, floats = ours["pixel_values"], normalised(ours, "pixel_values")
-    for steps, mine in (({"do_rescale": False, "do_normalize": False}, pixels), ({}, floats)):
-        theirs = theirs_of(reference, image, **steps)
-        assert ours["image_grid_thw"].tolist() == theirs["image_grid_thw"][0].tolist()
-        np.testing.assert_array_equal(mine, theirs["pixel_values"])
-    assert (pixels.dtype, floats.dtype, ours["image_grid_thw"].dtype) == (np.uint8, np.float32, np.int64)
-    assert ours.num_tokens == int(np.prod(ours["image_grid_thw"])) // config["merge_size"] ** 2
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -183,7 +134,7 @@ def keyed(mode: str) -> Image.Image:
 
 @pytest.mark.parametrize("image", [*map(in_mode, MODES), *map(keyed, ("P", "L", "RGB"))], ids=lambda image: image.mode)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_mode_of_pillow_is_seen_as_transformers_sees_it(image: Image.Image, backend: ImageBackend) -> None:
+def test_every_pillow_mode_is_converted_as_transformers_converts_it(image: Image.Image, backend: ImageBackend) -> None:
     check_equal(QWEN3_VL, reference_processor(QWEN3_VL, backend), image.copy(), backend, source(image))
 
 
@@ -195,7 +146,7 @@ def test_16_bit_grey_is_scaled_where_transformers_clips_it() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_files_are_equal_to_what_is_made_of_the_upright_image(format: str, orientation: int) -> None:
+def test_pixels_of_rotated_files_equal_those_of_the_upright_image(format: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     buffer = io.BytesIO()
@@ -229,13 +180,13 @@ def test_files_are_equal_to_what_is_made_of_the_upright_image(format: str, orien
     ids=str,
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_comparison_sees_a_planted_fault(change: dict[str, Any], backend: ImageBackend) -> None:
+def test_the_comparison_fails_for_another_configuration(change: dict[str, Any], backend: ImageBackend) -> None:
     with pytest.raises(AssertionError):
         check_equal(QWEN3_VL, reference_processor({**QWEN3_VL, **change}, backend), noise(48, 64), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_comparison_sees_the_other_backend(backend: ImageBackend) -> None:
+def test_the_comparison_fails_for_the_other_backend(backend: ImageBackend) -> None:
     other = next(name for name in BACKENDS if name != backend)
     with pytest.raises(AssertionError):
         check_equal(QWEN2_VL, reference_processor(QWEN2_VL, other), noise(48, 64), backend)
@@ -270,8 +221,6 @@ def test_an_image_past_the_aspect_ratio_of_the_processor_or_the_policy_is_refuse
     assert caught.value.digest == picture.digest
 
 
-# Floats.
-
 SCALES = {
     "mean": st.tuples(*[st.floats(0, 1)] * 3),
     "std": st.tuples(*[st.floats(0.01, 2)] * 3),
@@ -287,7 +236,7 @@ def patches_of(planes: np.ndarray, patch: int = 8) -> StillPatches:
 
 @settings(max_examples=100, deadline=None)
 @given(**SCALES, backend=st.sampled_from(list(BACKENDS)))
-def test_normalise_is_the_arithmetic_of_the_processor(
+def test_normalise_equals_the_arithmetic_of_the_processor(
     mean: tuple[float, ...], std: tuple[float, ...], factor: float, backend: ImageBackend
 ) -> None:
     reference = BACKENDS[backend](
@@ -316,13 +265,10 @@ def test_bfloat16_is_rounded_as_torch_rounds_it(
     np.testing.assert_array_equal(bits, expected.view(torch.uint16).numpy())
 
 
-def test_the_tensors_of_an_item_that_is_not_scaled_come_as_they_are() -> None:
+def test_tensors_of_an_item_without_a_scale_are_returned_unchanged() -> None:
     item = processor(QWEN3_VL).process(source(noise(64, 64)))
     floats = dataclasses.replace(item, scale=None, tensors={"pixel_values": np.ones((4, 6), dtype=np.float32)})
     assert normalised(floats, "pixel_values") is floats.tensors["pixel_values"]
-
-
-# Patches.
 
 
 @pytest.mark.parametrize("merge", [1, 2, 3])
@@ -367,137 +313,3 @@ def test_the_fields_of_an_item_name_its_tensors() -> None:
     item = made.process(source(noise(64, 64)))
     assert item.fields.keys() == item.tensors.keys()
     assert (item.expansion, made.marker, made.embed_token) == (None, "<|image_pad|>", "<|image_pad|>")
-
-
-# The hash names the pixels.
-
-CHANGES: list[dict[str, Any]] = [
-    {"patch_size": 14},
-    {"temporal_patch_size": 1},
-    {"merge_size": 1},
-    {"size": {"shortest_edge": 65537, "longest_edge": 16777216}},
-    {"size": {"shortest_edge": 65536, "longest_edge": 16777217}},
-    {"min_pixels": 1},
-    {"max_pixels": 10**6},
-    {"resample": 2},
-    {"rescale_factor": 1 / 256},
-    {"image_processor_type": "Qwen2VLImageProcessorPil"},
-    {"image_mean": [0.5, 0.5, 0.4]},
-    {"image_std": [0.5, 0.4, 0.5]},
-]
-
-
-def test_the_hash_changes_with_every_number_of_the_processor_and_with_the_source() -> None:
-    picture = source(noise(8, 8))
-    hashes = [processor({**QWEN3_VL, **change}).mm_hash(picture) for change in [{}, *CHANGES]]
-    hashes.append(processor(QWEN3_VL).mm_hash(source(noise(8, 9))))
-    assert len(set(hashes)) == len(CHANGES) + 2
-    assert processor(dict(QWEN3_VL)).mm_hash(picture) == hashes[0]
-
-
-def test_the_list_of_changes_above_has_every_field() -> None:
-    base = QwenVLConfig.from_dict(QWEN3_VL, path="c")
-    changed: set[str] = set()
-    for change in CHANGES:
-        other = QwenVLConfig.from_dict({**QWEN3_VL, **change}, path="c")
-        changed |= {
-            field.name
-            for field in (*dataclasses.fields(QwenVLConfig), *dataclasses.fields(PixelScale))
-            if getattr(other, field.name, getattr(other.scale, field.name, None))
-            != getattr(base, field.name, getattr(base.scale, field.name, None))
-        }
-    fields = {field.name for field in (*dataclasses.fields(QwenVLConfig), *dataclasses.fields(PixelScale))}
-    assert changed == fields
-
-
-@pytest.mark.parametrize(
-    ("backend", "name", "changes"),
-    [
-        ("pillow", "PIL.__version__", True),
-        ("torchvision", "PIL.__version__", True),  # which turns palettes, CMYK and animations into colours
-        ("pillow", "renderers.vision.resampling.VERSION", False),
-        ("torchvision", "renderers.vision.resampling.VERSION", True),
-    ],
-)
-def test_the_hash_changes_with_the_version_of_the_backends_resampler(
-    monkeypatch: pytest.MonkeyPatch, backend: ImageBackend, name: str, changes: bool
-) -> None:
-    before = processor(QWEN3_VL, backend).fingerprint
-    monkeypatch.setattr(name, "0.0")
-    assert (processor(QWEN3_VL, backend).fingerprint != before) == changes
-
-
-@pytest.mark.parametrize("library", ["jpg", "libjpeg_turbo", "webp", "avif", "jpg_2000"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_hash_changes_with_the_version_of_every_lossy_decoder(
-    monkeypatch: pytest.MonkeyPatch, backend: ImageBackend, library: str
-) -> None:
-    before = processor(QWEN3_VL, backend).fingerprint
-    versions = {**decoder_versions(), library: "0.0"}
-    monkeypatch.setattr("renderers.vision.qwen_vl.decoder_versions", lambda: versions)
-    assert library in decoder_versions()
-    assert processor(QWEN3_VL, backend).fingerprint != before
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("Qwen2VLImageProcessor", "torchvision"),
-        ("Qwen2VLImageProcessorFast", "torchvision"),
-        ("Qwen2VLImageProcessorPil", "pillow"),
-    ],
-)
-def test_the_backend_is_the_one_that_transformers_loads(tmp_path: Path, kind: str, expected: ImageBackend) -> None:
-    config = {**QWEN3_VL, "image_processor_type": kind}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
-    assert QwenVLConfig.from_dict(config, path="c").backend == expected
-    assert is_qwen_vl_image_config(config)
-    if kind != "Qwen2VLImageProcessorPil":  # the automatic class takes that name only with backend="pil"
-        assert type(AutoImageProcessor.from_pretrained(tmp_path)) is BACKENDS[expected]
-    for backend in BACKENDS:
-        assert QwenVLConfig.from_dict(config, path="c", backend=backend).backend == backend
-
-
-def test_other_processors_are_not_read() -> None:
-    assert not is_qwen_vl_image_config({"image_processor_type": "CLIPImageProcessor"})
-    assert not is_qwen_vl_image_config({})
-
-
-# Configurations that cannot be followed.
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"image_processor_type": "CLIPImageProcessor"}, "CLIPImageProcessor"),
-        ({"image_processor_type": None}, "image_processor_type"),
-        ({"patch_size": None}, "patch_size"),
-        ({"patch_size": "many"}, "many"),
-        ({"image_mean": 0.5}, "image_mean is 0.5"),
-        ({"size": {"shortest_edge": 1}}, "longest_edge"),
-        ({"size": None}, "shortest_edge"),
-        ({"do_normalize": False}, "do_normalize"),
-        ({"do_rescale": False}, "do_rescale"),
-        ({"do_resize": False}, "do_resize"),
-        ({"resample": 1}, "resample is 1"),
-        ({"resample": 0}, "resample is 0"),
-        ({"image_std": [0.5, 0, 0.5]}, "may be 0"),
-        ({"image_mean": [0.5]}, "three"),
-        ({"patch_size": 0}, "patch_size is 0"),
-    ],
-)
-def test_a_configuration_that_cannot_be_followed_names_what_is_wrong(change: dict[str, Any], word: str) -> None:
-    with pytest.raises(InvalidFileError, match=rf"(?i)dir/preprocessor_config.json: .*{word}"):
-        QwenVLConfig.from_dict({**QWEN3_VL, **change}, path="dir/preprocessor_config.json")
-
-
-@pytest.mark.parametrize("key", ["patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std"])
-def test_a_missing_number_is_named(key: str) -> None:
-    config = {name: value for name, value in QWEN3_VL.items() if name != key}
-    with pytest.raises(InvalidFileError, match=key):
-        QwenVLConfig.from_dict(config, path="c")
-
-
-def test_pillow_has_the_other_filters_too() -> None:
-    config = {**QWEN3_VL, "resample": 1}
-    check_equal(config, reference_processor(config, "pillow"), noise(48, 64), "pillow")

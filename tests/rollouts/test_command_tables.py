@@ -63,9 +63,11 @@ def test_media_fit_the_terminal_with_whole_digests_sizes_and_bytes(trajectory_fi
 @pytest.mark.parametrize("width", [80, 40])
 def test_findings_fit_the_terminal_with_every_word_of_their_cures(width: int) -> None:
     findings = [
-        ok("reachable", "first response after 12.3 ms, later ones 1.2 ms"),
+        ok("first response after 12.3 ms, later ones 1.2 ms", check="reachable"),
         failed(
-            "image normalisation", "the server's floats are those of image_mean [0.5, 0.5, 0.5]", "start `vllm serve`"
+            "the server's floats are those of image_mean [0.5, 0.5, 0.5]",
+            "start `vllm serve`",
+            check="image normalisation",
         ),
     ]
     file = io.StringIO()

@@ -154,11 +154,11 @@ async def test_a_checkpoint_that_transformers_cannot_read_is_skipped_with_its_wo
 
 
 async def _good(target):
-    return ok("good", "fine")
+    return ok("fine", check="good")
 
 
 async def _bad(target):
-    return failed("bad", "broken", "mend it")
+    return failed("broken", "mend it", check="bad")
 
 
 @pytest.fixture
@@ -174,18 +174,18 @@ async def test_a_check_is_skipped_with_the_first_cause_where_what_it_needs_faile
         assert found.seen == "not checked, because of: bad failed"
 
 
-@pytest.mark.parametrize("known", [ok("x", ""), absent("x", "", ""), skipped("x", "")])
+@pytest.mark.parametrize("known", [ok("", check="x"), absent("", "", check="x"), skipped("", check="x")])
 async def test_only_a_failure_stops_a_check_that_runs_unless_something_failed(target, known):
     target.findings["x"] = known
     (found,) = await run_checks.outcome_of(Check("good", _good, unless_failed=("x",)), target)
     assert found.outcome is Outcome.OK
-    target.findings["x"] = failed("x", "", "")
+    target.findings["x"] = failed("", "", check="x")
     (found,) = await run_checks.outcome_of(Check("other", _good, unless_failed=("x",)), target)
     assert found.outcome is Outcome.SKIPPED
 
 
 async def test_what_an_earlier_check_has_found_is_not_looked_at_again(target):
-    target.findings["bad"] = ok("bad", "found on the way")
+    target.findings["bad"] = ok("found on the way", check="bad")
     assert await run_checks.outcome_of(Check("bad", _bad), target) == []
 
 
@@ -208,7 +208,7 @@ async def test_what_stops_a_check_is_a_failure_and_a_prompt_without_room_is_none
 
 
 def test_a_secret_in_an_answer_is_never_shown():
-    found = failed("a", "the key s3cret is wrong", "not s3cret").without("s3cret")
+    found = failed("the key s3cret is wrong", "not s3cret", check="a").without("s3cret")
     assert "s3cret" not in json.dumps(found.as_json())
 
 
@@ -216,14 +216,18 @@ def test_the_table_shows_the_cure_beside_every_failure_and_nothing_raw():
     from rich.console import Console
 
     file = io.StringIO()
-    found = [failed("a", "bad [red]\x1b[31m", "mend it"), absent("b", "none", "start it"), skipped("c", "not")]
+    found = [
+        failed("bad [red]\x1b[31m", "mend it", check="a"),
+        absent("none", "start it", check="b"),
+        skipped("not", check="c"),
+    ]
     print_findings(found, Console(file=file, width=120))
     shown = file.getvalue()
     assert "mend it" in shown
     assert "start it" in shown
     assert "[red]" in shown
     assert "\x1b" not in shown
-    assert summary([ok("a", ""), failed("b", "", "")]) == "1 ok, 1 failed"
+    assert summary([ok("", check="a"), failed("", "", check="b")]) == "1 ok, 1 failed"
 
 
 @pytest.fixture
@@ -236,8 +240,8 @@ def command():
 @pytest.mark.parametrize(
     ("findings", "code"),
     [
-        ([ok("a", "fine"), absent("b", "none", "c"), skipped("d", "e")], 0),
-        ([ok("a", "fine"), failed("b", "bad", "mend")], 1),
+        ([ok("fine", check="a"), absent("none", "c", check="b"), skipped("e", check="d")], 0),
+        ([ok("fine", check="a"), failed("bad", "mend", check="b")], 1),
     ],
 )
 def test_the_exit_status_says_whether_anything_failed(command, monkeypatch, tmp_path, findings, code):

@@ -34,17 +34,18 @@ class Finding:
         return {key: str(value) for key, value in asdict(self).items()}
 
 
-def ok(check: str, seen: str) -> Finding:
+def ok(seen: str, *, check: str = "") -> Finding:
+    """As the three below: without `check`, the finding gets the name of the check that returns it."""
     return Finding(check, Outcome.OK, seen)
 
 
-def failed(check: str, seen: str, cure: str) -> Finding:
+def failed(seen: str, cure: str, *, check: str = "") -> Finding:
     return Finding(check, Outcome.FAILED, seen, cure)
 
 
-def absent(check: str, seen: str, cure: str) -> Finding:
+def absent(seen: str, cure: str, *, check: str = "") -> Finding:
     return Finding(check, Outcome.ABSENT, seen, cure)
 
 
-def skipped(check: str, seen: str, cure: str = "") -> Finding:
+def skipped(seen: str, cure: str = "", *, check: str = "") -> Finding:
     return Finding(check, Outcome.SKIPPED, seen, cure)

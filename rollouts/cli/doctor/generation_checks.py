@@ -25,21 +25,19 @@ _RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: trai
 
 
 async def text_request(target: Target) -> Finding:
-    check = "text request"
     started = time.perf_counter()
     try:
         completion = await target.sample(target.text_prompt())
     except (MalformedResultError, MissingLogProbsError) as error:
-        return failed(check, str(error), _RAW_LOGPROBS_CURE)
+        return failed(str(error), _RAW_LOGPROBS_CURE)
     seconds = time.perf_counter() - started
-    return ok(check, f"{len(completion.token_ids)} tokens with log-probabilities in {seconds * 1000:.0f} ms")
+    return ok(f"{len(completion.token_ids)} tokens with log-probabilities in {seconds * 1000:.0f} ms")
 
 
 async def logprobs_mode(target: Target) -> Finding:
     """Log-probabilities must be the model's own: before temperature and top-k, and not logits."""
-    check = "log-probabilities"
     if (total := await _total_probability(target)) is not None and total > 1.01:
-        return failed(check, f"the probabilities of one token's alternatives add up to {total:.3g}", _RAW_LOGPROBS_CURE)
+        return failed(f"the probabilities of one token's alternatives add up to {total:.3g}", _RAW_LOGPROBS_CURE)
     rendered = target.text_prompt()
     sampled = await target.sample(rendered, temperature=0.5, top_k=2, seed=0)
     ids = sampled.token_ids.tolist()
@@ -51,11 +49,9 @@ async def logprobs_mode(target: Target) -> Finding:
     difference = float(np.abs(sampled.logprobs - scored[-len(ids) :]).max())
     if difference <= target.tolerance:
         return ok(
-            check,
-            f"raw, before temperature and top-k (at most {difference:.2g} from those of the same tokens as a prompt)",
+            f"raw, before temperature and top-k (at most {difference:.2g} from those of the same tokens as a prompt)"
         )
     return failed(
-        check,
         f"log-probabilities of sampled tokens are {difference:.2g} from those of the same tokens as a prompt",
         _RAW_LOGPROBS_CURE,
     )
@@ -86,7 +82,6 @@ async def aborting(target: Target) -> Finding:
         if finding is not None:
             return finding
     return skipped(
-        "abort",
         f"requests end by themselves before they can be aborted: they have room for {room} tokens",
         f"start `vllm serve` with a --max-model-len above {target.capabilities.max_model_len}",
     )
@@ -110,7 +105,7 @@ async def _abort_after(target: Target, room: int, seconds: float) -> Finding | N
         ended_at_once = running.done()
         response = await asyncio.wait_for(running, timeout=30)
     except TimeoutError:
-        return failed("abort", "the request ran on for 30 s after it was aborted", _ABORT_CURE)
+        return failed("the request ran on for 30 s after it was aborted", _ABORT_CURE)
     finally:
         running.cancel()
     return _abort_finding(response, room, ended_at_once=ended_at_once)
@@ -120,10 +115,10 @@ def _abort_finding(response: HttpResponse, room: int, *, ended_at_once: bool) ->
     count = len(sampled_tokens(response, "an aborted request").token_ids)
     reason = response.json()["choices"][0].get("finish_reason")
     if reason == "abort":
-        return ok("abort", f"a running request ended after {count} of {room} tokens")
+        return ok(f"a running request ended after {count} of {room} tokens")
     if ended_at_once and count == room:
         return None
-    return failed("abort", f"the request ended with the reason {reason} after {count} of {room} tokens", _ABORT_CURE)
+    return failed(f"the request ended with the reason {reason} after {count} of {room} tokens", _ABORT_CURE)
 
 
 _ABORT_CURE = (

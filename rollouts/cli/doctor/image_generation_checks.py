@@ -22,12 +22,8 @@ async def image_request(target: Target) -> Finding:
     first, second = target.image_prompt(fresh_image()), target.image_prompt(fresh_image())
     difference = max_logprob_difference(await target.sample(first), await target.sample(second))
     if difference > 1e-6:
-        return ok(
-            "image request",
-            f"two images give different completions (log-probabilities differ by up to {difference:.2g})",
-        )
+        return ok(f"two images give different completions (log-probabilities differ by up to {difference:.2g})")
     return failed(
-        "image request",
         "two different images give exactly the same completion: the server ignores images",
         'send files: VLLMEngine(media="content_parts"); features may be normalised twice',
     )
@@ -35,27 +31,23 @@ async def image_request(target: Target) -> Finding:
 
 async def image_pixels(target: Target) -> Finding:
     """The engine's pixels must give the log-probabilities that the server's own processing of the same file gives."""
-    check = "image pixels"
     if target.image_mode != "features":
-        return await _rendered_pixels(target, check)
+        return await _rendered_pixels(target)
     if not target.capabilities.content_parts:
-        return skipped(check, f"vLLM {target.capabilities.version} takes no `content_parts` to compare with")
+        return skipped(f"vLLM {target.capabilities.version} takes no `content_parts` to compare with")
     rendered = target.image_prompt(fresh_image())
     difference = max_logprob_difference(
         await target.sample(rendered), await target.sample(rendered, engine=target.server_side)
     )
     if difference <= target.tolerance:
-        return ok(
-            check, f"log-probabilities equal those after the server's own processing (at most {difference:.2g} apart)"
-        )
+        return ok(f"log-probabilities equal those after the server's own processing (at most {difference:.2g} apart)")
     return failed(
-        check,
         f"log-probabilities are up to {difference:.2g} from those after the server's own processing of the same file",
         'send files: VLLMEngine(media="content_parts")',
     )
 
 
-async def _rendered_pixels(target: Target, check: str) -> Finding:
+async def _rendered_pixels(target: Target) -> Finding:
     """Where files are sent: whether the renderer, and so the trainer, makes the same pixels of them as the server."""
     ours = target.image_prompt(fresh_image())
     response = await target.render(ours)
@@ -70,23 +62,19 @@ async def _rendered_pixels(target: Target, check: str) -> Finding:
         our_pixels, their_pixels = item[name] if raw else normalised(item, name), as_array(tensors[name])
         if our_pixels.size != their_pixels.size or (tensors[name].dtype == "uint8") != (our_pixels.dtype == np.uint8):
             return skipped(
-                check,
                 f"{name} has the shape {their_pixels.shape} in the server and {our_pixels.shape} in the renderer: "
-                "the layouts cannot be compared",
+                "the layouts cannot be compared"
             )
         difference = float(np.abs(our_pixels.astype(np.float64) - their_pixels.reshape(our_pixels.shape)).max())
         if difference > _ROUNDING.get(tensors[name].dtype, 0) * float(np.abs(our_pixels).max()):
-            return failed(check, f"{name} is up to {difference:.2g} from the server's", same_pixels_cure(target))
+            return failed(f"{name} is up to {difference:.2g} from the server's", same_pixels_cure(target))
     if not names:
-        return skipped(
-            check, f"the server shows no pixels under a name of the renderer's: {', '.join(sorted(tensors))}"
-        )
-    return ok(check, f"{', '.join(names)} of an image equal the server's")
+        return skipped(f"the server shows no pixels under a name of the renderer's: {', '.join(sorted(tensors))}")
+    return ok(f"{', '.join(names)} of an image equal the server's")
 
 
 async def image_cache(target: Target) -> Finding:
     """An image that the server has seen must be found by its hash alone."""
-    check = "image cache"
     rendered = target.image_prompt(fresh_image())
     first = await target.sample(rendered)
     request = target.request(rendered)
@@ -94,16 +82,14 @@ async def image_cache(target: Target) -> Finding:
     response = await target.post_hashes_only(request, payload)
     if response.status != 200 and payload.is_cache_miss(response.status, response.body.decode(errors="replace")):
         return failed(
-            check,
             "an image that was just sent is not found by its hash: every request has to carry the data of its images",
             "start `vllm serve` without --mm-processor-cache-gb 0, and with --api-server-count 1: each API server has "
             "a cache of its own",
         )
     difference = max_logprob_difference(first, sampled_tokens(response, "a request with known media"))
     if difference <= target.tolerance:
-        return ok(check, f"an image sent as its hash alone gives the same completion (at most {difference:.2g} apart)")
+        return ok(f"an image sent as its hash alone gives the same completion (at most {difference:.2g} apart)")
     return failed(
-        check,
         f"the same image sent as its hash alone gives log-probabilities {difference:.2g} from those of the first time",
         "the server's cache mixes up images: stop `vllm serve` and start it again",
     )
@@ -111,27 +97,23 @@ async def image_cache(target: Target) -> Finding:
 
 async def unknown_image(target: Target) -> Finding:
     """A hash that the server does not know must be refused in the way on which sending the image again relies."""
-    check = "cache miss"
     request = target.request(target.image_prompt(fresh_image()), max_tokens=1)
     payload = target.image_payload(request)
     response = await target.post_hashes_only(request, payload)
     version = target.capabilities.version
     if await target.health() != 200:
         return failed(
-            check,
             "an unknown image hash has ended the server's engine",
             f"start `vllm serve` again, after pip install --upgrade vllm (this is {version})",
         )
     if response.status == 200:
         return failed(
-            check,
             "the server answers a request about an image that it never received",
             f"pip install --upgrade vllm (this is {version}): its completions cannot be trusted",
         )
     if payload.is_cache_miss(response.status, response.body.decode(errors="replace")):
-        return ok(check, f"an unknown hash is refused with {response.status}, and the server lives: images are resent")
+        return ok(f"an unknown hash is refused with {response.status}, and the server lives: images are resent")
     return failed(
-        check,
         f"an unknown hash is answered with {response.status}, which does not say that the image has to be resent",
         "pip install --upgrade mmrollouts: this version of vLLM reports a cache miss in another way",
     )

@@ -39,19 +39,19 @@ async def image_rendering(target: Target) -> list[Finding]:
         if response.status == 200:
             reason = response_error(RENDERING, refusal, RENDERING).body
             cure = "start `vllm serve` with --limit-mm-per-prompt '{\"image\": 8}', or as many images as an episode has"
-            findings.append(absent("images per prompt", f"the server refuses two: {reason}", cure))
+            findings.append(absent(f"the server refuses two: {reason}", cure, check="images per prompt"))
     if response.status != 200:
         raise response_error(RENDERING, response, "comparing images")
     theirs = parse_render_response(response.body, RENDERING)
     tokens = await _tokens(target, ours, theirs)
     findings.append(tokens)
     if tokens.outcome is not Outcome.OK:
-        return [*findings, skipped("image features", "not checked, because of: image tokens failed")]
+        return [*findings, skipped("not checked, because of: image tokens failed", check="image features")]
     normalisation = _compared_normalisation(target, ours, theirs)
     if normalisation is not None:
         findings.append(normalisation)
         if normalisation.outcome is Outcome.FAILED:
-            return [*findings, skipped("image features", f"not checked, because of: {NORMALISATION} failed")]
+            return [*findings, skipped(f"not checked, because of: {NORMALISATION} failed", check="image features")]
     return [*findings, _features(target, ours, theirs)]
 
 
@@ -68,8 +68,8 @@ async def _tokens(target: Target, ours: RenderedTokens, theirs: RenderResponse) 
         difference = f"the server puts images at {their_ranges}, the renderer at {our_ranges}"
     if difference is None:
         kind = "ids" if whole_prompt else "ids of the images"
-        return ok("image tokens", f"{len(our_ids)} {kind}, all equal")
-    return failed("image tokens", difference, same_processor_cure(target))
+        return ok(f"{len(our_ids)} {kind}, all equal", check="image tokens")
+    return failed(difference, same_processor_cure(target), check="image tokens")
 
 
 def _ids_in(ids: list[int], ranges: list[tuple[int, int]]) -> list[int]:
@@ -89,7 +89,7 @@ def _compared_normalisation(target: Target, ours: RenderedTokens, theirs: Render
     if len(found) < len(maps):  # the pixels differ by more than a normalisation: the check "image features" reports it
         return None
     if all(each.is_identity(target.capabilities.pixel_dtype or "") for each in found):
-        return ok(NORMALISATION, f"the server's floats are those of {written}")
+        return ok(f"the server's floats are those of {written}", check=NORMALISATION)
     return wrong_normalisation(target.directory, written, found[0].of(written), "the server's floats are those of")
 
 
@@ -132,7 +132,7 @@ async def hidden_normalisation(target: Target) -> Finding:
     seen += " and does not show its image_mean and image_std"
     if theirs is not None:
         seen += f"; {served}, the directory that it serves by its own report, has those of {target.directory}"
-    return skipped(NORMALISATION, f"{seen}; the check `mismatch, image` covers it where it runs")
+    return skipped(f"{seen}; the check `mismatch, image` covers it where it runs", check=NORMALISATION)
 
 
 async def _served_directory(target: Target) -> Path | None:
@@ -159,7 +159,7 @@ def _other_directory(served: Path, own: Path) -> Path | None:
 def _features(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
     """Compare the encoded tensors that the engine sends with those that the server makes of the same images."""
     if target.image_mode != "features":
-        return skipped("image features", f'media="auto" sends images of this model as {target.image_mode}')
+        return skipped(f'media="auto" sends images of this model as {target.image_mode}', check="image features")
     payload = target.image_payload(target.request(ours))
     sent = json.loads(b"".join([b"{", *payload.body_field(payload.names.keys()), b"}"]))["features"]["kwargs_data"][
         "image"
@@ -167,16 +167,18 @@ def _features(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> F
     for our_item, medium in zip(sent, theirs.media, strict=True):
         if medium.encoded is None:
             return skipped(
-                "image features",
                 "the server does not show tensors that are in its cache",
                 "start `vllm serve` with --mm-processor-cache-gb 0 for this check",
+                check="image features",
             )
         # By name: servers write the names in an order of their own.
         if encoded_entries(our_item) != encoded_entries(medium.encoded):
-            return failed("image features", *_difference(target, our_item, medium.encoded))
+            return failed(*_difference(target, our_item, medium.encoded), check="image features")
     size = sum(len(our_item) for our_item in sent)
     dtype = target.capabilities.pixel_dtype
-    return ok("image features", f"{len(theirs.media)} images, {size} bytes, equal to the server's; {dtype} pixels")
+    return ok(
+        f"{len(theirs.media)} images, {size} bytes, equal to the server's; {dtype} pixels", check="image features"
+    )
 
 
 def _difference(target: Target, our_item: str, their_item: str) -> tuple[str, str]:

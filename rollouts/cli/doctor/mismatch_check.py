@@ -75,19 +75,18 @@ async def mismatch(target: Target, *, max_gigabytes: float) -> list[Finding]:
     try:
         return await asyncio.to_thread(_findings, target, scored)
     except PROCESSOR_ERRORS as error:  # what transformers raises for a model that it cannot load or run
-        return [skipped(_CHECK, f"transformers cannot run {target.directory}: {type(error).__name__}: {error}")]
+        return [skipped(f"transformers cannot run {target.directory}: {type(error).__name__}: {error}")]
 
 
 def _reason_to_skip(directory: Path, max_gigabytes: float) -> Finding | None:
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
-        return skipped(_CHECK, f"{' and '.join(missing)} not installed", 'pip install "mmrollouts[torch]"')
+        return skipped(f"{' and '.join(missing)} not installed", 'pip install "mmrollouts[torch]"')
     nbytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     if not nbytes:
-        return skipped(_CHECK, f"{directory} holds no weights", "pass --model a directory with *.safetensors")
+        return skipped(f"{directory} holds no weights", "pass --model a directory with *.safetensors")
     if nbytes > max_gigabytes * 1e9:
         return skipped(
-            _CHECK,
             f"the checkpoint has {nbytes / 1e9:.1f} GB, more than the limit of --reference-gb ({max_gigabytes:g})",
             f"--reference-gb {nbytes / 1e9:.0f}, if twice as much memory is free: weights are float32 here",
         )
@@ -102,7 +101,7 @@ def _findings(target: Target, prompts: Sequence[ScoredPrompt]) -> list[Finding]:
     if not images:
         return findings
     if not _agrees(target, text):
-        return [*findings, skipped(f"{_CHECK}, image", f"not checked, because of: {_CHECK}, text failed")]
+        return [*findings, skipped(f"not checked, because of: {_CHECK}, text failed", check=f"{_CHECK}, image")]
     differences = [logprob_differences(model, prompt) for prompt in images]
     if _agrees(target, differences):
         return [
@@ -135,7 +134,7 @@ def _normalisation(
     }
     best = min(others, key=others.__getitem__, default=None)
     if best is None or others[best] > _CLEARLY_WORSE * own:
-        return [ok(NORMALISATION, f"log-probabilities of images are those of {written}")]
+        return [ok(f"log-probabilities of images are those of {written}", check=NORMALISATION)]
     if own > _CLEARLY_WORSE * others[best]:
         return [wrong_normalisation(target.directory, written, best, "the server's log-probabilities are nearest to")]
     return []
@@ -157,7 +156,7 @@ def _image_failures(
             evidence = f"the server's log-probabilities are those of {name} normalisation,"
             return [
                 wrong_normalisation(target.directory, written, other, evidence),
-                skipped(f"{_CHECK}, image", f"not checked, because of: {NORMALISATION} failed"),
+                skipped(f"not checked, because of: {NORMALISATION} failed", check=f"{_CHECK}, image"),
             ]
     return [_finding(target, "image", differences, _OTHER_IMAGES_CURE)]
 
@@ -174,11 +173,11 @@ def _finding(target: Target, kind: str, rows: Sequence[np.ndarray], cure: str) -
     check = f"{_CHECK}, {kind}"
     differences = np.concatenate(rows)
     if not len(differences):
-        return skipped(check, "each completion began with the token of an image")
+        return skipped("each completion began with the token of an image", check=check)
     max_difference, max_mean = _LIMITS.get(target.dtype, _LIMITS["bfloat16"])
     seen = (
         f"|log p(server) - log p(transformers)| at most {differences.max():.2g}, {differences.mean():.2g} on average "
         f"over {len(differences)} tokens; {max_difference:g} and {max_mean:g} allowed for {target.dtype} weights "
         f"({target.dtype_source})"
     )
-    return ok(check, seen) if _agrees(target, rows) else failed(check, seen, cure)
+    return ok(seen, check=check) if _agrees(target, rows) else failed(seen, cure, check=check)

@@ -73,10 +73,10 @@ def processor_file(directory: Path) -> Path:
 def wrong_normalisation(directory: Path, written: Normalisation, theirs: Normalisation, evidence: str) -> Finding:
     """`evidence`: the beginning of the sentence that ends with the server's normalisation."""
     return failed(
-        NORMALISATION,
         f"{evidence} {theirs}; {directory} has {written}",
         f"write the model's own image_mean and image_std into {processor_file(directory)}, or start "
         f"`vllm serve {directory}`",
+        check=NORMALISATION,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +41,7 @@ _LIMITS = HttpLimits(retries=2, total_seconds=300)
 class Check(NamedTuple):
     """One check.
 
-    `name` is the name of its finding, or of the first of its findings. It runs only if each check in `needs` passed:
+    `name` is the name of each of its findings that has none of its own. It runs only if each check in `needs` passed:
     otherwise it would report the same fault again, or a wrong cause. A check in `unless_failed` prevents it only by a
     failure, and not by being skipped or absent.
     """
@@ -114,9 +116,7 @@ async def all_findings(target: Target, options: Options) -> list[Finding]:
 
 
 def _checks(options: Options) -> list[Check]:
-    async def limited_mismatch(target: Target) -> list[Finding]:
-        return await mismatch(target, max_gigabytes=options.reference_gigabytes)
-
+    limited_mismatch = partial(mismatch, max_gigabytes=options.reference_gigabytes)
     checks = [
         Check("version", version, ("reachable",)),
         Check("served model", served_model, ("reachable",)),
@@ -150,7 +150,8 @@ async def outcome_of(check: Check, target: Target) -> list[Finding]:
     """The findings of a check; a reason not to run it, or an error in it, is a finding too."""
     if check.name in target.findings:  # an earlier check has reported it
         return []
-    findings = _prevented(check, target) or await _run(check, target)
+    found = _prevented(check, target) or await _run(check, target)
+    findings = [finding if finding.check else replace(finding, check=check.name) for finding in found]
     target.findings.update((finding.check, finding) for finding in findings)
     return findings
 
@@ -164,7 +165,7 @@ def _prevented(check: Check, target: Target) -> list[Finding]:
         if name in check.needs or finding.outcome is Outcome.FAILED:
             # The first cause, not a check that was skipped because of it.
             cause = finding.seen if finding.seen.startswith(_NOT_CHECKED) else f"{_NOT_CHECKED}{name} {finding.outcome}"
-            return [skipped(check.name, cause)]
+            return [skipped(cause)]
     return []
 
 
@@ -175,9 +176,7 @@ async def _run(check: Check, target: Target) -> list[Finding]:
     try:
         findings = await check.run(target)
     except OverlongPromptError as error:
-        return [skipped(check.name, f"its prompt of {error.prompt_tokens} tokens does not fit into {error.limit}")]
+        return [skipped(f"its prompt of {error.prompt_tokens} tokens does not fit into {error.limit}")]
     except (EngineError, RendererError) as error:
-        return [
-            failed(check.name, str(error), "read the server's log of this moment, then run `rollouts doctor` again")
-        ]
+        return [failed(str(error), "read the server's log of this moment, then run `rollouts doctor` again")]
     return findings if isinstance(findings, list) else [findings]

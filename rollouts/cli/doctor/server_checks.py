@@ -32,12 +32,10 @@ async def reachable(target: Target) -> Finding:
         seconds.append(time.perf_counter() - started)
         if status != 200:
             return failed(
-                "reachable",
-                f"/health answers {status}: the server's engine is dead",
-                "read its log, then start `vllm serve` again",
+                f"/health answers {status}: the server's engine is dead", "read its log, then start `vllm serve` again"
             )
     first, typical = seconds[0] * 1000, statistics.median(seconds[1:]) * 1000
-    return ok("reachable", f"first response after {first:.1f} ms, later ones {typical:.1f} ms")
+    return ok(f"first response after {first:.1f} ms, later ones {typical:.1f} ms")
 
 
 async def keep_alive(target: Target) -> Finding:
@@ -46,9 +44,8 @@ async def keep_alive(target: Target) -> Finding:
     # A machine under load may sleep past the server's limit by chance; a server with a shorter limit closes every time.
     for _ in range(_KEEP_ALIVE_TRIES):
         if await asyncio.to_thread(_stays_open, target.connection.base_url, idle + 0.25):
-            return ok("keep-alive", f"a connection idle for {idle:g} s is still open")
+            return ok(f"a connection idle for {idle:g} s is still open")
     return failed(
-        "keep-alive",
         f"the server, or a proxy before it, closes connections that are idle for {idle:g} s; the engine reuses them",
         "start the server with VLLM_HTTP_TIMEOUT_KEEP_ALIVE=5 (its default) or more, and raise the proxy's; or pass a "
         "smaller HttpLimits(keepalive_seconds=...)",
@@ -78,15 +75,13 @@ async def version(target: Target) -> Finding:
     reported = target.capabilities.version
     release = release_of(reported)
     if release is None:
-        return absent("version", f"{reported}: not a release", _VERSION_CURE)
+        return absent(f"{reported}: not a release", _VERSION_CURE)
     oldest, newest = KNOWN_VERSIONS
     if release[:2] < oldest:
-        return failed(
-            "version", f"vLLM {reported}", f'pip install "vllm>={oldest[0]}.{oldest[1]}" where the server runs'
-        )
+        return failed(f"vLLM {reported}", f'pip install "vllm>={oldest[0]}.{oldest[1]}" where the server runs')
     if release[:2] > newest:
-        return failed("version", f"vLLM {reported}, newer than the versions that mmrollouts knows", _VERSION_CURE)
-    return ok("version", f"vLLM {reported}")
+        return failed(f"vLLM {reported}, newer than the versions that mmrollouts knows", _VERSION_CURE)
+    return ok(f"vLLM {reported}")
 
 
 _VERSION_CURE = "if other checks fail too, its wire format has changed: pip install --upgrade mmrollouts"
@@ -100,7 +95,6 @@ async def served_model(target: Target) -> Finding:
     seen = f"{capabilities.model}, {capabilities.max_model_len} tokens"
     if isinstance(positions, int) and capabilities.max_model_len > positions:
         return failed(
-            "served model",
             f"{seen}, but config.json has {positions} positions; beyond them the completions of a model are garbage",
             f"start `vllm serve` with --max-model-len {positions}, or pass --model the directory that is served",
         )
@@ -108,13 +102,12 @@ async def served_model(target: Target) -> Finding:
     if capabilities.max_model_len < needed:
         room = max(needed, min(positions, _CONVERSATION_TOKENS) if isinstance(positions, int) else _CONVERSATION_TOKENS)
         return failed(
-            "served model",
             f"{seen}: a short prompt with one small image and its completion take {needed}"
             if target.has_images
             else f"{seen}: a short prompt and its completion take {needed}",
             f"start `vllm serve` with --max-model-len {room}",
         )
-    return ok("served model", f"{seen} of {positions} that config.json allows" if positions else seen)
+    return ok(f"{seen} of {positions} that config.json allows" if positions else seen)
 
 
 #: A token limit that has room for a conversation.
@@ -129,9 +122,8 @@ def _longest_request(target: Target) -> int:
 
 async def scale_out(target: Target) -> Finding:
     if target.capabilities.scale_out:
-        return ok("token endpoint", "/inference/v1/generate answers")
+        return ok("/inference/v1/generate answers")
     return failed(
-        "token endpoint",
         "/inference/v1/generate does not answer: rollouts and most of the checks are impossible",
         "start `vllm serve` with --enable-scale-out",
     )
@@ -139,9 +131,8 @@ async def scale_out(target: Target) -> Finding:
 
 async def control_routes(target: Target) -> Finding:
     if target.capabilities.control:
-        return ok("control routes", "pause, resume, sleep and weight reloading are on")
+        return ok("pause, resume, sleep and weight reloading are on")
     return absent(
-        "control routes",
         "no pause, resume or weight reloading",
         "start the server with VLLM_SERVER_DEV_MODE=1 if weights are to be updated in it; never on an open network",
     )
@@ -150,19 +141,17 @@ async def control_routes(target: Target) -> Finding:
 async def running(target: Target) -> Finding:
     """A paused server answers all requests except those to generate, which wait."""
     if not await target.control.is_paused():
-        return ok("running", "neither paused nor asleep")
+        return ok("neither paused nor asleep")
     url = target.connection.base_url
     if await target.control.is_sleeping():
-        return failed(
-            "running", "the server is asleep: requests wait until it is woken up", f"curl -X POST {url}/wake_up"
-        )
-    return failed("running", "the server is paused: requests wait until it is resumed", f"curl -X POST {url}/resume")
+        return failed("the server is asleep: requests wait until it is woken up", f"curl -X POST {url}/wake_up")
+    return failed("the server is paused: requests wait until it is resumed", f"curl -X POST {url}/resume")
 
 
 async def pause_and_resume(target: Target) -> Finding:
     """Pause the server for a moment; requests in flight are kept and no cache is cleared."""
     if await target.health() != 200:
-        return skipped("pause, resume", "an earlier check has ended the server's engine")
+        return skipped("an earlier check has ended the server's engine")
     control = target.control
     try:
         await control.pause(mode="keep", clear_cache=False)
@@ -171,11 +160,10 @@ async def pause_and_resume(target: Target) -> Finding:
         await _resume(target)
     if not paused or await control.is_paused():
         return failed(
-            "pause, resume",
             "the server accepted the request and did not pause or resume",
             "read its log before you update weights in it",
         )
-    return ok("pause, resume", "paused, with requests in flight kept, and resumed")
+    return ok("paused, with requests in flight kept, and resumed")
 
 
 async def _resume(target: Target) -> None:
@@ -193,14 +181,12 @@ async def _resume(target: Target) -> None:
 async def pixel_dtype(target: Target) -> Finding:
     """The dtype of pixels that the server takes, and the mode in which `media="auto"` sends images."""
     if not target.has_images:
-        return skipped("pixel dtype", f"no images are processed here: {_reason_without_images(target)}")
+        return skipped(f"no images are processed here: {_reason_without_images(target)}")
     dtype = target.capabilities.pixel_dtype
     if dtype is None:
         return await _no_pixels(target)
     where = "on its device" if dtype == "uint8" else "in its processor, on the CPU"
-    return ok(
-        "pixel dtype", f'{dtype}: the server normalises {where}; media="auto" sends images as {target.image_mode}'
-    )
+    return ok(f'{dtype}: the server normalises {where}; media="auto" sends images as {target.image_mode}')
 
 
 def _reason_without_images(target: Target) -> str:
@@ -216,12 +202,10 @@ async def _no_pixels(target: Target) -> Finding:
     response = await target.render(target.image_prompt(fresh_image()))
     if response.status == 400:
         return absent(
-            "pixel dtype",
             f"the model of --model takes images, the server none: {response_error('', response, '/render').body}",
             "start `vllm serve` without --language-model-only, and with --limit-mm-per-prompt '{\"image\": 8}' or more",
         )
     return skipped(
-        "pixel dtype",
         f"the server does not show its pixels of an image: /render answers {response.status}",
         "start `vllm serve` with --enable-scale-out and --mm-processor-cache-gb 0",
     )

@@ -25,8 +25,8 @@ async def text_tokens(target: Target) -> Finding:
     difference = await _difference(target, messages)
     if difference is None:
         count = len(target.renderer.render_ids(messages, add_generation_prompt=True))
-        return ok("text tokens", f"{count} ids, all equal")
-    return failed("text tokens", difference, await _cure(target, messages))
+        return ok(f"{count} ids, all equal")
+    return failed(difference, await _cure(target, messages))
 
 
 async def _cure(target: Target, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.media_files import MediaFiles
 from rollouts.cli.traj.plain import plain, short_float
 from rollouts.cli.trajectory_file.episodes import Episode
-from rollouts.trajectory.token_node import MediaReference, TokenNode
+from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Turn
 
 
@@ -58,6 +58,7 @@ def json_line(episode: Episode, files: MediaFiles) -> str:
 def media_entries(node: TokenNode, files: MediaFiles) -> Iterator[dict[str, Any]]:
     """The media of a node; offsets count from the node's first token."""
     for reference in node.media:
+        runs = reference.placeholder.embed_runs
         yield {
             "modality": reference.modality,
             "mm_hash": reference.mm_hash,
@@ -65,13 +66,8 @@ def media_entries(node: TokenNode, files: MediaFiles) -> Iterator[dict[str, Any]
             "file": files.file_of(reference),
             "offset": reference.placeholder.offset,
             "length": reference.placeholder.length,
-            "embed_runs": _runs(reference),
+            "embed_runs": None if runs is None else [list(run) for run in runs],
         }
-
-
-def _runs(reference: MediaReference) -> list[list[int]] | None:
-    runs = reference.placeholder.embed_runs
-    return None if runs is None else [list(run) for run in runs]
 
 
 def _node(node: TokenNode, files: MediaFiles) -> dict[str, Any]:

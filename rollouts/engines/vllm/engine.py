@@ -6,9 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from renderers import RendererError
@@ -21,7 +20,6 @@ from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.error_context import error_context
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload
@@ -92,14 +90,16 @@ class VLLMEngine:
         self._media_cache = ServerMediaCache(media_cache_bytes)
         self._connection = ServerConnection(base_url, api_key=api_key, limits=limits, on_lost=self._forget_server)
         self._request_limits = request_limits or EngineLimits()
-        self._model = model
         self._media: MediaMode = media
         self._vocab_size = vocab_size
-        self._expected = expected or ExpectedCapabilities()
         self._resume = resume or ResumePolicy()
         self._salts = CacheSalts() if cache_salt else None
         self._lock = threading.Lock()
-        self._capabilities = CapabilityCache(self._probe, self._server_start_time, self._forget_server)
+        self._capabilities = CapabilityCache(
+            lambda: probe(self._connection, model=model, expected=expected),
+            self._server_start_time,
+            self._forget_server,
+        )
         self._weight_version = "default"  # vLLM's label of the weights that it was started with
         # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples)
         # -> the task that waits for the response.
@@ -199,9 +199,7 @@ class VLLMEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     def _aborted_exchanges(self, request_ids: Iterable[str]) -> dict[str, asyncio.Future[Generation]]:
@@ -217,43 +215,40 @@ class VLLMEngine:
 
     async def _generate(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
         with error_context(self.base_url, request.request_id):
-            return await self._result(request, listen)
-
-    async def _result(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
-        if self._closed:
-            raise EngineClosedError(request.request_id, "the engine is closed")
-        self._request_limits.check(request)
-        capabilities = await self.capabilities()
-        check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
-        with self._lock:
-            if request.request_id in self._running:
-                raise EngineError(request.request_id, "a request of this id is running already; give each its own")
-            self._running[request.request_id] = {}
-        version_before = self._weight_version
-        try:
-            generations = [await self._exchange(request, request.request_id, listen)]
-            completions = generations[0].completions(len(request.prompt_ids), self._weight_version)
-            if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._complete(request, partial, listen, generations))
-                        for partial in completions
-                    ]
-                completions = [task.result() for task in tasks]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        finally:
+            if self._closed:
+                raise EngineClosedError(request.request_id, "the engine is closed")
+            self._request_limits.check(request)
+            capabilities = await self.capabilities()
+            check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
             with self._lock:
-                del self._running[request.request_id]
-                self._aborted.discard(request.request_id)
-        prompt_logprobs = None
-        if request.prompt_logprobs and any(each.finish_reason is not FinishReason.ABORT for each in completions):
-            source = next((each for each in generations if each.has_prompt_logprobs(len(request.prompt_ids))), None)
-            prompt_logprobs = (source or generations[0]).prompt_logprobs(request.prompt_ids)
-        result = GenerateResult(request.request_id, completions, prompt_logprobs)
-        check_result(request, result)
-        self._adopt_version(completions, version_before)
-        return result
+                if request.request_id in self._running:
+                    raise EngineError(request.request_id, "a request of this id is running already; give each its own")
+                self._running[request.request_id] = {}
+            version_before = self._weight_version
+            try:
+                generations = [await self._exchange(request, request.request_id, listen)]
+                completions = generations[0].completions(len(request.prompt_ids), self._weight_version)
+                if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [
+                            group.create_task(self._complete(request, partial, listen, generations))
+                            for partial in completions
+                        ]
+                    completions = [task.result() for task in tasks]
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+            finally:
+                with self._lock:
+                    del self._running[request.request_id]
+                    self._aborted.discard(request.request_id)
+            prompt_logprobs = None
+            if request.prompt_logprobs and any(each.finish_reason is not FinishReason.ABORT for each in completions):
+                source = next((each for each in generations if each.has_prompt_logprobs(len(request.prompt_ids))), None)
+                prompt_logprobs = (source or generations[0]).prompt_logprobs(request.prompt_ids)
+            result = GenerateResult(request.request_id, completions, prompt_logprobs)
+            check_result(request, result)
+            self._adopt_version(completions, version_before)
+            return result
 
     async def _complete(
         self, request: GenerateRequest, partial: Completion, listen: Listener | None, generations: list[Generation]
@@ -401,44 +396,32 @@ class VLLMEngine:
                 chunks=chunks,
                 return_prompt=payload.returns_prompt,
             )
+            headers = {} if request.session_id is None else {"X-Session-ID": request.session_id}
             if chunks is None:
-                await self._receive(request, body, generation)
-            else:
-                await self._receive_chunks(request, body, generation, reservation, listen)
-            if generation.has_tokens:
-                self._media_cache.commit(reservation)
+                response = await self._connection.request(
+                    "POST", _GENERATE, name=request.request_id, body=body, headers=headers
+                )
+                if response.status != 200:
+                    raise response_error(request.request_id, response, f"generating at {self.base_url}")
+                if len(response.body) > _LARGE_RESPONSE:
+                    await asyncio.to_thread(generation.add_response, response.body)
+                else:
+                    generation.add_response(response.body)
+                if generation.has_tokens:
+                    self._media_cache.commit(reservation)
+                return
+            async with self._connection.stream(
+                _GENERATE, name=request.request_id, body=body, headers=headers
+            ) as events:
+                async for data in events:
+                    deltas = generation.add_response(data)
+                    if generation.has_tokens:  # a request aborted in the queue does not show that its media arrived
+                        self._media_cache.commit(reservation)
+                    if listen is not None:
+                        for delta in deltas:
+                            listen(delta)
         finally:
             self._media_cache.release(reservation)  # of what has not been committed
-
-    async def _receive(self, request: GenerateRequest, body: Body, generation: Generation) -> None:
-        response = await self._connection.request(
-            "POST", _GENERATE, name=request.request_id, body=body, headers=_headers(request)
-        )
-        if response.status != 200:
-            raise response_error(request.request_id, response, f"generating at {self.base_url}")
-        if len(response.body) > _LARGE_RESPONSE:
-            await asyncio.to_thread(generation.add_response, response.body)
-        else:
-            generation.add_response(response.body)
-
-    async def _receive_chunks(
-        self,
-        request: GenerateRequest,
-        body: Body,
-        generation: Generation,
-        reservation: MediaReservation,
-        listen: Listener | None,
-    ) -> None:
-        async with self._connection.stream(
-            _GENERATE, name=request.request_id, body=body, headers=_headers(request)
-        ) as events:
-            async for data in events:
-                deltas = generation.add_response(data)
-                if generation.has_tokens:  # a request aborted in the queue does not show that its media arrived
-                    self._media_cache.commit(reservation)
-                if listen is not None:
-                    for delta in deltas:
-                        listen(delta)
 
     async def _abort_on_server(self, request_ids: Iterable[str]) -> None:
         """Abort requests on the server. A failure is only logged, because the caller ends with another error."""
@@ -449,9 +432,6 @@ class VLLMEngine:
             log.warning("could not abort %s on the server: %r", request_ids, error)
 
     # The state of the server.
-
-    async def _probe(self) -> ServerCapabilities:
-        return await probe(self._connection, model=self._model, expected=self._expected)
 
     async def _server_start_time(self) -> float | None:
         """When the server process started, in seconds since 1970; None where its metrics do not contain it."""
@@ -471,10 +451,6 @@ class VLLMEngine:
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
-
-
-def _headers(request: GenerateRequest) -> Mapping[str, str]:
-    return {} if request.session_id is None else {"X-Session-ID": request.session_id}
 
 
 def _with_index(listen: Listener | None, index: int) -> Listener | None:

@@ -27,6 +27,26 @@ def reloadable_model_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
+async def server() -> AsyncIterator[Any]:
+    """A `FakeVLLM`; modules that need another server have a fixture of this name."""
+    from fake_server import FakeVLLM
+
+    async with FakeVLLM() as server:
+        yield server
+
+
+@pytest.fixture
+async def engine(server: Any) -> AsyncIterator[Any]:
+    """A `VLLMEngine` of the fixture `server`, which has read its capabilities."""
+    from engine_inputs import FAST_RETRIES, connected
+
+    from rollouts.engines.vllm import VLLMEngine
+
+    async with connected(VLLMEngine(server.base_url, limits=FAST_RETRIES), server) as engine:
+        yield engine
+
+
+@pytest.fixture
 async def control(server: Any) -> AsyncIterator[Any]:
     """A `ServerControl` of the fixture `server`, which records its callbacks among the server's events."""
     from controlled_server import capabilities_of

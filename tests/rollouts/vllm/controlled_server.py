@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fake_server import FakeVLLM, answer, json_response
+from fake_http import json_response
+from fake_responses import answer
+from fake_server import FakeVLLM
 
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 

@@ -17,317 +17,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import copy
-import gzip
 import hashlib
 import io
 import json
-import socket
 import ssl
-import struct
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Self
+from typing import Self
 from urllib.parse import parse_qsl, urlsplit
 
-import msgpack
+from fake_http import Channel, Json, Response, Seen, error_response, json_response, send_response
+from fake_model import completion_of, encoded_image, image_grid, logprob_of, prompt_logprobs
 from PIL import Image
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
 RENDER = "/v1/chat/completions/render"
-
 # Of the tiny Qwen3-VL.
 IMAGE_PAD, VISION_START, VISION_END, EOS = 397, 394, 395, 387
 VOCABULARY = 16384
-
-Json = Any
-
-
-@dataclass(eq=False)
-class Seen:
-    """A request as it came. `connection` numbers the connections; `disconnected` is set when its connection ends."""
-
-    method: str
-    path: str
-    query: dict[str, str]
-    headers: dict[str, str]
-    body: bytes
-    connection: int = 0
-    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
-    aborted: asyncio.Event = field(default_factory=asyncio.Event)
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @cached_property
-    def json(self) -> Json:
-        return json.loads(self.body)
-
-    @property
-    def request_id(self) -> str:
-        """The id under which vLLM knows the request."""
-        return "generate-tokens-" + (self.headers.get("x-request-id") or self.json.get("request_id") or "random")
-
-    @property
-    def shipped(self) -> list[str]:
-        """The image hashes that came with their data."""
-        features = self.json.get("features") or {}
-        return [
-            mm_hash
-            for modality, hashes in (features.get("mm_hashes") or {}).items()
-            for mm_hash, data in zip(
-                hashes, (features.get("kwargs_data") or {}).get(modality) or [None] * len(hashes), strict=True
-            )
-            if data is not None
-        ]
-
-
-@dataclass
-class Response:
-    """What to send back. `chunks` instead of a body: each is sent, and flushed, by itself, in chunked encoding."""
-
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    chunks: list[bytes | asyncio.Event] | None = None
-
-    @property
-    def json(self) -> Json:
-        return json.loads(self.body)
-
-
-def json_response(content: Json, status: int = 200) -> Response:
-    return Response(status, json.dumps(content).encode(), {"content-type": "application/json"})
-
-
-def error_response(status: int, message: str, kind: str, param: str | None = None) -> Response:
-    """vLLM's error shape."""
-    return json_response({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
-
-
-class Channel:
-    """The sending side of one connection, for the steps that misbehave on it."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
-
-    def close(self) -> None:
-        """End it in good order (FIN)."""
-        self._transport.close()
-
-    def reset(self) -> None:
-        """End it with a reset (RST), which throws away what the client has not read yet."""
-        sock = self._transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # on, for 0 seconds
-        self._transport.abort()
-
-
 Step = Callable[["FakeVLLM", Seen, Channel], Awaitable["Response | None"]]
 """What to do with one request: a response to be sent as usual, or None where the step has done everything itself."""
-
-
-# Steps.
-
-
-def answer(
-    content: Json = None,
-    *,
-    status: int = 200,
-    body: bytes | None = None,
-    headers: Mapping[str, str] | None = None,
-    compress: bool = False,
-) -> Step:
-    """Exactly this answer: JSON content or bytes; without either, what vLLM would have said."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        if body is not None:
-            response = Response(status, body, {"content-type": "application/json"})
-        elif content is not None:
-            response = json_response(content, status)
-        else:
-            response = await server.respond(seen)
-        if compress:
-            response.body = gzip.compress(response.body)
-            response.headers["content-encoding"] = "gzip"
-        response.headers |= headers or {}
-        return response
-
-    return step
-
-
-def busy(status: int = 503, *, retry_after: str | None = None) -> Step:
-    """429 or 503, as a gateway or a paused server says it."""
-    headers = {} if retry_after is None else {"retry-after": retry_after}
-    return answer(
-        {"error": {"message": "busy", "type": "Busy", "param": None, "code": status}}, status=status, headers=headers
-    )
-
-
-def hold(until: asyncio.Event, arrived: asyncio.Event | None = None, *, tokens_before: int = 1) -> Step:
-    """Answer as usual, but only after `until`; `arrived` is set when the request has come.
-
-    A held generation that is aborted in the meantime (by id, or by a pause) answers at once, with finish reason abort
-    and its first `tokens_before` tokens.
-    """
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        if arrived is not None:
-            arrived.set()
-        await server.first_of(until, seen.aborted)
-        if seen.aborted.is_set():
-            return server.generated(seen, cut=tokens_before)
-        return await server.respond(seen)
-
-    return step
-
-
-def change(edit: Callable[[Json], Json | None]) -> Step:
-    """The usual answer after `edit`, which changes the decoded JSON in place or returns another."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        response = await server.respond(seen)
-        if response.chunks is not None:
-            response.chunks = [_edit_event(chunk, edit) for chunk in response.chunks]
-            return response
-        content = response.json
-        edited = edit(content)
-        response.body = json.dumps(content if edited is None else edited).encode()
-        return response
-
-    return step
-
-
-def half(fraction: float = 0.5) -> Step:
-    """The usual answer with all of its Content-Length, of which only a part is sent before the connection ends."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        response = await server.respond(seen)
-        sent = _encoded(response)
-        channel.write(sent[: len(sent) - len(response.body) + int(len(response.body) * fraction)])
-        channel.close()
-        return None
-
-    return step
-
-
-def reset(*, after_head: bool = False) -> Step:
-    """The connection is reset, before anything was answered or after the head of the answer."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        if after_head:
-            channel.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\ncontent-type: application/json\r\n\r\n{")
-            channel.close()
-        else:
-            channel.reset()
-        return None
-
-    return step
-
-
-def hang_up() -> Step:
-    """The usual answer, after which the server closes a connection that it said it would keep."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        channel.write(_encoded(await server.respond(seen)))
-        channel.close()
-        return None
-
-    return step
-
-
-def raw(data: bytes, *, close: bool = True) -> Step:
-    """These bytes, HTTP or not."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        channel.write(data)
-        if close:
-            channel.close()
-        return None
-
-    return step
-
-
-def malformed() -> Step:
-    """HTTP 200 with JSON that ends too early."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        response = await server.respond(seen)
-        response.body = response.body[: len(response.body) // 2]
-        return response
-
-    return step
-
-
-def stream_pieces(*pieces: bytes | asyncio.Event, status: int = 200) -> Step:
-    """A stream of these pieces; an event in between is waited for."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        return Response(status, headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=list(pieces))
-
-    return step
-
-
-# Edits for `change`.
-
-
-def without_logprobs(content: Json) -> None:
-    for choice in content["choices"]:
-        choice["logprobs"] = None
-
-
-def one_logprob_short(content: Json) -> None:
-    for choice in content["choices"]:
-        choice["logprobs"]["content"].pop()
-
-
-def clamped_logprob(content: Json) -> None:
-    """What vLLM writes for a log-probability of minus infinity or NaN."""
-    for choice in content["choices"]:
-        choice["logprobs"]["content"][-1]["logprob"] = -9999.0
-
-
-def one_choice_short(content: Json) -> None:
-    content["choices"].pop()
-
-
-def finished_by(reason: str) -> Callable[[Json], None]:
-    def edit(content: Json) -> None:
-        for choice in content["choices"]:
-            choice["finish_reason"] = reason
-
-    return edit
-
-
-# The model.
-
-
-def next_token(before: Sequence[int], index: int = 0, *, first: bool = True) -> int:
-    """The id that follows `before`. Sample `index` differs from sample 0 in its first token (and so in all others)."""
-    return (sum(before) * 31 + 7 * len(before) + (index if first else 0)) % 384
-
-
-def logprob_of(token_id: int) -> float:
-    """A log-probability that is exact in every float format."""
-    return -(1 + token_id % 16) / 8
-
-
-def completion_of(prompt: Sequence[int], count: int, index: int = 0, stop: Iterable[int] = ()) -> list[int]:
-    """The first `count` tokens of sample `index`, or up to and with a stop id."""
-    ids: list[int] = []
-    stops = set(stop)
-    while len(ids) < count and (not ids or ids[-1] not in stops):
-        ids.append(next_token([*prompt, *ids], index, first=not ids))
-    return ids
-
-
-# The server.
 
 
 class FakeVLLM:
@@ -476,7 +188,7 @@ class FakeVLLM:
         try:
             response = await self.respond(seen) if step is None else await step(self, seen, channel)
             if response is not None:
-                await _send(response, channel)
+                await send_response(response, channel)
             seen.answered.set()
         finally:
             self._in_flight.discard(seen)
@@ -610,7 +322,7 @@ class FakeVLLM:
                     "prompt_tokens_details": None,
                     "completion_tokens_details": None,
                 },
-                "prompt_logprobs": None if sampling.get("prompt_logprobs") is None else _prompt_logprobs(prompt),
+                "prompt_logprobs": None if sampling.get("prompt_logprobs") is None else prompt_logprobs(prompt),
                 "prompt_token_id_logprobs": None,
                 "prompt_token_ids": prompt if body.get("return_token_ids") else None,
                 "mm_placeholders": None,
@@ -682,7 +394,7 @@ class FakeVLLM:
                 data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
                 images.append(Image.open(io.BytesIO(data)))
                 hashes.append(hashlib.sha256(data).hexdigest())
-                grid = _grid(images[-1])
+                grid = image_grid(images[-1])
                 ids.append(VISION_START)
                 places.append({"offset": len(ids), "length": grid[1] * grid[2] // 4})
                 ids += [IMAGE_PAD] * places[-1]["length"] + [VISION_END]
@@ -691,7 +403,7 @@ class FakeVLLM:
             features = {
                 "mm_hashes": {"image": hashes},
                 "mm_placeholders": {"image": places},
-                "kwargs_data": {"image": [_item(image, self.pixel_dtype) for image in images]},
+                "kwargs_data": {"image": [encoded_image(image, self.pixel_dtype) for image in images]},
                 "mm_metadata": None,
             }
         sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": self.max_model_len - len(ids)}
@@ -857,60 +569,3 @@ class _Connection(asyncio.Protocol):
         self._seen.append(seen)
         self._task = self._server.serve(seen, self.channel)
         self._task.add_done_callback(lambda task: None if task.cancelled() else self._next())
-
-
-async def _send(response: Response, channel: Channel) -> None:
-    channel.write(_encoded(response))
-    for chunk in response.chunks or ():
-        if isinstance(chunk, asyncio.Event):
-            await chunk.wait()
-        elif chunk:
-            channel.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-    if response.chunks is not None:
-        channel.write(b"0\r\n\r\n")
-
-
-def _encoded(response: Response) -> bytes:
-    """The head, and the body unless it comes in chunks."""
-    framing = (
-        {"content-length": str(len(response.body))} if response.chunks is None else {"transfer-encoding": "chunked"}
-    )
-    headers = {"server": "uvicorn"} | framing | response.headers
-    head = [f"HTTP/1.1 {response.status} Fake", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + response.body
-
-
-def _edit_event(chunk: bytes | asyncio.Event, edit: Callable[[Json], Json | None]) -> bytes | asyncio.Event:
-    if isinstance(chunk, asyncio.Event) or b"[DONE]" in chunk:
-        return chunk
-    content = json.loads(chunk.removeprefix(b"data: "))
-    edited = edit(content)
-    return b"data: " + json.dumps(content if edited is None else edited).encode() + b"\n\n"
-
-
-def _prompt_logprobs(prompt: Sequence[int]) -> Json:
-    entries = [{str(each): {"logprob": logprob_of(each), "rank": 1, "decoded_token": None}} for each in prompt]
-    return [None, *entries[1:]]
-
-
-def _grid(image: Image.Image) -> tuple[int, int, int]:
-    """(t, h, w) in patches of 16 pixels, sides rounded to whole merged patches."""
-    return (1, max(2, round(image.height / 32) * 2), max(2, round(image.width / 32) * 2))
-
-
-def _item(image: Image.Image, dtype: str) -> str:
-    """One image the way vLLM encodes it."""
-    grid = _grid(image)
-    rows = grid[0] * grid[1] * grid[2]
-    width = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}[dtype]
-    fields = {
-        "image_grid_thw": {
-            "data": ["int64", [3], msgpack.ExtType(3, struct.pack("<3q", *grid))],
-            "field": ["batched", {"keep_on_cpu": True}],
-        },
-        "pixel_values": {
-            "data": [dtype, [rows, 1536], msgpack.ExtType(3, bytes(rows * 1536 * width))],
-            "field": ["flat", {"keep_on_cpu": False, "slices": [[[0, rows, None]]], "dim": 0}],
-        },
-    }
-    return binascii.b2a_base64(msgpack.packb(fields), newline=False).decode()

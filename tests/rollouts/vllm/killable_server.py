@@ -9,7 +9,8 @@ import asyncio
 import sys
 
 from controlled_server import Controlled
-from fake_server import GENERATE, hold
+from fake_responses import hold
+from fake_server import GENERATE
 
 
 async def main(model_dir: str, path: str | None) -> None:

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from fake_server import RENDER, FakeVLLM, Response, Seen, error_response, json_response
+from fake_http import Response, Seen, error_response, json_response
+from fake_server import RENDER, FakeVLLM
 from transformers import AutoModelForImageTextToText
 
 from renderers import RendererConfig, load_renderer

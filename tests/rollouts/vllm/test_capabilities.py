@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import msgpack
 import pytest
-from fake_server import GENERATE, IMAGE_PAD, RENDER, FakeVLLM, answer, change, error_response
+from fake_http import error_response
+from fake_responses import answer, change
+from fake_server import GENERATE, IMAGE_PAD, RENDER, FakeVLLM
 
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe, release_of
 from rollouts.engines.vllm.http.connection import ServerConnection

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 from controlled_server import ENCODER, LABEL, MM, PREFIX, RELOAD, Controlled, capabilities_of
-from fake_server import ABORT, answer, hold
+from fake_responses import answer, hold
+from fake_server import ABORT
 
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import ServerConnection

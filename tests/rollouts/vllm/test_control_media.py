@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from controlled_server import Controlled, capabilities_of
-from fake_server import answer
+from fake_responses import answer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

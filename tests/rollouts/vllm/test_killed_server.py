@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from engine_inputs import image, request
 from fake_server import GENERATE
-from test_vllm_engine import image, request
 
 from rollouts.engines.vllm import HttpLimits, ServerRenderer, VLLMEngine
 from rollouts.engines.vllm.control.checkpoint_files import write_tied_head

@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fake_server import GENERATE, FakeVLLM, answer, hold, raw, reset
+from fake_responses import answer, hold, raw, reset
+from fake_server import GENERATE, FakeVLLM
 from http_calls import Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st

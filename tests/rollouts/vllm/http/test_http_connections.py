@@ -12,7 +12,8 @@ from pathlib import Path
 
 import fake_server
 import pytest
-from fake_server import GENERATE, FakeVLLM, hold
+from fake_responses import hold
+from fake_server import GENERATE, FakeVLLM
 from http_calls import generate
 
 from rollouts.engines.vllm.http.connection import ServerConnection

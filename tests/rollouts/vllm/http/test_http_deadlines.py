@@ -6,7 +6,8 @@ import asyncio
 import socket
 
 import pytest
-from fake_server import GENERATE, FakeVLLM, busy, hold, raw
+from fake_responses import busy, hold, raw
+from fake_server import GENERATE, FakeVLLM
 from http_calls import Clock, generate
 
 from rollouts.engines.vllm.http.connection import ServerConnection

@@ -8,7 +8,9 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from fake_server import GENERATE, FakeVLLM, Step, answer, busy, completion_of, hold, raw, reset, stream_pieces
+from fake_model import completion_of
+from fake_responses import answer, busy, hold, raw, reset, stream_pieces
+from fake_server import GENERATE, FakeVLLM, Step
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,10 +8,11 @@ import json
 import tracemalloc
 import zlib
 
-import fake_server
+import fake_model
 import numpy as np
 import pytest
-from fake_server import GENERATE, FakeVLLM, answer, malformed, raw
+from fake_responses import answer, malformed, raw
+from fake_server import GENERATE, FakeVLLM
 from http_calls import Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ async def test_a_response_has_its_status_headers_and_body(connection: ServerConn
     reply = await generate(connection)
     assert reply.status == 200
     assert reply.headers["content-type"] == "application/json"
-    assert reply.json()["choices"][0]["token_ids"] == fake_server.completion_of([1, 2, 3], 4)
+    assert reply.json()["choices"][0]["token_ids"] == fake_model.completion_of([1, 2, 3], 4)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 500, 502, 504])

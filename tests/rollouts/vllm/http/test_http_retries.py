@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import fake_model
 import fake_server
 import pytest
-from fake_server import GENERATE, FakeVLLM, answer, busy, half, hang_up, raw, reset
+from fake_responses import answer, busy, half, hang_up, raw, reset
+from fake_server import GENERATE, FakeVLLM
 from http_calls import GENERATION, Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ async def test_lost_connections_and_busy_servers_are_tried_again(
 ) -> None:
     server.script[GENERATE] += [step, step]
     reply = await generate(connection)
-    assert reply.json()["choices"][0]["token_ids"] == fake_server.completion_of([1, 2, 3], 4)
+    assert reply.json()["choices"][0]["token_ids"] == fake_model.completion_of([1, 2, 3], 4)
     assert len(server.requests) == 3
     assert [seen.body for seen in server.requests] == [b"".join(GENERATION)] * 3
     assert clock.slept[-1] == 0.5

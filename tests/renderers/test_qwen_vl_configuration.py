@@ -1,0 +1,146 @@
+"""Qwen-VL configurations: which backend they select, which values are refused, and the hash of an item."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qwen_vl_reference import BACKENDS, QWEN3_VL, check_equal, noise, processor, reference_processor, source
+from transformers import AutoImageProcessor
+
+from renderers.errors import InvalidFileError
+from renderers.media.decoding import decoder_versions
+from renderers.media.pixel_scale import PixelScale
+from renderers.vision.processor import ImageBackend
+from renderers.vision.qwen_vl import QwenVLConfig, is_qwen_vl_image_config
+
+CHANGES: list[dict[str, Any]] = [
+    {"patch_size": 14},
+    {"temporal_patch_size": 1},
+    {"merge_size": 1},
+    {"size": {"shortest_edge": 65537, "longest_edge": 16777216}},
+    {"size": {"shortest_edge": 65536, "longest_edge": 16777217}},
+    {"min_pixels": 1},
+    {"max_pixels": 10**6},
+    {"resample": 2},
+    {"rescale_factor": 1 / 256},
+    {"image_processor_type": "Qwen2VLImageProcessorPil"},
+    {"image_mean": [0.5, 0.5, 0.4]},
+    {"image_std": [0.5, 0.4, 0.5]},
+]
+
+
+def test_the_hash_changes_with_every_number_of_the_processor_and_with_the_source() -> None:
+    picture = source(noise(8, 8))
+    hashes = [processor({**QWEN3_VL, **change}).mm_hash(picture) for change in [{}, *CHANGES]]
+    hashes.append(processor(QWEN3_VL).mm_hash(source(noise(8, 9))))
+    assert len(set(hashes)) == len(CHANGES) + 2
+    assert processor(dict(QWEN3_VL)).mm_hash(picture) == hashes[0]
+
+
+def test_the_list_of_changes_has_every_field() -> None:
+    base = QwenVLConfig.from_dict(QWEN3_VL, path="c")
+    changed: set[str] = set()
+    for change in CHANGES:
+        other = QwenVLConfig.from_dict({**QWEN3_VL, **change}, path="c")
+        changed |= {
+            field.name
+            for field in (*dataclasses.fields(QwenVLConfig), *dataclasses.fields(PixelScale))
+            if getattr(other, field.name, getattr(other.scale, field.name, None))
+            != getattr(base, field.name, getattr(base.scale, field.name, None))
+        }
+    fields = {field.name for field in (*dataclasses.fields(QwenVLConfig), *dataclasses.fields(PixelScale))}
+    assert changed == fields
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "changes"),
+    [
+        ("pillow", "PIL.__version__", True),
+        ("torchvision", "PIL.__version__", True),  # which turns palettes, CMYK and animations into colours
+        ("pillow", "renderers.vision.resampling.VERSION", False),
+        ("torchvision", "renderers.vision.resampling.VERSION", True),
+    ],
+)
+def test_the_hash_changes_with_the_version_of_the_backends_resampler(
+    monkeypatch: pytest.MonkeyPatch, backend: ImageBackend, name: str, changes: bool
+) -> None:
+    before = processor(QWEN3_VL, backend).fingerprint
+    monkeypatch.setattr(name, "0.0")
+    assert (processor(QWEN3_VL, backend).fingerprint != before) == changes
+
+
+@pytest.mark.parametrize("library", ["jpg", "libjpeg_turbo", "webp", "avif", "jpg_2000"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_hash_changes_with_the_version_of_every_lossy_decoder(
+    monkeypatch: pytest.MonkeyPatch, backend: ImageBackend, library: str
+) -> None:
+    before = processor(QWEN3_VL, backend).fingerprint
+    versions = {**decoder_versions(), library: "0.0"}
+    monkeypatch.setattr("renderers.vision.qwen_vl.decoder_versions", lambda: versions)
+    assert library in decoder_versions()
+    assert processor(QWEN3_VL, backend).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("Qwen2VLImageProcessor", "torchvision"),
+        ("Qwen2VLImageProcessorFast", "torchvision"),
+        ("Qwen2VLImageProcessorPil", "pillow"),
+    ],
+)
+def test_the_backend_is_the_one_that_transformers_loads(tmp_path: Path, kind: str, expected: ImageBackend) -> None:
+    config = {**QWEN3_VL, "image_processor_type": kind}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    assert QwenVLConfig.from_dict(config, path="c").backend == expected
+    assert is_qwen_vl_image_config(config)
+    if kind != "Qwen2VLImageProcessorPil":  # the automatic class takes that name only with backend="pil"
+        assert type(AutoImageProcessor.from_pretrained(tmp_path)) is BACKENDS[expected]
+    for backend in BACKENDS:
+        assert QwenVLConfig.from_dict(config, path="c", backend=backend).backend == backend
+
+
+def test_configurations_of_other_processors_are_not_recognised() -> None:
+    assert not is_qwen_vl_image_config({"image_processor_type": "CLIPImageProcessor"})
+    assert not is_qwen_vl_image_config({})
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"image_processor_type": "CLIPImageProcessor"}, "CLIPImageProcessor"),
+        ({"image_processor_type": None}, "image_processor_type"),
+        ({"patch_size": None}, "patch_size"),
+        ({"patch_size": "many"}, "many"),
+        ({"image_mean": 0.5}, "image_mean is 0.5"),
+        ({"size": {"shortest_edge": 1}}, "longest_edge"),
+        ({"size": None}, "shortest_edge"),
+        ({"do_normalize": False}, "do_normalize"),
+        ({"do_rescale": False}, "do_rescale"),
+        ({"do_resize": False}, "do_resize"),
+        ({"resample": 1}, "resample is 1"),
+        ({"resample": 0}, "resample is 0"),
+        ({"image_std": [0.5, 0, 0.5]}, "may be 0"),
+        ({"image_mean": [0.5]}, "three"),
+        ({"patch_size": 0}, "patch_size is 0"),
+    ],
+)
+def test_the_error_for_an_unsupported_configuration_names_the_value(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(InvalidFileError, match=rf"(?i)dir/preprocessor_config.json: .*{word}"):
+        QwenVLConfig.from_dict({**QWEN3_VL, **change}, path="dir/preprocessor_config.json")
+
+
+@pytest.mark.parametrize("key", ["patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std"])
+def test_a_missing_number_is_named(key: str) -> None:
+    config = {name: value for name, value in QWEN3_VL.items() if name != key}
+    with pytest.raises(InvalidFileError, match=key):
+        QwenVLConfig.from_dict(config, path="c")
+
+
+def test_the_pillow_backend_supports_other_filters() -> None:
+    config = {**QWEN3_VL, "resample": 1}
+    check_equal(config, reference_processor(config, "pillow"), noise(48, 64), "pillow")

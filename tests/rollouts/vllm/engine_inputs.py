@@ -1,0 +1,57 @@
+"""Requests with images for a `VLLMEngine` under test, and what `FakeVLLM` answers to them."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import numpy as np
+from fake_model import completion_of
+
+from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
+from renderers.media.item import TensorField
+from renderers.media.pixel_scale import PixelScale
+from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.vllm import HttpLimits
+
+PAD = 397
+FAST_RETRIES = HttpLimits(retries=3, backoff_seconds=0, longest_backoff_seconds=0)
+FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
+
+
+@asynccontextmanager
+async def connected(engine, server):
+    """The engine once it has read the capabilities; the requests for them are removed from `server.requests`."""
+    async with engine:
+        await engine.capabilities()
+        server.requests.clear()
+        yield engine
+
+
+def image(name="cat"):
+    tensors = {"pixel_values": np.zeros((16, 1536), np.uint8), "image_grid_thw": np.array([1, 4, 4])}
+    return MediaItem("image", name, MediaSource.of(name.encode()), tensors, 4, PixelScale(fused=True), FIELDS)
+
+
+def request(*images, **more):
+    ids, placed = [5, 6], []
+    for item in images:
+        ids.append(394)
+        placed.append((item, PlaceholderRange(len(ids), item.num_tokens)))
+        ids += [PAD] * item.num_tokens + [395]
+    sampling = SamplingParams(**{"max_tokens": 6, "seed": 1, **more.pop("sampling", {})})
+    media = MultiModalData.from_items(placed) if placed else None
+    return GenerateRequest([*ids, 7], sampling, media, **more)
+
+
+async def generate_one(engine, generate_request):
+    (completion,) = (await engine.generate(generate_request)).completions
+    return completion
+
+
+def expected(generate_request, index=0):
+    return completion_of(
+        generate_request.prompt_ids,
+        generate_request.sampling.max_tokens,
+        index,
+        generate_request.sampling.stop_token_ids,
+    )

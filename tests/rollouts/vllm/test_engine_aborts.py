@@ -1,0 +1,225 @@
+"""`VLLMEngine`: aborts, and completions that continue after a pause of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from engine_inputs import FAST_RETRIES, connected, expected, generate_one, image, request
+from fake_model import logprob_of
+from fake_responses import hold, stream_pieces
+from fake_server import ABORT, GENERATE, FakeVLLM
+
+from rollouts import FinishReason
+from rollouts.engines.vllm import ResumePolicy, VLLMEngine
+from rollouts.errors import (
+    EngineError,
+    ServerTimeoutError,
+)
+
+
+async def test_leaving_a_stream_early_aborts_it_on_the_server(engine, server):
+    never = asyncio.Event()
+    logprobs = b'{"content":[{"token_id":3,"logprob":-1}]}'
+    first = b'{"choices":[{"index":0,"finish_reason":null,"token_ids":[3],"logprobs":' + logprobs + b"}]}"
+    server.script[GENERATE] = [stream_pieces(b"data: " + first + b"\n\n", never)]
+    stream = engine.stream(request(request_id="left"))
+    assert (await anext(stream)).token_ids.tolist() == [3]
+    await stream.aclose()
+    (aborted,) = await server.requests_seen(1, ABORT)
+    assert aborted.json == {"request_ids": ["generate-tokens-left"]}
+
+
+async def test_cancelling_aborts_with_the_request_id_of_the_server(engine, server):
+    never, arrived = asyncio.Event(), asyncio.Event()
+    server.script[GENERATE] = [hold(never, arrived)]
+    call = asyncio.ensure_future(engine.generate(request(request_id="mine")))
+    await arrived.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    (aborted,) = await server.requests_seen(1, ABORT)
+    assert aborted.json == {"request_ids": ["generate-tokens-mine"]}
+
+
+async def test_a_timeout_aborts_too(server):
+    limits = replace(FAST_RETRIES, total_seconds=0.2)
+    async with connected(VLLMEngine(server.base_url, limits=limits), server) as engine:
+        server.script[GENERATE] = [hold(asyncio.Event())]
+        with pytest.raises(ServerTimeoutError):
+            await engine.generate(request(request_id="mine"))
+        (aborted,) = await server.requests_seen(1, ABORT)
+        assert aborted.json == {"request_ids": ["generate-tokens-mine"]}
+
+
+async def test_a_completion_cut_off_by_a_pause_continues_with_the_same_tokens(engine, server):
+    generate_request = request(image(), sampling={"max_tokens": 9})
+    await generate_one(engine, request(image()))
+    arrived = asyncio.Event()
+    server.script[GENERATE] = [hold(asyncio.Event(), arrived, tokens_before=4)]
+    call = asyncio.ensure_future(generate_one(engine, generate_request))
+    await arrived.wait()
+    await engine.control.pause("abort")
+    await engine.control.update_weight_version("v2")
+    assert not call.done()
+    await engine.control.resume()
+    completion = await call
+    assert completion.token_ids.tolist() == expected(generate_request)
+    assert completion.logprobs.tolist() == [logprob_of(token) for token in expected(generate_request)]
+    assert [(span.version, span.start, span.end) for span in completion.weight_spans] == [
+        ("default", 0, 4),
+        ("v2", 4, 9),
+    ]
+    continued = server.generations[-1].json
+    assert continued["token_ids"] == [*generate_request.prompt_ids, *expected(generate_request)[:4]]
+    assert continued["sampling_params"]["max_tokens"] == 5
+
+
+async def test_a_cut_group_continues_sample_by_sample(engine, server):
+    generate_request = request(sampling={"max_tokens": 9, "n": 3})
+    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=4)]
+    call = asyncio.ensure_future(engine.generate(generate_request))
+    await arrived.wait()
+    await engine.control.pause("abort")
+    await engine.control.resume()
+    assert [completion.token_ids.tolist() for completion in (await call).completions] == [
+        expected(generate_request, i) for i in range(3)
+    ]
+
+
+async def test_a_cut_before_the_first_token_repeats_the_whole_request(engine, server):
+    generate_request = request()
+    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=0)]
+    call = asyncio.ensure_future(generate_one(engine, generate_request))
+    await arrived.wait()
+    await engine.control.pause("abort")
+    await engine.control.resume()
+    assert (await call).token_ids.tolist() == expected(generate_request)
+
+
+async def test_requests_wait_for_a_server_that_answers_503_while_paused():
+    """vLLM 0.33 answers 503 where 0.32 queues."""
+    async with (
+        FakeVLLM(queue_while_paused=False) as server,
+        connected(VLLMEngine(server.base_url, limits=FAST_RETRIES), server) as engine,
+    ):
+        await engine.control.pause("abort")
+        generate_request = request()
+        call = asyncio.ensure_future(generate_one(engine, generate_request))
+        await server.requests_seen(1 + FAST_RETRIES.retries, GENERATE)
+        await server.requests_seen(1, "/is_paused")
+        assert not call.done()
+        await engine.control.resume()
+        assert (await call).token_ids.tolist() == expected(generate_request)
+
+
+async def test_an_aborted_request_returns_its_tokens_and_does_not_continue(engine, server):
+    generate_request = request(request_id="mine")
+    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=2)]
+    call = asyncio.ensure_future(generate_one(engine, generate_request))
+    await arrived.wait()
+    await engine.abort(["mine", "unknown"])
+    completion = await call
+    assert completion.finish_reason is FinishReason.ABORT
+    assert completion.token_ids.tolist() == expected(generate_request)[:2]
+
+
+async def test_abort_all_ends_every_request_of_this_engine(engine, server):
+    never = asyncio.Event()
+    server.script[GENERATE] = [hold(never), hold(never)]
+    calls = [asyncio.ensure_future(generate_one(engine, request())) for _ in range(2)]
+    await server.requests_seen(2, GENERATE)
+    await engine.abort_all()
+    assert [completion.finish_reason for completion in await asyncio.gather(*calls)] == [FinishReason.ABORT] * 2
+
+
+async def test_a_request_aborted_in_every_round_is_an_error(server):
+    async with connected(
+        VLLMEngine(server.base_url, limits=FAST_RETRIES, resume=ResumePolicy(rounds=3)), server
+    ) as engine:
+
+        async def abort(server, seen, channel):
+            return server.generated(seen, cut=1)
+
+        server.script[GENERATE] = [abort] * 9
+        with pytest.raises(EngineError, match="3 times"):
+            await engine.generate(request(sampling={"max_tokens": 50}))
+
+
+async def test_a_pause_past_the_wait_limit_is_a_timeout(server):
+    resume = ResumePolicy(wait_seconds=0.2)
+    async with connected(VLLMEngine(server.base_url, limits=FAST_RETRIES, resume=resume), server) as engine:
+        server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event())]
+        call = asyncio.ensure_future(engine.generate(request()))
+        await arrived.wait()
+        await engine.control.pause("abort")
+        with pytest.raises(ServerTimeoutError, match="paused"):
+            await call
+
+
+def cut(count, prompt_logprobs=True):
+    async def step(server, seen, channel):
+        response = server.generated(seen, cut=count)
+        if not prompt_logprobs:
+            response.body = json.dumps(response.json | {"prompt_logprobs": [None]}).encode()
+        return response
+
+    return step
+
+
+async def test_the_last_continuation_that_is_allowed_counts(server):
+    async with connected(
+        VLLMEngine(server.base_url, limits=FAST_RETRIES, resume=ResumePolicy(rounds=1)), server
+    ) as engine:
+        generate_request = request()
+        server.script[GENERATE] = [cut(1)]
+        assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
+
+
+async def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted(engine, server):
+    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=2)]
+    call = asyncio.ensure_future(generate_one(engine, request(request_id="mine")))
+    await arrived.wait()
+    await engine.control.pause("abort")
+    await server.requests_seen(2, "/is_paused")
+    await engine.abort(["mine"])
+    async with asyncio.timeout(5):
+        completion = await call
+    assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.ABORT, 2)
+
+
+@pytest.mark.parametrize("waits_for", ["image", "slot"])
+async def test_a_request_that_was_not_sent_yet_can_be_aborted(server, waits_for):
+    limits = replace(FAST_RETRIES, concurrency=1 if waits_for == "slot" else 8)
+    shown = [image()] if waits_for == "image" else []
+    async with connected(VLLMEngine(server.base_url, limits=limits), server) as engine:
+        server.script[GENERATE] = [hold(release := asyncio.Event(), arrived := asyncio.Event())]
+        first = asyncio.ensure_future(generate_one(engine, request(*shown)))
+        await arrived.wait()
+        second = asyncio.ensure_future(generate_one(engine, request(*shown, request_id="mine")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await engine.abort(["mine"])
+        async with asyncio.timeout(5):
+            assert (await second).finish_reason is FinishReason.ABORT
+        release.set()
+        assert (await first).finish_reason is FinishReason.LENGTH
+        assert len(server.generations) == 1
+
+
+@pytest.mark.parametrize("option", [{"frequency_penalty": 0.5}, {"structured_outputs": {"json": {}}}])
+async def test_a_stream_resampled_after_a_cut_holds_the_last_sample_only(engine, server, option):
+    generate_request = request(sampling={"extra": option})
+    server.script[GENERATE] = [cut(3)]
+    token_ids = [token async for each in engine.stream(generate_request) for token in each.token_ids.tolist()]
+    assert token_ids == expected(generate_request)
+    assert server.generations[-1].json["token_ids"] == generate_request.prompt_ids
+
+
+async def test_prompt_log_probabilities_missing_after_a_cut_are_requested_again(engine, server):
+    generate_request = request(prompt_logprobs=True)
+    server.script[GENERATE] = [cut(0, prompt_logprobs=False)]
+    result = await engine.generate(generate_request)
+    assert result.prompt_logprobs[1:].tolist() == [logprob_of(token) for token in generate_request.prompt_ids[1:]]

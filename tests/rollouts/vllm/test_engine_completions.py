@@ -1,0 +1,125 @@
+"""`VLLMEngine`: requests as sent, completions and streams as returned, weight versions and cache salts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from engine_inputs import connected, expected, generate_one, image, request
+from fake_model import logprob_of
+from fake_responses import hold
+from fake_server import FakeVLLM
+
+from rollouts.engines.vllm import VLLMEngine
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.20.2"])
+async def test_every_server_version_returns_ids_and_log_probabilities(version):
+    async with FakeVLLM(version=version) as server, VLLMEngine(server.base_url) as engine:
+        generate_request = request()
+        completion = await generate_one(engine, generate_request)
+        assert completion.token_ids.tolist() == expected(generate_request)
+        assert completion.logprobs.tolist() == [logprob_of(token) for token in expected(generate_request)]
+
+
+async def test_every_sampling_parameter_is_in_the_request(engine, server):
+    sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "n": 2, "stop_token_ids": (9,), "extra": {"min_p": 0.1}}
+    await engine.generate(request(sampling=sampling, session_id="s", priority=3, request_id="mine"))
+    (seen,) = server.generations
+    sent = seen.json
+    assert sent["sampling_params"] == {
+        "n": 2,
+        "max_tokens": 6,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "seed": 1,
+        "stop_token_ids": [9],
+        "logprobs": 0,
+        "detokenize": False,
+        "min_p": 0.1,
+    }
+    assert (sent["model"], sent["priority"], sent["request_id"]) == ("tiny-qwen3vl", 3, "mine")
+    assert seen.headers["x-session-id"] == "s"
+
+
+async def test_samples_of_one_request_come_back_by_index(engine):
+    generate_request = request(sampling={"n": 3})
+    result = await engine.generate(generate_request)
+    assert [completion.token_ids.tolist() for completion in result.completions] == [
+        expected(generate_request, i) for i in range(3)
+    ]
+
+
+async def test_prompt_log_probabilities_come_with_a_new_image_too(engine):
+    generate_request = request(image(), prompt_logprobs=True)
+    result = await engine.generate(generate_request)
+    assert result.prompt_logprobs.shape == (len(generate_request.prompt_ids),)
+
+
+async def test_streamed_tokens_are_the_tokens_of_the_whole_response(engine):
+    generate_request = request(image())
+    deltas = [delta async for delta in engine.stream(generate_request)]
+    assert np.concatenate([delta.token_ids for delta in deltas]).tolist() == expected(generate_request)
+
+
+async def test_concurrent_first_calls_read_the_capabilities_once(server):
+    async with VLLMEngine(server.base_url) as engine:
+        await asyncio.gather(*(generate_one(engine, request()) for _ in range(20)))
+    assert sum(seen.path == "/version" for seen in server.requests) == 1
+
+
+async def test_a_cancelled_first_call_does_not_cancel_reading_the_capabilities(server):
+    release, arrived = asyncio.Event(), asyncio.Event()
+    server.script["/version"] = [hold(release, arrived)]
+    async with VLLMEngine(server.base_url) as engine:
+        first, second = (asyncio.ensure_future(generate_one(engine, request())) for _ in range(2))
+        await arrived.wait()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        release.set()
+        assert len((await second).token_ids) == 6
+    assert len([seen for seen in server.requests if seen.path == "/version"]) == 1
+
+
+async def test_cache_salts_differ_per_weight_version_and_stay_within_a_session(engine, server):
+    await generate_one(engine, request(session_id="a"))
+    await engine.control.update_weight_version("v2")
+    for session in ("a", "b", None):
+        await generate_one(engine, request(session_id=session))
+    old, stays, new, without = [seen.json["cache_salt"] for seen in server.generations]
+    assert old == stays
+    assert new == without != old
+
+
+async def test_without_a_salt_none_is_sent(server):
+    async with connected(VLLMEngine(server.base_url, cache_salt=False), server) as engine:
+        await generate_one(engine, request())
+    assert "cache_salt" not in server.generations[0].json
+
+
+async def test_a_weight_version_set_by_another_client_is_read_from_responses(engine, server):
+    await generate_one(engine, request())
+    server.weight_version = "theirs"
+    await generate_one(engine, request())
+    assert engine.weight_version == "theirs"
+
+
+async def test_one_engine_serves_several_event_loops(server):
+    engine = VLLMEngine(server.base_url)
+    generate_request = [request() for _ in range(4)]
+    runs = [asyncio.to_thread(asyncio.run, engine.generate(each)) for each in generate_request]
+    results = await asyncio.gather(*runs)
+    await engine.close()
+    assert [result.completions[0].token_ids.tolist() for result in results] == [
+        expected(each) for each in generate_request
+    ]
+
+
+async def test_a_weight_version_reset_by_another_client_is_read_from_responses(engine, server):
+    for label in ("theirs", "default", "theirs"):
+        server.weight_version = label
+        await generate_one(engine, request())
+        assert engine.weight_version == label

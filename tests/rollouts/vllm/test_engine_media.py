@@ -1,0 +1,204 @@
+"""`VLLMEngine`: an image is sent once, and again when the server no longer has it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from engine_inputs import PAD, connected, expected, generate_one, image, request
+from fake_responses import answer, hold, reset, stream_pieces
+from fake_server import GENERATE, FakeVLLM
+
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm.media.media_payload import ContentPartsPayload
+from rollouts.errors import (
+    CapabilityError,
+    InvalidRequestError,
+    ServerError,
+)
+
+
+async def test_an_image_is_sent_with_its_first_use_only(engine, server):
+    for _ in range(3):
+        await generate_one(engine, request(image()))
+    await generate_one(engine, request(image(), image("dog")))
+    assert [seen.shipped for seen in server.generations] == [["cat"], [], [], ["dog"]]
+
+
+async def test_of_concurrent_first_uses_only_one_carries_the_image(engine, server):
+    release, arrived = asyncio.Event(), asyncio.Event()
+    server.script[GENERATE] = [hold(release, arrived)]
+    calls = [asyncio.ensure_future(generate_one(engine, request(image()))) for _ in range(20)]
+    await arrived.wait()
+    release.set()
+    await asyncio.gather(*calls)
+    assert sorted(len(seen.shipped) for seen in server.generations) == [0] * 19 + [1]
+
+
+async def test_other_requests_are_sent_after_the_carriers_first_token(engine, server):
+    """The carrier is held behind its first token for as long as it takes the follower to finish."""
+    carrier_may_end = asyncio.Event()
+    generate_request = request(image())
+
+    async def first_then_wait(server, seen, channel):
+        server._take_images(seen.json)
+        response = server.generated(seen)
+        response.chunks.insert(1, carrier_may_end)
+        return response
+
+    server.script[GENERATE] = [first_then_wait]
+    carrier = asyncio.ensure_future(generate_one(engine, generate_request))
+    await server.requests_seen(1, GENERATE)
+    async with asyncio.timeout(10):
+        follower = await generate_one(engine, request(image()))
+    assert not carrier.done()
+    carrier_may_end.set()
+    assert (await carrier).token_ids.tolist() == follower.token_ids.tolist()
+
+
+async def test_an_image_that_the_server_evicted_is_sent_again(engine, server):
+    generate_request = request(image())
+    await generate_one(engine, generate_request)
+    server.forget_images()
+    assert (await generate_one(engine, replace(generate_request, request_id="second"))).token_ids.tolist() == expected(
+        generate_request
+    )
+    assert [seen.shipped for seen in server.generations] == [["cat"], [], ["cat"]]
+
+
+async def test_twenty_concurrent_misses_send_the_image_once(engine, server):
+    await generate_one(engine, request(image()))
+    server.forget_images()
+    await asyncio.gather(*(generate_one(engine, request(image())) for _ in range(20)))
+    assert sum(len(seen.shipped) for seen in server.generations) == 2
+
+
+async def test_a_group_with_one_image_works_with_a_server_without_a_media_cache(engine, server):
+    """As with --mm-processor-cache-gb 0, or where another client clears the cache all the time."""
+    server.cache_images = 0
+    results = await asyncio.gather(*(generate_one(engine, request(image())) for _ in range(20)))
+    assert len(results) == 20
+
+
+async def test_a_repeated_500_with_the_image_sent_again_is_an_error(engine, server):
+    generate_request = request(image())
+    await generate_one(engine, generate_request)
+    failure = answer(
+        {"error": {"message": "Internal server error", "type": "x", "param": None, "code": 500}}, status=500
+    )
+    server.script[GENERATE] = [failure] * 10
+    with pytest.raises(ServerError, match="Internal server error"):
+        await generate_one(engine, replace(generate_request, request_id="second"))
+    assert [seen.shipped for seen in server.generations] == [["cat"], [], ["cat"]]
+
+
+async def test_a_500_for_a_request_with_all_images_is_not_retried(engine, server):
+    server.script[GENERATE] = [
+        answer({"error": {"message": "boom", "type": "x", "param": None, "code": 500}}, status=500)
+    ]
+    with pytest.raises(ServerError, match="boom"):
+        await generate_one(engine, request(image()))
+    assert len(server.generations) == 1
+
+
+async def test_a_cache_miss_reported_in_a_stream_sends_the_image_again(engine, server):
+    await generate_one(engine, request(image()))
+    error = (
+        b'data: {"error":{"message":"Internal server error","type":"x","param":null,"code":500}}\n\ndata: [DONE]\n\n'
+    )
+    server.script[GENERATE] = [stream_pieces(error)]
+    generate_request = request(image(), image("dog"))
+    assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
+    assert [seen.shipped for seen in server.generations] == [["cat"], ["dog"], ["cat", "dog"]]
+
+
+async def test_capabilities_are_read_again_after_a_quiet_period(engine, server, monkeypatch):
+    """Nobody noticed: without asking, its new flag would mean pixels that it normalises twice."""
+    await generate_one(engine, request(image()))
+    await server.stop()
+    server.pixel_dtype = "float32"
+    await server.start()
+    monkeypatch.setattr("rollouts.engines.vllm.capability_cache._QUIET_SECONDS", -1)
+    await generate_one(engine, request(image()))
+    assert server.generations[-1].shipped == ["cat"]
+    assert (await engine.capabilities()).pixel_dtype == "float32"
+
+
+async def test_a_broken_connection_forgets_sent_images_and_capabilities(engine, server):
+    await generate_one(engine, request(image()))
+    server.script[GENERATE] = [reset()]
+    await generate_one(engine, request(image("dog")))
+    await generate_one(engine, request(image()))
+    assert "/version" in [seen.path for seen in server.requests]
+    assert server.generations[-1].shipped == ["cat"]
+
+
+async def test_an_unsupported_media_form_is_refused_before_sending():
+    async with FakeVLLM(content_parts=False) as server, VLLMEngine(server.base_url, media="content_parts") as engine:
+        with pytest.raises(CapabilityError, match="content_parts"):
+            await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
+
+
+async def test_content_parts_need_the_placeholder_token_id(server):
+    async with VLLMEngine(server.base_url, media="content_parts") as engine:
+        with pytest.raises(InvalidRequestError, match="placeholder_token_ids"):
+            await engine.generate(request(image()))
+
+
+def stream_event(ids, finish=None):
+    logprobs = {"content": [{"token_id": token, "logprob": -1} for token in ids]}
+    choice = {"index": 0, "finish_reason": finish, "token_ids": ids, "logprobs": logprobs}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+async def test_an_error_after_the_first_token_is_no_missing_image(engine, server):
+    await generate_one(engine, request(image()))
+    error = {"error": {"message": "Internal server error", "type": "x", "param": None, "code": 500}}
+    failed = b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n"
+    server.script[GENERATE] = [stream_pieces(stream_event([3]), failed)]
+    token_ids = []
+    with pytest.raises(ServerError, match="Internal server error"):  # noqa: PT012 the loop is what raises
+        async for each in engine.stream(request(image())):
+            token_ids += each.token_ids.tolist()
+    assert token_ids == [3]
+
+
+async def test_an_image_that_cannot_be_decoded_is_an_error_of_the_request(server):
+    async with connected(VLLMEngine(server.base_url, media="content_parts"), server) as engine:
+        with pytest.raises(InvalidRequestError, match="not an image"):
+            await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
+
+
+async def test_an_image_used_twice_in_content_parts_has_its_data_in_both_places():
+    """The server looks each up in its cache before it has taken any."""
+    generate_request = request(image(), image(), placeholder_token_ids={"image": PAD})
+    payload = ContentPartsPayload(generate_request)
+    payload._data_url = lambda item: [b"data:,"]
+    parts = json.loads(b"{" + b"".join(payload.body_field(payload.names)) + b"}")["content_parts"]
+    assert [part["url"] for part in parts] == ["data:,"] * 2
+
+
+async def test_an_image_of_a_request_aborted_in_the_queue_is_sent_again(engine, server):
+    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=0)]
+    call = asyncio.ensure_future(generate_one(engine, request(image(), request_id="mine")))
+    await arrived.wait()
+    await engine.abort(["mine"])
+    await call
+    await generate_one(engine, request(image()))
+    assert [seen.shipped for seen in server.generations] == [["cat"], ["cat"]]
+
+
+async def test_pixels_are_sent_again_after_a_restart_with_another_pixel_dtype(engine, server):
+    """It restarted in the middle of the request, and took what was made for the one before."""
+
+    async def restart(server, seen, channel):
+        server.pixel_dtype = "float32"
+        channel.reset()
+
+    server.script[GENERATE] = [restart]
+    generate_request = request(image())
+    assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
+    sizes = [len(seen.body) for seen in server.generations if seen.shipped]
+    assert sizes[0] == sizes[1] < sizes[2] / 3
