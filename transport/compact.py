@@ -26,7 +26,7 @@ from renderers.byte_lru import ByteLRU
 from renderers.media.source import MediaSource
 from transport.errors import MalformedError, MessageOrderError, TruncatedError
 from transport.wire import codec, container
-from transport.wire.limits import DecodeLimits, require_limits
+from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.unpacking import as_bytes, build_media, check_version
 from transport.wire.wire_format import Buffer
 
@@ -36,7 +36,6 @@ _VERSION: Final = 2
 _DIGEST_BYTES: Final = 32
 _DEFAULT_MAX_BYTES: Final = 1 << 30
 _MIN_SOURCE_BYTES: Final = 512  # the least that a source counts as; storing a source of one byte takes about 750
-_DEFAULT_LIMITS: Final = DecodeLimits()
 
 
 class CompactEncoder:
@@ -90,7 +89,7 @@ class CompactDecoder:
     decoded changes nothing, so it can be decoded again.
     """
 
-    def __init__(self, max_bytes: int = _DEFAULT_MAX_BYTES, *, limits: DecodeLimits = _DEFAULT_LIMITS) -> None:
+    def __init__(self, max_bytes: int = _DEFAULT_MAX_BYTES, *, limits: DecodeLimits = DEFAULT_LIMITS) -> None:
         self._max_bytes = max_bytes
         self._limits = require_limits(limits)
         self._connection = 0

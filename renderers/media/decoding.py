@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Literal
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError, features
@@ -57,7 +58,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
         _check_raw(source, policy)
         return to_rgb(raw_to_image(source.data))
     deadline = Deadline(policy.timeout)
-    with _decode_errors(source, policy, deadline):
+    with decode_errors(source, policy, deadline):
         _check_icon(source, policy)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             check_size(*image.size, policy, digest=source.digest)
@@ -78,35 +79,29 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
 
 
 @contextmanager
-def _decode_errors(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Iterator[None]:
-    """Raise errors of Pillow as `MediaError`s that name the image."""
+def decode_errors(
+    source: MediaSource, policy: MediaPolicy, deadline: Deadline, *, kind: Literal["image", "video"] = "image"
+) -> Iterator[None]:
+    """Raise errors of the decoders as `MediaError`s. It wraps decoder calls only: other errors mean other faults."""
+    name = f"{kind} {source.digest[:12]}"
     try:
         yield
-    except UnidentifiedImageError as error:
-        if deadline.passed:  # Pillow tries every format and takes any error for "another format"
-            raise _too_slow(source, policy) from error
-        raise MediaDecodeError(
-            f"{source.nbytes} bytes ({source.digest[:12]}) are not an image that Pillow can read", digest=source.digest
-        ) from error
-    except (
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ) as error:  # the warning is raised under -W error
-        raise MediaLimitError(
-            f"image {source.digest[:12]} is larger than Pillow opens: {error}", digest=source.digest
-        ) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # the warning under -W error
+        raise MediaLimitError(f"{name} is larger than Pillow opens: {error}", digest=source.digest) from error
     except PILLOW_ERRORS as error:
-        if deadline.passed:  # a TimeoutError, or the error of a decoder that met one
-            raise _too_slow(source, policy) from error
-        raise MediaDecodeError(f"image {source.digest[:12]} is corrupt: {error}", digest=source.digest) from error
-
-
-def _too_slow(source: MediaSource, policy: MediaPolicy) -> MediaLimitError:
-    return MediaLimitError(
-        f"image {source.digest[:12]} takes longer to decode than timeout={policy.timeout} of the policy; save it "
-        "again in the usual form of its format",
-        digest=source.digest,
-    )
+        # A TimeoutError, or the error of a decoder that met one: Pillow takes any error for "another format".
+        if deadline.passed:
+            raise MediaLimitError(
+                f"{name} takes longer to decode than timeout={policy.timeout} of the policy; save it again in the "
+                "usual form of its format",
+                digest=source.digest,
+            ) from error
+        if isinstance(error, UnidentifiedImageError):
+            raise MediaDecodeError(
+                f"{source.nbytes} bytes ({source.digest[:12]}) are not an image that Pillow can read",
+                digest=source.digest,
+            ) from error
+        raise MediaDecodeError(f"{name} is corrupt: {error}", digest=source.digest) from error
 
 
 def count_frames(image: Image.Image, max_frames: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 
 from renderers.errors import ConfigError
@@ -52,41 +53,21 @@ class MediaPolicy:
         for scheme in self.allowed_schemes:
             if scheme not in ("http", "https"):
                 raise ConfigError("MediaPolicy.allowed_schemes", scheme, ("http", "https"))
-        if self.allowed_directories:
-            _check_directories(self.allowed_directories)
-        if self.allowed_hosts:
-            _check_hosts(self.allowed_hosts)
-        if self.allowed_networks:
-            _check_networks(self.allowed_networks)
-
-
-def _check_directories(directories: tuple[str | Path, ...]) -> None:
-    for directory in directories:
-        try:
-            usable = b"\0" not in os.fsencode(directory)
-        except (TypeError, UnicodeEncodeError):
-            usable = False
-        if not usable:
-            raise ConfigError("MediaPolicy.allowed_directories", directory, ("the path of a directory",))
-
-
-def _check_hosts(patterns: tuple[str, ...]) -> None:
-    for pattern in patterns:
-        try:
-            check_host_pattern(pattern)
-        except ValueError:
-            raise ConfigError(
-                "MediaPolicy.allowed_hosts", pattern, ("example.org", "*.example.org", "an address", "*")
-            ) from None
-
-
-def _check_networks(networks: tuple[str, ...]) -> None:
-    from ipaddress import (
-        ip_network,
-    )  # loaded only for policies that allow networks; each load of a model makes a policy
-
-    for network in networks:
-        try:
-            ip_network(network)
-        except ValueError as error:
-            raise ConfigError("MediaPolicy.allowed_networks", network, (f"a network ({error})",)) from None
+        for directory in self.allowed_directories:
+            try:
+                usable = b"\0" not in os.fsencode(directory)
+            except (TypeError, UnicodeEncodeError):
+                usable = False
+            if not usable:
+                raise ConfigError("MediaPolicy.allowed_directories", directory, ("the path of a directory",))
+        for pattern in self.allowed_hosts:
+            try:
+                check_host_pattern(pattern)
+            except ValueError:
+                known = ("example.org", "*.example.org", "an address", "*")
+                raise ConfigError("MediaPolicy.allowed_hosts", pattern, known) from None
+        for network in self.allowed_networks:
+            try:
+                ip_network(network)
+            except ValueError as error:
+                raise ConfigError("MediaPolicy.allowed_networks", network, (f"a network ({error})",)) from None

@@ -13,19 +13,27 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from renderers.errors import MediaDecodeError, MediaLimitError, MediaTypeError
 from renderers.media.deadline import Deadline, TimedBytes
-from renderers.media.decoding import check_scans, check_size, check_tiles, count_frames, decoder_versions, to_rgb
+from renderers.media.decoding import (
+    check_scans,
+    check_size,
+    check_tiles,
+    count_frames,
+    decode_errors,
+    decoder_versions,
+    to_rgb,
+)
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw import PILLOW_ERRORS, image_planes
+from renderers.media.raw import image_planes
 from renderers.media.sniffing import sniff
 from renderers.media.source import MediaSource
 
@@ -119,9 +127,10 @@ def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[Video
     unsupported format, `MediaDecodeError` for a corrupt video or a missing PyAV.
     """
     with ExitStack() as stack:
-        with _decode_errors(source, policy):
-            video = stack.enter_context(_open_video(source, policy, Deadline(policy.timeout)))
-        return _sample(video, plan, source, policy)
+        deadline = Deadline(policy.timeout)
+        with decode_errors(source, policy, deadline, kind="video"):
+            video = stack.enter_context(_open_video(source, policy, deadline))
+        return _sample(video, plan, source, policy, deadline)
 
 
 @cache
@@ -134,42 +143,19 @@ def video_decoder_versions() -> dict[str, str | None]:
     return {**decoder_versions(), "av": av}
 
 
-class _Video(Protocol):
-    @property
-    def info(self) -> VideoInfo: ...
+class _Video(NamedTuple):
+    """An open video. `read(wanted)` gives every frame in order: uint8 planes (3, height, width), None if unwanted."""
 
-    def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
-        """Every frame in order: uint8 planes (3, height, width) for the wanted ones, None for the others."""
-        ...
-
-
-class _End:
-    """Marks the end of a reader's frames."""
-
-
-_END = _End()
-
-
-@contextmanager
-def _decode_errors(source: MediaSource, policy: MediaPolicy) -> Iterator[None]:
-    """Raise errors of the decoders as `MediaError`s. It wraps decoder calls only: other errors mean other faults."""
-    try:
-        yield
-    except TimeoutError as error:
-        raise MediaLimitError(
-            f"video {source.digest[:12]} takes longer to decode than timeout={policy.timeout} of the policy",
-            digest=source.digest,
-        ) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise MediaLimitError(
-            f"video {source.digest[:12]} is larger than Pillow opens: {error}", digest=source.digest
-        ) from error
-    except PILLOW_ERRORS as error:
-        raise _corrupt(source, str(error)) from error
+    info: VideoInfo
+    read: Callable[[frozenset[int]], Iterator[np.ndarray | None]]
 
 
 def _sample(
-    video: _Video, plan: Callable[[VideoInfo], FramePlan], source: MediaSource, policy: MediaPolicy
+    video: _Video,
+    plan: Callable[[VideoInfo], FramePlan],
+    source: MediaSource,
+    policy: MediaPolicy,
+    deadline: Deadline,
 ) -> SampledVideo:
     info = video.info
     for _ in range(2):
@@ -181,10 +167,11 @@ def _sample(
         count = 0
         reader = video.read(frozenset(indices))
         while True:
-            with _decode_errors(source, policy):
-                frame = next(reader, _END)
-            if isinstance(frame, _End):
-                break
+            with decode_errors(source, policy, deadline, kind="video"):
+                try:
+                    frame = next(reader)
+                except StopIteration:
+                    break
             if frame is not None:
                 converted[count] = frame_plan.convert(frame)
             count += 1
@@ -211,10 +198,10 @@ def _open_video(source: MediaSource, policy: MediaPolicy, deadline: Deadline) ->
     from renderers.media.raw_video import is_raw_video
 
     if is_raw_video(source.data):
-        return _raw_video(source, policy)
+        return nullcontext(_raw_video(source, policy))
     container = _CONTAINERS.get(sniff(source.data) or "")
     if container is not None:
-        return _video_file(source, policy, deadline, container)
+        return nullcontext(_video_file(source, policy, deadline, container))
     return _animation(source, policy, deadline)
 
 
@@ -228,46 +215,23 @@ def _check_limits(info: VideoInfo, source: MediaSource, policy: MediaPolicy) -> 
 # Raw frames.
 
 
-class _RawVideo(NamedTuple):
-    frames: np.ndarray
-    info: VideoInfo
-
-    def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
-        for index, frame in enumerate(self.frames):
-            yield np.ascontiguousarray(frame.transpose(2, 0, 1)) if index in wanted else None
-
-
-@contextmanager
-def _raw_video(source: MediaSource, policy: MediaPolicy) -> Iterator[_Video]:
+def _raw_video(source: MediaSource, policy: MediaPolicy) -> _Video:
     from renderers.media.raw_video import raw_video_frames
 
     try:
         frames, fps = raw_video_frames(source.data)
     except MediaDecodeError as error:
         raise MediaDecodeError(error.reason, digest=source.digest) from None
+
+    def read(wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
+        for index, frame in enumerate(frames):
+            yield np.ascontiguousarray(frame.transpose(2, 0, 1)) if index in wanted else None
+
     count, height, width, _ = frames.shape
-    yield _RawVideo(frames, _check_limits(VideoInfo(count, width, height, fps), source, policy))
+    return _Video(_check_limits(VideoInfo(count, width, height, fps), source, policy), read)
 
 
 # Animated images, not turned by an EXIF orientation.
-
-
-class _Animation(NamedTuple):
-    image: Image.Image
-    info: VideoInfo
-    source: MediaSource
-    policy: MediaPolicy
-    deadline: Deadline
-
-    def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
-        for index in range(self.info.frames):
-            self.deadline.remaining()
-            self.image.seek(index)
-            check_tiles(self.image, self.policy, digest=self.source.digest)
-            check_scans(self.image, self.source, self.policy)
-            if self.image.size != (self.info.width, self.info.height):  # pages of a TIFF
-                raise _corrupt(self.source, f"frame {index} is of another size than the first")
-            yield image_planes(to_rgb(self.image)) if index in wanted else None
 
 
 @contextmanager
@@ -283,8 +247,20 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
     with image:
         check_size(*image.size, policy, digest=source.digest)
         count = count_frames(image, policy.max_frames)
-        info = _check_limits(VideoInfo(count, *image.size, None), source, policy)
-        yield _Animation(image, info._replace(fps=_animation_fps(image, count, deadline)), source, policy, deadline)
+        size = image.size
+        info = _check_limits(VideoInfo(count, *size, None), source, policy)
+
+        def read(wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
+            for index in range(count):
+                deadline.remaining()
+                image.seek(index)
+                check_tiles(image, policy, digest=source.digest)
+                check_scans(image, source, policy)
+                if image.size != size:  # pages of a TIFF
+                    raise _corrupt(source, f"frame {index} is of another size than the first")
+                yield image_planes(to_rgb(image)) if index in wanted else None
+
+        yield _Video(info._replace(fps=_animation_fps(image, count, deadline)), read)
 
 
 def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float | None:
@@ -385,10 +361,7 @@ class _VideoFile:
             raise _corrupt(self._source, str(error)) from error
 
 
-@contextmanager
-def _video_file(
-    source: MediaSource, policy: MediaPolicy, deadline: Deadline, container: _Container
-) -> Iterator[_Video]:
+def _video_file(source: MediaSource, policy: MediaPolicy, deadline: Deadline, container: _Container) -> _Video:
     try:
         import av  # noqa: F401
     except ImportError as error:
@@ -399,7 +372,8 @@ def _video_file(
         ) from error
     if _declared_bytes(bytes(source.data), container) > source.nbytes:
         raise _corrupt(source, f"it is cut short after {source.nbytes} bytes")
-    yield _VideoFile(source, policy, deadline, container)
+    file = _VideoFile(source, policy, deadline, container)
+    return _Video(file.info, file.read)
 
 
 def _quarter_turns(frame: VideoFrame) -> int:

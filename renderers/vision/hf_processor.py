@@ -29,6 +29,7 @@ from renderers.media.video_decoding import decode_video, video_decoder_versions
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorRunner
 from renderers.vision.hf_probing import Layout, item_tensor, probe
 from renderers.vision.normalise import ScaledPixels
+from renderers.vision.processor import StoringProcessor
 
 EXTRA = "processors"
 # Files that may name code of the repository, and the classes for which that code would be run.
@@ -51,7 +52,7 @@ _EMBED_IDS = (
 _NOT_PIXELS = frozenset({"feature_extractor", "auto_map", "name_or_path", "audio_seq_length", "audio_ms_per_token"})
 
 
-class HFProcessor:
+class HFProcessor(StoringProcessor):
     """Turns media sources into `MediaItem`s by running the model's own processor, each distinct image or video once.
 
     The tensors of an item are what the processor returns for it alone, except those of the text: numpy arrays of the
@@ -60,7 +61,6 @@ class HFProcessor:
     `fields` describes how `batch_tensors` makes one batch of several items, as the processor does.
 
     `layout` is the result of probing, or the error of a probing that failed, for which media are then refused.
-    `decode` turns a source into the processor's input.
     """
 
     def __init__(
@@ -69,37 +69,24 @@ class HFProcessor:
         layout: Layout | LoadError,
         *,
         fingerprint: str,
-        decode: Callable[[MediaSource, MediaPolicy], Medium],
         policy: MediaPolicy,
         store: MediaStore,
     ) -> None:
-        self.modality: Modality = runner.modality
+        super().__init__(fingerprint, policy, store)
+        self.modality = runner.modality
         self.marker = runner.marker
         self.embed_token = runner.marker if isinstance(layout, LoadError) else layout.embed_token
-        self.fingerprint = fingerprint
-        self.policy = policy
-        self.store = store
         self._runner = runner
         self._layout = layout
-        self._decode = decode
 
-    def mm_hash(self, source: MediaSource) -> str:
-        """The digest of the pixels as the model sees them: source digest + processor fingerprint."""
-        return f"{source.digest}-{self.fingerprint}"
-
-    def process(self, source: MediaSource) -> MediaItem:
-        """The item of a source, from the store when it was seen before. Raises `MediaError`."""
-        cached = self.store.get(self.mm_hash(source))
-        if cached is not None:
-            return cached
-        if isinstance(self._layout, LoadError):
+    def _item(self, source: MediaSource) -> MediaItem:
+        layout = self._layout
+        if isinstance(layout, LoadError):
             raise MediaError(
-                f"this model's {self.modality}s cannot be taken: {self._layout}", digest=source.digest
-            ) from self._layout
-        return self.store.put(self._item(source, self._decode(source, self.policy), self._layout))
-
-    def _item(self, source: MediaSource, medium: Medium, layout: Layout) -> MediaItem:
+                f"this model's {self.modality}s cannot be taken: {layout}", digest=source.digest
+            ) from layout
         fields = layout.fields
+        medium = _DECODERS[self.modality](source, self.policy)
         try:
             output = self._runner.run([medium], raw=layout.scale is not None)
         except PROCESSOR_ERRORS as error:
@@ -174,7 +161,7 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
         )
     lock = threading.Lock()
     loaded: dict[Modality, HFProcessor] = {}
-    for modality, decode in _DECODERS.items():
+    for modality in _DECODERS:
         marker = getattr(processor, f"{modality}_token", None)
         part = getattr(processor, f"{modality}_processor", None)
         if part is None:
@@ -189,9 +176,7 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
             raise MissingTokenError(marker, str(directory), name)
         layout = _layout(runner, part, configs["config.json"])
         fingerprint = _fingerprint(processor, part, runner, layout)
-        loaded[modality] = HFProcessor(
-            runner, layout, fingerprint=fingerprint, decode=decode, policy=policy, store=store
-        )
+        loaded[modality] = HFProcessor(runner, layout, fingerprint=fingerprint, policy=policy, store=store)
     return loaded
 
 

@@ -1,7 +1,8 @@
-"""The interface of media processors."""
+"""The interface of media processors, and a base for those with a store."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal, Protocol
 
 from renderers.media.item import MediaItem, Modality
@@ -47,3 +48,29 @@ class MediaProcessor(Protocol):
     def process(self, source: MediaSource) -> MediaItem:
         """The item of a source, from the store when it was seen before. Raises `MediaError`."""
         ...
+
+
+class StoringProcessor(ABC):
+    """A `MediaProcessor` that makes the item of each distinct source once and keeps it in the store."""
+
+    modality: Modality
+    marker: str
+    embed_token: str
+
+    def __init__(self, fingerprint: str, policy: MediaPolicy, store: MediaStore) -> None:
+        self.fingerprint = fingerprint
+        self.policy = policy
+        self.store = store
+
+    def mm_hash(self, source: MediaSource) -> str:
+        """The digest of the pixels as the model sees them: source digest + processor fingerprint."""
+        return f"{source.digest}-{self.fingerprint}"
+
+    def process(self, source: MediaSource) -> MediaItem:
+        """The item of a source, from the store when it was seen before. Raises `MediaError`."""
+        cached = self.store.get(self.mm_hash(source))
+        return self.store.put(self._item(source)) if cached is None else cached
+
+    @abstractmethod
+    def _item(self, source: MediaSource) -> MediaItem:
+        """Make the item of a source."""

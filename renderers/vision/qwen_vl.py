@@ -40,7 +40,7 @@ from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.vision import resampling
 from renderers.vision.patches import still_patches
-from renderers.vision.processor import ImageBackend
+from renderers.vision.processor import ImageBackend, StoringProcessor
 
 # The processor refuses longer images; resizing them would shrink one side to nothing.
 MAX_ASPECT_RATIO = 200
@@ -87,8 +87,6 @@ class QwenVLConfig:
         if backend is None:
             backend = "pillow" if kind.endswith("Pil") else "torchvision"
         numbers = read_pixel_settings(config, path=path, fused=backend == "torchvision")
-        if backend == "torchvision":
-            check_resample(numbers["resample"], path=path)
         return cls(backend=backend, **numbers)
 
     @property
@@ -103,30 +101,21 @@ class QwenVLConfig:
         return fingerprint("image", self, **ours, decoders=decoder_versions())
 
 
-class QwenVLProcessor:
+class QwenVLProcessor(StoringProcessor):
     """Turns media sources into `MediaItem`s, each distinct image once."""
 
     modality: Literal["image"] = "image"
     marker = embed_token = "<|image_pad|>"
 
     def __init__(self, config: QwenVLConfig, *, policy: MediaPolicy, store: MediaStore) -> None:
+        super().__init__(config.fingerprint, policy, store)
         self.config = config
-        self.policy = policy
-        self.store = store
-        self.fingerprint = config.fingerprint
 
-    def mm_hash(self, source: MediaSource) -> str:
-        """The digest of the pixels as the model sees them: source digest + processor fingerprint."""
-        return f"{source.digest}-{self.fingerprint}"
-
-    def process(self, source: MediaSource) -> MediaItem:
-        """The item of a source, from the store when it was seen before. Its `pixel_values` are `StillPatches`.
+    def _item(self, source: MediaSource) -> MediaItem:
+        """The item of a source. Its `pixel_values` are `StillPatches`.
 
         Raises `MediaLimitError`, `MediaDecodeError`.
         """
-        cached = self.store.get(self.mm_hash(source))
-        if cached is not None:
-            return cached
         config = self.config
         planes = decode_planes(source, self.policy)
         width, height = resized_size(planes.shape[2], planes.shape[1], config, digest=source.digest)
@@ -140,8 +129,7 @@ class QwenVLProcessor:
         grid.setflags(write=False)
         tensors: dict[str, np.ndarray | PackedArray] = {"pixel_values": patches, "image_grid_thw": grid}
         num_tokens = int(grid.prod()) // config.merge_size**2
-        item = MediaItem(self.modality, self.mm_hash(source), source, tensors, num_tokens, config.scale, _FIELDS)
-        return self.store.put(item)
+        return MediaItem(self.modality, self.mm_hash(source), source, tensors, num_tokens, config.scale, _FIELDS)
 
 
 def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str | None = None) -> tuple[int, int]:
@@ -195,7 +183,10 @@ def _resized(planes: np.ndarray, width: int, height: int, config: QwenVLConfig) 
 
 
 def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[str, Any]:
-    """The settings that files for images and videos share: geometry, pixel limits, filter, scale."""
+    """The settings that files for images and videos share: geometry, pixel limits, filter, scale.
+
+    `fused`: the pixels are those of the torchvision backend, which has fewer filters.
+    """
     for step in ("do_resize", "do_rescale", "do_normalize"):
         if config.get(step) is False:
             raise InvalidFileError(path, f"{step} is false; only processors that take every step are read")
@@ -210,6 +201,8 @@ def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) ->
         given = config.get(name) is not None
         numbers[name] = read_integer(config if given else edges, name if given else edge, maximum=most, path=path)
     numbers["resample"] = read_integer(config, "resample", minimum=0, maximum=5, default=3, path=path)
+    if fused:
+        _check_resample(numbers["resample"], path=path)
     mean, std = (_rgb_triple(config, name, path=path) for name in ("image_mean", "image_std"))
     factor = config.get("rescale_factor", 1 / 255)
     scaling = [*mean, *map(abs, std), factor]
@@ -253,7 +246,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def check_resample(resample: int, *, path: str) -> None:
+def _check_resample(resample: int, *, path: str) -> None:
     """Raise `InvalidFileError` for a filter that torchvision's resampling, as it is built here, does not have."""
     if resample not in resampling.FILTERS:
         known = " and ".join(f"{number} ({name})" for number, name in resampling.FILTERS.items())

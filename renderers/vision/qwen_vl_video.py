@@ -25,10 +25,10 @@ from renderers.media.store import MediaStore
 from renderers.media.video_decoding import FramePlan, SampledVideo, VideoInfo, sample_video, video_decoder_versions
 from renderers.vision import resampling
 from renderers.vision.patches import frame_patches
+from renderers.vision.processor import StoringProcessor
 from renderers.vision.qwen_vl import (
     MAX_ASPECT_RATIO,
     MAX_RESIZED_PIXELS,
-    check_resample,
     fingerprint,
     fitting_size,
     read_integer,
@@ -99,7 +99,6 @@ class QwenVLVideoConfig:
             )
         family = _FAMILIES[kind]
         pixels = read_pixel_settings(config, path=path, fused=True)
-        check_resample(pixels["resample"], path=path)
         sampling = _read_sampling({**_DEFAULTS[family], **config}, family, path=path)
         return cls(
             family=family,
@@ -119,31 +118,22 @@ class QwenVLVideoConfig:
         return fingerprint("video", self, resampler=resampling.VERSION, decoders=video_decoder_versions())
 
 
-class QwenVLVideoProcessor:
+class QwenVLVideoProcessor(StoringProcessor):
     """Turns media sources into `MediaItem`s, each distinct video once."""
 
     modality: Literal["video"] = "video"
     marker = embed_token = "<|video_pad|>"
 
     def __init__(self, config: QwenVLVideoConfig, *, policy: MediaPolicy, store: MediaStore) -> None:
+        super().__init__(config.fingerprint, policy, store)
         self.config = config
-        self.policy = policy
-        self.store = store
-        self.fingerprint = config.fingerprint
 
-    def mm_hash(self, source: MediaSource) -> str:
-        """The digest of the pixels as the model sees them: source digest + processor fingerprint."""
-        return f"{source.digest}-{self.fingerprint}"
-
-    def process(self, source: MediaSource) -> MediaItem:
-        """The item of a source, from the store when it was seen before: `pixel_values_videos` uint8, `video_grid_thw`
-        int64 (3,), and for Qwen2.5-VL `second_per_grid_ts` float32 ().
+    def _item(self, source: MediaSource) -> MediaItem:
+        """The item of a source: `pixel_values_videos` uint8, `video_grid_thw` int64 (3,), and for Qwen2.5-VL
+        `second_per_grid_ts` float32 ().
 
         Raises `MediaLimitError`, `MediaDecodeError`.
         """
-        cached = self.store.get(self.mm_hash(source))
-        if cached is not None:
-            return cached
         config = self.config
         video = sample_video(source, self.policy, lambda info: self._plan(info, source.digest))
         patches = frame_patches(
@@ -161,17 +151,15 @@ class QwenVLVideoProcessor:
         for tensor in tensors.values():
             tensor.setflags(write=False)
         frame_tokens = grid[1] * grid[2] // config.merge_size**2
-        return self.store.put(
-            MediaItem(
-                self.modality,
-                self.mm_hash(source),
-                source,
-                dict[str, np.ndarray | PackedArray](tensors),
-                grid[0] * frame_tokens,
-                config.scale,
-                {name: _FIELDS[name] for name in tensors},
-                self._expansion(video, frame_tokens) if config.family == "qwen3" else None,
-            )
+        return MediaItem(
+            self.modality,
+            self.mm_hash(source),
+            source,
+            dict[str, np.ndarray | PackedArray](tensors),
+            grid[0] * frame_tokens,
+            config.scale,
+            {name: _FIELDS[name] for name in tensors},
+            self._expansion(video, frame_tokens) if config.family == "qwen3" else None,
         )
 
     def _plan(self, info: VideoInfo, digest: str) -> FramePlan:

@@ -30,7 +30,7 @@ SHORT = replace(
 
 
 @pytest.fixture
-def update_rl(vllm_server, tmp_path):
+def learned(vllm_server, tmp_path):
     progress = Progress(Console(file=io.StringIO()), SHORT)
     with TrainerProcess(tmp_path / "model", SHORT, 0) as trainer, progress:
         yield run_demo(

@@ -59,10 +59,10 @@ def test_the_media_cache_stays_within_its_byte_limit_and_evicts_the_least_recent
     store = MediaCache(3 * (300 + 512))
     for source in SOURCES[:3]:
         store.keep(source)
-    assert store.find(SOURCES[0].digest) is SOURCES[0]
+    assert store.get(SOURCES[0].digest) is SOURCES[0]
     store.keep(SOURCES[3])
-    assert store.bytes <= 3 * (300 + 512)
-    assert [store.find(source.digest) is not None for source in SOURCES[:4]] == [True, False, True, True]
+    assert store.nbytes <= 3 * (300 + 512)
+    assert [store.get(source.digest) is not None for source in SOURCES[:4]] == [True, False, True, True]
     store.keep(MediaSource.of(bytes(5000)))
     assert len(store) == 3
 

@@ -45,7 +45,7 @@ from transport.wire.arrays import (
     tensor_parts,
 )
 from transport.wire.errors import NotEncodableError, UnsupportedArrayError
-from transport.wire.limits import DecodeLimits, require_limits
+from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.unpacking import as_bytes, build_dict, build_media
 from transport.wire.wire_format import KEY_TYPES
 
@@ -58,7 +58,6 @@ TUPLE_TAG: Final = "__tuple__"
 _RESERVED: Final = frozenset({TENSOR_TAG, ARRAY_TAG, PLAIN_TAG, OBJECT_TAG, MEDIA_TAG, TUPLE_TAG})
 _OBJECT_KEYS: Final = {OBJECT_TAG, "version", "fields"}
 _MEDIA_KEYS: Final = {MEDIA_TAG, "data"}
-_DEFAULT_LIMITS: Final = DecodeLimits()
 
 # The forms of str(dtype): a name ("bool", "float32", "float128"), a time with a unit in brackets, or dtype.str itself.
 _NAMES: Final = re.compile(r"(?:bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)|complex(?:64|128|192|256))")
@@ -85,7 +84,7 @@ def encode_tensor_payload(obj: Any) -> dict[str, object]:
     raise EncodeError("value", f"{type(obj).__qualname__} is neither an array nor a tensor", "Pass one of these.")
 
 
-def decode_tensor_payload(payload: Any, to_torch: bool = False, *, limits: DecodeLimits = _DEFAULT_LIMITS) -> Any:
+def decode_tensor_payload(payload: Any, to_torch: bool = False, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
     """The array or tensor of a payload; any other value, such as one decoded already, is returned unchanged.
 
     Both kinds of payload give a read-only array that shares the payload's bytes; a `__torch_tensor__` payload with a
@@ -109,7 +108,7 @@ def decode_tensor_payload(payload: Any, to_torch: bool = False, *, limits: Decod
     return build_tensor(native.dtype.name, shape, array_bytes(native).data)
 
 
-def walk_encode_tensors(tree: Any, *, limits: DecodeLimits = _DEFAULT_LIMITS) -> Any:
+def walk_encode_tensors(tree: Any, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
     """`tree` with a payload for each array and tensor, ready for msgpack; `walk_decode_tensors` is the inverse.
 
     Dicts, lists and tuples are copied and keep their type (msgpack makes lists of tuples). Objects of registered types
@@ -154,7 +153,7 @@ def walk_encode_tensors(tree: Any, *, limits: DecodeLimits = _DEFAULT_LIMITS) ->
     return _rewrite(tree, replace, check_depth)
 
 
-def walk_decode_tensors(tree: Any, *, to_torch: bool = False, limits: DecodeLimits = _DEFAULT_LIMITS) -> Any:
+def walk_decode_tensors(tree: Any, *, to_torch: bool = False, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
     """`tree` with every payload decoded as by `decode_tensor_payload`, and the tagged dicts turned back into values.
 
     Copies dicts, lists and tuples, shares all other values with `tree`, and does not change `tree`. Raises as

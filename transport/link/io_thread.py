@@ -32,23 +32,17 @@ _BATCH = 256  # messages read, or sent to one peer, before the thread switches t
 _FULL_RETRY = 0.001  # seconds; ZeroMQ does not signal when a ROUTER's queue to one peer has room again
 
 
-class IoThread:
+class IoThread(threading.Thread):
     """Runs from `start` until the link is closing, and then closes the socket."""
 
     def __init__(self, state: SharedState, socket: Socket, connections: Connections, wake: Wake) -> None:
+        super().__init__(name=f"link {state.address}", daemon=True)
         self._state = state
         self._socket = socket
         self._connections = connections
         self._wake = wake
-        self._thread = threading.Thread(target=self._run, name=f"link {state.address}", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         import zmq
 
         state, poller = self._state, zmq.Poller()

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from renderers.byte_lru import ByteLRU
 from renderers.media.source import MediaSource
 from transport.errors import MalformedError
 from transport.link.limits import FRAME_COST, NO_CREDIT, Credit
-from transport.link.media_cache import MediaCache, SentDigests
+from transport.link.media_cache import MediaCache
 from transport.link.messages import NO_SESSION
 from transport.wire.wire_format import Buffer
 
@@ -59,7 +60,9 @@ class Outbox:
         self._highest_sent = 0  # the highest number sent over any connection
         self._in_flight_bytes = 0  # bytes of the kept messages before the cursor
         self._credit = NO_CREDIT
-        self._known = SentDigests(known_blobs)
+        self._known: ByteLRU[str, bool] = ByteLRU(
+            known_blobs
+        )  # digests that the peer has; an evicted one causes one resend
         self._reference_counts: dict[str, int] = {}  # digest -> kept messages that refer to it
         self._sources: dict[str, MediaSource] = {}
         self._requested: dict[str, None] = {}
@@ -162,12 +165,12 @@ class Outbox:
         return None if digest is None else self._sources[digest]
 
     def blob_sent(self, digest: str) -> None:
-        self._known.add(digest)
+        self._known.put(digest, True, 1)
         self._requested.pop(digest, None)
 
     def peer_has(self, digest: str) -> None:
         """The peer sent this media source, so it has it."""
-        self._known.add(digest)
+        self._known.put(digest, True, 1)
 
     def pull(self, digest: str) -> bool:
         """The peer requests a media source. False if no kept message refers to it."""
@@ -364,7 +367,7 @@ class Inbox:
         del self._rejections_to_send[sequence]
 
     def _look_up(self, incoming: Incoming, digest: str, size: int, store: MediaCache) -> None:
-        source = store.find(digest)
+        source = store.get(digest)
         if source is None:
             incoming.missing[digest] = size
             self._waiting.setdefault(digest, []).append(incoming)

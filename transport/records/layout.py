@@ -178,12 +178,9 @@ def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, comp
     return [header, _CRC.pack(zlib.crc32(header)), payload, bytes(aligned(length) - length)]
 
 
-def scan(source: FileBytes, index: Index | None = None) -> Index:
-    """The index of a file; with the `index` of an earlier scan, that index with the records appended since.
-
-    Raises `MalformedError` if this is not a record file, `VersionError` if its version is newer.
-    """
-    index = Index() if index is None else index
+def scan(source: FileBytes) -> Index:
+    """The index of a file. Raises `MalformedError` if it is no record file, `VersionError` if its version is newer."""
+    index = Index()
     add_records(index, find_appended(source, index))
     return index
 
@@ -227,9 +224,8 @@ def find_complete(source: FileBytes, start: int, objects: int) -> tuple[list[Rec
 def _read_file_header(source: FileBytes) -> int:
     """The file's version; 0 if its writer was killed before the file header was complete."""
     header = source.read(0, HEADER_BYTES)
-    if len(header) < HEADER_BYTES and any(
-        file_header(version).startswith(header) for version in (PLAIN_VERSION, COMPRESSED_VERSION)
-    ):
+    possible = [file_header(version) for version in (PLAIN_VERSION, COMPRESSED_VERSION)]
+    if len(header) < HEADER_BYTES and any(complete.startswith(header) for complete in possible):
         return 0
     if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
         raise MalformedError(

@@ -22,10 +22,8 @@ from transport.errors import ChecksumError, FileChangedError, MissingMediaError
 from transport.records.compression import Decompression
 from transport.records.layout import FileBytes, Record, add_records, find_appended, open_regular, scan
 from transport.wire import codec, container
-from transport.wire.limits import DecodeLimits, require_limits
+from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.unpacking import build_media, omitted_digests
-
-_DEFAULT_LIMITS = DecodeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class RecordReader:
     Threads may share a reader, and so may a process and the processes forked from it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, limits: DecodeLimits = DEFAULT_LIMITS) -> None:
         self._limits = require_limits(limits)
         self._path = os.fspath(path)
         self._file = open_regular(self._path, "r")
@@ -97,7 +95,11 @@ class RecordReader:
 
     def __getitem__(self, index: int) -> Any:
         """Record `index`; negative counts from the end. Raises `IndexError` past either end."""
-        return self._decode(self._record(index))
+        record = self._record(index)
+        try:
+            return codec.decode(self._contents(record), limits=self._limits, find_media=self._find_media)
+        except MissingMediaError as error:
+            raise self._media_lost(record, error.digest) from error
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(len(self)):
@@ -115,12 +117,6 @@ class RecordReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _decode(self, record: Record) -> Any:
-        try:
-            return codec.decode(self._contents(record), limits=self._limits, find_media=self._find_media)
-        except MissingMediaError as error:
-            raise self._media_lost(record, error.digest) from error
 
     def stored(self, index: int) -> StoredRecord:
         """Record `index` as stored in the file, checked but not decoded, and the digests of its media.
@@ -193,7 +189,7 @@ class RecordReader:
         return self._decompression.decompress(payload) if record.compressed else payload
 
 
-def read_records(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> Iterator[Any]:
+def read_records(path: str | os.PathLike[str], *, limits: DecodeLimits = DEFAULT_LIMITS) -> Iterator[Any]:
     """The objects in a record file, in order; see `RecordReader`. An incomplete last record is left out."""
     with RecordReader(path, limits=limits) as reader:
         yield from reader

@@ -15,9 +15,7 @@ from transport.errors import ChecksumError, DecodeError, FileChangedError, Malfo
 from transport.records.file_lock import check_unlocked, locked
 from transport.records.layout import COMPRESSED_VERSION, file_header, frame_record
 from transport.records.reader import RecordReader
-from transport.wire.limits import DecodeLimits
-
-_DEFAULT_LIMITS = DecodeLimits()
+from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
 
 # The errors of records that no reader can read, unlike a newer version, a limit of this reader or a missing library.
 _DAMAGE = (ChecksumError, MalformedError, TruncatedError)
@@ -40,7 +38,7 @@ class RepairReport:
     truncated_bytes: int
 
 
-def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS) -> RepairReport:
+def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = DEFAULT_LIMITS) -> RepairReport:
     """Drop every damaged record of the file, and keep the others in their order, each media source once.
 
     A record is damaged if its own bytes or a media source it refers to are. A new file is written beside the file (of a
@@ -80,7 +78,7 @@ def _repair(path: Path, limits: DecodeLimits) -> RepairReport:
 
 
 def merge_record_files(
-    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, limits: DecodeLimits = _DEFAULT_LIMITS
+    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, limits: DecodeLimits = DEFAULT_LIMITS
 ) -> int:
     """Write the records of all `paths`, in order, to the new file `out`, each media source once; return their number.
 

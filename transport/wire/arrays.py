@@ -175,14 +175,11 @@ def _make_dtype(spec: Any) -> np.dtype[Any]:
     try:
         made: np.dtype[Any] = np.dtype(spec)
     except (TypeError, ValueError, OverflowError) as error:
+        printed = f"with {len(spec['names'])} fields" if isinstance(spec, dict) else f"{spec!s:.80}"
         raise MalformedError(
-            f"array dtype {_print_dtype(spec)} does not exist on this machine", "Send it as another dtype."
+            f"array dtype {printed} does not exist on this machine", "Send it as another dtype."
         ) from error
     return made
-
-
-def _print_dtype(spec: Any) -> str:
-    return f"with {len(spec['names'])} fields" if isinstance(spec, dict) else f"{spec!s:.80}"
 
 
 def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
@@ -205,15 +202,8 @@ def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
             raise MalformedError(f"field {quoted(name)} lies outside its structured dtype of {quoted(size)} bytes")
         formats[name] = field
         offsets.append(offset)
-    return _make_dtype(
-        {
-            "names": list(formats),
-            "formats": list(formats.values()),
-            "offsets": offsets,
-            "itemsize": size,
-            "aligned": aligned,
-        }
-    )
+    columns = {"names": list(formats), "formats": list(formats.values()), "offsets": offsets}
+    return _make_dtype({**columns, "itemsize": size, "aligned": aligned})
 
 
 def build_vector(code: int, data: object) -> npt.NDArray[Any]:
@@ -299,20 +289,17 @@ def build_scalar(payload: object) -> np.generic:
     return values[0]  # type: ignore[no-any-return]
 
 
-def _check_text(array: npt.NDArray[Any]) -> None:
-    """Refuse code points beyond Unicode; reading such an element would fail inside numpy, long after decoding."""
-    _check_text_fields(array, array.nbytes * _MAX_TEXT_OVERLAP)
+def _check_text(array: npt.NDArray[Any], allowed: int | None = None) -> int:
+    """Refuse code points beyond Unicode; reading such an element would fail inside numpy, long after decoding.
 
-
-def _check_text_fields(array: npt.NDArray[Any], allowed: int) -> int:
-    """Check the text in an array and in its fields, at most `allowed` bytes; return how many bytes are left to check.
-
-    Fields may overlap, so that any number of fields can share a few bytes.
+    Checks the text in an array and in its fields, at most `allowed` bytes, and returns how many bytes are left to
+    check. Fields may overlap, so that any number of fields can share a few bytes.
     """
+    allowed = array.nbytes * _MAX_TEXT_OVERLAP if allowed is None else allowed
     if array.size == 0:
         return allowed
     for name in array.dtype.names or ():
-        allowed = _check_text_fields(array[name], allowed)
+        allowed = _check_text(array[name], allowed)
     if array.dtype.kind != "U":
         return allowed
     if array.nbytes > allowed:

@@ -40,20 +40,9 @@ def _build_int(payload: bytes) -> int:
     return int.from_bytes(payload, "big", signed=True)
 
 
-def _pack_complex(number: complex) -> list[object]:
-    return [number.real, number.imag]
-
-
-def _build_complex(real: float, imag: float) -> complex:
-    return complex(real, imag)
-
-
 def _pack_path(path: pathlib.PurePath) -> list[object]:
-    return [
-        _WINDOWS if isinstance(path, pathlib.PureWindowsPath) else _POSIX,
-        isinstance(path, pathlib.Path),
-        str(path),
-    ]
+    flavour = _WINDOWS if isinstance(path, pathlib.PureWindowsPath) else _POSIX
+    return [flavour, isinstance(path, pathlib.Path), str(path)]
 
 
 def _build_path(flavour: str, concrete: bool, text: str) -> pathlib.PurePath:
@@ -86,10 +75,6 @@ def _pack_timedelta(span: datetime.timedelta) -> list[object]:
     return [span.days, span.seconds, span.microseconds]
 
 
-def _build_timedelta(days: int, seconds: int, microseconds: int) -> datetime.timedelta:
-    return datetime.timedelta(days, seconds, microseconds)
-
-
 def _pack_offset(zone: datetime.timezone) -> list[object]:
     offset = zone.utcoffset(None)
     name = zone.tzname(None)
@@ -98,7 +83,7 @@ def _pack_offset(zone: datetime.timezone) -> list[object]:
 
 
 def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) -> datetime.timezone:
-    offset = _build_timedelta(days, seconds, microseconds)
+    offset = datetime.timedelta(days, seconds, microseconds)
     return datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
 
 
@@ -120,7 +105,7 @@ _TIME = (*[_INT] * 5, _ZONES)
 # class -> tag, how an instance becomes a payload
 PACKERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
     int: (wire_format.TAG_INT, _pack_int),
-    complex: (wire_format.TAG_COMPLEX, _pack_complex),
+    complex: (wire_format.TAG_COMPLEX, lambda value: [value.real, value.imag]),
     decimal.Decimal: (wire_format.TAG_DECIMAL, str),
     uuid.UUID: (wire_format.TAG_UUID, lambda value: value.bytes),
     datetime.date: (wire_format.TAG_DATE, lambda value: [value.year, value.month, value.day]),
@@ -130,36 +115,26 @@ PACKERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
     datetime.timezone: (wire_format.TAG_OFFSET, _pack_offset),
     zoneinfo.ZoneInfo: (wire_format.TAG_ZONE, _pack_zone),
     **dict.fromkeys(
-        (
-            pathlib.PurePosixPath,
-            pathlib.PureWindowsPath,
-            pathlib.PosixPath,
-            pathlib.WindowsPath,
-        ),
+        (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
         (wire_format.TAG_PATH, _pack_path),
     ),
 }
 
 # tag -> name of the value for errors, the types of its parts, the constructor. The types are exact, because a
 # constructor may accept others: datetime accepts bytes as a pickled state.
-_BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
+BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
     wire_format.TAG_INT: ("integer", ((bytes,),), _build_int),
-    wire_format.TAG_COMPLEX: ("complex number", ((float,), (float,)), _build_complex),
+    wire_format.TAG_COMPLEX: ("complex number", ((float,), (float,)), complex),
     wire_format.TAG_DECIMAL: ("decimal number", (_TEXT,), decimal.Decimal),
     wire_format.TAG_UUID: ("UUID", ((bytes,),), lambda data: uuid.UUID(bytes=data)),
     wire_format.TAG_PATH: ("path", (_TEXT, (bool,), _TEXT), _build_path),
     wire_format.TAG_DATE: ("date", (_INT,) * 3, datetime.date),
     wire_format.TAG_TIME: ("time", _TIME, _build_time),
     wire_format.TAG_DATETIME: ("datetime", (*[_INT] * 3, *_TIME), _build_datetime),
-    wire_format.TAG_TIMEDELTA: ("timedelta", (_INT,) * 3, _build_timedelta),
+    wire_format.TAG_TIMEDELTA: ("timedelta", (_INT,) * 3, datetime.timedelta),
     wire_format.TAG_OFFSET: ("time zone offset", (*[_INT] * 3, (str, type(None))), _build_offset),
     wire_format.TAG_ZONE: ("time zone", (_TEXT,), _build_zone),
 }
-
-
-def is_builtin_tag(tag: int) -> bool:
-    """Whether entries with this tag are values of this module."""
-    return tag in _BUILDERS
 
 
 def _quoted_parts(parts: list[Any]) -> str:
@@ -169,16 +144,13 @@ def _quoted_parts(parts: list[Any]) -> str:
 
 def build_builtin(tag: int, payload: object) -> object:
     """The value of a payload. Raises `MalformedError`."""
-    name, kinds, build = _BUILDERS[tag]
+    name, kinds, build = BUILDERS[tag]
     parts = payload if type(payload) is list and len(kinds) > 1 else [payload]
     if len(parts) != len(kinds) or any(type(part) not in allowed for part, allowed in zip(parts, kinds, strict=True)):
         raise MalformedError(f"{name} of {_quoted_parts(parts)} has parts of other types or another number")
     try:
         return build(*parts)
     except _CONSTRUCTOR_ERRORS as error:
-        cure = (
-            "Install the package tzdata here."
-            if tag == wire_format.TAG_ZONE
-            else "Ask the sender for the message again."
-        )
+        is_zone = tag == wire_format.TAG_ZONE
+        cure = "Install the package tzdata here." if is_zone else "Ask the sender for the message again."
         raise MalformedError(f"{name} of {_quoted_parts(parts)} does not exist here: {error}", cure) from error

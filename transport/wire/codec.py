@@ -11,13 +11,11 @@ from renderers.media.source import MediaSource
 from transport.errors import EncodeError
 from transport.wire import container
 from transport.wire.blob_table import OmitMedia
-from transport.wire.limits import DecodeLimits, require_limits
+from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.object_paths import parts_of
 from transport.wire.packing import pack
 from transport.wire.unpacking import FindMedia, unpack
 from transport.wire.wire_format import Buffer
-
-_DEFAULT_LIMITS: Final = DecodeLimits()
 
 #: The number of objects, and of lists, that `check_encodable` assumes around the value.
 _ENCLOSING: Final = 8
@@ -62,7 +60,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = _omit_none) -> list[Bu
 
 
 def decode_frames(
-    frames: Sequence[Buffer], *, limits: DecodeLimits = _DEFAULT_LIMITS, find_media: FindMedia = _find_none
+    frames: Sequence[Buffer], *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = _find_none
 ) -> Any:
     """The object that was passed to `encode_frames`.
 
@@ -78,7 +76,7 @@ def encode(obj: object, *, omit_media: OmitMedia = _omit_none) -> bytes:
     return container.join_parts(*pack(obj, omit_media))
 
 
-def decode(buffer: Buffer, *, limits: DecodeLimits = _DEFAULT_LIMITS, find_media: FindMedia = _find_none) -> Any:
+def decode(buffer: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = _find_none) -> Any:
     """The object that was passed to `encode`, as `decode_frames` gives it. Large arrays are views on `buffer`."""
     return unpack(container.split(buffer, require_limits(limits)), limits, find_media)
 

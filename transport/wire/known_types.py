@@ -10,7 +10,6 @@ them when it first needs them. All other names are registered by `@wire_type` in
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -44,14 +43,3 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "transport.ShortenedMedia": "transport.interop.step_media",
     }
 )
-
-
-def import_declaration(name: str) -> str:
-    """Import the module that declares the wire type `name`; returns the module's name, "" if none is known.
-
-    Raises `ImportError` where the module needs a package that is not installed.
-    """
-    module = DECLARED_IN.get(name, "")
-    if module:
-        importlib.import_module(module)
-    return module

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from dataclasses import dataclass
+from typing import Final
 
 from transport.errors import LimitError
 
@@ -64,3 +65,6 @@ def checked_limit(name: str, value: object, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} is {number} and must be at least {least}.")
     return number
+
+
+DEFAULT_LIMITS: Final = DecodeLimits()

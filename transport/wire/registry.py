@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import inspect
 import operator
 import sys
@@ -15,15 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from transport.errors import (
-    MalformedError,
-    MissingFieldError,
-    RegistrationError,
-    UnknownTypeError,
-    VersionError,
-)
+from transport.errors import MalformedError, MissingFieldError, RegistrationError, UnknownTypeError, VersionError
 from transport.wire.errors import NotEncodableError
-from transport.wire.known_types import DECLARED_IN, import_declaration
+from transport.wire.known_types import DECLARED_IN
 from transport.wire.pydantic_models import ModelShape, describe_model, is_model
 from transport.wire.quoting import quoted
 from transport.wire.wire_format import MIN_RUN_FIELDS, MODEL_REST
@@ -113,8 +108,14 @@ class SentType:
 
     def build(self, payload: object) -> object:
         """The object for a payload that the peer's `pack` made."""
-        if self.type.members is not None:
-            return self._member(self.type.members, payload)
+        members = self.type.members
+        if members is not None:
+            if type(payload) is not str or payload not in members:
+                raise MalformedError(
+                    f"{self.type.name} has no member {quoted(payload)}",
+                    "Bring both sides to one version of mmrollouts.",
+                )
+            return members[payload]
         if not isinstance(payload, list) or len(payload) != self.width:
             raise MalformedError(f"{self.type.name} is not a list of its {self.width} fields")
         try:
@@ -138,13 +139,6 @@ class SentType:
             number = f"{len(built)} of {len(columns[0])}"  # `extend` keeps the objects made before the exception
             raise MalformedError(f"{self.type.name} {number} refused the values it came with: {error}") from error
         return built
-
-    def _member(self, members: Mapping[str, object], payload: object) -> object:
-        if type(payload) is not str or payload not in members:
-            raise MalformedError(
-                f"{self.type.name} has no member {quoted(payload)}", "Bring both sides to one version of mmrollouts."
-            )
-        return members[payload]
 
 
 _by_name: dict[str, WireType] = {}
@@ -205,10 +199,12 @@ def of_name(name: str, declared_in: str = "") -> WireType:
     known = _by_name.get(name)
     if known is not None:
         return known
+    module = DECLARED_IN.get(name, "")
     try:
-        module = import_declaration(name)
-    except ImportError as error:
-        raise UnknownTypeError(name, DECLARED_IN[name], str(error)) from error
+        if module:
+            importlib.import_module(module)
+    except ImportError as error:  # the module needs a package that is not installed
+        raise UnknownTypeError(name, module, str(error)) from error
     if module.startswith("renderers."):
         return _register_class_of_renderers(name)
     if name not in _by_name:

@@ -18,7 +18,7 @@ from renderers.media.source import MediaSource
 from transport.errors import ChecksumError, MalformedError, MissingMediaError, TruncatedError, VersionError
 from transport.wire import registry, wire_format
 from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
-from transport.wire.builtin_values import build_builtin, is_builtin_tag
+from transport.wire.builtin_values import BUILDERS, build_builtin
 from transport.wire.limits import DecodeLimits, require_limits
 from transport.wire.quoting import quoted
 
@@ -175,11 +175,18 @@ class _Building:
         ]
 
     def build_blob(self, row: list[Any], frames_left: Iterator[memoryview]) -> object:
-        if type(row[0]) is int or len(row) == 4:
-            return _build_inline(row)
-        if row[0] == wire_format.BLOB_OMITTED:
+        kind, inline = row[0], type(row[0]) is int or len(row) == 4
+        if kind == wire_format.BLOB_OMITTED and not inline:
             return self.omitted_media(row)
-        return _build_framed(row, next(frames_left))
+        data, description = (row[-1], row[1:-1]) if inline else (next(frames_left), row[1:])
+        if len(description) == 2 and (not inline or type(data) is bytes):
+            if kind == wire_format.BLOB_ARRAY:
+                return build_array(description[0], description[1], data)
+            if kind == wire_format.BLOB_TENSOR:
+                return build_tensor(description[0], description[1], data)
+        if kind == wire_format.BLOB_MEDIA and not inline and len(row) == 2 and type(row[1]) is str:
+            return build_media(row[1], data)
+        raise MalformedError(f"blob of kind {quoted(kind)} with {len(row) - 1} values is unknown or has no bytes")
 
     def omitted_media(self, row: list[Any]) -> MediaSource:
         if len(row) != 2 or type(row[1]) is not str:
@@ -269,27 +276,6 @@ def _find_type(name: object, version: object, fields: object, declared_in: objec
     return registry.of_name(name, declared_in).as_sent(version, fields)
 
 
-def _build_inline(row: list[Any]) -> object:
-    kind, data = row[0], row[-1]
-    if type(data) is bytes:
-        if kind == wire_format.BLOB_ARRAY:
-            return build_array(row[1], row[2], data)
-        if kind == wire_format.BLOB_TENSOR:
-            return build_tensor(row[1], row[2], data)
-    raise MalformedError(f"blob of kind {quoted(kind)} with {len(row) - 1} values does not hold its bytes")
-
-
-def _build_framed(row: list[Any], data: memoryview) -> object:
-    kind = row[0]
-    if kind == wire_format.BLOB_MEDIA and len(row) == 2 and type(row[1]) is str:
-        return build_media(row[1], data)
-    if kind == wire_format.BLOB_ARRAY and len(row) == 3:
-        return build_array(row[1], row[2], data)
-    if kind == wire_format.BLOB_TENSOR and len(row) == 3:
-        return build_tensor(row[1], row[2], data)
-    raise MalformedError(f"blob of unknown kind {quoted(kind)} with {len(row) - 1} values")
-
-
 def build_media(digest: str, data: memoryview) -> MediaSource:
     """The source, after its bytes were verified against its digest. Raises `ChecksumError`."""
     source = MediaSource(digest, data)
@@ -303,7 +289,7 @@ def build_media(digest: str, data: memoryview) -> MediaSource:
 def _build_value(tag: int, payload: Any) -> object:
     if tag == wire_format.TAG_SCALAR:
         return build_scalar(payload)
-    if is_builtin_tag(tag):
+    if tag in BUILDERS:
         return build_builtin(tag, payload)
     if type(payload) is not list:
         raise MalformedError(f"entry with tag {tag} is not a list")

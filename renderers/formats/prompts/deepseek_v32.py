@@ -23,25 +23,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from renderers.errors import PromptRefusedError
-from renderers.formats.prompts.dsml import (
-    ASSISTANT,
-    BOS,
-    CONTROL_TOKENS,
-    DSML,
-    END_THINK,
-    EOS,
-    THINK,
-    USER,
-    check_role,
-    check_thinking_mode,
-    developer_text,
-    message_text,
-    required_text,
-    response_format_section,
-    tool_calls_block,
-    tool_schemas,
-    with_tools,
-)
+from renderers.formats.prompts import dsml
+from renderers.formats.prompts.dsml import ASSISTANT, BOS, CONTROL_TOKENS, DSML, END_THINK, EOS, THINK, USER
 from renderers.template.python_template import message_mark, messages_end_mark
 from renderers.template.traced import traced_join
 
@@ -103,8 +86,8 @@ def deepseek_v32_prompt(
     `tools` are added to the system message at the start, or to an empty one added there. System and developer
     messages may have the encoder's own fields `tools` and `response_format`.
     """
-    thinking = check_thinking_mode(thinking_mode)
-    numbered = with_tools(messages, tools)
+    thinking = dsml.check_thinking_mode(thinking_mode)
+    numbered = dsml.with_tools(messages, tools)
     queries = [place for place, (_, message) in enumerate(numbered) if message["role"] in ("user", "developer")]
     last_query = queries[-1] if queries else -1
 
@@ -112,14 +95,15 @@ def deepseek_v32_prompt(
     results = _ToolResults()
     for place, (index, message) in enumerate(numbered):
         role = message["role"]
-        check_role(role, index)
+        dsml.check_role(role, index)
         if index >= 0:
             pieces.append(message_mark(index))
         if role != "tool":
             results.check_complete()
         if role == "assistant":
             results = _ToolResults(index, message.get("tool_calls") or ())
-            pieces += _printed_assistant(message, index, thinks=thinking and place > last_query)
+            thinks = thinking and place > last_query
+            pieces += [*dsml.assistant_turn(message, index, "function_calls", thinks=thinks), EOS]
             continue
         if role == "tool":
             pieces += results.printed(message, index)
@@ -159,7 +143,7 @@ class _ToolResults:
                 "a result without a call", cure="Put it behind the assistant message that calls.", message_index=index
             )
         self._check_order(message, index)
-        text = required_text(message, index)
+        text = dsml.required_text(message, index)
         head = [] if self.count else ["\n\n<function_results>"]
         self.count += 1
         tail = [] if self.missing else ["\n</function_results>"]
@@ -186,27 +170,10 @@ class _ToolResults:
             )
 
 
-def _printed_assistant(message: Mapping[str, Any], index: int, *, thinks: bool) -> list[str]:
-    reasoning, calls = message.get("reasoning_content") or "", message.get("tool_calls")
-    pieces = [reasoning, END_THINK] if thinks else []
-    pieces.append(message_text(message, index))
-    if calls:
-        pieces += ["\n\n", tool_calls_block("function_calls", calls, index)]
-    return [*pieces, EOS]
-
-
 def _printed_text(message: Mapping[str, Any], index: int) -> list[str]:
-    if message["role"] == "system":
-        return [message_text(message, index), *_sections(message)]
     if message["role"] == "user":
-        return [USER, required_text(message, index)]
-    return [USER, *_sections(message), "\n\n# The user's message is: ", developer_text(message, index)]
-
-
-def _sections(message: Mapping[str, Any]) -> list[str]:
-    sections: list[str] = []
-    if message.get("tools"):
-        sections += ["\n\n", _TOOLS_HEAD, tool_schemas(message["tools"]), _TOOLS_TAIL]
-    if message.get("response_format"):
-        sections += ["\n\n", response_format_section(message["response_format"])]
-    return sections
+        return [USER, dsml.required_text(message, index)]
+    sections = dsml.sections(message, _TOOLS_HEAD, _TOOLS_TAIL)
+    if message["role"] == "system":
+        return [dsml.message_text(message, index), *sections]
+    return [USER, *sections, "\n\n# The user's message is: ", dsml.developer_text(message, index)]

@@ -26,25 +26,8 @@ from types import MappingProxyType
 from typing import Any
 
 from renderers.errors import PromptRefusedError
-from renderers.formats.prompts.dsml import (
-    ASSISTANT,
-    BOS,
-    CONTROL_TOKENS,
-    DSML,
-    END_THINK,
-    EOS,
-    THINK,
-    USER,
-    check_role,
-    check_thinking_mode,
-    developer_text,
-    message_text,
-    required_text,
-    response_format_section,
-    tool_calls_block,
-    tool_schemas,
-    with_tools,
-)
+from renderers.formats.prompts import dsml
+from renderers.formats.prompts.dsml import ASSISTANT, BOS, CONTROL_TOKENS, DSML, END_THINK, EOS, THINK, USER
 from renderers.template.python_template import message_mark, messages_end_mark
 from renderers.template.traced import traced_join
 
@@ -160,9 +143,9 @@ def deepseek_v4_prompt(
     an empty one added there. A message may have the encoder's own fields: `tools` and `response_format` (system and
     developer), `task`, `wo_eos`.
     """
-    thinking = check_thinking_mode(thinking_mode)
+    thinking = dsml.check_thinking_mode(thinking_mode)
     effort_text = _effort_text(reasoning_effort, release)
-    turns = _turns(with_tools(messages, tools))
+    turns = _turns(dsml.with_tools(messages, tools))
     drop = drop_thinking and not any(turn.tools for turn in turns)
     if thinking and drop:
         turns = _without_old_developers(turns)
@@ -212,7 +195,7 @@ def _turns(numbered: Sequence[tuple[int, Mapping[str, Any]]]) -> list[_Turn]:
     turns: list[_Turn] = []
     for index, message in numbered:
         role = message["role"]
-        check_role(role, index)
+        dsml.check_role(role, index)
         if role in ("user", "tool"):
             _add_block(turns, message, index)
         else:
@@ -221,7 +204,7 @@ def _turns(numbered: Sequence[tuple[int, Mapping[str, Any]]]) -> list[_Turn]:
 
 
 def _add_block(turns: list[_Turn], message: Mapping[str, Any], index: int) -> None:
-    block = _Block(index, required_text(message, index, between_parts="\n\n"))
+    block = _Block(index, dsml.required_text(message, index, between_parts="\n\n"))
     if message["role"] == "tool":
         block = replace(block, call_id=message.get("tool_call_id", ""))
     last = turns[-1] if turns else None
@@ -273,16 +256,13 @@ def _printed_turn(turn: _Turn, thinks: bool) -> list[str]:
         return _printed_blocks(turn.blocks)
     pieces: list[str] = [] if turn.index < 0 else [message_mark(turn.index)]
     if turn.role == "assistant":
-        return pieces + _printed_assistant(turn, thinks)
+        pieces += dsml.assistant_turn(turn.message, turn.index, "tool_calls", thinks=thinks)
+        return pieces if turn.message.get("wo_eos") else [*pieces, EOS]
     if turn.role == "developer":
-        pieces += [USER, developer_text(turn.message, turn.index)]
+        pieces += [USER, dsml.developer_text(turn.message, turn.index)]
     else:
-        pieces.append(message_text(turn.message, turn.index))
-    if turn.tools:
-        pieces += ["\n\n", _TOOLS_HEAD, tool_schemas(turn.tools), _TOOLS_TAIL]
-    if turn.message.get("response_format"):
-        pieces += ["\n\n", response_format_section(turn.message["response_format"])]
-    return pieces
+        pieces.append(dsml.message_text(turn.message, turn.index))
+    return pieces + dsml.sections(turn.message, _TOOLS_HEAD, _TOOLS_TAIL)
 
 
 def _printed_blocks(blocks: Sequence[_Block]) -> list[str]:
@@ -290,17 +270,6 @@ def _printed_blocks(blocks: Sequence[_Block]) -> list[str]:
     for number, block in enumerate(blocks):
         pieces += [message_mark(block.index), "\n\n" if number else USER]
         pieces += [block.text] if block.call_id is None else ["<tool_result>", block.text, "</tool_result>"]
-    return pieces
-
-
-def _printed_assistant(turn: _Turn, thinks: bool) -> list[str]:
-    message = turn.message
-    pieces = [message.get("reasoning_content") or "", END_THINK] if thinks else []
-    pieces.append(message_text(message, turn.index))
-    if message.get("tool_calls"):
-        pieces += ["\n\n", tool_calls_block("tool_calls", message["tool_calls"], turn.index)]
-    if not message.get("wo_eos"):
-        pieces.append(EOS)
     return pieces
 
 

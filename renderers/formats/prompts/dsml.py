@@ -141,10 +141,24 @@ def _schema(tool: Mapping[str, Any], index: int) -> str:
     return json_text(function, f"tools[{index}]")
 
 
-def response_format_section(schema: Any) -> str:
-    """The section that requires replies of a JSON schema."""
-    head = "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
-    return traced_join("", (head, json_text(schema, "response_format")))
+def sections(message: Mapping[str, Any], tools_head: str, tools_tail: str) -> list[str]:
+    """The sections of a system or developer message: its tools between head and tail, the schema of replies."""
+    pieces: list[str] = []
+    if message.get("tools"):
+        pieces += ["\n\n", tools_head, tool_schemas(message["tools"]), tools_tail]
+    if message.get("response_format"):
+        head = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+        pieces += [head, json_text(message["response_format"], "response_format")]
+    return pieces
+
+
+def assistant_turn(message: Mapping[str, Any], index: int, block: str, *, thinks: bool) -> list[str]:
+    """The reasoning (if `thinks`), content and calls of an assistant message; `block` is the name of the calls' tag."""
+    pieces = [message.get("reasoning_content") or "", END_THINK] if thinks else []
+    pieces.append(message_text(message, index))
+    if message.get("tool_calls"):
+        pieces += ["\n\n", tool_calls_block(block, message["tool_calls"], index)]
+    return pieces
 
 
 def tool_calls_block(name: str, calls: Sequence[Mapping[str, Any]], index: int) -> str:

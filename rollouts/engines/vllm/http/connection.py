@@ -232,8 +232,8 @@ class ServerConnection:
         kept_connection_lost = not retry
         while True:
             call.attempt += 1
-            retry_after, immediately = None, False
             failure: ConnectionError | None = None
+            retry_after, immediately = None, False
             try:
                 response, content = await self._attempt(call, session, whole)
             except ConnectionError as error:
@@ -252,8 +252,7 @@ class ServerConnection:
                     return response, content
                 reason, retry_after = f"HTTP {response.status}", response.headers.get("retry-after")
             delay = 0.0 if immediately else retry_delay(call.attempt, self.limits, retry_after)
-            late = asyncio.get_running_loop().time() + delay >= call.deadline
-            if call.attempt > retries or late:
+            if call.attempt > retries or asyncio.get_running_loop().time() + delay >= call.deadline:
                 if failure is None:
                     return response, content
                 raise call.unreachable(failure) from failure

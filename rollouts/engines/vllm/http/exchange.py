@@ -13,12 +13,7 @@ from aiohttp.payload import Payload
 from yarl import URL
 
 from rollouts.engines.vllm.http.server_address import redacted
-from rollouts.errors import (
-    EngineError,
-    MalformedResultError,
-    ServerTimeoutError,
-    ServerUnreachableError,
-)
+from rollouts.errors import EngineError, MalformedResultError, ServerTimeoutError, ServerUnreachableError
 
 Body = Sequence[bytes | memoryview]
 
@@ -81,9 +76,7 @@ class Call:
                 "that its certificate is signed by an authority that this machine trusts (SSL_CERT_FILE adds one)",
             )
         if isinstance(error, aiohttp.ClientResponseError):
-            return MalformedResultError(
-                self.name, f"{self.place}: the response cannot be read as HTTP: {error.message}"
-            )
+            return MalformedResultError(self.name, f"{self.place}: not a valid HTTP response: {error.message}")
         if isinstance(error, aiohttp.ClientPayloadError) and isinstance(error.__cause__, ContentEncodingError):
             return MalformedResultError(self.name, f"{self.place}: the compressed body is invalid: {error.__cause__}")
         return ConnectionError(redacted(str(error)) or type(error).__name__)
@@ -99,18 +92,15 @@ class Call:
 async def body_pieces(call: Call, response: aiohttp.ClientResponse, byte_limit: int) -> AsyncIterator[bytes]:
     """The decompressed body in pieces as it arrives. `byte_limit` bounds their sum."""
     remaining = byte_limit
-    while True:
-        try:
-            piece = await response.content.readany()
-        except aiohttp.ClientError as error:
-            raise call.error(error) from error
-        if not piece:
-            return
-        remaining -= len(piece)
-        if remaining < 0:
-            raise MalformedResultError(
-                call.name,
-                f"{call.place}: the response is larger than response_bytes, {byte_limit}. Raise it if such responses "
-                "are expected",
-            )
-        yield piece
+    try:
+        async for piece in response.content.iter_any():
+            remaining -= len(piece)
+            if remaining < 0:
+                raise MalformedResultError(
+                    call.name,
+                    f"{call.place}: the response is larger than response_bytes, {byte_limit}. Raise it if such "
+                    "responses are expected",
+                )
+            yield piece
+    except aiohttp.ClientError as error:
+        raise call.error(error) from error
