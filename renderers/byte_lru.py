@@ -88,15 +88,6 @@ class ByteLRU(Generic[K, V]):
             self._queue.clear()
             self._nbytes = 0
 
-    def copy(self) -> ByteLRU[K, V]:
-        """Another cache with the same entries in the same order."""
-        other = ByteLRU[K, V](self.max_bytes)
-        with self._lock:
-            for key, entry in sorted(self._entries.items(), key=lambda item: item[1].last_use):
-                assert entry.value is not None
-                other.put(key, entry.value, entry.nbytes)
-        return other
-
     @property
     def nbytes(self) -> int:
         """Bytes held, by the callers' own count."""

@@ -41,18 +41,6 @@ def test_the_least_recently_used_entries_are_evicted_until_the_rest_fits(steps: 
         assert all((key in cache) == (key in model) for key in range(6))
 
 
-def test_a_copy_has_the_same_entries_in_the_same_order_and_changes_by_itself() -> None:
-    cache = ByteLRU[str, int](2)
-    cache.put("a", 1, 1)
-    cache.put("b", 2, 1)
-    cache.get("a")
-    copy = cache.copy()
-    assert copy.put("c", 3, 1) == [("b", 2)]
-    assert (len(cache), "b" in cache, "c" in cache) == (2, True, False)
-    cache.clear()
-    assert (len(cache), cache.nbytes, len(copy), copy.nbytes) == (0, 0, 2, 2)
-
-
 class _Value:
     pass
 
