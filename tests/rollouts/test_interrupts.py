@@ -10,11 +10,18 @@ import pytest
 from rollouts.terminal.interrupts import defer_interrupts
 
 
-def test_an_interrupt_inside_the_block_is_raised_after_its_last_statement() -> None:
-    finished = False
-    with pytest.raises(KeyboardInterrupt), defer_interrupts():
+def interrupt_a_block(finished: list[bool], error: Exception | None = None) -> None:
+    with defer_interrupts():
         signal.raise_signal(signal.SIGINT)
-        finished = True
+        finished.append(True)
+        if error:
+            raise error
+
+
+def test_an_interrupt_inside_the_block_is_raised_after_its_last_statement() -> None:
+    finished: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_a_block(finished)
     assert finished
 
 
@@ -28,10 +35,10 @@ def test_an_interrupt_outside_the_block_is_raised_at_once_and_the_handler_is_res
 
 
 def test_an_error_inside_the_block_does_not_lose_the_interrupt() -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, defer_interrupts():
-        signal.raise_signal(signal.SIGINT)
-        raise ValueError
-    assert isinstance(caught.value.__context__, ValueError)
+    error = ValueError()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupt_a_block([], error)
+    assert caught.value.__context__ is error
 
 
 def test_a_thread_other_than_the_main_one_runs_the_block_without_a_handler() -> None:
