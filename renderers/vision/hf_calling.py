@@ -62,7 +62,15 @@ class ProcessorRunner:
         self._processor = processor
         self._lock = lock
         self._text_tensors = _TEXT_TENSORS | frozenset(processor.tokenizer.model_input_names)
-        self._controls = _control_tokens(processor.tokenizer)
+        added = [
+            AddedToken(
+                int(token_id),
+                str(token.content),
+                {flag: getattr(token, flag) for flag in ("special", "lstrip", "rstrip", "single_word")},
+            )
+            for token_id, token in processor.tokenizer.added_tokens_decoder.items()
+        ]
+        self._controls = ControlPattern([token for token in added if token.is_control])
 
     @property
     def part(self) -> Any:
@@ -133,18 +141,6 @@ class ProcessorRunner:
     def control_token(self, token_id: int) -> str | None:
         """The text of a control token of the tokenizer, or None for another id."""
         return next((token for token, known in self._controls.id_of.items() if known == token_id), None)
-
-
-def _control_tokens(tokenizer: Any) -> ControlPattern:
-    added = [
-        AddedToken(
-            int(token_id),
-            str(token.content),
-            {flag: getattr(token, flag) for flag in ("special", "lstrip", "rstrip", "single_word")},
-        )
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-    ]
-    return ControlPattern([token for token in added if token.is_control])
 
 
 def _metadata(clip: Clip) -> dict[str, Any]:

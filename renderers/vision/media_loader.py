@@ -6,6 +6,7 @@ resizing and hashing release the interpreter's lock); two callers with the same 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,12 @@ class MediaLoader:
         missing = [part for part, item in zip(parts, items, strict=True) if item is None]
         if missing:
             self._check_may_wait(missing)
-            made = iter(self._new_items(missing))
+            if len(missing) == 1:
+                made = iter([self._item(missing[0])])
+            else:
+                futures = [self._pool().submit(self._item, part) for part in missing]
+                wait(futures)  # so that all have ended before the first error, in the order of the parts, is raised
+                made = iter([future.result() for future in futures])
             items = [next(made) if item is None else item for item in items]
         return [
             LocatedItem(part.message_index, part.part_index, item)
@@ -82,21 +88,21 @@ class MediaLoader:
         parts = self._parts(messages)
         futures = [self._pool().submit(self._item, part) for part in parts]
         all_items: Future[list[MediaItem]] = Future()
-        waiting = len(futures)
-        lock = threading.Lock()
+        done = itertools.count(1)  # its `next` is atomic
 
-        def count_done(_: Future[MediaItem]) -> None:
-            nonlocal waiting
-            with lock:
-                waiting -= 1
-                if waiting:
-                    return
-            _gather(futures, all_items)
+        def gather_after_the_last(_: Future[MediaItem]) -> None:
+            if next(done) < len(futures) or not all_items.set_running_or_notify_cancel():
+                return
+            error = next((error for future in futures if (error := future.exception()) is not None), None)
+            if error is not None:
+                all_items.set_exception(error)
+            else:
+                all_items.set_result([future.result() for future in futures])
 
         if not futures:
             all_items.set_result([])
         for future in futures:
-            future.add_done_callback(count_done)
+            future.add_done_callback(gather_after_the_last)
         return all_items
 
     def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
@@ -138,14 +144,6 @@ class MediaLoader:
             return None
         return cached
 
-    def _new_items(self, parts: Sequence[_Part]) -> list[MediaItem]:
-        """The items of parts, processed in parallel."""
-        if len(parts) == 1:
-            return [self._item(parts[0])]
-        made = [self._pool().submit(self._item, part) for part in parts]
-        wait(made)  # so that all have ended before the first error, in the order of the parts, is raised
-        return [future.result() for future in made]
-
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
         """Raise `BlockingFetchError` where a URL would be fetched on the thread of a running event loop."""
         from renderers.media.fetching import on_event_loop
@@ -163,17 +161,17 @@ class MediaLoader:
 
     def _item(self, part: _Part) -> MediaItem:
         try:
+            from renderers.media.reference import source_of_part
+
             reference = _reference(part)  # for a file: its state before it is read
-            source = self._cached_source(part, reference) or self._new_source(part, reference)
+            source = self._cached_source(part, reference)
+            if source is None:
+                store = part.processor.store
+                source = store.add_source(source_of_part(part.part, part.processor.policy))
+                source = store.references.put(reference, source)
             return self._processed(source, part.processor)
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
-
-    def _new_source(self, part: _Part, reference: Any) -> MediaSource:
-        from renderers.media.reference import source_of_part
-
-        store = part.processor.store
-        return store.references.put(reference, store.add_source(source_of_part(part.part, part.processor.policy)))
 
     def _processed(self, source: MediaSource, processor: MediaProcessor) -> MediaItem:
         mm_hash = processor.mm_hash(source)
@@ -203,16 +201,6 @@ class MediaLoader:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="media")
             return self._threads
-
-
-def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaItem]]) -> None:
-    if not all_items.set_running_or_notify_cancel():
-        return
-    error = next((error for future in futures if (error := future.exception()) is not None), None)
-    if error is not None:
-        all_items.set_exception(error)
-    else:
-        all_items.set_result([future.result() for future in futures])
 
 
 def _reference(part: _Part) -> Any:
