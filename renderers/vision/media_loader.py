@@ -130,29 +130,24 @@ class MediaLoader:
 
     def _cached_item(self, part: _Part) -> MediaItem | None:
         """The cached item of a part, or None."""
+        from renderers.media.reference import cached_source  # loads Pillow, which text-only models do not need
+
         try:
-            source = self._cached_source(part, _reference(part))
+            source = cached_source(part.part, part.processor.policy, part.processor.store)
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
         return None if source is None else part.processor.store.get(part.processor.mm_hash(source))
 
-    def _cached_source(self, part: _Part, reference: Any) -> MediaSource | None:
-        cached = part.processor.store.references.get(reference)
-        # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
-        # error. For raw pixels the policy limits their number, not their bytes.
-        if cached is None or (cached.nbytes > part.processor.policy.max_bytes and not cached.is_pixels):
-            return None
-        return cached
-
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
         """Raise `BlockingFetchError` where a URL would be fetched on the thread of a running event loop."""
         from renderers.media.fetching import on_event_loop
+        from renderers.media.reference import cached_source
 
         for part in parts:
             value = media_value(part.part)
             if not _holds_url(value) or not on_event_loop():
                 continue
-            if not _is_url(value) or self._cached_source(part, _reference(part)) is None:
+            if not _is_url(value) or cached_source(part.part, part.processor.policy, part.processor.store) is None:
                 raise BlockingFetchError(
                     "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
                     "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
@@ -160,15 +155,10 @@ class MediaLoader:
                 ).at(part.message_index, part.part_index)
 
     def _item(self, part: _Part) -> MediaItem:
-        try:
-            from renderers.media.reference import source_of_part
+        from renderers.media.reference import load_source
 
-            reference = _reference(part)  # for a file: its state before it is read
-            source = self._cached_source(part, reference)
-            if source is None:
-                store = part.processor.store
-                source = store.add_source(source_of_part(part.part, part.processor.policy))
-                source = store.references.put(reference, source)
+        try:
+            source = load_source(part.part, part.processor.policy, part.processor.store)
             return self._processed(source, part.processor)
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
@@ -178,12 +168,9 @@ class MediaLoader:
         cached = processor.store.get(mm_hash)
         if cached is not None:
             return cached
-        with self._lock:
-            running = self._in_flight.get(mm_hash)
-            if running is None:
-                own: Future[MediaItem] = Future()
-                self._in_flight[mm_hash] = own
-        if running is not None:
+        own: Future[MediaItem] = Future()
+        running = self._in_flight.setdefault(mm_hash, own)  # atomic
+        if running is not own:
             return running.result()
         try:
             item = processor.process(source)
@@ -193,21 +180,13 @@ class MediaLoader:
             own.set_exception(error)
             raise
         finally:
-            with self._lock:
-                del self._in_flight[mm_hash]
+            del self._in_flight[mm_hash]
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="media")
             return self._threads
-
-
-def _reference(part: _Part) -> Any:
-    """The key of a part in the reference cache. Raises `MediaError` if the policy does not allow it."""
-    from renderers.media.reference import reference_key  # loads Pillow, which text-only models do not need
-
-    return reference_key(media_value(part.part), part.processor.policy)
 
 
 def _is_url(value: Any) -> bool:
