@@ -299,8 +299,11 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
         raise MediaDecodeError("a data URL without a comma holds no data")
     is_base64 = header.lower().endswith(";base64")
     max_length = (policy.max_bytes + 2) // 3 * 4 if is_base64 else policy.max_bytes  # without %-quoting
+    too_long = MediaLimitError(
+        f"a data URL of {len(payload)} characters, more than max_bytes={policy.max_bytes} of the policy allows"
+    )
     if len(payload) > 3 * max_length:
-        raise _data_url_too_long(payload, policy)
+        raise too_long
     if not is_base64:
         return unquote_to_bytes(payload)
     if "%" in payload:
@@ -308,7 +311,7 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
     if len(payload) > max_length:
         payload = _SPACE.sub("", payload)
         if len(payload) > max_length:
-            raise _data_url_too_long(payload, policy)
+            raise too_long
     try:
         try:
             return base64.b64decode(payload, validate=True)
@@ -316,9 +319,3 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
             return base64.b64decode(_SPACE.sub("", payload), validate=True)
     except ValueError as error:  # binascii.Error, or characters beyond ASCII
         raise MediaDecodeError(f"a data URL with broken base64: {error}") from error
-
-
-def _data_url_too_long(payload: str, policy: MediaPolicy) -> MediaLimitError:
-    return MediaLimitError(
-        f"a data URL of {len(payload)} characters, more than max_bytes={policy.max_bytes} of the policy allows"
-    )

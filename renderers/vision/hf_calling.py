@@ -90,7 +90,12 @@ class ProcessorRunner:
             options |= {"images": [[image] for image in media], "images_kwargs": {"return_tensors": "pt"}}
         else:
             clips = [medium for medium in media if isinstance(medium, Clip)]
-            metadata = [_metadata(clip) for clip in clips]
+            metadata = []  # `VideoMetadata` of transformers
+            for frames, fps in clips:
+                count, height, width, _ = frames.shape
+                duration = None if fps is None else count / fps
+                known = {"total_num_frames": count, "fps": fps, "width": width, "height": height, "duration": duration}
+                metadata.append({**known, "frames_indices": list(range(count))})
             options |= {
                 "videos": [clip.frames for clip in clips],
                 "videos_kwargs": {"return_tensors": "pt", "video_metadata": metadata},
@@ -141,19 +146,6 @@ class ProcessorRunner:
     def control_token(self, token_id: int) -> str | None:
         """The text of a control token of the tokenizer, or None for another id."""
         return next((token for token, known in self._controls.id_of.items() if known == token_id), None)
-
-
-def _metadata(clip: Clip) -> dict[str, Any]:
-    """A `VideoMetadata` of transformers."""
-    count, height, width, _ = clip.frames.shape
-    return {
-        "total_num_frames": count,
-        "fps": clip.fps,
-        "width": width,
-        "height": height,
-        "duration": None if clip.fps is None else count / clip.fps,
-        "frames_indices": list(range(count)),
-    }
 
 
 def _array(name: str, value: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import PIL
@@ -32,7 +32,7 @@ from PIL import Image
 
 from renderers.errors import InvalidFileError, MediaLimitError, short_repr
 from renderers.media.decoding import decode_planes, decoder_versions
-from renderers.media.item import MediaItem, PackedArray, TensorField
+from renderers.media.item import MediaItem, Modality, PackedArray, TensorField
 from renderers.media.pixel_scale import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import image_planes, plane_image
@@ -110,7 +110,7 @@ class QwenVLConfig(PixelSettings):
 class QwenVLProcessor(StoringProcessor):
     """Turns media sources into `MediaItem`s, each distinct image once."""
 
-    modality: Literal["image"] = "image"
+    modality: Modality = "image"
     marker = embed_token = "<|image_pad|>"
 
     def __init__(self, config: QwenVLConfig, *, policy: MediaPolicy, store: MediaStore) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError, short_repr
-from renderers.media.item import ExpansionPiece, MediaItem, PackedArray, TensorField
+from renderers.media.item import ExpansionPiece, MediaItem, Modality, PackedArray, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
@@ -107,7 +107,7 @@ class QwenVLVideoConfig(PixelSettings):
 class QwenVLVideoProcessor(StoringProcessor):
     """Turns media sources into `MediaItem`s, each distinct video once."""
 
-    modality: Literal["video"] = "video"
+    modality: Modality = "video"
     marker = embed_token = "<|video_pad|>"
 
     def __init__(self, config: QwenVLVideoConfig, *, policy: MediaPolicy, store: MediaStore) -> None:
