@@ -25,7 +25,7 @@ from typing import Any
 from renderers.errors import PromptRefusedError
 from renderers.formats.prompts import dsml
 from renderers.formats.prompts.dsml import ASSISTANT, BOS, CONTROL_TOKENS, DSML, END_THINK, EOS, THINK, USER
-from renderers.template.python_template import message_mark, messages_end_mark
+from renderers.template.python_template import message_mark
 from renderers.template.traced import traced_join
 
 SOURCE = (
@@ -115,7 +115,7 @@ def deepseek_v32_prompt(
         if following is None and not add_generation_prompt:
             continue
         if following is None:
-            pieces.append(messages_end_mark())
+            pieces.append(message_mark(None))
         elif following[1]["role"] == "assistant" and role != "tool":
             pieces.append(message_mark(following[0]))
         # No assistant token follows results. The text behind results belongs to their message, so that the region of

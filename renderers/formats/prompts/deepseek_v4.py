@@ -28,7 +28,7 @@ from typing import Any
 from renderers.errors import PromptRefusedError
 from renderers.formats.prompts import dsml
 from renderers.formats.prompts.dsml import ASSISTANT, BOS, CONTROL_TOKENS, DSML, END_THINK, EOS, THINK, USER
-from renderers.template.python_template import message_mark, messages_end_mark
+from renderers.template.python_template import message_mark
 from renderers.template.traced import traced_join
 
 SOURCE = (
@@ -162,7 +162,7 @@ def deepseek_v4_prompt(
         if following is None and not add_generation_prompt:
             continue
         if following is None or following.role == "assistant":
-            pieces.append(messages_end_mark() if following is None else message_mark(following.index))
+            pieces.append(message_mark(None) if following is None else message_mark(following.index))
             opens = thinking and (not drop or position >= last_query)
             pieces.append(_transition(turn, thinking, opens))
     return traced_join("", pieces)

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from renderers.errors import PromptRefusedError, TemplateLimitError
-from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Printed
+from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Messages, Printed, Tools
 from renderers.template.json_dump import traced_json
 from renderers.template.traced import TracedStr, plain, traced_join, traced_text
 from renderers.template.traced_inputs import traced_value
@@ -110,12 +110,7 @@ class TypeScriptToolTemplate:
         self._template = template
 
     def print(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        **variables: Any,
+        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False, **variables: Any
     ) -> Printed:
         """As `ChatTemplate.print`."""
         try:
