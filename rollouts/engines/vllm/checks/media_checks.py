@@ -59,7 +59,7 @@ def check_placement(
 def check_features(request: GenerateRequest, placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> None:
     """Raise `InvalidRequestError` unless the items hold the tensors that this server expects.
 
-    `mode_selection.check_mode` must have passed.
+    `select_mode` must have selected features.
     """
     for item, placeholder in placed:
         for sent, _ in dense_items(item, placeholder, capabilities):

@@ -12,7 +12,7 @@ from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checks.media_checks import check_features, check_placement
 from rollouts.engines.vllm.checks.sampling_checks import check_sampling
-from rollouts.engines.vllm.media.mode_selection import MediaMode, check_mode, select_mode
+from rollouts.engines.vllm.media.mode_selection import MediaMode, select_mode
 from rollouts.errors import InvalidRequestError, OverlongPromptError
 
 _MAX_ID_LENGTH = 256
@@ -43,9 +43,7 @@ def check_request(
     _check_stray_tokens(request, ids, placed, capabilities.placeholder_ids)
     if not placed:
         return
-    mode = select_mode(request, media, capabilities)
-    check_mode(request, mode, capabilities)
-    if mode == "features":
+    if select_mode(request, media, capabilities) == "features":
         check_features(request, placed, capabilities)
 
 
