@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 from renderers.errors import LoadError, TemplateError, TemplateLimitError
 from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.probe_conversation import (
+    CALL_ID,
     PROBE_TOOL,
     ContentForm,
+    calling_turn,
     content,
     content_form_of,
     probe_content,
@@ -31,7 +33,6 @@ from renderers.template.probe_conversation import (
 
 _FORMS: tuple[ContentForm, ...] = ("text", "parts")
 _OTHER: Mapping[ContentForm, ContentForm] = {"text": "parts", "parts": "text"}
-_CALL_ID = "call00000"
 # Between the texts of several parts in one string; as in vLLM, empty texts are left out.
 _SEPARATOR = "\n"
 
@@ -148,7 +149,7 @@ class ContentForms:
             return
         opening, answer, question = smallest.opening, smallest.answer, smallest.question
         arguments: tuple[Any, ...] = ({}, "{}")
-        calls = [_calling(answer, value) for value in arguments]
+        calls = [calling_turn(answer, value) for value in arguments]
         around: list[tuple[list[Mapping[str, Any]], dict[str, Any], list[Mapping[str, Any]]]]
         match role:
             case "user":
@@ -158,7 +159,7 @@ class ContentForms:
                 around = [(opening, {}, []), (opening, {}, [question])]
                 around += [(opening, {"tool_calls": calling["tool_calls"]}, []) for calling in calls]
             case "tool":
-                fields = {"tool_call_id": _CALL_ID}
+                fields = {"tool_call_id": CALL_ID}
                 around = [([*opening, calling], fields, behind) for calling in calls for behind in ([], [answer])]
             case "system":
                 around = [([], {}, [question]), ([], {}, [question, answer, question])]
@@ -195,12 +196,6 @@ def has_text(message: Mapping[str, Any]) -> bool:
 
 _Case = tuple[list[Mapping[str, Any]], int, Tools | None]
 """Messages, the index of the probe message, tools."""
-
-
-def _calling(answer: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
-    """A turn that calls the probe tool, with content in the form of `answer`."""
-    call = {"id": _CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    return {"role": "assistant", "content": content("", content_form_of(answer)), "tool_calls": [call]}
 
 
 class ConvertingTemplate:
