@@ -161,7 +161,7 @@ class _Video(NamedTuple):
 def _read_frames(
     video: _Video, wanted: frozenset[int], source: MediaSource, policy: MediaPolicy, deadline: Deadline
 ) -> Iterator[np.ndarray | None]:
-    """`video.read`; errors of the decoder are raised as `MediaError`s, those of the loop that takes the frames are not."""
+    """`video.read`, where only errors of the decoder are raised as `MediaError`s, not those of the caller's loop."""
     with decode_errors(source, policy, deadline, kind="video"):
         yield from video.read(wanted)
 
