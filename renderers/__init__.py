@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from renderers import errors
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, ThinkingRetention
-from renderers.config import RendererConfig
 from renderers.errors import RendererError
 from renderers.loading import create_renderer, load_renderer
 from renderers.media.item import MediaItem
@@ -13,6 +12,7 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.messages import ContentPart, Message, ToolCall, ToolSpec
+from renderers.options import RendererOptions
 from renderers.parsing.format import Format
 from renderers.parsing.parser import ResponseParser
 from renderers.parsing.response import (
@@ -62,8 +62,8 @@ __all__ = [
     "RenderedTokens",
     "RenderedTrainingSample",
     "Renderer",
-    "RendererConfig",
     "RendererError",
+    "RendererOptions",
     "RendererPool",
     "ResponseParser",
     "TemplateRenderer",

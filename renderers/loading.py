@@ -10,13 +10,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from renderers.config import RendererConfig
 from renderers.errors import ConfigError, InvalidFileError, LoadError, MissingFileError, ModelNotFoundError, short_repr
 from renderers.file_reading import read_json, read_text
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
+from renderers.options import RendererOptions
 from renderers.parsing.format import Format
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
 from renderers.template.content_forms import ConvertingTemplate
@@ -52,7 +52,7 @@ def load_renderer(
     format: Format | str | None = None,
     media_policy: MediaPolicy | None = None,
     media_store: MediaStore | None = None,
-    config: RendererConfig | None = None,
+    config: RendererOptions | None = None,
     now: Callable[[], datetime] = datetime.now,
 ) -> TemplateRenderer:
     """Build the renderer of a model.
@@ -102,7 +102,7 @@ def load_renderer(
 
 def create_renderer(
     tokenizer: Any,
-    config: RendererConfig | None = None,
+    config: RendererOptions | None = None,
     *,
     media_policy: MediaPolicy | None = None,
     media_store: MediaStore | None = None,
@@ -140,16 +140,16 @@ def create_renderer(
     )
 
 
-def _checked_config(config: RendererConfig | None) -> RendererConfig:
-    if not isinstance(config, (RendererConfig, NoneType)):
-        raise ConfigError("config", config, ("a RendererConfig",))
-    return config or RendererConfig()
+def _checked_config(config: RendererOptions | None) -> RendererOptions:
+    if not isinstance(config, (RendererOptions, NoneType)):
+        raise ConfigError("config", config, ("a RendererOptions",))
+    return config or RendererOptions()
 
 
 def _build(
     template: Template,
     tokenizer: TemplateTokenizer,
-    config: RendererConfig,
+    config: RendererOptions,
     *,
     eos_token: str | None,
     more_stops: Sequence[str],
@@ -179,7 +179,7 @@ def _build(
 def _template(
     sources: Mapping[str, str],
     tokenizer: TemplateTokenizer,
-    config: RendererConfig,
+    config: RendererOptions,
     variables: Mapping[str, Any],
     now: Callable[[], datetime],
 ) -> Template:
@@ -208,7 +208,7 @@ def _template(
     return compiled(default)
 
 
-def _converting(template: Template, config: RendererConfig) -> Template:
+def _converting(template: Template, config: RendererOptions) -> Template:
     return template if config.content_form == "as_given" else ConvertingTemplate(template)
 
 

@@ -84,7 +84,7 @@ class TurnPrinter:
                 form = content_form_of(message)
                 _log.warning(
                     "message %d: the chat template of %s reads content of a %s as %s and is given %s: text is lost or "
-                    'printed as data. Convert it, or load the renderer with RendererConfig(content_form="auto")',
+                    'printed as data. Convert it, or load the renderer with RendererOptions(content_form="auto")',
                     index,
                     self.tokenizer.model,
                     message["role"],

@@ -25,7 +25,7 @@ from renderers.media.item import ExpansionPiece, MediaItem, Modality, PackedArra
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
-from renderers.media.video_decoding import decode_video, video_decoder_versions
+from renderers.media.video_decoding import decode_video, package_version, video_decoder_versions
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorRunner
 from renderers.vision.hf_probing import Layout, item_tensor, probe
 from renderers.vision.normalise import ScaledPixels
@@ -252,14 +252,7 @@ def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Lay
         "marker": runner.marker,
         "example": None if isinstance(layout, LoadError) else layout.example,
         "settings": settings,
-        "versions": {package: _version(package) for package in ("transformers", "torch", "torchvision", "pillow")},
+        "versions": {name: package_version(name) for name in ("transformers", "torch", "torchvision", "pillow")},
         "decoders": decoder_versions() if runner.modality == "image" else video_decoder_versions(),
     }
     return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

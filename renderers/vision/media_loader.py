@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
-from renderers.media.event_loop import on_event_loop
 from renderers.media.item import MediaItem, Modality
 from renderers.media.source import MediaSource
 from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
@@ -149,6 +148,8 @@ class MediaLoader:
 
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
         """Raise `BlockingFetchError` where a URL would be fetched on the thread of a running event loop."""
+        from renderers.media.fetching import on_event_loop
+
         for part in parts:
             value = media_value(part.part)
             if not _holds_url(value) or not on_event_loop():
@@ -169,7 +170,7 @@ class MediaLoader:
             raise error.at(part.message_index, part.part_index) from error.__cause__
 
     def _new_source(self, part: _Part, reference: Any) -> MediaSource:
-        from renderers.media.reference import source_of_part  # loads Pillow, which text-only models do not need
+        from renderers.media.reference import source_of_part
 
         store = part.processor.store
         return store.references.put(reference, store.add_source(source_of_part(part.part, part.processor.policy)))
@@ -215,22 +216,10 @@ def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaIt
 
 
 def _reference(part: _Part) -> Any:
-    """The key of a part in the reference cache, a file's being its state. Raises if the policy does not allow it."""
-    value, policy = media_value(part.part), part.processor.policy
-    if type(value) is bytes or (type(value) is str and value[:5].lower() == "data:"):
-        return value
-    if _is_url(value):
-        from renderers.media.urls import allowed_target
+    """The key of a part in the reference cache. Raises `MediaError` if the policy does not allow it."""
+    from renderers.media.reference import reference_key  # loads Pillow, which text-only models do not need
 
-        value = value.strip()
-        allowed_target(value, policy)
-    elif isinstance(value, (str, os.PathLike)):
-        from renderers.media.paths import file_state
-        from renderers.media.reference import path_of_reference
-
-        path = path_of_reference(value)
-        return None if path is None else file_state(path, policy)
-    return value
+    return reference_key(media_value(part.part), part.processor.policy)
 
 
 def _is_url(value: Any) -> bool:

@@ -165,12 +165,7 @@ class QwenVLVideoProcessor(StoringProcessor):
     def _plan(self, info: VideoInfo, digest: str) -> FramePlan:
         indices = sampled_indices(info.frames, info.fps, self.config, digest=digest)
         width, height = resized_frame_size(info.width, info.height, len(indices), self.config, digest=digest)
-        if width * height * len(indices) > self.policy.max_video_pixels:
-            raise MediaLimitError(
-                f"video {digest[:12]} has {len(indices)} sampled frames of {width}x{height} pixels, more than "
-                f"max_video_pixels={self.policy.max_video_pixels} of the policy; sample fewer frames",
-                digest=digest,
-            )
+        self.policy.check_frames(len(indices), width, height, digest=digest)
         return FramePlan(indices, lambda planes: resampling.resize(planes, height, width, self.config.resample))
 
     def _expansion(self, video: SampledVideo, frame_tokens: int) -> tuple[ExpansionPiece, ...]:

@@ -235,5 +235,5 @@ def same_processor_cure(target: Target) -> str:
 def same_pixels_cure(target: Target) -> str:
     return (
         f"{same_processor_cure(target)}; if few values differ, the two resample differently: "
-        'load_renderer(..., config=RendererConfig(image_backend="torchvision")), or "pillow", as the server does'
+        'load_renderer(..., config=RendererOptions(image_backend="torchvision")), or "pillow", as the server does'
     )

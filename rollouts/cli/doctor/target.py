@@ -22,8 +22,8 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload, select_mode
+from rollouts.engines.vllm.media.source_files import image_file
 from rollouts.engines.vllm.wire.request_body import request_body
 from rollouts.errors import MalformedResultError, OverlongPromptError
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from renderers.byte_lru import ByteLRU
 from renderers.placement import item_placement_error
-from rollouts.engines.limits import EngineLimits
+from rollouts.engines.limits import EngineLimits, check_prompt
 from rollouts.engines.local.request_queue import RequestQueue, closed_error
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.errors import InvalidRequestError, MissingExtraError, OverlongPromptError
+from rollouts.errors import InvalidRequestError, MissingExtraError
 
 try:
     import torch
@@ -138,16 +138,7 @@ class LocalEngine:
             raise InvalidRequestError(name, f"LocalEngine has no {unknown}; VLLMEngine does")
         if sampling.seed is not None and sampling.seed < 0:
             raise InvalidRequestError(name, f"seed is {sampling.seed}; LocalEngine takes 0 or more")
-        ids = np.asarray(request.prompt_ids, dtype=np.int64)
-        if not len(ids):
-            raise InvalidRequestError(name, "the prompt is empty")
-        if len(ids) >= self._max_length:
-            raise OverlongPromptError(name, len(ids), self._max_length)
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
-            raise InvalidRequestError(
-                name,
-                f"token ids run from {ids.min()} to {ids.max()}, the vocabulary from 0 to {self._vocab_size - 1}",
-            )
+        ids = check_prompt(request, self._max_length, self._vocab_size)
         if (error := item_placement_error(request.media, len(ids))) is not None:
             raise InvalidRequestError(name, error)
         for item, item_range in request.media:

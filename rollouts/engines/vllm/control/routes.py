@@ -92,14 +92,6 @@ def required_field(response: HttpResponse, key: str) -> Any:
     return content[key]
 
 
-def required_bool(response: HttpResponse, key: str) -> bool:
-    """One boolean field of a response. Raises `MalformedResultError` where it is missing or no boolean."""
-    value = required_field(response, key)
-    if not isinstance(value, bool):
-        raise MalformedResultError(response.name, f"`{key}` is {value!r}, not true or false")
-    return value
-
-
 def _route(path: str) -> str:
     return path.partition("?")[0]
 

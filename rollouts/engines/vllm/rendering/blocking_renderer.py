@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from renderers import MediaItem, MediaSource, RenderedTokens
-from renderers.media.event_loop import on_event_loop
+from renderers.media.fetching import on_event_loop
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore

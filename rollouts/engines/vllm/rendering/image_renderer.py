@@ -14,7 +14,7 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.reference import source_of_part
 from renderers.media.store import MediaStore
 from renderers.media.urls import allowed_target
-from rollouts.engines.vllm.media.image_file import ImageFile, image_file
+from rollouts.engines.vllm.media.source_files import SourceFile, image_file
 from rollouts.engines.vllm.rendering.render_client import RenderClient, ServerIdentity, image_part
 from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.engines.vllm.wire.feature_decoding import decode_item
@@ -80,11 +80,11 @@ class ImageRenderer:
             _request_name(source), f"the server restarted {_MAX_ATTEMPTS} times while it rendered the image"
         )
 
-    def file(self, source: MediaSource) -> ImageFile:
+    def file(self, source: MediaSource) -> SourceFile:
         """The file that is sent to the server for a source."""
         return image_file(source, self._policy)
 
-    def files(self, images: Iterable[RenderedImage]) -> dict[str, ImageFile]:
+    def files(self, images: Iterable[RenderedImage]) -> dict[str, SourceFile]:
         """The file of each distinct image by its name in the server's cache."""
         distinct = {image.name: image.item.source for image in images}
         return {name: self.file(source) for name, source in distinct.items()}
@@ -139,7 +139,7 @@ class ImageRenderer:
         return self._store.put(item)
 
     async def _render_alone(
-        self, cache_name: str, file: ImageFile, model: str, request_name: str
+        self, cache_name: str, file: SourceFile, model: str, request_name: str
     ) -> tuple[RenderResponse, RenderedMedia]:
         """Render a message that contains only the image."""
         message = {"role": "user", "content": [image_part(cache_name)]}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.media.image_file import ImageFile
+from rollouts.engines.vllm.media.source_files import SourceFile
 from rollouts.engines.vllm.server_probe import (
     PROBE_NAME,
     RENDER_PATH,
@@ -86,7 +86,7 @@ class RenderClient:
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        files: Mapping[str, ImageFile],
+        files: Mapping[str, SourceFile],
         *,
         model: str,
         name: str,
@@ -155,7 +155,7 @@ def image_part(name: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": None, "uuid": name}
 
 
-def _segments(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Body:
+def _segments(body: Mapping[str, Any], files: Mapping[str, SourceFile]) -> Body:
     """The JSON of a request, with the data URLs of files in the image parts of their names."""
     mark = uuid.uuid4().hex  # random, so that no content contains it
     messages = [_with_urls(message, files, mark) for message in body["messages"]]
@@ -170,7 +170,7 @@ def _segments(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Body:
     return segments
 
 
-def _with_urls(message: Mapping[str, Any], files: Mapping[str, ImageFile], mark: str) -> Mapping[str, Any]:
+def _with_urls(message: Mapping[str, Any], files: Mapping[str, SourceFile], mark: str) -> Mapping[str, Any]:
     """The message with the name of each file, between two marks, in place of its data URL."""
     if not isinstance(message.get("content"), list):
         return message

@@ -19,7 +19,7 @@ ContentConversion = Literal["auto", "as_given"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RendererConfig:
+class RendererOptions:
     """Options of `load_renderer` and `create_renderer`; by default the model's files decide.
 
     chat_template: the template's text or a path, or the name of one of the model's own templates (`rag`); used in

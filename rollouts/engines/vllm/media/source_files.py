@@ -1,7 +1,9 @@
-"""Encodes raw frames as a file that a server decodes to the same pixels: an AVI of PNG images.
+"""Encodes images and videos as files that a server decodes to the same pixels.
 
-OpenCV, which vLLM uses to decode videos, reads PNG in AVI (codec `MPNG`) without loss. Uncompressed AVI is not safe:
-frames with rows that are no multiple of its alignment corrupt the memory of the server (OpenCV of vLLM 0.32).
+Decoders disagree about images that EXIF rotates and about transparent, paletted and 16-bit ones: those become PNG. Raw
+frames become an AVI of PNG images (codec `MPNG`), which OpenCV, vLLM's decoder of videos, reads without loss.
+Uncompressed AVI is not safe: frames with rows that are no multiple of its alignment corrupt the memory of the server
+(OpenCV of vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -9,20 +11,58 @@ from __future__ import annotations
 import io
 import struct
 from fractions import Fraction
+from typing import NamedTuple
 
 from PIL import Image
 
 from renderers import MediaSource
-from renderers.media.raw_video import raw_video_frames
+from renderers.media.decoding import decode_image
+from renderers.media.policy import MediaPolicy
+from renderers.media.raw_video import is_raw_video, raw_video_frames
+from renderers.media.sniffing import sniff
 
-MEDIA_TYPE = "video/x-msvideo"
 #: OpenCV reads no frame from a file with one frame: it seeks to the end of the file first and does not seek back.
-MIN_FRAMES = 2
+MIN_VIDEO_FRAMES = 2
+
+# EXIF tag of the camera's orientation.
+_ORIENTATION = 0x0112
 
 #: The frame rate that transformers assumes for frames without one.
 _DEFAULT_FPS = 24.0
 _KEY_FRAME = 0x10
 _CODEC = b"MPNG"
+
+
+class SourceFile(NamedTuple):
+    """The bytes of a file, and its media type."""
+
+    data: bytes | memoryview
+    media_type: str
+
+
+def source_file(source: MediaSource, modality: str) -> SourceFile:
+    """The file of an image or a video whose source has passed `mode_selection`."""
+    if modality == "image":
+        # The source passed a policy before, whose limits may be wider than those of the default policy.
+        return image_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40))
+    if is_raw_video(source.data):
+        return SourceFile(encode_avi(source), "video/x-msvideo")
+    return SourceFile(source.data, str(sniff(source.data)))
+
+
+def image_file(source: MediaSource, policy: MediaPolicy) -> SourceFile:
+    """The bytes of a PNG or JPEG about which all decoders agree, else a PNG of the pixels as decoded here.
+
+    Every image is decoded first: raises `MediaLimitError` or `MediaDecodeError`.
+    """
+    image = decode_image(source, policy)
+    media_type = sniff(source.data)
+    if media_type in ("image/png", "image/jpeg"):
+        with Image.open(io.BytesIO(source.data)) as file:
+            upright = file.getexif().get(_ORIENTATION, 1) == 1
+            if file.mode in ("RGB", "L") and upright and "transparency" not in file.info:
+                return SourceFile(source.data, media_type)
+    return SourceFile(_png(image), "image/png")
 
 
 def encode_avi(source: MediaSource) -> bytes:
@@ -57,13 +97,13 @@ def encode_avi(source: MediaSource) -> bytes:
     return _chunk(b"RIFF", b"AVI " + body)
 
 
-def _png(image: Image.Image) -> bytes:
+def _png(image: Image.Image) -> memoryview:
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return file.getbuffer()
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def _chunk(name: bytes, data: bytes | memoryview) -> bytes:
     return name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
 
 
