@@ -55,7 +55,7 @@ def test_an_extension_value_of_msgpack_is_refused_because_it_would_be_decoded_as
     assert not is_plain(value)
     with pytest.raises(EncodeError, match="ExtType"):
         encode(value)
-    with pytest.raises(EncodeError, match="info.*ExtType"):
+    with pytest.raises(EncodeError, match=r"info.*ExtType"):
         check_encodable(value, "info")
 
 
