@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import uuid
@@ -134,7 +133,7 @@ class Target:
         policy = self.renderer.processors["image"].policy
         media = prompt.multi_modal_data or MultiModalData()
         files = [image_file(item.source, policy) for item, _ in media.items_with_ranges()]
-        urls = [f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}" for file in files]
+        urls = [b"".join(file.data_url()).decode() for file in files]
         (message,) = image_messages()
         content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), *message["content"]]
         body = {
