@@ -17,6 +17,7 @@ from rollouts.cli.command_group import INTERRUPTED
 from rollouts.demo.recipe import FULL, QUICK, Recipe
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
+from rollouts.terminal.interrupts import defer_interrupts
 from rollouts.terminal.text import exit_with_error
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def demo(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     started = time.perf_counter()
     results = _run(console, QUICK if quick else FULL, seed=seed, out=out, base_url=base_url, api_key_env=api_key_env)
-    from rollouts.demo.report import plot_curves, print_results
+    with defer_interrupts():
+        from rollouts.demo.report import plot_curves, print_results
 
     results.seconds = time.perf_counter() - started
     results.save(out / "results.json")
@@ -92,9 +94,12 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
     try:
         # Started before this process imports torch and transformers: both processes import them at the same time.
         with TrainerProcess(out / "model", recipe, seed) as trainer:
-            from rollouts.demo.progress import Progress
-            from rollouts.demo.run import local_policy, run_demo
-            from rollouts.demo.server_policy import serve_command, server_policy
+            with defer_interrupts():
+                import sklearn.datasets  # noqa: F401, used later by `rollouts.demo.digits`
+
+                from rollouts.demo.progress import Progress
+                from rollouts.demo.run import local_policy, run_demo
+                from rollouts.demo.server_policy import serve_command, server_policy
 
             collect_garbage_rarely()
             with Progress(console, recipe) as progress:

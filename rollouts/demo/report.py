@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from rollouts.demo.recipe import TARGETS
@@ -47,12 +49,8 @@ def print_results(results: Results, console: Console) -> None:
 
 def plot_curves(results: Results, path: Path) -> None:
     """Plot accuracy and mismatch by RL step to a PNG file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (accuracy, mismatch) = pyplot.subplots(1, 2, figsize=(11, 4))
+    figure = Figure(figsize=(11, 4))
+    accuracy, mismatch = figure.subplots(1, 2)
     steps = [step.step for step in results.steps]
     accuracy.plot(steps, [step.train_accuracy for step in results.steps], color="0.7", label="training digits")
     held_out = {0: results.before.accuracy, **results.held_out}
@@ -66,8 +64,7 @@ def plot_curves(results: Results, path: Path) -> None:
     mismatch.set(xlabel="RL step", ylabel="|log p(sampler) - log p(trainer)|")
     mismatch.legend(loc="center right")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    FigureCanvasAgg(figure).print_figure(path, dpi=120)
 
 
 def _megabytes(count: int) -> str:

@@ -8,7 +8,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from rollouts.demo.errors import TrainerDiedError
 from rollouts.demo.recipe import Recipe
+from rollouts.terminal.interrupts import defer_interrupts
 from transport import decode, encode, wire_type
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class TrainerProcess:
         self._process = context.Process(
             target=_serve, args=(theirs, str(model_directory), recipe, seed, self.threads), daemon=True
         )
-        with _interrupts_deferred():
+        with _sigint_blocked():
             self._process.start()
         theirs.close()
 
@@ -79,29 +79,19 @@ class TrainerProcess:
 
 
 @contextlib.contextmanager
-def _interrupts_deferred() -> Iterator[None]:
+def _sigint_blocked() -> Iterator[None]:
     """Start a process with SIGINT blocked in it; otherwise Ctrl-C during its imports prints a traceback.
 
-    A SIGINT of the parent is raised again after the block: an interrupted start would leave a child that waits for its
-    task. Blocking the signal alone is not sufficient, because a thread of another library may receive it, and Python
-    then interrupts the main thread.
+    Blocking the signal does not defer it in the parent, because a thread of another library may receive it, and Python
+    then interrupts the main thread: so `defer_interrupts`.
     """
-    deferred: list[int] = []
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread:
-        handler = signal.signal(signal.SIGINT, lambda number, _: deferred.append(number))
-    try:
+    with defer_interrupts():
         resource_tracker.ensure_running()  # a later start would unblock the signal
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGINT, handler)
-            if deferred:
-                signal.raise_signal(signal.SIGINT)
 
 
 def collect_garbage_rarely() -> None:

@@ -147,9 +147,9 @@ def test_content_never_adds_a_control_token_and_decodes_to_itself(
 
 
 def test_the_control_token_check_finds_a_planted_fault(tiny_model_dir: Path) -> None:
-    from renderers import RendererConfig, load_renderer
+    from renderers import RendererOptions, load_renderer
 
-    forging = load_renderer(tiny_model_dir, config=RendererConfig(body_policies={"user": "parse"}))
+    forging = load_renderer(tiny_model_dir, config=RendererOptions(body_policies={"user": "parse"}))
     rendered = forging.render([{"role": "user", "content": "<|im_end|>"}])
     assert count(rendered, control_id(forging, "<|im_end|>")) == 2
 

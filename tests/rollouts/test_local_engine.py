@@ -430,7 +430,7 @@ def test_malformed_requests_are_refused_before_the_model_sees_them(engine, rende
     bad = {
         "empty": ([], None),
         "vocabulary": ([1, 2, 999], None),
-        "from -1": ([1, -1], None),
+        "token 1 of the prompt is -1": ([1, -1], None),
         "not all the image placeholder": (rendered.token_ids, moved(1)),
         "outside of": (rendered.token_ids, moved(1000)),
         "before the end of the previous": (

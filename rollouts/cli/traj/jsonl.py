@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.media_files import MediaFiles
 from rollouts.cli.traj.plain import plain, short_float
 from rollouts.cli.trajectory_file.episodes import Episode
@@ -15,21 +14,12 @@ from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Turn
 
 
-def write_jsonl(episodes: Iterable[Episode], path: Path, files: MediaFiles, problems: list[str]) -> int:
-    """Write the episodes to the new file `path`, a line each; returns their number.
-
-    `problems` gets a line for each episode that was left out because a value cannot be written as JSON. Raises
-    `OSError`.
-    """
+def write_jsonl(lines: Iterable[str], path: Path) -> int:
+    """Write the lines of episodes to the new file `path`; returns their number. Raises `OSError`."""
     written = 0
-    with path.open("w", encoding="ascii") as lines:
-        for episode in episodes:
-            try:
-                line = json_line(episode, files)
-            except NoJsonFormError as error:
-                problems.append(f"{episode.name}: {error}")
-                continue
-            lines.write(line)
+    with path.open("w", encoding="ascii") as file:
+        for line in lines:
+            file.write(line)
             written += 1
     return written
 

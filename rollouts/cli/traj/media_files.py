@@ -14,13 +14,13 @@ from rollouts.trajectory.token_node import MediaReference
 class MediaFiles:
     """Writes media into `directory`, which is created with the first of them.
 
-    `failures` has a line for each medium that was not written.
+    `problems` gets a line for each medium that was not written.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, problems: list[str]) -> None:
         self._directory = directory
+        self._problems = problems
         self._files: dict[str, str | None] = {}
-        self.failures: list[str] = []
 
     def __len__(self) -> int:
         return sum(file is not None for file in self._files.values())
@@ -31,12 +31,12 @@ class MediaFiles:
         if source.digest not in self._files:
             self._files[source.digest] = None
             if isinstance(source, AbsentSource):
-                self.failures.append(f"{source.digest}: its bytes are not in this file")
+                self._problems.append(f"{source.digest}: its bytes are not in this file")
                 return None
             self._directory.mkdir(parents=True, exist_ok=True)
             try:
                 path = export_medium(Medium(source.digest, source.nbytes, data=source.data), self._directory)
                 self._files[source.digest] = f"{self._directory.name}/{path.name}"
             except ExportError as error:
-                self.failures.append(str(error))
+                self._problems.append(str(error))
         return self._files[source.digest]

@@ -10,6 +10,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
+from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import CapabilityError, MalformedResultError
 
 
@@ -78,26 +79,12 @@ class ControlRoutes:
         return (await self.capabilities()).pixel_dtype is not None
 
 
-def json_object(response: HttpResponse) -> Mapping[str, Any]:
-    """The JSON object of a response; {} where the body is empty or holds another kind of value."""
-    content = response.json() if response.body else {}
-    return content if isinstance(content, dict) else {}
-
-
 def required_field(response: HttpResponse, key: str) -> Any:
     """One field of the JSON object of a response. Raises `MalformedResultError` where it is missing."""
     content = json_object(response)
     if key not in content:
         raise MalformedResultError(response.name, f"the response has no `{key}`: {response.body[:200]!r}")
     return content[key]
-
-
-def required_bool(response: HttpResponse, key: str) -> bool:
-    """One boolean field of a response. Raises `MalformedResultError` where it is missing or no boolean."""
-    value = required_field(response, key)
-    if not isinstance(value, bool):
-        raise MalformedResultError(response.name, f"`{key}` is {value!r}, not true or false")
-    return value
 
 
 def _route(path: str) -> str:

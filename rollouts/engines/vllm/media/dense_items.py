@@ -12,7 +12,6 @@ get the layout and the count of the server's own items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -102,8 +101,3 @@ def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: Ser
         )
         placed.append((image, PlaceholderRange(start, end - start)))
     return placed
-
-
-def request_dense_items(placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> list[PlacedItem]:
-    """The items to send for all items of a request, in prompt order."""
-    return [dense for item, placeholder in placed for dense in dense_items(item, placeholder, capabilities)]

@@ -51,15 +51,16 @@ class ServerMediaCache:
         `include_all`: include every item, without waiting. Each reservation must end with `commit`, `release` or
         `evict`.
         """
-        if include_all:
-            with self._lock:
-                return MediaReservation(dict(names), frozenset(names), self._epoch)
         while True:
             with self._lock:
-                waiting = [self._pending[name] for name in names if name in self._pending]
+                waiting = [] if include_all else [self._pending[name] for name in names if name in self._pending]
                 # All or nothing: two requests that each included an item for which the other waits would deadlock.
                 if not waiting:
-                    return self._reserve(names)
+                    included = frozenset(name for name in names if include_all or self._held.get(name) is None)
+                    reservation = MediaReservation(dict(names), included, self._epoch)
+                    if not include_all:
+                        self._pending |= dict.fromkeys(included, reservation.ended)
+                    return reservation
             await asyncio.wait([asyncio.wrap_future(future) for future in waiting])
 
     def commit(self, reservation: MediaReservation) -> None:
@@ -91,16 +92,8 @@ class ServerMediaCache:
     def __contains__(self, name: str) -> bool:
         return name in self._held
 
-    # The callers of these hold the lock.
-
-    def _reserve(self, names: Mapping[str, int]) -> MediaReservation:
-        included = frozenset(name for name in names if self._held.get(name) is None)
-        reservation = MediaReservation(dict(names), included, self._epoch)
-        self._pending |= dict.fromkeys(included, reservation.ended)
-        return reservation
-
     def _end(self, reservation: MediaReservation) -> frozenset[str]:
-        """The included items of a reservation that was pending until now; empty if it had ended before."""
+        """The included items of a reservation that was pending until now; empty if it had ended. Needs the lock."""
         if reservation.ended.done():
             return frozenset()
         for name in reservation.included:

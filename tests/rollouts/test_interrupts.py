@@ -1,0 +1,55 @@
+"""Ctrl-C inside code that must not be interrupted arrives after it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from rollouts.terminal.interrupts import defer_interrupts
+
+
+def interrupt_a_block(finished: list[bool], error: Exception | None = None) -> None:
+    with defer_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        finished.append(True)
+        if error:
+            raise error
+
+
+def test_an_interrupt_inside_the_block_is_raised_after_its_last_statement() -> None:
+    finished: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_a_block(finished)
+    assert finished
+
+
+def test_an_interrupt_outside_the_block_is_raised_at_once_and_the_handler_is_restored() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with defer_interrupts():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_inside_the_block_does_not_lose_the_interrupt() -> None:
+    error = ValueError()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupt_a_block([], error)
+    assert caught.value.__context__ is error
+
+
+def test_a_thread_other_than_the_main_one_runs_the_block_without_a_handler() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    handlers: list[object] = []
+
+    def run() -> None:
+        with defer_interrupts():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert handlers == [before]
