@@ -7,7 +7,7 @@ the largest one leaves room for (Pillow keeps 22 bits), sums in integers, rounde
 (On x86 processors without AVX2, torch resizes bilinearly in floats; everywhere else in fixed point.)
 
 Here each direction is a product with a banded matrix, computed block by block in BLAS. Floats are exact: all terms and
-sums are integers below 2**24 for float32, below 2**53 for float64, and `_product_dtype` selects the type by that bound.
+sums are integers below 2**24 for float32, below 2**53 for float64, and the type is selected by that bound.
 """
 
 from __future__ import annotations
@@ -97,10 +97,14 @@ def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
     weights[taps >= count[:, None]] = 0.0
     # Sequential sums as in torch; numpy's own sum is pairwise and may differ in the last bit.
     weights /= np.add.accumulate(weights, axis=1)[:, -1:]
-    bits = _fraction_bits(float(weights.max()))
+    # As many fractional bits as the largest weight leaves in an int16.
+    bits, largest = 0, float(weights.max())
+    while bits < _MAX_FRACTION_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
+        bits += 1
     fixed = weights * (1 << bits)
     fixed = np.trunc(fixed + np.where(fixed < 0, -0.5, 0.5)).astype(np.int64)
-    dtype = _product_dtype(fixed)
+    # float32 if no sum of weight * (pixel - 128) can reach 2**24, whatever order BLAS adds in.
+    dtype = np.float32 if 128 * int(np.abs(fixed).sum(axis=1).max()) < 1 << 24 else np.float64
     blocks = []
     step = max(4, min(_OUTPUTS_PER_BLOCK, int(_INPUTS_PER_BLOCK / scale)))
     for start in range(0, outputs, step):
@@ -114,20 +118,6 @@ def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
         offset = 128 * fixed[block].sum(axis=1) + (1 << bits >> 1)
         blocks.append(_Block(block, slice(low, high), band, offset.astype(np.int32)))
     return _Weights(outputs, bits, tuple(blocks))
-
-
-def _fraction_bits(largest: float) -> int:
-    """The largest number of fractional bits with which the largest weight is an int16."""
-    bits = 0
-    while bits < _MAX_FRACTION_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
-        bits += 1
-    return bits
-
-
-def _product_dtype(fixed: np.ndarray) -> type[np.floating]:
-    """float32 if no sum of weight * (pixel - 128) can reach 2**24, whatever order BLAS adds in; else float64."""
-    bound = 128 * int(np.abs(fixed).sum(axis=1).max())
-    return np.float32 if bound < 1 << 24 else np.float64
 
 
 def _centred(pixels: np.ndarray, dtype: np.dtype[np.floating]) -> np.ndarray:

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from renderers import RenderedTokens
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
-from rollouts.cli.doctor.target import GENERATE_PATH, Target, sampled_tokens
-from rollouts.engines.vllm.http.response import HttpResponse
+from rollouts.cli.doctor.target import GENERATE_PATH, Target, completion_of
+from rollouts.engines.protocol import FinishReason
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 # A request is aborted after the first delay; if it has ended by then, another one is aborted after the next delay.
@@ -76,9 +77,10 @@ async def _total_probability(target: Target) -> float | None:
 
 async def aborting(target: Target) -> Finding:
     """Abort a long request by its id. A request that has ended by itself before that proves nothing."""
-    room = target.capabilities.max_model_len - len(target.text_prompt().token_ids)
+    prompt = target.text_prompt()
+    room = target.capabilities.max_model_len - len(prompt.token_ids)
     for seconds in _ABORT_AFTER_SECONDS:
-        finding = await _abort_after(target, room, seconds)
+        finding = await _abort_after(target, prompt, room, seconds)
         if finding is not None:
             return finding
     return skipped(
@@ -87,13 +89,13 @@ async def aborting(target: Target) -> Finding:
     )
 
 
-async def _abort_after(target: Target, room: int, seconds: float) -> Finding | None:
+async def _abort_after(target: Target, prompt: RenderedTokens, room: int, seconds: float) -> Finding | None:
     """The finding of an abort after so many seconds; None if the request had ended by itself."""
     request_id = uuid.uuid4().hex
     body = {
         "model": target.capabilities.model,
         "request_id": request_id,
-        "token_ids": target.text_prompt().token_ids,
+        "token_ids": prompt.token_ids,
         "sampling_params": {"max_tokens": room, "ignore_eos": True, "temperature": 1.0, "logprobs": 0},
     }
     running = asyncio.ensure_future(target.post(GENERATE_PATH, body, "a request to be aborted"))
@@ -108,13 +110,9 @@ async def _abort_after(target: Target, room: int, seconds: float) -> Finding | N
         return failed("the request ran on for 30 s after it was aborted", _ABORT_CURE)
     finally:
         running.cancel()
-    return _abort_finding(response, room, ended_at_once=ended_at_once)
-
-
-def _abort_finding(response: HttpResponse, room: int, *, ended_at_once: bool) -> Finding | None:
-    count = len(sampled_tokens(response, "an aborted request").token_ids)
-    reason = response.json()["choices"][0].get("finish_reason")
-    if reason == "abort":
+    completion = completion_of(response, prompt, "an aborted request")
+    count, reason = len(completion.token_ids), completion.finish_reason
+    if reason is FinishReason.ABORT:
         return ok(f"a running request ended after {count} of {room} tokens")
     if ended_at_once and count == room:
         return None

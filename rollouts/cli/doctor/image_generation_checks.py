@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from renderers import MultiModalData
-from renderers.vision.normalise import normalised
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
-from rollouts.cli.doctor.image_rendering_checks import as_array, decoded_tensors, same_pixels_cure
-from rollouts.cli.doctor.target import RENDERING, Target, fresh_image, max_logprob_difference, sampled_tokens
-from rollouts.engines.vllm.http.response import response_error
-from rollouts.engines.vllm.wire.render_response import parse_render_response
-from rollouts.engines.vllm.wire.tensors import tensor_dtype
-
-# The largest difference between floats that were rounded to a dtype, relative to the largest float.
-_ROUNDING = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+from rollouts.cli.doctor.image_rendering_checks import rendered_pixels
+from rollouts.cli.doctor.target import Target, completion_of, fresh_image, max_logprob_difference
 
 
 async def image_request(target: Target) -> Finding:
@@ -32,7 +22,7 @@ async def image_request(target: Target) -> Finding:
 async def image_pixels(target: Target) -> Finding:
     """The engine's pixels must give the log-probabilities that the server's own processing of the same file gives."""
     if target.image_mode != "features":
-        return await _rendered_pixels(target)
+        return await rendered_pixels(target)
     if not target.capabilities.content_parts:
         return skipped(f"vLLM {target.capabilities.version} takes no `content_parts` to compare with")
     rendered = target.image_prompt(fresh_image())
@@ -45,32 +35,6 @@ async def image_pixels(target: Target) -> Finding:
         f"log-probabilities are up to {difference:.2g} from those after the server's own processing of the same file",
         'send files: VLLMEngine(media="content_parts")',
     )
-
-
-async def _rendered_pixels(target: Target) -> Finding:
-    """Where files are sent: whether the renderer, and so the trainer, makes the same pixels of them as the server."""
-    ours = target.image_prompt(fresh_image())
-    response = await target.render(ours)
-    if response.status != 200:
-        raise response_error(RENDERING, response, "comparing pixels")
-    ((item, _),) = (ours.multi_modal_data or MultiModalData()).items_with_ranges()
-    (medium,) = parse_render_response(response.body, RENDERING).media
-    tensors = decoded_tensors(medium)
-    names = sorted(name for name in tensors.keys() & item.keys() if name.startswith("pixel_values"))
-    for name in names:
-        raw = tensors[name].dtype == "uint8" and tensor_dtype(item.tensors[name]) == "uint8"
-        our_pixels, their_pixels = item[name] if raw else normalised(item, name), as_array(tensors[name])
-        if our_pixels.size != their_pixels.size or (tensors[name].dtype == "uint8") != (our_pixels.dtype == np.uint8):
-            return skipped(
-                f"{name} has the shape {their_pixels.shape} in the server and {our_pixels.shape} in the renderer: "
-                "the layouts cannot be compared"
-            )
-        difference = float(np.abs(our_pixels.astype(np.float64) - their_pixels.reshape(our_pixels.shape)).max())
-        if difference > _ROUNDING.get(tensors[name].dtype, 0) * float(np.abs(our_pixels).max()):
-            return failed(f"{name} is up to {difference:.2g} from the server's", same_pixels_cure(target))
-    if not names:
-        return skipped(f"the server shows no pixels under a name of the renderer's: {', '.join(sorted(tensors))}")
-    return ok(f"{', '.join(names)} of an image equal the server's")
 
 
 async def image_cache(target: Target) -> Finding:
@@ -86,7 +50,7 @@ async def image_cache(target: Target) -> Finding:
             "start `vllm serve` without --mm-processor-cache-gb 0, and with --api-server-count 1: each API server has "
             "a cache of its own",
         )
-    difference = max_logprob_difference(first, sampled_tokens(response, "a request with known media"))
+    difference = max_logprob_difference(first, completion_of(response, rendered, "a request with known media"))
     if difference <= target.tolerance:
         return ok(f"an image sent as its hash alone gives the same completion (at most {difference:.2g} apart)")
     return failed(
