@@ -88,8 +88,8 @@ class Call:
             pieces = []
             if whole or response.status >= 400:
                 self.stage = "reading the response"
-                while piece := await self.read(response):
-                    pieces.append(piece)
+                while not response.content.at_eof():
+                    pieces.append(await self.read(response))
             return response, b"".join(pieces)
         except BaseException:
             response.close()
