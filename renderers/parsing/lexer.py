@@ -30,7 +30,7 @@ class Lexer:
         pieces = self._decoder.pieces(token_ids)
         texts: list[str] = []
         position = 0
-        while (control := _next_control(pieces, position)) is not None:
+        for control in [index for index, piece in enumerate(pieces) if piece is None]:
             texts += [self._feed_run(pieces[position:control]), self._end_run(), self._control_text(token_ids[control])]
             position = control + 1
         texts.append(self._feed_run(pieces[position:]))
@@ -73,10 +73,3 @@ class Lexer:
         self._inside.update(first + index for index in decoded.inside)
         self._length += len(decoded.text)
         return decoded.text
-
-
-def _next_control(pieces: list[Any], start: int) -> int | None:
-    try:
-        return pieces.index(None, start)
-    except ValueError:
-        return None

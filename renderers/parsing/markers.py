@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Generic, TypeVar
+from enum import Enum, auto
 
 from renderers.tokens.tokenizer import TemplateTokenizer
-
-R = TypeVar("R")
 
 _FIRST_CHARACTER = 0xDC00
 MARKER_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -57,13 +55,25 @@ class MarkerEncoding:
         return MARKER_CHARACTER.sub(lambda found: self._token_of_character[found.group()], text)
 
 
-class MarkerSearch(Generic[R]):
+class Role(Enum):
+    """The effect of a marker on the state of the parser."""
+
+    REASONING_START = auto()
+    REASONING_END = auto()
+    BLOCK_START = auto()
+    BLOCK_END = auto()
+    HEADER_START = auto()
+    BODY_START = auto()
+    BODY_END = auto()
+
+
+class MarkerSearch:
     """Finds the first of several markers in a text that is still growing.
 
-    `roles` maps encoded markers to their meanings; no marker begins with another.
+    `roles` maps encoded markers to their roles; no marker begins with another.
     """
 
-    def __init__(self, roles: Mapping[str, R]) -> None:
+    def __init__(self, roles: Mapping[str, Role]) -> None:
         self.roles = dict(roles)
         longest_first = sorted(self.roles, key=len, reverse=True)
         self._whole = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

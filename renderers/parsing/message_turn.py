@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
-from renderers.parsing.grammar import Grammar, Role
-from renderers.parsing.markers import MARKER_CHARACTER, MarkerSearch
+from renderers.parsing.grammar import Grammar
+from renderers.parsing.markers import MARKER_CHARACTER, MarkerSearch, Role
 from renderers.parsing.transcript import Transcript
 from renderers.parsing.turn_parser import TurnParser
 
@@ -41,7 +41,7 @@ class MessageTurnParser(TurnParser):
         if reasoning_open:
             self._begin_body(_Channel.REASONING)
 
-    def _markers(self) -> MarkerSearch[Role]:
+    def _markers(self) -> MarkerSearch:
         return self._grammar.in_header if self._channel is _Channel.HEADER else self._grammar.in_body
 
     def _read(self, text: str, at: int) -> None:
