@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,9 @@ class LiteralReader:
         """The value that comes next. Raises `LiteralError`."""
         if depth > MAX_DEPTH:
             raise LiteralError("nested too deeply")
-        if self.accept("["):
-            return self._list("]", depth)
-        if self.accept("("):
-            return self._list(")", depth)
+        for opening, closing in ("[]", "()"):
+            if self.accept(opening):
+                return [self.value(depth + 1) for _ in self._entries(closing)]
         if self.accept("{"):
             return self.mapping(":", "}", depth)
         text = self._string()
@@ -91,26 +90,21 @@ class LiteralReader:
     def mapping(self, separator: str, closing: str, depth: int = 0) -> dict[str, Any]:
         """Keys and values up to `closing`; the opening bracket was read before."""
         found: dict[str, Any] = {}
-        while not self.accept(closing):
+        for _ in self._entries(closing):
             key = self._key()
             if key in found or not self.accept(separator):
                 raise LiteralError(f"no value for {key!r}")
             found[key] = self.value(depth + 1)
-            if not self.accept(","):
-                if self.accept(closing):
-                    break
-                raise LiteralError(f"neither , nor {closing} at character {self.position}")
         return found
 
-    def _list(self, closing: str, depth: int) -> list[Any]:
-        found: list[Any] = []
+    def _entries(self, closing: str) -> Iterator[None]:
+        """Stops before each entry up to `closing`; there is a comma between two entries."""
         while not self.accept(closing):
-            found.append(self.value(depth + 1))
+            yield
             if not self.accept(","):
                 if self.accept(closing):
-                    break
+                    return
                 raise LiteralError(f"neither , nor {closing} at character {self.position}")
-        return found
 
     def _key(self) -> str:
         self.skip_space()

@@ -29,10 +29,6 @@ class EncodedRun(NamedTuple):
     ids: list[int]
     token_at: dict[int, int]
 
-    def cached_bytes(self, text: str) -> int:
-        """About how many bytes a cache entry takes: list slots and int objects, the string, dicts and their entries."""
-        return 4 * len(text) + 36 * len(self.ids) + 100 * len(self.token_at) + 400
-
 
 class TemplateTokenizer:
     """Encodes runs of plain text and maps control tokens by table. Safe to share between threads."""
@@ -134,7 +130,9 @@ class TemplateTokenizer:
         run = self._runs.get((first, text))
         if run is None or not run.token_at.keys() >= set(cuts):
             run = self._encode(text, cuts, self.body if first else self._inner)
-            self._runs.put((first, text), run, run.cached_bytes(text))
+            # About: the string, list slots and int objects, dict entries, the rest.
+            size = 4 * len(text) + 36 * len(run.ids) + 100 * len(run.token_at) + 400
+            self._runs.put((first, text), run, size)
         return run
 
     def _encode(self, text: str, cuts: Sequence[int], body: Tokenizer) -> EncodedRun:
