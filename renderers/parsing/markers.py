@@ -21,25 +21,19 @@ class MarkerEncoding:
     """The encoded forms of a set of markers for one tokenizer."""
 
     def __init__(self, tokenizer: TemplateTokenizer, markers: Iterable[str]) -> None:
-        self._character_of_token: dict[str, str] = {}
         #: id of a control token -> the character that stands for it
         self.character_of_id: dict[int, str] = {}
-        self._encoded: dict[str, str] = {}
-        for marker in markers:
-            self._encoded[marker] = self._encode(marker, tokenizer)
-        self._token_of_character = {character: token for token, character in self._character_of_token.items()}
+        self._token_of_character: dict[str, str] = {}
+        self._encoded = {marker: self._encode(marker, tokenizer) for marker in markers}
 
     def _encode(self, marker: str, tokenizer: TemplateTokenizer) -> str:
         pieces: list[str] = []
         position = 0
         for match in tokenizer.controls(marker):
-            token = tokenizer.control_token(match.token_id)
-            assert token is not None
-            character = self._character_of_token.setdefault(
-                token, chr(_FIRST_CHARACTER + len(self._character_of_token))
-            )
-            self.character_of_id[match.token_id] = character
             start, end = match.text_range
+            new = chr(_FIRST_CHARACTER + len(self.character_of_id))
+            character = self.character_of_id.setdefault(match.token_id, new)
+            self._token_of_character[character] = marker[start:end]
             pieces += [marker[position:start], character]
             position = end
         return "".join([*pieces, marker[position:]])

@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-import string
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from renderers.template.work_limit import ITEM, STEP, spend, spend_on_text_of
@@ -382,31 +381,6 @@ def spend_on_width(specification: str) -> None:
 
 
 _NUMBER = re.compile(r"\d+")
-_FORMATTER = string.Formatter()
-
-
-def traced_format(template: str, format_one: Callable[[str], str], pick: Callable[[str], Any]) -> str | None:
-    """`template.format(...)` with the spans of its fields; None for a nested format specification.
-
-    `format_one` formats a template with one field, `pick` returns the value that a field names.
-    """
-    pieces: list[str] = []
-    automatic = 0
-    for literal, name, spec, conversion in _FORMATTER.parse(plain(template)):
-        pieces.append(literal)
-        if name is None:
-            continue
-        if spec and "{" in spec:
-            return None
-        if not name or name[0] in ".[":
-            name, automatic = f"{automatic}{name}", automatic + 1
-        value = pick(name)
-        if not spec and not conversion:
-            pieces.append(traced_text(value))
-        else:
-            suffix = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-            pieces.append(_tainted(format_one(f"{{{name}{suffix}}}"), (value,)))
-    return traced_join("", pieces)
 
 
 def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:

@@ -131,15 +131,11 @@ def _alternatives(words: Sequence[str]) -> str:
     Models have up to 1,300 control tokens, most with a common prefix; trying one after the other at every `<` of a text
     takes a hundred times as long.
     """
-    if not words:
-        return ""
     branches: dict[str, list[str]] = {}
     for word in words:
         branches.setdefault(word[:1], []).append(word[1:])
     ends_here = branches.pop("", None) is not None
-    pieces = []
-    for character, rest in branches.items():
-        pieces.append(re.escape(character) + _alternatives(rest))
+    pieces = [re.escape(character) + _alternatives(rest) for character, rest in branches.items()]
     if not pieces:
         return ""
     if ends_here:
