@@ -29,7 +29,8 @@ class Lexer:
         pieces = self._decoder.pieces(token_ids)
         texts: list[str] = []
         position = 0
-        for control in [index for index, piece in enumerate(pieces) if piece is None]:
+        for _ in range(pieces.count(None)):
+            control = pieces.index(None, position)
             token_id = token_ids[control]
             text = self._encoding.character_of_id.get(token_id) or self._tokenizer.added_token(token_id) or "\ufffd"
             texts += [self._add(self._run.feed(pieces[position:control])), self.finish()]
