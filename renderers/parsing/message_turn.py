@@ -98,16 +98,13 @@ class MessageTurnParser(TurnParser):
         channel, self._channel = self._channel, _Channel.HEADER
         text = "".join(self._parts)
         if channel is _Channel.CALL:
-            self._add_call(text, closed=closed)
+            call = self._out.block(text, closed=closed)
+            body_end = len(text) - 1 if closed and MARKER_CHARACTER.match(text[-1]) else len(text)
+            arguments = call.plain_text(self._header_length, body_end)
+            attempt = call.json_attempt(self._recipient.removeprefix("functions."), arguments)
+            self._out.end_block(text, self._message_at, [attempt], closed=closed)
         elif channel is _Channel.HEADER:
             before_marker = MARKER_CHARACTER.split(text)[0]
             if before_marker.strip() and _RECIPIENT.search(before_marker) is None:
                 self._out.add_content(before_marker)  # content without any header
         self._parts = []
-
-    def _add_call(self, text: str, *, closed: bool) -> None:
-        body_end = len(text) - 1 if closed and MARKER_CHARACTER.match(text[-1]) else len(text)
-        call = self._out.block(text, closed=closed)
-        arguments = call.plain_text(self._header_length, body_end)
-        attempt = call.json_attempt(self._recipient.removeprefix("functions."), arguments)
-        self._out.end_block(text, self._message_at, [attempt], closed=closed)

@@ -116,7 +116,7 @@ def _enter_loop_body(loop: int, run: TemplateRun, *targets: Any) -> str:
     run.spend(STEP)
     for target in targets:
         if isinstance(target, TracedMessage):
-            run.entered.append(target._index)
+            run.last_entered = target._index
             return loop_mark(loop, target._index)
     return ""
 

@@ -341,7 +341,13 @@ _PERCENT = re.compile(r"%(?:\(([^)]*)\))?(%|s|[^%s]*?[a-zA-Z])")
 def traced_percent(template: str, values: Any) -> str:
     """`template % values`; `%s` keeps the spans of its value, any other conversion taints the whole result."""
     arguments = values if isinstance(values, tuple) else (values,)
-    _spend_on_percent(template, arguments)
+    for value in arguments:
+        spend_on_text_of(value)
+    for match in _PERCENT.finditer(plain(template)):
+        if len(match[2]) > 1:
+            spend_on_width(match[2])
+            if "*" in match[2]:
+                spend(sum(abs(value) for value in arguments if isinstance(value, int)))
     expected = str.__mod__(plain(template), values)  # `%` would call `__rmod__` of a traced value: this function
     pieces: list[str] = []
     position, used = 0, 0
@@ -361,17 +367,6 @@ def traced_percent(template: str, values: Any) -> str:
         pieces.append(value)
     result = traced_join("", [*pieces, template[position:]])
     return result if result == expected else _tainted(expected, (template, *arguments))
-
-
-def _spend_on_percent(template: str, arguments: tuple[Any, ...]) -> None:
-    for value in arguments:
-        spend_on_text_of(value)
-    for match in _PERCENT.finditer(plain(template)):
-        conversion = match[2]
-        if len(conversion) > 1:
-            spend_on_width(conversion)
-            if "*" in conversion:
-                spend(sum(abs(value) for value in arguments if isinstance(value, int)))
 
 
 def spend_on_width(specification: str) -> None:

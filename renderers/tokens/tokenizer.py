@@ -140,7 +140,13 @@ class TemplateTokenizer:
         if self._ascii_encoder is not None and text.isascii():
             encoded = self._ascii_encoder.encode(text, cuts)
         if encoded is None:
-            encoding = self._encoding(text, body)
+            try:
+                encoding = body.encode(text, add_special_tokens=False)
+            except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
+                raise TokenizerError(
+                    f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
+                    "source with errors='replace'."
+                ) from error
             encoded = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}
         ids, token_at = encoded
         if not self._forbidden.isdisjoint(ids):
@@ -150,15 +156,6 @@ class TemplateTokenizer:
                 "content could forge it. Remove the token from the base vocabulary or reject such content."
             )
         return EncodedRun(ids, token_at)
-
-    def _encoding(self, text: str, body: Tokenizer) -> Encoding:
-        try:
-            return body.encode(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
-            raise TokenizerError(
-                f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
-                "source with errors='replace'."
-            ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, that of control tokens included.
