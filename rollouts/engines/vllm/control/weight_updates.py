@@ -197,7 +197,9 @@ class WeightControl(CacheControl):
         if not check:
             return str(directory)
         initial = await self._initial_directory()
-        return await asyncio.to_thread(_checked_path, Path(directory), None if initial is None else Path(initial))
+        path = await asyncio.to_thread(Path(directory).absolute)
+        await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
+        return str(path)
 
     async def _initial_directory(self) -> str | None:
         """The checkpoint that the server was started with, by its own path; later checkpoints may lack tensors."""
@@ -206,9 +208,3 @@ class WeightControl(CacheControl):
         cards = json_object(response).get("data") if response.status == 200 else None
         roots = [card.get("root") for card in cards or () if isinstance(card, dict) and card.get("id") == model]
         return roots[0] if roots and isinstance(roots[0], str) else None
-
-
-def _checked_path(directory: Path, initial: Path | None) -> str:
-    path = directory.absolute()
-    check_checkpoint(path, like=initial)
-    return str(path)
