@@ -118,18 +118,15 @@ def tensor_type(tensor: Tensor) -> TensorType:
             return tensor_type(tensor.unpack())
 
 
-class RawPixels(NamedTuple):
-    """uint8 pixels of an item, and the scale that turns them into floats."""
-
-    pixels: np.ndarray | StillPatches
-    scale: PixelScale
+#: uint8 pixels of an item, and the scale that turns them into floats.
+RawPixels = tuple[np.ndarray | StillPatches, PixelScale]
 
 
 def raw_pixels(item: MediaItem, name: str) -> RawPixels | None:
     """The uint8 pixels before rescale and normalise, if a tensor holds them; None for every other tensor."""
     tensor = item.tensors[name]
     if isinstance(tensor, ScaledPixels):
-        return RawPixels(tensor.pixels, tensor.scale)
+        return tensor.pixels, tensor.scale
     if item.scale is None or tensor_type(tensor).dtype != "uint8":
         return None
-    return RawPixels(tensor if isinstance(tensor, StillPatches) else item[name], item.scale)
+    return tensor if isinstance(tensor, StillPatches) else item[name], item.scale
