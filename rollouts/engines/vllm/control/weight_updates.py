@@ -15,7 +15,7 @@ from typing import NoReturn
 from rollouts.engines.vllm.control.caches import CacheControl, PauseMode, check_pause_mode
 from rollouts.engines.vllm.control.checkpoint_files import check_checkpoint
 from rollouts.engines.vllm.control.routes import required_field
-from rollouts.engines.vllm.error_context import name_errors_after_method
+from rollouts.engines.vllm.error_context import name_errors_after_methods
 from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import (
     EngineError,
@@ -29,10 +29,10 @@ from rollouts.errors import (
 log = logging.getLogger("rollouts.engines.vllm")
 
 
+@name_errors_after_methods
 class WeightControl(CacheControl):
     """Loads other weights into a server, and labels them."""
 
-    @name_errors_after_method
     async def reload_weights(self, directory: str | os.PathLike[str], *, check: bool = True) -> None:
         """Load a checkpoint of the same model into a paused server, and empty every cache.
 
@@ -56,7 +56,6 @@ class WeightControl(CacheControl):
                 await self._load(path)
                 await self._reset_all()
 
-    @name_errors_after_method
     async def update_weight_version(self, version: str) -> None:
         """Label tokens sampled from now on. Servers that keep no label (before vLLM 0.29): on this side only."""
         if not version:
@@ -68,13 +67,11 @@ class WeightControl(CacheControl):
             self._routes.checked(response, path, "labelling the weights")
         self._on_weight_version(version)
 
-    @name_errors_after_method
     async def weight_version(self) -> str:
         """The label of the weights that the server has ("default" until one is set)."""
         response = await self._routes.call("GET", "/weight_info", "reading the weight version")
         return str(required_field(response, "weight_version"))
 
-    @name_errors_after_method
     async def update_weights_from_directory(
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
     ) -> None:
@@ -98,7 +95,6 @@ class WeightControl(CacheControl):
                 log.warning("a cancelled update of the weights failed: %s", error)
             raise
 
-    @name_errors_after_method
     async def world_size(self) -> int:
         """How many workers (GPUs) the model is spread over, data parallelism included."""
         response = await self._routes.call("GET", "/get_world_size", "reading the world size")
