@@ -123,7 +123,7 @@ def test_the_name_of_the_writer_is_in_the_header_only_while_it_has_the_file_open
     with RecordWriter(path), path.open("rb", buffering=0) as file:
         holder = read_holder(file)
         assert holder is not None
-        assert (holder.pid, holder.host) == (os.getpid(), socket.gethostname())
+        assert holder == (os.getpid(), socket.gethostname())
     assert path.read_bytes() == before
 
 

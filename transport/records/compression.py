@@ -27,7 +27,7 @@ def find_compressor(compression: str | None) -> Callable[[Buffer], bytes] | None
         raise ValueError(f'compression {compression!r} is neither "zstd" nor None')
     zstd = _import_zstd()
     compressor = zstd.ZstdCompressor(level=_LEVEL)
-    return lambda data: compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)  # type: ignore[no-any-return]
+    return lambda data: compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
 
 
 class Decompression:
