@@ -220,6 +220,16 @@ class PlaceholderCountError(RendererError):
         return type(self)(self.message_index - first_message, self.parts, self.actual, self.modality)
 
 
+class ColumnLengthError(RendererError, ValueError):
+    """A per-token column does not have one entry per token."""
+
+    def __init__(self, column: str, length: int, tokens: int) -> None:
+        self.column = column
+        self.length = length
+        self.tokens = tokens
+        super().__init__(f"{column} has {length} entries for {tokens} tokens; give one per token, or leave it out")
+
+
 class LogicalIdsError(RendererError):
     """The ids with one marker for each item cannot be computed from the expanded ids."""
 
