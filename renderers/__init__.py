@@ -37,6 +37,7 @@ from renderers.parsing.response import (
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
 from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template_renderer import TemplateRenderer
+from renderers.vision.processor_output import ProcessorOutput
 
 if TYPE_CHECKING:
     from renderers.base import create_renderer_pool
@@ -178,6 +179,7 @@ __all__ = [
     "ParsedToolCall",
     "PlaceholderRange",
     "PrimeQwen3RendererConfig",
+    "ProcessorOutput",
     "Qwen3RendererConfig",
     "Qwen3VLRendererConfig",
     "Qwen35RendererConfig",

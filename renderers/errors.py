@@ -230,6 +230,17 @@ class ColumnLengthError(RendererError, ValueError):
         super().__init__(f"{column} has {length} entries for {tokens} tokens; give one per token, or leave it out")
 
 
+class ForeignMediaError(RendererError, TypeError):
+    """An entry of `MultiModalData.mm_items` was not made by a renderer of this package."""
+
+    def __init__(self, entry: object) -> None:
+        self.entry = entry
+        super().__init__(
+            f"an entry of mm_items is a {type(entry).__name__}, not an item that a renderer made: its pixels, source "
+            "and placeholder tokens are unknown. Render the messages with this package."
+        )
+
+
 class LogicalIdsError(RendererError):
     """The ids with one marker for each item cannot be computed from the expanded ids."""
 

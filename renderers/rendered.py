@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from renderers.errors import ColumnLengthError, LogicalIdsError, UnknownRoleError, short_repr
+from renderers.errors import ColumnLengthError, ForeignMediaError, LogicalIdsError, UnknownRoleError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import ROLES
+from renderers.vision.processor_output import ProcessorOutput
 
 T = TypeVar("T")
 
@@ -66,11 +67,16 @@ class PlaceholderRange:
 
 @dataclass(frozen=True)
 class MultiModalData:
-    """The media of a prompt: per modality three parallel lists, in prompt order."""
+    """The media of a prompt: per modality three parallel lists, in prompt order.
+
+    `mm_items` are mappings from tensor name to array, as a transformers processor returns them. Those of a renderer are
+    `ProcessorOutput`s; `media_items` gives the `MediaItem`s that they are made of. Pydantic models may have a field of
+    this type: it is validated from an instance or from a dict of the three lists.
+    """
 
     mm_hashes: dict[str, list[str]] = field(default_factory=dict)
     mm_placeholders: dict[str, list[PlaceholderRange]] = field(default_factory=dict)
-    mm_items: dict[str, list[MediaItem]] = field(default_factory=dict)
+    mm_items: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def from_items(cls, items: Iterable[tuple[MediaItem, PlaceholderRange]]) -> MultiModalData:
@@ -79,15 +85,20 @@ class MultiModalData:
         for item, placeholder in items:
             data.mm_hashes.setdefault(item.modality, []).append(item.mm_hash)
             data.mm_placeholders.setdefault(item.modality, []).append(placeholder)
-            data.mm_items.setdefault(item.modality, []).append(item)
+            data.mm_items.setdefault(item.modality, []).append(ProcessorOutput(item))
         return data
+
+    @property
+    def media_items(self) -> dict[str, list[MediaItem]]:
+        """The `MediaItem`s by modality, in prompt order. Raises `ForeignMediaError` for an item made elsewhere."""
+        return {modality: list(map(_media_item, entries)) for modality, entries in self.mm_items.items()}
 
     def items_with_ranges(self) -> list[tuple[MediaItem, PlaceholderRange]]:
         """Every item with its range, over all modalities, in prompt order."""
         pairs = [
-            pair
+            (_media_item(entry), placeholder)
             for modality, ranges in self.mm_placeholders.items()
-            for pair in zip(self.mm_items[modality], ranges, strict=True)
+            for entry, placeholder in zip(self.mm_items[modality], ranges, strict=True)
         ]
         return sorted(pairs, key=lambda pair: pair[1].offset)
 
@@ -101,6 +112,43 @@ class MultiModalData:
 
     def __len__(self) -> int:
         return sum(len(items) for items in self.mm_items.values())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        serialization = core_schema.plain_serializer_function_ser_schema(cls._plain, info_arg=False)
+        return core_schema.no_info_plain_validator_function(cls._validated, serialization=serialization)
+
+    @classmethod
+    def _validated(cls, value: Any) -> MultiModalData:
+        if isinstance(value, cls):
+            return value
+        columns = ("mm_hashes", "mm_placeholders", "mm_items")
+        if not isinstance(value, Mapping) or not value.keys() <= set(columns):
+            raise ValueError(f"multi-modal data are a MultiModalData or a dict of {', '.join(columns)}")
+        ranges = {
+            modality: [PlaceholderRange(**entry) if isinstance(entry, Mapping) else entry for entry in entries]
+            for modality, entries in value.get("mm_placeholders", {}).items()
+        }
+        return cls(dict(value.get("mm_hashes", {})), ranges, dict(value.get("mm_items", {})))
+
+    def _plain(self) -> dict[str, Any]:
+        """The three columns as dicts and lists; tensors are arrays."""
+        ranges = {
+            modality: [{"offset": entry.offset, "length": entry.length} for entry in entries]
+            for modality, entries in self.mm_placeholders.items()
+        }
+        items = {modality: [dict(entry) for entry in entries] for modality, entries in self.mm_items.items()}
+        return {"mm_hashes": self.mm_hashes, "mm_placeholders": ranges, "mm_items": items}
+
+
+def _media_item(entry: Mapping[str, Any]) -> MediaItem:
+    if isinstance(entry, ProcessorOutput):
+        return entry.item
+    if isinstance(entry, MediaItem):
+        return entry
+    raise ForeignMediaError(entry)
 
 
 class TokenSpan(NamedTuple):
