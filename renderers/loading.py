@@ -92,7 +92,7 @@ def _load(
     )
     sources = _chosen_sources(named_sources(files.directory, files.settings), options.chat_template)
     # Imported here, as is the code that reads images: together a fifth of the time of `import renderers`.
-    from renderers.formats.prompts import prompt_for
+    from renderers.formats.prompts.selection import prompt_for
 
     template: Template | None = None
     if not sources:
@@ -273,7 +273,7 @@ def _template(
 
     As in `get_chat_template` of transformers: `tool_use` if tools are given, else `default`.
     """
-    from renderers.formats.prompts import TypeScriptToolTemplate, reads_typescript
+    from renderers.formats.prompts.kimi_k25 import TypeScriptToolTemplate, reads_typescript
 
     def compiled(source: str) -> Template:
         template = ChatTemplate(source, model=tokenizer.model, variables=variables, now=now)

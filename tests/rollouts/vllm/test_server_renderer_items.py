@@ -30,8 +30,7 @@ from renderers.errors import (
 )
 from renderers.media.pixel_scale import PixelScale
 from rollouts.engines.vllm.http.response import HttpResponse
-from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
-from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ServerRenderer, TokenChunk
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,

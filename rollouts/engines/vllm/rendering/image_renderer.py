@@ -80,14 +80,10 @@ class ImageRenderer:
             _request_name(source), f"the server restarted {_MAX_ATTEMPTS} times while it rendered the image"
         )
 
-    def file(self, source: MediaSource) -> SourceFile:
-        """The file that is sent to the server for a source."""
-        return image_file(source, self._policy)
-
     def files(self, images: Iterable[RenderedImage]) -> dict[str, SourceFile]:
         """The file of each distinct image by its name in the server's cache."""
         distinct = {image.name: image.item.source for image in images}
-        return {name: self.file(source) for name, source in distinct.items()}
+        return {name: image_file(source, self._policy) for name, source in distinct.items()}
 
     def _source(self, reference: Any) -> MediaSource:
         """The source of a reference, which the policy must allow even if the store holds it."""
@@ -102,13 +98,13 @@ class ImageRenderer:
     async def _render(self, source: MediaSource, mm_hash: str, server: ServerIdentity) -> MediaItem:
         """Let the server process an image, and store the item."""
         request_name, cache_name = _request_name(source), image_name(source)
-        file = await asyncio.to_thread(self.file, source)
-        response, image = await self._render_alone(cache_name, file, server.model, request_name)
-        if image.encoded is None:
-            # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
-            random_name = f"{cache_name}-{uuid.uuid4().hex}"
-            response, image = await self._render_alone(random_name, file, server.model, request_name)
-        if image.encoded is None:
+        file = await asyncio.to_thread(image_file, source, self._policy)
+        # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
+        for sent_name in (cache_name, f"{cache_name}-{uuid.uuid4().hex}"):
+            response, image = await self._render_alone(sent_name, file, server.model, request_name)
+            if image.encoded is not None:
+                break
+        else:
             raise CapabilityError(
                 request_name,
                 "/render sends no tensors of the image, even for a random name that no cache can hold. Start the "
