@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from renderers import errors
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, ThinkingRetention
-from renderers.errors import RendererError
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError
 from renderers.loading import create_renderer, load_renderer
 from renderers.media.item import MediaItem
 from renderers.media.policy import MediaPolicy
@@ -164,6 +164,7 @@ __all__ = [
     "LagunaXS2RendererConfig",
     "LagunaXS21RendererConfig",
     "Llama3RendererConfig",
+    "MalformedGenerateResponseError",
     "MediaItem",
     "MediaPolicy",
     "MediaSource",
@@ -175,6 +176,7 @@ __all__ = [
     "Nemotron3RendererConfig",
     "Nemotron3UltraRendererConfig",
     "Nemotron35RendererConfig",
+    "OverlongPromptError",
     "ParsedResponse",
     "ParsedToolCall",
     "PlaceholderRange",

@@ -351,3 +351,26 @@ class PoolClosedError(RendererError):
 
     def __init__(self) -> None:
         super().__init__("this RendererPool is closed; make calls before close(), or inside its `with` block")
+
+
+class OverlongPromptError(RendererError):
+    """A prompt is longer than the server accepts. Programs look for "maximum context length" in its text."""
+
+    def __init__(self, *, prompt_len: int, max_prompt_len: int) -> None:
+        self.prompt_len = prompt_len
+        self.max_prompt_len = max_prompt_len
+        super().__init__(
+            f"the prompt length ({prompt_len}) exceeds the maximum context length ({max_prompt_len}); shorten the "
+            "conversation"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _overlong_prompt_error, (self.prompt_len, self.max_prompt_len)
+
+
+def _overlong_prompt_error(prompt_len: int, max_prompt_len: int) -> OverlongPromptError:
+    return OverlongPromptError(prompt_len=prompt_len, max_prompt_len=max_prompt_len)
+
+
+class MalformedGenerateResponseError(RendererError, ValueError):
+    """A server returned a completion without a usable log-probability for each token, or without its prompt."""

@@ -84,7 +84,7 @@ class Case(NamedTuple):
     text: str
     status: ToolCallParseStatus
     name: str | None = None
-    arguments: dict[str, Any] | None = None
+    arguments: dict[str, Any] | str | None = None
 
 
 def m3(text: str) -> str:
@@ -157,7 +157,7 @@ BLOCKS: dict[str, list[Case]] = {
         Case(fenced('<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{"q": "a"}\n```<｜tool▁call▁end｜>'), OK,
              "look", {"q": "a"}),
         Case(fenced("<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{q}\n```<｜tool▁call▁end｜>"),
-             INVALID_JSON, "look"),
+             INVALID_JSON, "look", "{q}"),
         Case(fenced('<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n{"q": "a"}<｜tool▁call▁end｜>'), MALFORMED_STRUCTURE, "look"),
         Case(fenced("<｜tool▁call▁begin｜>function look<｜tool▁call▁end｜>"), MALFORMED_STRUCTURE),
         Case(fenced("<｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json\n{}\n```<｜tool▁call▁end｜>"), MISSING_NAME),
@@ -169,7 +169,7 @@ BLOCKS: dict[str, list[Case]] = {
     ],
     "deepseek-v3.1": [
         Case(fenced('<｜tool▁call▁begin｜>look<｜tool▁sep｜>{"q": "a"}<｜tool▁call▁end｜>'), OK, "look", {"q": "a"}),
-        Case(fenced("<｜tool▁call▁begin｜>look<｜tool▁sep｜>{<｜tool▁call▁end｜>"), INVALID_JSON, "look"),
+        Case(fenced("<｜tool▁call▁begin｜>look<｜tool▁sep｜>{<｜tool▁call▁end｜>"), INVALID_JSON, "look", "{"),
         Case(fenced("<｜tool▁call▁begin｜>look<｜tool▁sep｜>[]<｜tool▁call▁end｜>"), MALFORMED_STRUCTURE, "look"),
         Case(fenced("<｜tool▁call▁begin｜><｜tool▁sep｜>{}<｜tool▁call▁end｜>"), MISSING_NAME),
         Case("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{}", UNCLOSED_BLOCK, "look", {}),
@@ -192,7 +192,7 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{\"n\": 1}"
              "<|tool_call_end|><|tool_calls_section_end|>", OK, "look", {"n": 1}),
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>n"
-             "<|tool_call_end|><|tool_calls_section_end|>", INVALID_JSON, "look"),
+             "<|tool_call_end|><|tool_calls_section_end|>", INVALID_JSON, "look", "n"),
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_end|>"
              "<|tool_calls_section_end|>", MALFORMED_STRUCTURE),
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}"
@@ -207,7 +207,7 @@ BLOCKS: dict[str, list[Case]] = {
         Case('[TOOL_CALLS][{"name": "look", "arguments": {"n": 1}, "id": "abcdefghi"}]', OK, "look", {"n": 1}),
         Case('[TOOL_CALLS]look[ARGS]{"n": 1}', OK, "look", {"n": 1}),
         Case('[TOOL_CALLS]look[CALL_ID]abcdefghi[ARGS]{"n": 1}', OK, "look", {"n": 1}),
-        Case("[TOOL_CALLS]look[ARGS]{", INVALID_JSON, "look"),
+        Case("[TOOL_CALLS]look[ARGS]{", INVALID_JSON, "look", "{"),
         Case("[TOOL_CALLS][ARGS]{}", MISSING_NAME),
         Case("[TOOL_CALLS]look", MALFORMED_STRUCTURE),
         Case('[TOOL_CALLS][{"arguments": {}}]', MISSING_NAME),
