@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import QUICK
-from rollouts.demo.run import run_demo
+from rollouts.demo.run import Demo
 from rollouts.demo.server_policy import server_policy
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.vllm import VLLMEngine
@@ -33,7 +33,7 @@ SHORT = replace(
 def learned(vllm_server, tmp_path):
     progress = Progress(Console(file=io.StringIO()), SHORT)
     with TrainerProcess(tmp_path / "model", SHORT, 0) as trainer, progress:
-        yield run_demo(
+        demo = Demo(
             recipe=SHORT,
             seed=0,
             out=tmp_path,
@@ -41,6 +41,7 @@ def learned(vllm_server, tmp_path):
             progress=progress,
             make_policy=server_policy(vllm_server.base_url),
         )
+        yield demo.run()
     asyncio.run(put_back(vllm_server))
 
 
