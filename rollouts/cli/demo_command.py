@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -99,11 +100,11 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
 
                 from rollouts.demo.progress import Progress
                 from rollouts.demo.run import Demo, local_policy
-                from rollouts.demo.server_policy import serve_command, server_policy
+                from rollouts.demo.server_policy import ServerPolicy, serve_command
 
             collect_garbage_rarely()
             with Progress(console, recipe) as progress:
-                make_policy = server_policy(base_url, api_key) if base_url else local_policy
+                make_policy = partial(ServerPolicy, base_url, api_key) if base_url else local_policy
                 demonstration = Demo(
                     recipe=recipe, seed=seed, out=out, trainer=trainer, progress=progress, make_policy=make_policy
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.console import Console
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import QUICK
 from rollouts.demo.run import Demo
-from rollouts.demo.server_policy import server_policy
+from rollouts.demo.server_policy import ServerPolicy
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.vllm import VLLMEngine
 
@@ -39,7 +40,7 @@ def learned(vllm_server, tmp_path):
             out=tmp_path,
             trainer=trainer,
             progress=progress,
-            make_policy=server_policy(vllm_server.base_url),
+            make_policy=partial(ServerPolicy, vllm_server.base_url, None),
         )
         yield demo.run()
     asyncio.run(put_back(vllm_server))
