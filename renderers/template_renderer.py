@@ -41,7 +41,8 @@ _log = logging.getLogger("renderers")
 class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
-    `media` loads images and videos; without processors, the model only reads text. Messages go to `template` as they
+    `config` is what the renderer was made of: `RendererOptions`, or the resolved configuration of a family. `media`
+    loads images and videos; without processors, the model only reads text. Messages go to `template` as they
     are: `load_renderer` and `create_renderer` pass a template that converts their content.
     """
 
@@ -56,7 +57,9 @@ class TemplateRenderer:
         thinking_retention: ThinkingRetention = "template",
         history: HistoryPolicy = "template",
         cache_bytes: int = 64 * 2**20,
+        config: Any = None,
     ) -> None:
+        self.config = config
         self.template = template
         self.tokenizer = tokenizer
         self.format = format

@@ -7,19 +7,9 @@ from dataclasses import dataclass
 
 from renderers.errors import UnknownFormatError
 from renderers.parsing.format import Format, MessageChannels, ReasoningMarkers
-from renderers.parsing.syntaxes import (
-    DeepSeekCalls,
-    GemmaCalls,
-    GlmCalls,
-    InvokeCalls,
-    JsonCalls,
-    KimiCalls,
-    LlamaCalls,
-    MiniMaxM3Calls,
-    MistralCalls,
-    PythonicCalls,
-    QwenXmlCalls,
-)
+from renderers.parsing.syntaxes.element_calls import GlmCalls, InvokeCalls, MiniMaxM3Calls, QwenXmlCalls
+from renderers.parsing.syntaxes.json_calls import DeepSeekCalls, JsonCalls, KimiCalls, MistralCalls
+from renderers.parsing.syntaxes.literal_calls import GemmaCalls, LlamaCalls, PythonicCalls
 
 
 @dataclass(frozen=True, slots=True)

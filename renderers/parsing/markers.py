@@ -34,7 +34,7 @@ class MarkerEncoding:
     def _encode(self, marker: str, tokenizer: TemplateTokenizer) -> str:
         pieces: list[str] = []
         position = 0
-        while (match := tokenizer.find_control(marker, position, len(marker))) is not None:
+        for match in tokenizer.controls(marker):
             token = tokenizer.control_token(match.token_id)
             assert token is not None
             character = self._character_of_token.setdefault(

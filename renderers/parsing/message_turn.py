@@ -11,7 +11,6 @@ from enum import Enum, auto
 
 from renderers.parsing.grammar import Grammar, Role
 from renderers.parsing.markers import MARKER_CHARACTER, MarkerSearch
-from renderers.parsing.syntaxes.syntax import CallRegion, make_json_attempt
 from renderers.parsing.transcript import Transcript
 from renderers.parsing.turn_parser import TurnParser
 
@@ -107,8 +106,8 @@ class MessageTurnParser(TurnParser):
         self._parts = []
 
     def _add_call(self, text: str, *, closed: bool) -> None:
-        block = self._out.block(text, closed=closed)
         body_end = len(text) - 1 if closed and MARKER_CHARACTER.match(text[-1]) else len(text)
-        name, arguments = self._recipient.removeprefix("functions."), block.plain_text(self._header_length, body_end)
-        region = CallRegion(0, len(text), (self._header_length, body_end), closed)
-        self._out.end_block(text, self._message_at, [make_json_attempt(block, region, name, arguments)], closed=closed)
+        call = self._out.block(text, closed=closed)
+        arguments = call.plain_text(self._header_length, body_end)
+        attempt = call.json_attempt(self._recipient.removeprefix("functions."), arguments)
+        self._out.end_block(text, self._message_at, [attempt], closed=closed)

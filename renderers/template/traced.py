@@ -11,6 +11,7 @@ token.
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 import string
@@ -48,26 +49,22 @@ _new_str = str.__new__  # looked up once: a template makes thousands of strings
 class TracedStr(str):
     """A `str` with the origins of its characters. Equal to the plain string, with the same hash and output."""
 
-    __slots__ = ("_spans",)
+    __slots__ = ("spans",)
 
-    _spans: tuple[Span, ...]
+    spans: tuple[Span, ...]
 
     def __new__(cls, text: str = "", spans: Iterable[Span] = ()) -> TracedStr:
         # str.__new__ would call __str__ of a TracedStr and return it unchanged, hence the plain copy.
         self = _new_str(cls, text if type(text) is str else plain(text))
-        self._spans = tuple(spans)
+        self.spans = tuple(spans)
         return self
 
     @classmethod
     def of(cls, text: str, origin: Origin) -> TracedStr:
         """`text`, all of it from `origin`."""
         self = _new_str(cls, text if type(text) is str else plain(text))
-        self._spans = (Span(0, len(text), origin),) if text else ()
+        self.spans = (Span(0, len(text), origin),) if text else ()
         return self
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        return self._spans
 
     # Conversions that must not drop the spans.
 
@@ -78,7 +75,7 @@ class TracedStr(str):
         return _tainted(format(plain(self), spec), (self,)) if spec else self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TracedStr, (plain(self), self._spans)
+        return TracedStr, (plain(self), self.spans)
 
     # Concatenation.
 
@@ -130,8 +127,8 @@ class TracedStr(str):
     def __iter__(self) -> Iterator[str]:
         text = plain(self)
         spend(STEP * len(text))
-        if len(self._spans) == 1 and self._spans[0][:2] == (0, len(text)):
-            one = (Span(0, 1, self._spans[0].origin),)
+        if len(self.spans) == 1 and self.spans[0][:2] == (0, len(text)):
+            one = (Span(0, 1, self.spans[0].origin),)
             return (TracedStr(character, one) for character in text)
         return (self._cut(index, index + 1) for index in range(len(text)))
 
@@ -145,7 +142,7 @@ class TracedStr(str):
         text = str.__getitem__(self, slice(start, stop))
         at_end = stop == len(self)
         kept = []
-        for begin, end, origin in self._spans:
+        for begin, end, origin in self.spans:
             if begin == end:
                 if all_marks or start <= begin < stop or (at_end and begin == stop):
                     at = min(max(begin, start), stop) - start
@@ -222,7 +219,7 @@ class TracedStr(str):
         return cast(list[str], found)
 
     def _spend_on_pieces(self, count: int) -> None:
-        spend(count * (STEP + len(self._spans)))  # each piece is compared with every span
+        spend(count * (STEP + len(self.spans)))  # each piece is compared with every span
 
     # Changed characters.
 
@@ -243,22 +240,22 @@ class TracedStr(str):
         return traced_join(new, pieces)
 
     def upper(self) -> str:
-        return self._mapped(str.upper)
+        return _with_spans_of(plain(self).upper(), self)
 
     def lower(self) -> str:
-        return self._mapped(str.lower)
+        return _with_spans_of(plain(self).lower(), self)
 
     def casefold(self) -> str:
-        return self._mapped(str.casefold)
+        return _with_spans_of(plain(self).casefold(), self)
 
     def swapcase(self) -> str:
-        return self._mapped(str.swapcase)
+        return _with_spans_of(plain(self).swapcase(), self)
 
     def title(self) -> str:
-        return self._mapped(str.title)
+        return _with_spans_of(plain(self).title(), self)
 
     def capitalize(self) -> str:
-        return self._mapped(str.capitalize)
+        return _with_spans_of(plain(self).capitalize(), self)
 
     def translate(self, table: Any, /) -> str:
         # Character by character: one may be deleted while another becomes two.
@@ -270,7 +267,7 @@ class TracedStr(str):
 
     def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
         spend(self.count("\t") * max(0, operator.index(tabsize)))
-        return self._mapped(lambda text: text.expandtabs(tabsize))
+        return _with_spans_of(plain(self).expandtabs(tabsize), self)
 
     def center(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
         spend(operator.index(width))
@@ -290,11 +287,13 @@ class TracedStr(str):
 
     def zfill(self, width: SupportsIndex, /) -> str:
         spend(operator.index(width))
-        return self._mapped(lambda text: text.zfill(width))
+        return _with_spans_of(plain(self).zfill(width), self)
 
-    def _mapped(self, change: Callable[[str], str]) -> str:
-        changed = change(plain(self))
-        return _with_spans_of(changed, self)
+
+@functools.lru_cache(4096)
+def loop_mark(loop: int, message_index: int | None) -> TracedStr:
+    """An empty string with one `LoopMark`."""
+    return TracedStr("", (Span(0, 0, LoopMark(loop, message_index)),))
 
 
 def plain(text: str) -> str:
@@ -317,15 +316,15 @@ def traced_join(separator: str, parts: Iterable[Any]) -> str:
     """`separator.join(map(str, parts))` with the spans of all of them; plain when nothing carries one."""
     pieces = [part if isinstance(part, str) else traced_text(part) for part in parts]
     spans: list[Span] = []
-    separator_spans = separator._spans if isinstance(separator, TracedStr) else ()
+    separator_spans = separator.spans if isinstance(separator, TracedStr) else ()
     gap = len(separator)
     offset = 0
     for piece in pieces:
-        if type(piece) is TracedStr and piece._spans:
+        if type(piece) is TracedStr and piece.spans:
             if offset:
-                spans += [Span(start + offset, end + offset, origin) for start, end, origin in piece._spans]
+                spans += [Span(start + offset, end + offset, origin) for start, end, origin in piece.spans]
             else:
-                spans += piece._spans
+                spans += piece.spans
         offset += len(piece)
         if separator_spans:
             spans += [Span(start + offset, end + offset, origin) for start, end, origin in separator_spans]
@@ -420,7 +419,7 @@ def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:
 def _with_spans_of(text: str, source: str) -> str:
     """`text`, made from `source`: with its spans if the lengths are equal, else tainted."""
     if isinstance(source, TracedStr):
-        return TracedStr(text, source._spans) if len(text) == len(source) else _tainted(text, (source,))
+        return TracedStr(text, source.spans) if len(text) == len(source) else _tainted(text, (source,))
     return text
 
 
@@ -434,7 +433,7 @@ def _tainted(text: str, inputs: Iterable[Any]) -> str:
 
 def _first_origin(value: Any) -> Origin | None:
     if isinstance(value, TracedStr):
-        return next((span.origin for span in value._spans if isinstance(span.origin, Origin)), None)
+        return next((span.origin for span in value.spans if isinstance(span.origin, Origin)), None)
     if isinstance(value, Mapping):
         return next((found for item in value.items() for part in item if (found := _first_origin(part))), None)
     if isinstance(value, Collection) and not isinstance(value, (str, bytes, bytearray, range)):

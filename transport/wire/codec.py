@@ -13,7 +13,7 @@ from transport.wire import container
 from transport.wire.blob_table import OmitMedia
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.object_paths import parts_of
-from transport.wire.packing import pack
+from transport.wire.packing import may_hold_extensions, pack
 from transport.wire.unpacking import FindMedia, unpack
 from transport.wire.wire_format import Buffer
 
@@ -44,8 +44,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = _omit_none) -> list[Bu
     scalars of every dtype without Python objects (structured ones without titles), torch tensors, `MediaSource`, and
     dataclasses, named tuples, pydantic models and enums registered with `wire_type`; nested up to 1000 deep, without
     cycles. bytearray and memoryview come back as bytes, a path of this machine's kind as a path of the receiver's.
-    Exact types only: a subclass of str or dict is an `EncodeError`; it is not sent as a str or dict. `msgpack.ExtType`
-    is not supported; msgpack packs it without a call to this library, so it is an error of the receiver only.
+    Exact types only: a subclass of str or dict is an `EncodeError`; it is not sent as a str or dict.
 
     A frame of a C-contiguous array shares the array's memory, so send it before changing the array; other layouts are
     copied once, and smaller arrays are copied into the header. A media source and an array object are sent once however
@@ -111,13 +110,15 @@ def is_plain(value: object) -> bool:
     packer = msgpack.Packer(default=_refuse, strict_types=True, use_bin_type=True)
     try:
         # The same depth as in `check_encodable`, in an entry of a message.
-        packer.pack([0, 0, [[[[[[[[value]]]]]]]]])
+        packed = packer.pack([0, 0, [[[[[[[[value]]]]]]]]])
+        if may_hold_extensions(packed):
+            msgpack.unpackb(packed, ext_hook=_refuse, strict_map_key=False)
     except (TypeError, ValueError, OverflowError, BufferError):  # also text that is not Unicode, and cycles
         return False
     return True
 
 
-def _refuse(value: object) -> None:
+def _refuse(*value: object) -> None:
     raise TypeError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import uuid
@@ -125,7 +124,7 @@ class Target:
             raise OverlongPromptError(RENDERING, len(prompt.token_ids), self.capabilities.max_model_len)
         policy = self.renderer.processors["image"].policy
         files = [image_file(item.source, policy) for item, _ in images_of(prompt)]
-        urls = [f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}" for file in files]
+        urls = [b"".join(file.data_url()).decode() for file in files]
         (message,) = image_messages()
         content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), *message["content"]]
         body = {

@@ -31,10 +31,11 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.control.routes import ControlRoutes, json_object, required_field
+from rollouts.engines.vllm.control.routes import ControlRoutes, required_field
 from rollouts.engines.vllm.control.server_state import ServerState
 from rollouts.engines.vllm.error_context import name_errors_after_method
 from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError, UnsafeControlError
 
 PauseMode = Literal["abort", "wait", "keep"]

@@ -10,6 +10,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
+from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import CapabilityError, MalformedResultError
 
 
@@ -76,12 +77,6 @@ class ControlRoutes:
     async def takes_media(self) -> bool:
         """Whether the server was started to take images."""
         return (await self.capabilities()).pixel_dtype is not None
-
-
-def json_object(response: HttpResponse) -> Mapping[str, Any]:
-    """The JSON object of a response; {} where the body is empty or holds another kind of value."""
-    content = response.json() if response.body else {}
-    return content if isinstance(content, dict) else {}
 
 
 def required_field(response: HttpResponse, key: str) -> Any:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from rollouts.engines.vllm.control.metrics import ServerMetrics
-from rollouts.engines.vllm.control.routes import json_object, required_field
+from rollouts.engines.vllm.control.routes import required_field
 from rollouts.engines.vllm.control.weight_updates import WeightControl
 from rollouts.engines.vllm.error_context import name_errors_after_method
+from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import InvalidRequestError, ServerTimeoutError, ServerUnreachableError, UnsafeControlError
 
 MemoryTag = Literal["weights", "kv_cache"]

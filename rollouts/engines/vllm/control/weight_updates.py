@@ -14,8 +14,9 @@ from typing import NoReturn
 
 from rollouts.engines.vllm.control.caches import CacheControl, PauseMode, check_pause_mode
 from rollouts.engines.vllm.control.checkpoint_files import check_checkpoint
-from rollouts.engines.vllm.control.routes import json_object, required_field
+from rollouts.engines.vllm.control.routes import required_field
 from rollouts.engines.vllm.error_context import name_errors_after_method
+from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import (
     EngineError,
     InvalidRequestError,
