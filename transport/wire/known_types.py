@@ -20,7 +20,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "renderers.ExpansionPiece": "renderers.media.item",
         "renderers.MediaItem": "renderers.media.item",
         "renderers.MultiModalData": "renderers.rendered",
-        "renderers.PixelScale": "renderers.media.pixel_scale",
+        "renderers.PixelScale": "renderers.media.item",
         "renderers.PlaceholderRange": "renderers.rendered",
         "renderers.ProcessorOutput": "renderers.vision.processor_output",
         "renderers.StillPatches": "renderers.vision.patches",
