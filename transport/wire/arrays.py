@@ -214,9 +214,10 @@ def build_vector(code: int, data: object) -> npt.NDArray[Any]:
     if not 0 <= code < len(_COMMON_DTYPES):
         raise MalformedError(f"array dtype number {code} is unknown", "Update mmrollouts here.")
     dtype = _COMMON_DTYPES[code]
-    if len(data) % dtype.itemsize:
-        raise MalformedError(f"array of dtype {dtype} came with {len(data)} bytes")
-    return np.frombuffer(data, dtype) if data else np.ndarray(0, dtype, buffer=data)
+    try:
+        return np.frombuffer(data, dtype) if data else np.ndarray(0, dtype, buffer=data)
+    except ValueError as error:  # the bytes are no multiple of an element
+        raise MalformedError(f"array of dtype {dtype} came with {len(data)} bytes") from error
 
 
 def build_array(name: object, shape: object, data: bytes | memoryview) -> npt.NDArray[Any]:
