@@ -49,7 +49,7 @@ def placement_violations(request: GenerateRequest, ids: np.ndarray, capabilities
 
 
 def _list_violations(media: MultiModalData) -> Iterator[str]:
-    hashes, placeholders, items = media.mm_hashes, media.mm_placeholders, media.mm_items
+    hashes, placeholders, items = media.mm_hashes, media.mm_placeholders, media.media_items
     if not hashes.keys() == placeholders.keys() == items.keys():
         yield (
             f"the lists of media are of different modalities: mm_hashes {sorted(hashes)}, mm_placeholders "

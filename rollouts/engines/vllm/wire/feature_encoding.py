@@ -64,7 +64,7 @@ def encode_features(
     head = json.dumps({"mm_hashes": data.mm_hashes, "mm_placeholders": placeholders}, separators=(",", ":"))
     segments: list[bytes | memoryview] = []
     text = f'{head[:-1]},"kwargs_data":{{'
-    for number, (modality, items) in enumerate(data.mm_items.items()):
+    for number, (modality, items) in enumerate(data.media_items.items()):
         text += f"{',' if number else ''}{json.dumps(modality)}:["
         encoded: dict[int, Body] = {}  # an item that occurs twice is encoded once
         for index, item in enumerate(items):

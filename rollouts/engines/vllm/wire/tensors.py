@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from renderers.bfloat16 import bfloat16_to_float32
-from renderers.media.item import MediaItem, PackedArray
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import MediaItem, PackedArray, PixelScale
 from renderers.vision.normalise import ScaledPixels
 from renderers.vision.patches import StillPatches
 from rollouts.bfloat16 import Bfloat16Array
