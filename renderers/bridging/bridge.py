@@ -23,7 +23,7 @@ from renderers.bridging.probe_messages import ProbeMessages, unused_call_ids
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import PlaceholderCountError, TemplateError
-from renderers.media.item import ExpansionPiece, Modality
+from renderers.media.item import ExpansionPiece, MediaItem, Modality
 from renderers.messages import check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
 from renderers.placement import item_placement_error
@@ -31,7 +31,7 @@ from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
 from renderers.turn_boundaries import TurnEnd
-from renderers.vision.media_markers import LocatedItem
+from renderers.vision.media_markers import MediaSlot
 
 _log = logging.getLogger("renderers")
 
@@ -76,9 +76,16 @@ class Bridge:
         return Continuations(self.printer, self.probes, self.format, modalities=tuple(self.markers.values()))
 
     def extend(
-        self, request: BridgeRequest, turn: TurnSummary, new_media: Sequence[LocatedItem]
+        self,
+        request: BridgeRequest,
+        turn: TurnSummary,
+        new_slots: Sequence[MediaSlot],
+        new_items: Sequence[MediaItem] | None,
     ) -> RenderedTokens | BridgeRefusal:
-        """Prompt + completion + what the template prints behind the turn for the new messages, with `new_media`."""
+        """Prompt + completion + what the template prints behind the turn for the new messages.
+
+        `new_slots` are the places of the media in the new messages, `new_items` the media; None if not loaded.
+        """
         new_messages, tools = request.new_messages, request.tools
         if not turn.reasoning_complete and turn.stopped:
             return BridgeRefusal.OPEN_REASONING
@@ -117,7 +124,7 @@ class Bridge:
                 continued.controls,
                 self.printer.tokenizer,
                 [message["role"] for message in messages],
-                [item.slot(first_message=len(history)) for item in new_media],
+                [slot._replace(message_index=slot.message_index + len(history)) for slot in new_slots],
                 shape=None,
                 markers=self.markers,
                 begin=start,
@@ -125,7 +132,7 @@ class Bridge:
         except PlaceholderCountError as error:  # name the message by its index in `new_messages`
             raise error.relative_to(len(history)) from None
         extension = layout.with_media(
-            [item.item for item in new_media],
+            new_items,
             [*itertools.repeat(None, len(history)), *tool_names],
             self.markers,
         )

@@ -22,6 +22,7 @@ from renderers.media.raw import array_to_raw, image_to_raw, is_raw
 from renderers.media.raw_video import frames_to_raw, is_raw_video, raw_video_size
 from renderers.media.sniffing import check_type
 from renderers.media.source import MediaSource
+from renderers.media.store import MediaStore
 from renderers.media.urls import allowed_target
 from renderers.messages import VIDEO_PART_TYPES, media_value
 
@@ -57,11 +58,32 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
     return _image(media_value(part), policy)
 
 
-def reference_key(value: Any, policy: MediaPolicy) -> Any:
-    """What `ReferenceCache` finds a value by: a file by its state, other values by themselves; None for no key.
+def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:
+    """The source of a part, from the store if it was loaded before. Raises the errors of `source_of_part`."""
+    key = _reference_key(media_value(part), policy)  # for a file: its state before it is read
+    source = _stored_source(key, policy, store)
+    if source is None:
+        source = store.references.put(key, store.add_source(source_of_part(part, policy)))
+    return source
+
+
+def cached_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
+    """The source that `load_source` has loaded before from an equal part; None if there is none.
 
     Raises `MediaError` for a URL or path that the policy does not allow, or a file that cannot be read.
     """
+    return _stored_source(_reference_key(media_value(part), policy), policy, store)
+
+
+def _stored_source(key: Any, policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
+    cached = store.references.get(key)
+    # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
+    # error. For raw pixels the policy limits their number, not their bytes.
+    return cached if cached is not None and (cached.is_pixels or cached.nbytes <= policy.max_bytes) else None
+
+
+def _reference_key(value: Any, policy: MediaPolicy) -> Any:
+    """What `ReferenceCache` finds a value by: a file by its state, other values by themselves; None for no key."""
     if type(value) is bytes or (type(value) is str and value[:5].lower() == "data:"):
         return value
     if isinstance(value, str) and _scheme(value) in ("http", "https"):
@@ -277,8 +299,11 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
         raise MediaDecodeError("a data URL without a comma holds no data")
     is_base64 = header.lower().endswith(";base64")
     max_length = (policy.max_bytes + 2) // 3 * 4 if is_base64 else policy.max_bytes  # without %-quoting
+    too_long = MediaLimitError(
+        f"a data URL of {len(payload)} characters, more than max_bytes={policy.max_bytes} of the policy allows"
+    )
     if len(payload) > 3 * max_length:
-        raise _data_url_too_long(payload, policy)
+        raise too_long
     if not is_base64:
         return unquote_to_bytes(payload)
     if "%" in payload:
@@ -286,7 +311,7 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
     if len(payload) > max_length:
         payload = _SPACE.sub("", payload)
         if len(payload) > max_length:
-            raise _data_url_too_long(payload, policy)
+            raise too_long
     try:
         try:
             return base64.b64decode(payload, validate=True)
@@ -294,9 +319,3 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
             return base64.b64decode(_SPACE.sub("", payload), validate=True)
     except ValueError as error:  # binascii.Error, or characters beyond ASCII
         raise MediaDecodeError(f"a data URL with broken base64: {error}") from error
-
-
-def _data_url_too_long(payload: str, policy: MediaPolicy) -> MediaLimitError:
-    return MediaLimitError(
-        f"a data URL of {len(payload)} characters, more than max_bytes={policy.max_bytes} of the policy allows"
-    )

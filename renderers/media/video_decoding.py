@@ -5,7 +5,7 @@ known, and converts each wanted frame when it is decoded.
 
 The reading of video files is limited on purpose, because FFmpeg reads far more than videos: the container format is
 found from the first bytes and no other is tried, the file is read from memory with every protocol forbidden, and only
-the first video stream is decoded, only by the codecs of `_CODECS`.
+the first video stream is decoded, only by the codecs of `_CODECS` and `_STILL_CODECS`.
 """
 
 from __future__ import annotations
@@ -41,26 +41,8 @@ _MAX_STREAMS = 64
 _MAX_PARTS = 1 << 16
 # Frames up to this size may be decoded while the file is opened; those past the policy are refused after that.
 _MAX_PIXELS_AT_OPEN = 1 << 24
-_CODECS = frozenset(
-    [
-        "h264",
-        "hevc",
-        "av1",
-        "vp8",
-        "vp9",
-        "mpeg4",
-        "mpeg2video",
-        "mpeg1video",
-        "mjpeg",
-        "prores",
-        "ffv1",
-        "h263",
-        "msmpeg4v3",
-        "theora",
-        "png",
-        "rawvideo",
-    ]
-)
+_CODECS = {"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4v3", "theora"}
+_STILL_CODECS = {"mjpeg", "prores", "ffv1", "png", "rawvideo"}  # each frame is coded by itself
 _Container = Literal["mov", "matroska", "avi"]
 _CONTAINERS: dict[str, _Container] = {
     "video/mp4": "mov",
@@ -114,11 +96,28 @@ def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[Video
     another number of frames than the file declares. Raises `MediaLimitError`, `MediaTypeError` for other data or an
     unsupported format, `MediaDecodeError` for a corrupt video or a missing PyAV.
     """
+    deadline = Deadline(policy.timeout)
     with ExitStack() as stack:
-        deadline = Deadline(policy.timeout)
         with decode_errors(source, policy, deadline, kind="video"):
             video = stack.enter_context(_open_video(source, policy, deadline))
-        return _sample(video, plan, source, policy, deadline)
+        info = video.info
+        for _ in range(2):
+            if info.frames < 1:
+                raise _corrupt(source, "it holds no frames")
+            frame_plan = plan(info)
+            indices = [int(index) for index in frame_plan.indices]
+            converted: dict[int, np.ndarray] = {}
+            count = 0
+            for frame in _read_frames(video, frozenset(indices), source, policy, deadline):
+                if frame is not None:
+                    converted[count] = frame_plan.convert(frame)
+                count += 1
+                policy.check_frames(count, digest=source.digest)
+            if count == info.frames:
+                return SampledVideo(np.stack([converted[index] for index in indices]), indices, info)
+            # Some codecs need several packets for a frame. The number of decoded frames is the right one.
+            info = info._replace(frames=count)
+    raise _corrupt(source, "each decoding gives another number of frames")
 
 
 def video_decoder_versions() -> dict[str, str | None]:
@@ -141,37 +140,12 @@ class _Video(NamedTuple):
     read: Callable[[frozenset[int]], Iterator[np.ndarray | None]]
 
 
-def _sample(
-    video: _Video,
-    plan: Callable[[VideoInfo], FramePlan],
-    source: MediaSource,
-    policy: MediaPolicy,
-    deadline: Deadline,
-) -> SampledVideo:
-    info = video.info
-    for _ in range(2):
-        if info.frames < 1:
-            raise _corrupt(source, "it holds no frames")
-        frame_plan = plan(info)
-        indices = [int(index) for index in frame_plan.indices]
-        converted: dict[int, np.ndarray] = {}
-        count = 0
-        reader = video.read(frozenset(indices))
-        while True:
-            with decode_errors(source, policy, deadline, kind="video"):
-                try:
-                    frame = next(reader)
-                except StopIteration:
-                    break
-            if frame is not None:
-                converted[count] = frame_plan.convert(frame)
-            count += 1
-            policy.check_frames(count, digest=source.digest)
-        if count == info.frames:
-            return SampledVideo(np.stack([converted[index] for index in indices]), indices, info)
-        # Some codecs need several packets for a frame. The number of decoded frames is the right one.
-        info = info._replace(frames=count)
-    raise _corrupt(source, "each decoding gives another number of frames")
+def _read_frames(
+    video: _Video, wanted: frozenset[int], source: MediaSource, policy: MediaPolicy, deadline: Deadline
+) -> Iterator[np.ndarray | None]:
+    """`video.read`, where only errors of the decoder are raised as `MediaError`s, not those of the caller's loop."""
+    with decode_errors(source, policy, deadline, kind="video"):
+        yield from video.read(wanted)
 
 
 def _corrupt(source: MediaSource, reason: str) -> MediaDecodeError:
@@ -322,7 +296,7 @@ class _VideoFile:
                     raise _corrupt(self.source, "it has no video stream")
                 stream = container.streams.video[0]
                 codec = stream.codec_context.codec.canonical_name
-                if codec not in _CODECS:
+                if codec not in _CODECS | _STILL_CODECS:
                     raise MediaTypeError(
                         f"video {self.source.digest[:12]} is coded as {codec}, which is not read; convert it to H.264",
                         digest=self.source.digest,

@@ -18,9 +18,9 @@ class ToolCallParseStatus(StrEnum):
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
-    UNCLOSED = "unclosed"
+    UNCLOSED_BLOCK = "unclosed_block"
     MISSING_NAME = "missing_name"
-    MALFORMED = "malformed"
+    MALFORMED_STRUCTURE = "malformed_structure"
     UNKNOWN_TOOL = "unknown_tool"
 
 
@@ -29,13 +29,14 @@ class ParsedToolCall:
     """One attempt: `raw` is its text, `token_span` the half-open range of its tokens, markers included.
 
     Several calls in one block have their own texts and ranges, without the markers of the block. `id` is the id that
-    the model wrote, None where the format has none.
+    the model wrote, None where the format has none. `arguments` are text where they are not valid JSON
+    (`INVALID_JSON`), and None where the attempt has none.
     """
 
     raw: str
-    name: str | None
-    arguments: dict[str, Any] | None
-    token_span: tuple[int, int]
+    name: str | None = None
+    arguments: dict[str, Any] | str | None = None
+    token_span: tuple[int, int] | None = None
     status: ToolCallParseStatus = ToolCallParseStatus.OK
     id: str | None = None
 

@@ -305,9 +305,9 @@ def test_harmony_reasoning_without_its_end_is_open() -> None:
 def test_harmony_calls_that_are_cut_off_or_no_json_are_kept() -> None:
     renderer = renderer_of("trl/gptoss")
     header = "<|channel|>commentary to=functions.look_up<|message|>"
-    assert parse_text(renderer, header + '{"count": 1').tool_calls[0].status is ToolCallParseStatus.UNCLOSED
+    assert parse_text(renderer, header + '{"count": 1').tool_calls[0].status is ToolCallParseStatus.UNCLOSED_BLOCK
     assert parse_text(renderer, header + '{"count"<|call|>').tool_calls[0].status is ToolCallParseStatus.INVALID_JSON
-    assert parse_text(renderer, header + "[1]<|call|>").tool_calls[0].status is ToolCallParseStatus.MALFORMED
+    assert parse_text(renderer, header + "[1]<|call|>").tool_calls[0].status is ToolCallParseStatus.MALFORMED_STRUCTURE
     unknown = "<|channel|>commentary to=functions.jump<|message|>{}<|call|>"
     assert parse_text(renderer, unknown, tools=TOOLS).tool_calls[0].status is ToolCallParseStatus.UNKNOWN_TOOL
 

@@ -143,7 +143,7 @@ def test_a_call_comes_as_text_and_then_as_a_call() -> None:
     assert feed(parser, "\n<tool_call>")[-1] == ToolCallDelta(1, "<tool_call>")
     response = parser.finish()
     assert response.content == "I"
-    assert [made.status for made in response.tool_calls] == [ToolCallParseStatus.OK, ToolCallParseStatus.UNCLOSED]
+    assert [made.status for made in response.tool_calls] == [ToolCallParseStatus.OK, ToolCallParseStatus.UNCLOSED_BLOCK]
 
 
 def test_an_incomplete_character_waits_for_its_bytes() -> None:

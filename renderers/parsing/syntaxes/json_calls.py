@@ -25,7 +25,7 @@ class JsonCalls(ToolCallSyntax):
 
     def _attempts(self, block: CallText) -> list[Attempt]:
         is_empty_list = bool(block.body_text.strip())
-        empty = block.failed(Status.MALFORMED if is_empty_list else Status.INVALID_JSON)
+        empty = block.failed(Status.MALFORMED_STRUCTURE if is_empty_list else Status.INVALID_JSON)
         return list(_json_calls(block)) or [empty]
 
 

@@ -123,4 +123,4 @@ class GemmaCalls(ToolCallSyntax):
         except LiteralError:
             yield block.failed(name=name)
         else:
-            yield block.attempt(name, arguments, error=None if reader.at_end() else Status.MALFORMED)
+            yield block.attempt(name, arguments, error=None if reader.at_end() else Status.MALFORMED_STRUCTURE)

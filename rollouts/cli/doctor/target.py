@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import uuid
@@ -125,7 +124,7 @@ class Target:
             raise OverlongPromptError(RENDERING, len(prompt.token_ids), self.capabilities.max_model_len)
         policy = self.renderer.processors["image"].policy
         files = [image_file(item.source, policy) for item, _ in images_of(prompt)]
-        urls = [f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}" for file in files]
+        urls = [b"".join(file.data_url()).decode() for file in files]
         (message,) = image_messages()
         content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), *message["content"]]
         body = {
@@ -154,15 +153,6 @@ class Target:
     async def health(self) -> int:
         """The HTTP status of /health: 200 while the server's engine lives."""
         return (await self.connection.request("GET", "/health", name="asking for its health")).status
-
-
-def max_logprob_difference(first: Completion, second: Completion) -> float:
-    """The largest difference of log-probabilities, up to and including the first token that differs."""
-    count = min(len(first.token_ids), len(second.token_ids))
-    differing = np.flatnonzero(first.token_ids[:count] != second.token_ids[:count])
-    if len(differing):
-        count = int(differing[0]) + 1
-    return float(np.abs(first.logprobs[:count] - second.logprobs[:count]).max())
 
 
 def image_messages(*images: np.ndarray) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,15 +87,13 @@ class LocalEngine:
         self._check(request)
         return await self._queue().generate(request)
 
-    @contextmanager
-    def expecting_request(self) -> Iterator[None]:
+    def expecting_request(self) -> AbstractContextManager[None]:
         """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
 
         Episodes whose prompts are rendered on threads then end up in one batch, and what that batch holds does not
         depend on timing. A batch starts without announced requests that take longer than a quarter of a second.
         """
-        with self._queue().expecting_request():
-            yield
+        return self._queue().expecting_request()
 
     async def update_weights(self, weights: Mapping[str, Any], version: str) -> None:
         """Replace every parameter with tensors or arrays of the same shapes, by the names of `state_dict()`.

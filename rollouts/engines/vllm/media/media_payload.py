@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
 
@@ -107,7 +106,7 @@ class ContentPartsPayload(MediaPayload):
             separator = b"," if len(segments) > 1 else b""
             if name in included:
                 if name not in urls:
-                    urls[name] = self._data_url(item)
+                    urls[name] = source_file(item.source, item.modality).data_url()
                 del part["url"]
                 opening = json.dumps(part)[:-1].encode()
                 segments += [separator, opening, b',"url":"', *urls[name], b'"}']
@@ -135,10 +134,6 @@ class ContentPartsPayload(MediaPayload):
             f"{expansion.placeholders}, the renderer to {len(self._request.prompt_ids)} with {ours}: their processors "
             f"differ. Load the renderer from the directory that the server serves{cure}",
         )
-
-    def _data_url(self, item: MediaItem) -> Body:
-        file = source_file(item.source, item.modality)
-        return [f"data:{file.media_type};base64,".encode(), base64.b64encode(file.data)]
 
 
 def _agree(

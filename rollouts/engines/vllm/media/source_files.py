@@ -8,6 +8,7 @@ Uncompressed AVI is not safe: frames with rows that are no multiple of its align
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 from fractions import Fraction
@@ -38,6 +39,10 @@ class SourceFile(NamedTuple):
 
     data: bytes | memoryview
     media_type: str
+
+    def data_url(self) -> list[bytes]:
+        """The file as a data URL, in segments."""
+        return [f"data:{self.media_type};base64,".encode(), base64.b64encode(self.data)]
 
 
 def source_file(source: MediaSource, modality: str) -> SourceFile:

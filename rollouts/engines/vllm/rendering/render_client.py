@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import json
 import re
@@ -163,8 +162,7 @@ def _segments(body: Mapping[str, Any], files: Mapping[str, SourceFile]) -> Body:
     segments: list[bytes | memoryview] = []
     for index, piece in enumerate(pieces):
         if index % 2:
-            file = files[piece]
-            segments += [f"data:{file.media_type};base64,".encode(), base64.b64encode(file.data)]
+            segments += files[piece].data_url()
         else:
             segments.append(piece.encode())
     return segments

@@ -6,13 +6,13 @@ import base64
 import binascii
 import io
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
+from rollouts.engines.completion_checks import logprobs_error
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan
 from rollouts.engines.vllm.http.response import server_error
 from rollouts.errors import MalformedResultError, MissingLogProbsError
@@ -105,26 +105,17 @@ class Generation:
 
     def prompt_logprobs(self, prompt_ids: Sequence[int]) -> np.ndarray:
         """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
-        entries = self._prompt_logprobs
-        if not isinstance(entries, list) or len(entries) != len(prompt_ids):
-            count = len(entries) if isinstance(entries, list) else 0
-            raise MissingLogProbsError(self._name, f"{count} prompt log-probabilities for {len(prompt_ids)} tokens")
-        values = np.full(len(entries), np.nan, dtype=np.float32)
-        for position, (entry, token) in enumerate(zip(entries, prompt_ids, strict=True)):
-            if position == 0:
-                continue
-            fields = entry.get(str(token)) if isinstance(entry, dict) else None
-            value = fields.get("logprob") if isinstance(fields, dict) else None
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-                or value <= -9999
-            ):
-                raise MissingLogProbsError(
-                    self._name, f"prompt token {position} (id {token}) has log-probability {value}"
-                )
-            values[position] = value
+        entries, count = self._prompt_logprobs, len(prompt_ids)
+        try:
+            given = [entry[str(token)]["logprob"] for entry, token in zip(entries[1:], prompt_ids[1:], strict=True)]
+            values = np.array([0.0, *given], dtype=np.float32)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MissingLogProbsError(
+                self._name, f"no log-probability for each of {count} tokens: {error!r}"
+            ) from error
+        if (reason := logprobs_error(values, count)) is not None:
+            raise MissingLogProbsError(self._name, f"prompt: {reason}")
+        values[0] = np.nan
         return values
 
     def prompt_expansion(self) -> PromptExpansion:
