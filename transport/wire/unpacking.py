@@ -25,6 +25,7 @@ from transport.wire.quoting import quoted
 FindMedia: TypeAlias = Callable[[str], MediaSource | None]
 
 _TYPE_ROW_LENGTHS: Final = (wire_format.TYPE_ROW_LENGTH, wire_format.TYPE_ROW_LENGTH + 1)
+_ONLY_LISTS: Final = frozenset({list})
 # The exceptions that msgpack documents for bytes it cannot read, and those that it was found to raise.
 _MSGPACK_ERRORS: Final = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
 
@@ -110,6 +111,8 @@ def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
     """A dict whose keys are distinct and safe to hash (see `wire_format.KEY_TYPES`)."""
     for key, _ in pairs:
         kind = type(key)
+        if kind is str:
+            continue
         if kind is int and key.bit_length() > wire_format.KEY_BITS:
             raise MalformedError("dict key of more than 64 bits", "Use str keys.")
         if kind not in wire_format.KEY_TYPES:
@@ -136,7 +139,7 @@ class _Building:
 
     def resolve(self, code: int, data: bytes) -> object:
         """The object of a reference; msgpack calls this for each extension value."""
-        number = int.from_bytes(data, "big")
+        number = int.from_bytes(data)
         if code == wire_format.REF_ENTRY:
             built = self.built.get(number)
             if built is not None:
@@ -168,6 +171,9 @@ class _Building:
         framed = sum(row[0] != wire_format.BLOB_OMITTED for row in not_inline)
         if framed != len(frames):
             raise MalformedError(f"message describes {framed} arrays and media and carries {len(frames)}")
+        if not others:
+            self.blobs = list(itertools.starmap(build_vector, table))
+            return
         frames_left = iter(frames)
         self.blobs = [
             build_vector(*row) if type(row[0]) is int and len(row) == 2 else self.build_blob(row, frames_left)
@@ -241,7 +247,7 @@ class _Building:
             values = self.blobs[column : column + count]
         elif type(column) is dict and list(column) == [wire_format.TUPLES]:
             values = column[wire_format.TUPLES]
-            if type(values) is not list or any(type(value) is not list for value in values):
+            if type(values) is not list or not _ONLY_LISTS.issuperset(map(type, values)):
                 raise MalformedError("column of tuples is not a list of lists")
             values = list(map(tuple, values))
         if type(values) is not list or len(values) != count:
