@@ -16,8 +16,7 @@ from PIL import Image
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import ExpansionPiece, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw import array_to_raw
-from renderers.media.raw_video import frames_to_raw
+from renderers.media.raw import array_to_raw, frames_to_raw
 from renderers.media.video_decoding import decode_video
 from renderers.vision.normalise import ScaledPixels, normalise
 from rollouts import GenerateRequest, SamplingParams
