@@ -57,7 +57,6 @@ class HFProcessor(StoringProcessor):
     The tensors of an item are what the processor returns for it alone, except those of the text: numpy arrays of the
     same names and types (bfloat16 as the float32 of equal value), `scale` None. Where the floats are exactly uint8
     patches after rescale and normalise, the patches are kept (`ScaledPixels`) for servers that normalise.
-    `fields` describes how `batch_tensors` makes one batch of several items, as the processor does.
 
     `layout` is the result of probing, or the error of a probing that failed, for which media are then refused.
     """
