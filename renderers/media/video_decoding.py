@@ -5,7 +5,7 @@ known, and converts each wanted frame when it is decoded.
 
 The reading of video files is limited on purpose, because FFmpeg reads far more than videos: the container format is
 found from the first bytes and no other is tried, the file is read from memory with every protocol forbidden, and only
-the first video stream is decoded, only by the codecs of `_CODECS`.
+the first video stream is decoded, only by the codecs of `_CODECS` and `_STILL_CODECS`.
 """
 
 from __future__ import annotations
@@ -41,26 +41,8 @@ _MAX_STREAMS = 64
 _MAX_PARTS = 1 << 16
 # Frames up to this size may be decoded while the file is opened; those past the policy are refused after that.
 _MAX_PIXELS_AT_OPEN = 1 << 24
-_CODECS = frozenset(
-    [
-        "h264",
-        "hevc",
-        "av1",
-        "vp8",
-        "vp9",
-        "mpeg4",
-        "mpeg2video",
-        "mpeg1video",
-        "mjpeg",
-        "prores",
-        "ffv1",
-        "h263",
-        "msmpeg4v3",
-        "theora",
-        "png",
-        "rawvideo",
-    ]
-)
+_CODECS = {"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4v3", "theora"}
+_STILL_CODECS = {"mjpeg", "prores", "ffv1", "png", "rawvideo"}  # each frame is coded by itself
 _Container = Literal["mov", "matroska", "avi"]
 _CONTAINERS: dict[str, _Container] = {
     "video/mp4": "mov",
@@ -314,7 +296,7 @@ class _VideoFile:
                     raise _corrupt(self.source, "it has no video stream")
                 stream = container.streams.video[0]
                 codec = stream.codec_context.codec.canonical_name
-                if codec not in _CODECS:
+                if codec not in _CODECS | _STILL_CODECS:
                     raise MediaTypeError(
                         f"video {self.source.digest[:12]} is coded as {codec}, which is not read; convert it to H.264",
                         digest=self.source.digest,

@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from renderers.errors import LoadError, MediaError
-from renderers.media.item import TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale, TensorField
 from renderers.vision.batching import combine, same_bits
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorOutput, ProcessorRunner
 from renderers.vision.normalise import ScaledPixels

@@ -32,8 +32,7 @@ from PIL import Image
 
 from renderers.errors import InvalidFileError, MediaLimitError, short_repr
 from renderers.media.decoding import decode_planes, decoder_versions
-from renderers.media.item import MediaItem, Modality, PackedArray, TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import MediaItem, Modality, PackedArray, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import image_planes, plane_image
 from renderers.media.source import MediaSource

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -39,11 +40,17 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
 
     `resample` is a key of `FILTERS`.
     """
-    planes = pixels.reshape(-1, *pixels.shape[-2:])
+    planes = np.ascontiguousarray(pixels).reshape(-1, *pixels.shape[-2:])
     if width != pixels.shape[-1]:
-        planes = _resize_rows_of(planes, _weights(pixels.shape[-1], width, resample))
+        resized = np.empty((*planes.shape[:2], width), dtype=np.uint8)
+        weights = _weights(pixels.shape[-1], width, resample)
+        _resize_rows(planes.reshape(1, -1, planes.shape[2]), weights, resized.reshape(1, -1, width))
+        planes = resized
     if height != pixels.shape[-2]:
-        planes = _resize_columns_of(planes, _weights(pixels.shape[-2], height, resample))
+        resized = np.empty((len(planes), height, width), dtype=np.uint8)
+        weights = _weights(pixels.shape[-2], height, resample)
+        _resize_rows(planes.transpose(0, 2, 1), weights, resized.transpose(0, 2, 1))
+        planes = resized
     return planes.reshape(*pixels.shape[:-2], height, width)
 
 
@@ -62,10 +69,6 @@ class _Weights:
     outputs: int
     fraction_bits: int
     blocks: tuple[_Block, ...]
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        return self.blocks[0].weights.dtype
 
 
 def _bilinear(x: np.ndarray) -> np.ndarray:
@@ -120,9 +123,22 @@ def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
     return _Weights(outputs, bits, tuple(blocks))
 
 
-def _centred(pixels: np.ndarray, dtype: np.dtype[np.floating]) -> np.ndarray:
-    """pixel - 128, as floats: flipping the top bit subtracts 128 modulo 256."""
-    return (pixels ^ np.uint8(0x80)).view(np.int8).astype(dtype)
+def _resize_rows(planes: np.ndarray, weights: _Weights, out: np.ndarray) -> None:
+    """uint8 rows (planes, n, inputs) -> uint8 `out` (planes, n, outputs), which may both be views of columns."""
+    offset = np.concatenate([block.offset for block in weights.blocks])
+    dtype = weights.blocks[0].weights.dtype
+    _, rows, inputs = planes.shape
+    strip = max(16, _STRIP_FLOATS // inputs)
+    order: Literal["C", "F"] = "C" if planes.flags.c_contiguous else "F"
+    all_sums = np.empty((min(strip, rows), weights.outputs), dtype, order)
+    for plane, resized in zip(planes, out, strict=True):
+        for start in range(0, rows, strip):
+            # pixel - 128, as floats: flipping the top bit subtracts 128 modulo 256.
+            part = (plane[start : start + strip] ^ np.uint8(0x80)).view(np.int8).astype(dtype)
+            sums = all_sums[: len(part)]
+            for block in weights.blocks:
+                _multiply(part[:, block.inputs], block.weights, sums[:, block.outputs])
+            _finish(sums, offset, weights.fraction_bits, resized[start : start + strip])
 
 
 def _finish(sums: np.ndarray, offset: np.ndarray, fraction_bits: int, out: np.ndarray) -> None:
@@ -145,33 +161,3 @@ def _grouped(rows: np.ndarray) -> np.ndarray:
     (row, item), count = rows.strides, len(rows) // _ROWS_PER_PRODUCT
     shape = (count, _ROWS_PER_PRODUCT, rows.shape[1])
     return np.lib.stride_tricks.as_strided(rows, shape, (row * _ROWS_PER_PRODUCT, row, item))
-
-
-def _resize_rows_of(planes: np.ndarray, weights: _Weights) -> np.ndarray:
-    rows = np.ascontiguousarray(planes).reshape(-1, planes.shape[2])
-    out = np.empty((len(rows), weights.outputs), dtype=np.uint8)
-    offset = np.concatenate([block.offset for block in weights.blocks])
-    strip = max(1, _STRIP_FLOATS // rows.shape[1])
-    sums = np.empty((min(strip, len(rows)), weights.outputs), dtype=weights.dtype)
-    for start in range(0, len(rows), strip):
-        part = _centred(rows[start : start + strip], weights.dtype)
-        for block in weights.blocks:
-            _multiply(part[:, block.inputs], block.weights, sums[: len(part), block.outputs])
-        _finish(sums[: len(part)], offset, weights.fraction_bits, out[start : start + strip])
-    return out.reshape(*planes.shape[:2], weights.outputs)
-
-
-def _resize_columns_of(planes: np.ndarray, weights: _Weights) -> np.ndarray:
-    count, height, width = planes.shape
-    out = np.empty((count, weights.outputs, width), dtype=np.uint8)
-    offset = np.concatenate([block.offset for block in weights.blocks])[:, None]
-    strip = max(16, _STRIP_FLOATS // height)
-    sums = np.empty((weights.outputs, min(strip, width)), dtype=weights.dtype)
-    for plane, resized in zip(planes, out, strict=True):
-        for start in range(0, width, strip):
-            part = _centred(plane[:, start : start + strip], weights.dtype)
-            used = sums[:, : part.shape[1]]
-            for block in weights.blocks:
-                _multiply(part[block.inputs].T, block.weights, used[block.outputs].T)
-            _finish(used, offset, weights.fraction_bits, resized[:, start : start + strip])
-    return out

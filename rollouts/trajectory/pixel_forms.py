@@ -21,8 +21,7 @@ import numpy as np
 from renderers import MediaItem, MediaSource
 from renderers.bfloat16 import float32_to_bfloat16
 from renderers.errors import MediaError
-from renderers.media.item import ExpansionPiece, Modality, PackedArray, TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import ExpansionPiece, Modality, PackedArray, PixelScale, TensorField
 from renderers.vision.normalise import normalised
 from renderers.vision.patches import StillPatches
 from renderers.vision.processor import MediaProcessor

@@ -9,7 +9,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from renderers import MediaItem, MediaSource, Message, MultiModalData, PlaceholderRange, RenderedTokens
+from renderers import (
+    MediaItem,
+    MediaSource,
+    Message,
+    MultiModalData,
+    PlaceholderRange,
+    ProcessorOutput,
+    RenderedTokens,
+)
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
@@ -314,6 +322,8 @@ def _placed(
     number: int, modality: str, row: int, name: Any, where: Any, item: Any
 ) -> tuple[MediaItem, PlaceholderRange]:
     place = f"tokens.multi_modal_data.mm_items[{modality!r}][{row}]"
+    if isinstance(item, ProcessorOutput):
+        item = item.item
     if modality not in ("image", "video"):
         raise InvalidStepError(number, place, "of a modality that is neither image nor video")
     if not isinstance(name, str) or not name:

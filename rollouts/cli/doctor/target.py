@@ -155,15 +155,6 @@ class Target:
         return (await self.connection.request("GET", "/health", name="asking for its health")).status
 
 
-def max_logprob_difference(first: Completion, second: Completion) -> float:
-    """The largest difference of log-probabilities, up to and including the first token that differs."""
-    count = min(len(first.token_ids), len(second.token_ids))
-    differing = np.flatnonzero(first.token_ids[:count] != second.token_ids[:count])
-    if len(differing):
-        count = int(differing[0]) + 1
-    return float(np.abs(first.logprobs[:count] - second.logprobs[:count]).max())
-
-
 def image_messages(*images: np.ndarray) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]

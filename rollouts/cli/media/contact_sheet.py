@@ -60,7 +60,9 @@ def _draw_tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: in
     if described is not None and described.is_video:
         draw.rectangle((left + 6, top + 6, left + 25, top + 21), _TEXT)
         draw.polygon(((left + 13, top + 9), (left + 13, top + 18), (left + 20, top + 13.5)), _BACKGROUND)
-    kind = "" if described is None else described.format + ("" if described.width is None else f" {described.size}")
+    kind = "" if described is None else described.format
+    if described is not None and described.width is not None:
+        kind += f" {described.width}x{described.height}"
     below = top + _SIDE + 3
     draw.text((left, below), _shortened(draw, f"#{number}  {medium.digest[:16]}", _SIDE), _TEXT)
     draw.text((left, below + _LINE), _shortened(draw, kind, _SIDE), _SECONDARY_TEXT)

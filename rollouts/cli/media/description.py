@@ -27,10 +27,6 @@ class Description(NamedTuple):
     is_video: bool
 
     @property
-    def size(self) -> str:
-        return "-" if self.width is None else f"{self.width}x{self.height}"
-
-    @property
     def suffix(self) -> str:
         """The suffix of a file that holds the bytes unchanged."""
         return _SUFFIXES.get(self.format, self.format if self.format.isalnum() else "bin")

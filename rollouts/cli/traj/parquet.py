@@ -28,12 +28,10 @@ _ROWS_AT_ONCE = 1024
 def write_parquet(episodes: Iterable[list[dict[str, Any]]], path: Path) -> int:
     """Write the `node_rows` of episodes to the new file `path`; returns the number of episodes.
 
-    Columns: `number` (of the episode in its file), `episode_id`, `group_id`, `seed`, `episode_reward`, `done`,
-    `truncated`, `error`, `provenance` (JSON); `node`, `parent` (-1 at a root), `token_ids` list<int32>, `sampled` and
-    `content` list<bool>, `logprobs` list<float> (sampled tokens only), `weight_spans`, `media` (offsets count from the
-    node's first token), `messages` (JSON), `extras` (each an array as bytes, with its name, dtype and shape); for a
-    node that is a completion `turn`, `finish_reason`, `reward`, and `message` and `info` as JSON, else null. An episode
-    without nodes has no row. Raises `MissingExtraError`, `OSError`.
+    `_schema` has the columns and their types. `number` counts the episodes of the file, `parent` is -1 at a root,
+    `logprobs` has the sampled tokens only, offsets of `media` count from the node's first token; `provenance`,
+    `messages`, `message` and `info` are JSON. The columns from `turn` on are null for a node that is no completion. An
+    episode without nodes has no row. Raises `MissingExtraError`, `OSError`.
     """
     try:
         import pyarrow

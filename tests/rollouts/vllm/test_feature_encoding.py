@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
-from renderers.media.item import TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale, TensorField
 from renderers.vision.normalise import normalise
 from renderers.vision.patches import StillPatches
 from rollouts.bfloat16 import Bfloat16Array

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
-from renderers.media.item import ExpansionPiece, TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import ExpansionPiece, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import array_to_raw
 from renderers.media.raw_video import frames_to_raw

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from renderers import MediaItem, MediaSource
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore

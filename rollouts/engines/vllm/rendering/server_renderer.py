@@ -15,7 +15,7 @@ import numpy as np
 
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.errors import ControlTokenInContentError, MediaError, MessageError, UnsupportedModalityError
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.messages import (
