@@ -20,7 +20,15 @@ _PROJECT = Path(__file__).resolve().parents[2]
 _SHIM = _PROJECT / "packaging" / "renderers"
 _WHEELS = CACHE / "wheels"
 # What the tests need beside their program. verifiers asks for a pytest before 9.1.
-_TOOLS = ["torch", "torchvision", "pytest<9.1", "pytest-asyncio>=1.0", "pytest-xdist>=3.6", "nest-asyncio>=1.6"]
+_TOOLS = [
+    "torch",
+    "torchvision",
+    "pytest<9.1",
+    "pytest-asyncio>=1.0",
+    "pytest-xdist>=3.6",
+    "nest-asyncio>=1.6",
+    "openai-harmony>=0.0.4",
+]
 _EXTRAS = "[multimodal,transformers]"
 
 
@@ -45,7 +53,7 @@ class Environment:
 
     def prepare(self) -> None:
         """Make it if it is not there, about three minutes; put this project's present state into `ours`."""
-        renderers = source("renderers-0.1.12").version if self.package == "stock" else _shim_version()
+        renderers = source(self.program).renderers if self.package == "stock" else _shim_version()
         wanted = [*_TOOLS, source(self.program).requirement, f"renderers{_EXTRAS}=={renderers}"]
         stamp = self.directory / "mmrollouts-stamp"
         if self.package == "ours":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import transformers
 import vision_models
 import vocabularies
 from sources import CACHE, fetch
@@ -108,10 +109,12 @@ class Model:
     template: `GROUP/NAME`; groups `trl` and `own` are the corpus's, `llama.cpp` is the folder of that program. None:
         the model has none.
     base: fills a folder with all that is not the template.
+    model_type: what transformers calls its architecture.
     """
 
     template: str | None
     base: Callable[[Path], None]
+    model_type: str
 
 
 def build() -> None:
@@ -139,6 +142,8 @@ def build() -> None:
             _forget_template(snapshot)
             if model.template is not None:
                 (snapshot / "chat_template.jinja").write_text(_template(model.template), encoding="utf-8")
+            (snapshot / "config.json").unlink(missing_ok=True)
+            (snapshot / "config.json").write_text(json.dumps({"model_type": model.model_type}), encoding="utf-8")
             (folder / "refs").mkdir()
             (folder / "refs" / "main").write_text(commit)
         (made / "stamp").write_text(wanted)
@@ -163,57 +168,60 @@ def _link(source: str, target: str) -> None:
 def models() -> Iterator[tuple[str, Model]]:
     """Every repository of the hub with what it holds."""
     for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B"):
-        yield f"Qwen/Qwen3-{size}", Model("trl/qwen3", _QWEN_3)
+        yield f"Qwen/Qwen3-{size}", Model("trl/qwen3", _QWEN_3, "qwen3")
     for size in ("4B-Instruct-2507", "30B-A3B-Instruct-2507"):
-        yield f"Qwen/Qwen3-{size}", Model("trl/qwen3_instruct_2507", _QWEN_3)
+        yield f"Qwen/Qwen3-{size}", Model("trl/qwen3_instruct_2507", _QWEN_3, "qwen3")
     for size in ("0.6B", "1.7B"):
-        yield f"PrimeIntellect/Qwen3-{size}", Model("llama.cpp/Qwen3-Coder", _QWEN_3)
-    yield "Qwen/Qwen2.5-0.5B-Instruct", Model("trl/qwen2_5", _corpus("qwen-2.5"))
+        yield f"PrimeIntellect/Qwen3-{size}", Model("llama.cpp/Qwen3-Coder", _QWEN_3, "qwen3")
+    yield "Qwen/Qwen2.5-0.5B-Instruct", Model("trl/qwen2_5", _corpus("qwen-2.5"), "qwen2")
     for size in ("0.8B", "2B"):
-        yield f"Qwen/Qwen3.5-{size}", Model("trl/qwen3_5_nothink", _QWEN_3_5)
+        yield f"Qwen/Qwen3.5-{size}", Model("trl/qwen3_5_nothink", _QWEN_3_5, "qwen3_5")
     for size in ("4B", "9B", "35B-A3B", "122B-A10B", "397B-A17B"):
-        yield f"Qwen/Qwen3.5-{size}", Model("trl/qwen3_5_think", _QWEN_3_5)
-    yield "Qwen/Qwen3.6-35B-A3B", Model("trl/qwen3_6", _QWEN_3_5)
+        yield f"Qwen/Qwen3.5-{size}", Model("trl/qwen3_5_think", _QWEN_3_5, "qwen3_5")
+    yield "Qwen/Qwen3.6-35B-A3B", Model("trl/qwen3_6", _QWEN_3_5, "qwen3_5")
     for name in ("Qwen3.8-27B", "Qwen3.8-Flash-Next"):
-        yield f"Qwen/{name}", Model("trl/qwen3_8", _QWEN_3_5)
+        yield f"Qwen/{name}", Model("trl/qwen3_8", _QWEN_3_5, "qwen3_5")
     for size in ("4B", "8B", "30B-A3B"):
-        yield f"Qwen/Qwen3-VL-{size}-Instruct", Model("trl/qwen3_vl", _QWEN_3_VL)
+        yield f"Qwen/Qwen3-VL-{size}-Instruct", Model("trl/qwen3_vl", _QWEN_3_VL, "qwen3_vl")
     for size in ("E2B", "E4B", "26B-A4B", "31B"):
         small = size.startswith("E")
-        yield f"google/gemma-4-{size}-it", Model("trl/gemma4" if small else "llama.cpp/google-gemma-4-31B-it", _gemma_4)
-    yield "zai-org/GLM-5", Model("own/glm-5", _GLM_4_7)
-    yield "zai-org/GLM-5.1", Model("own/glm-5.1", _GLM_4_7)
+        yield (
+            f"google/gemma-4-{size}-it",
+            Model("trl/gemma4" if small else "llama.cpp/google-gemma-4-31B-it", _gemma_4, "gemma4"),
+        )
+    yield "zai-org/GLM-5", Model("own/glm-5", _GLM_4_7, "glm_moe_dsa")
+    yield "zai-org/GLM-5.1", Model("own/glm-5.1", _GLM_4_7, "glm_moe_dsa")
     for name in ("GLM-5.3", "GLM-5.3-BF16"):
-        yield f"zai-org/{name}", Model("own/glm-5.2", _GLM_4_7)
-    yield "zai-org/GLM-4.7-Flash", Model("own/glm-4.7-flash", _GLM_4_7)
+        yield f"zai-org/{name}", Model("own/glm-5.2", _GLM_4_7, "glm_moe_dsa")
+    yield "zai-org/GLM-4.7-Flash", Model("own/glm-4.7-flash", _GLM_4_7, "glm4_moe_lite")
     for owner in ("THUDM", "zai-org"):
-        yield f"{owner}/GLM-4.5-Air", Model("trl/glm4moe", _corpus("glm-4.5v"))
+        yield f"{owner}/GLM-4.5-Air", Model("trl/glm4moe", _corpus("glm-4.5v"), "glm4_moe")
     for name in ("MiniMax-M2", "MiniMax-M2.5"):
-        yield f"MiniMaxAI/{name}", Model("own/minimax", _corpus("minimax"))
-    yield "moonshotai/Kimi-K2-Instruct", Model("llama.cpp/Kimi-K2-Instruct", _kimi_k2)
+        yield f"MiniMaxAI/{name}", Model("own/minimax", _corpus("minimax"), "minimax_m2")
+    yield "moonshotai/Kimi-K2-Instruct", Model("llama.cpp/Kimi-K2-Instruct", _kimi_k2, "deepseek_v3")
     for name in ("DeepSeek-V3", "DeepSeek-V3-Base"):
-        yield f"deepseek-ai/{name}", Model("trl/deepseekv3", _corpus("deepseek-v3"))
+        yield f"deepseek-ai/{name}", Model("trl/deepseekv3", _corpus("deepseek-v3"), "deepseek_v3")
     for name in ("DeepSeek-R1", "DeepSeek-R1-0528"):
-        yield f"deepseek-ai/{name}", Model("own/deepseek-r1", _corpus("deepseek-r1"))
-    yield "deepseek-ai/DeepSeek-V4-Flash-0731", Model(None, _corpus("deepseek-v4"))
+        yield f"deepseek-ai/{name}", Model("own/deepseek-r1", _corpus("deepseek-r1"), "deepseek_v3")
+    yield "deepseek-ai/DeepSeek-V4-Flash-0731", Model(None, _corpus("deepseek-v4"), "deepseek_v4")
     for name, template in (
         ("3-Nano-30B-A3B", "nemotron_3_nano"),
         ("3-Super-120B-A12B", "nemotron_3_super"),
         ("3-Ultra-550B-A55B", "nemotron_3_ultra"),
         ("3.5-Lightning-30B-A3B", "nemotron_3_5_lightning"),
     ):
-        yield f"nvidia/NVIDIA-Nemotron-{name}-BF16", Model(f"trl/{template}", _QWEN_3)
-    yield "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8", Model("trl/nemotron_3_ultra", _QWEN_3)
+        yield f"nvidia/NVIDIA-Nemotron-{name}-BF16", Model(f"trl/{template}", _QWEN_3, "nemotron_h")
+    yield "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8", Model("trl/nemotron_3_ultra", _QWEN_3, "nemotron_h")
     for name in ("XS.2", "XS-2.1", "S-2.1"):
-        yield f"poolside/Laguna-{name}", Model(f"llama.cpp/poolside-Laguna-{name}", _laguna)
+        yield f"poolside/Laguna-{name}", Model(f"llama.cpp/poolside-Laguna-{name}", _laguna, "laguna")
     for owner in ("meta-llama", "unsloth"):
         for size in ("1B", "3B"):
             template = "llama.cpp/meta-llama-Llama-3.2-3B-Instruct"
-            yield f"{owner}/Llama-3.2-{size}-Instruct", Model(template, _llama_3)
+            yield f"{owner}/Llama-3.2-{size}-Instruct", Model(template, _llama_3, "llama")
     for size in ("20b", "120b"):
-        yield f"openai/gpt-oss-{size}", Model("llama.cpp/openai-gpt-oss-120b", _gpt_oss)
+        yield f"openai/gpt-oss-{size}", Model("llama.cpp/openai-gpt-oss-120b", _gpt_oss, "gpt_oss")
     for name in ("Hy3", "Hy3-FP8"):
-        yield f"tencent/{name}", Model("llama.cpp/tencent-Hy3", _hy3)
+        yield f"tencent/{name}", Model("llama.cpp/tencent-Hy3", _hy3, "hy_v3")
 
 
 def _template(name: str) -> str:
@@ -284,7 +292,25 @@ def _hy3(target: Path) -> None:
 
 def _gemma_4(target: Path) -> None:
     vocabulary = fetch("llama.cpp") / "vendor" / "llama.cpp" / "models" / "ggml-vocab-gemma-4.gguf"
-    _save(target, vocabularies.gemma(vocabulary), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
+    named = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+    media = {
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "image_token": "<|image|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+        "audio_token": "<|audio|>",
+    }
+    text = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=vocabularies.gemma(vocabulary), extra_special_tokens=media, **named
+    )
+    transformers.Gemma4Processor(
+        transformers.Gemma4AudioFeatureExtractor(),
+        transformers.Gemma4ImageProcessor(),
+        text,
+        transformers.Gemma4VideoProcessor(),
+        chat_template="",
+    ).save_pretrained(target)
 
 
 def _llama_3(target: Path) -> None:

@@ -25,11 +25,12 @@ class SourceError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """A pinned source distribution."""
+    """A pinned source distribution; `renderers` is the release of PyPI's renderers that its tests are compared with."""
 
     distribution: str
     version: str
     sha256: str
+    renderers: str | None = None
 
     @property
     def requirement(self) -> str:

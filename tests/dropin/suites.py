@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,14 +26,15 @@ class Suite:
 
     program: row of sources.toml whose environment runs them.
     files: what of the unpacked distribution is put where the tests run: never its package.
-    arguments: for pytest.
+    tests, options: for pytest.
     is_consumer: a program that uses renderers; ours must pass all that stock passes.
     """
 
     name: str
     program: str
     files: tuple[str, ...]
-    arguments: tuple[str, ...]
+    tests: tuple[str, ...]
+    options: tuple[str, ...]
     is_consumer: bool
 
 
@@ -45,7 +47,8 @@ SUITES = {
             "verifiers-0.4.0",
             "verifiers-0.4.0",
             ("tests", "pyproject.toml"),
-            ("tests", "-m", "not e2e", "--ignore=tests/v1/test_color_codeword_tasks.py"),
+            ("tests",),
+            ("--tb=short", "-m", "not e2e", "--ignore=tests/v1/test_color_codeword_tasks.py"),
             is_consumer=True,
         ),
         Suite(
@@ -60,13 +63,16 @@ SUITES = {
                 "tests/v1/test_graph.py",
                 "tests/v1/test_trace.py",
             ),
+            ("--tb=short",),
             is_consumer=True,
         ),
         Suite(
             "renderers-0.1.12",
             "verifiers-0.4.0",
             ("tests",),
-            ("tests", "-n", "2", "--dist", "loadfile"),
+            ("tests",),
+            # To write tracebacks of some thousand failures would take longer than the tests.
+            ("-n", "2", "--dist", "loadfile", "--tb=no", "--assert=plain"),
             is_consumer=False,
         ),
     )
@@ -81,8 +87,8 @@ class Run:
     seconds: float
 
 
-def run(suite: Suite, package: Package, *more: str) -> Run:
-    """Run a suite with one of the packages, offline; `more` are further arguments for pytest."""
+def run(suite: Suite, package: Package, tests: Sequence[str] = ()) -> Run:
+    """Run a suite, or only the given files or ids of it, with one of the packages, offline."""
     environment = Environment(suite.program, package)
     environment.prepare()
     fake_hub.build()
@@ -96,10 +102,13 @@ def run(suite: Suite, package: Package, *more: str) -> Run:
         else:
             shutil.copy2(file, place / name)
     started = time.monotonic()
-    outcomes = _pytest(environment, place, *suite.arguments, *more)
+    # A person reads why the few failed.
+    options = ("--tb=short",) if tests else suite.options
+    outcomes = _pytest(environment, place, *(tests or suite.tests), *options)
     again = [test for test, outcome in outcomes.items() if outcome in ("failed", "error")]
     if suite.is_consumer and 0 < len(again) <= _MOST_REPEATED:
-        outcomes |= _pytest(environment, place, *again)  # theirs have time limits, which a busy machine exceeds
+        # Theirs have time limits, which a busy machine exceeds.
+        outcomes |= _pytest(environment, place, *again, "--tb=short")
     return Run(outcomes, time.monotonic() - started)
 
 
@@ -107,7 +116,7 @@ def _pytest(environment: Environment, place: Path, *arguments: str) -> dict[str,
     command = [environment.python, "-m", "pytest", "-p", "outcomes_plugin", "-p", "no:cacheprovider", "-q"]
     with (place / "output.txt").open("ab") as output:
         subprocess.run(
-            [*command, "--continue-on-collection-errors", "--tb=short", *arguments],
+            [*command, "--continue-on-collection-errors", *arguments],
             cwd=place,
             env=_variables(place),
             stdin=subprocess.DEVNULL,
@@ -116,7 +125,10 @@ def _pytest(environment: Environment, place: Path, *arguments: str) -> dict[str,
             timeout=_LIMIT_S,
             check=False,
         )
-    outcomes: dict[str, str] = json.loads((place / "outcomes.json").read_text(encoding="utf-8"))
+    written = place / "outcomes.json"
+    # pytest does not start where their conftest.py cannot be imported.
+    outcomes: dict[str, str] = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else {}
+    written.unlink(missing_ok=True)
     return outcomes
 
 
