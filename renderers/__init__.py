@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from renderers import errors
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, ThinkingRetention
-from renderers.errors import RendererError
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError
 from renderers.loading import create_renderer, load_renderer
 from renderers.media.item import MediaItem
 from renderers.media.policy import MediaPolicy
@@ -37,6 +37,7 @@ from renderers.parsing.response import (
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
 from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
 from renderers.template_renderer import TemplateRenderer
+from renderers.vision.processor_output import ProcessorOutput
 
 if TYPE_CHECKING:
     from renderers.base import create_renderer_pool
@@ -163,6 +164,7 @@ __all__ = [
     "LagunaXS2RendererConfig",
     "LagunaXS21RendererConfig",
     "Llama3RendererConfig",
+    "MalformedGenerateResponseError",
     "MediaItem",
     "MediaPolicy",
     "MediaSource",
@@ -174,10 +176,12 @@ __all__ = [
     "Nemotron3RendererConfig",
     "Nemotron3UltraRendererConfig",
     "Nemotron35RendererConfig",
+    "OverlongPromptError",
     "ParsedResponse",
     "ParsedToolCall",
     "PlaceholderRange",
     "PrimeQwen3RendererConfig",
+    "ProcessorOutput",
     "Qwen3RendererConfig",
     "Qwen3VLRendererConfig",
     "Qwen35RendererConfig",

@@ -95,7 +95,7 @@ class Transcript:
         """Add the calls of a block whose `text` begins at `start`. The only call of a block gets the whole block."""
         attempts = [attempt for attempt in attempts if attempt.start < attempt.end]
         if not attempts:
-            status = ToolCallParseStatus.MALFORMED if closed else ToolCallParseStatus.UNCLOSED
+            status = ToolCallParseStatus.MALFORMED_STRUCTURE if closed else ToolCallParseStatus.UNCLOSED_BLOCK
             attempts = [Attempt(0, len(text), None, None, status)]
         elif len(attempts) == 1:
             attempts = [attempts[0]._replace(start=0, end=len(text))]

@@ -114,6 +114,10 @@ class MediaLoader:
             for part_index, part in media_parts(message)
         ]
 
+    def modality(self, part: Mapping[str, Any], message_index: int, part_index: int) -> Modality:
+        """The modality of a part that is not loaded. Raises `UnsupportedModalityError` as `load` does."""
+        return self._processor(part["type"], message_index, part_index).modality
+
     def _processor(self, kind: str, message_index: int, part_index: int) -> MediaProcessor:
         modality: Modality = "image" if kind in IMAGE_PART_TYPES else "video"
         processor = self.processors.get(modality)

@@ -20,11 +20,11 @@ class LocatedItem(NamedTuple):
     part_index: int
     item: MediaItem
 
-    def slot(self, first_message: int = 0) -> MediaSlot:
-        """The slot of the item, where the first message is printed as message `first_message`."""
+    def slot(self) -> MediaSlot:
+        """The place and the placeholder tokens of the item."""
         item = self.item
         return MediaSlot(
-            self.message_index + first_message,
+            self.message_index,
             self.part_index,
             item.modality,
             item.num_tokens,

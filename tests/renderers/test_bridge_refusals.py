@@ -230,6 +230,10 @@ def test_new_messages_that_the_template_refuses_are_refused(tiny_model_dir: Path
     assert refusal(strict, prompt, ids_of(strict, "A", "<|im_end|>"), new) is BridgeRefusal.TEMPLATE_REFUSES
 
 
+def test_an_empty_prompt_is_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
+    assert refusal(renderer, [], completion, REPLY) is BridgeRefusal.NO_PROMPT
+
+
 def test_image_tokens_without_their_media_are_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
     seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
     assert refusal(renderer, seen.token_ids, completion, REPLY) is BridgeRefusal.MISSING_MEDIA

@@ -22,6 +22,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "renderers.MultiModalData": "renderers.rendered",
         "renderers.PixelScale": "renderers.media.item",
         "renderers.PlaceholderRange": "renderers.rendered",
+        "renderers.ProcessorOutput": "renderers.vision.processor_output",
         "renderers.StillPatches": "renderers.vision.patches",
         "renderers.TensorField": "renderers.media.item",
         "rollouts.AbsentSource": "rollouts.trajectory.pixel_forms",

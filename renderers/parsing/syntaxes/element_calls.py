@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, parse_json
+from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import Schema
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
@@ -132,7 +132,7 @@ def _read_elements(
     while (match := opening.search(call.text, position, end)) is not None:
         close = call.text.find(closing, match.end(), end)
         if close < 0:
-            return call.attempt(name, values, error=Status.MALFORMED)
+            return call.attempt(name, values, error=Status.MALFORMED_STRUCTURE)
         key, text = call.encoding.decode(match[1]).strip(), call.plain_text(match.end(), close)
         if on_lines:
             text = text.removeprefix("\n").removesuffix("\n")
@@ -143,7 +143,7 @@ def _read_elements(
             values[key], error = text, Status.INVALID_JSON
         position = close + len(closing)
     malformed = malformed or bool(call.text[position:end].strip())
-    return call.attempt(name, values, error=Status.MALFORMED if malformed else error)
+    return call.attempt(name, values, error=Status.MALFORMED_STRUCTURE if malformed else error)
 
 
 @dataclass(frozen=True, slots=True)

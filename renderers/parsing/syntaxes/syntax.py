@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
+from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import ToolSchemas
@@ -58,7 +58,7 @@ class CallText(NamedTuple):
             if begin < 0:
                 begin = end
             if text[position:begin].strip():
-                yield Attempt(position, begin, None, None, Status.MALFORMED)
+                yield Attempt(position, begin, None, None, Status.MALFORMED_STRUCTURE)
             if begin == end:
                 return
             inner = begin + len(opening)
@@ -73,22 +73,23 @@ class CallText(NamedTuple):
     def attempt(self, name: Any, arguments: Any, *, error: Status | None = None, id: str | None = None) -> Attempt:
         """An attempt with the first status that applies: unclosed, `error`, missing name, malformed, unknown tool, ok.
 
-        An `id` that is empty counts as absent.
+        An `id` that is empty counts as absent. With the error `INVALID_JSON`, arguments may be the text that is not
+        JSON: it is kept, so that no caller takes the call for one without arguments.
         """
         status = error
         if not isinstance(name, str) or not name:
             name, arguments = None, None
             status = status or Status.MISSING_NAME
         elif not isinstance(arguments, dict) or is_deeper_than(arguments, MAX_DEPTH):
-            arguments = None
-            status = status or Status.MALFORMED
+            arguments = arguments if error is Status.INVALID_JSON and isinstance(arguments, str) else None
+            status = status or Status.MALFORMED_STRUCTURE
         elif not self.tools.knows(name):
             status = status or Status.UNKNOWN_TOOL
         if not self.closed:
-            status = Status.UNCLOSED
+            status = Status.UNCLOSED_BLOCK
         return Attempt(self.start, self.end, name, arguments, status or Status.OK, id or None)
 
-    def failed(self, error: Status = Status.MALFORMED, name: str | None = None) -> Attempt:
+    def failed(self, error: Status = Status.MALFORMED_STRUCTURE, name: str | None = None) -> Attempt:
         """An attempt without arguments."""
         return self.attempt(name, None, error=error)
 
@@ -97,7 +98,7 @@ class CallText(NamedTuple):
         try:
             return self.attempt(name, parse_json(arguments), id=id)
         except InvalidJsonError:
-            return self.attempt(name, None, error=Status.INVALID_JSON, id=id)
+            return self.attempt(name, arguments, error=Status.INVALID_JSON, id=id)
 
 
 @dataclass(frozen=True, slots=True)

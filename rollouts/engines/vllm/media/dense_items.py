@@ -21,7 +21,7 @@ from renderers.media.item import PackedArray, TensorField
 from renderers.placement import PlacedItem
 from renderers.vision.normalise import ScaledPixels
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.wire.tensors import tensor_shape
+from rollouts.engines.vllm.wire.tensors import tensor_type
 
 # Names in vLLM's models for the number of rows of `pixel_values` that belong to an image.
 _ROW_COUNTS = frozenset({"num_patches", "patches_per_image"})
@@ -77,7 +77,7 @@ def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: Ser
     if capabilities.merge_area is None or item.tensors.keys() != _VIDEO_FIELDS:
         return []
     grid = item["video_grid_thw"]
-    if grid.shape != (3,) or tensor_shape(item.tensors["pixel_values_videos"])[:1] != (int(grid.prod()),):
+    if grid.shape != (3,) or tensor_type(item.tensors["pixel_values_videos"]).shape[:1] != (int(grid.prod()),):
         return []
     steps, height, width = (int(side) for side in grid)
     rows = height * width
