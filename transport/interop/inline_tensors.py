@@ -44,7 +44,7 @@ from transport.wire.arrays import (
     is_tensor_dtype,
     tensor_parts,
 )
-from transport.wire.errors import NotEncodableError, UnsupportedArrayError
+from transport.wire.errors import NotEncodableError
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.unpacking import as_bytes, build_dict, build_media
 from transport.wire.wire_format import KEY_TYPES
@@ -76,10 +76,10 @@ def encode_tensor_payload(obj: Any) -> dict[str, object]:
             return {TENSOR_TAG: True, "dtype": name, "shape": shape, "data": data.tobytes()}
         if is_array(obj):
             if type(describe_dtype(obj.dtype)) is not str:
-                raise UnsupportedArrayError(f"dtype {obj.dtype} is structured", "Send one array per field.")
+                raise NotEncodableError(f"dtype {obj.dtype} is structured", "Send one array per field.")
             shape = list(obj.shape)
             return {ARRAY_TAG: True, "dtype": str(obj.dtype), "shape": shape, "data": array_bytes(obj).tobytes()}
-    except UnsupportedArrayError as error:
+    except NotEncodableError as error:
         raise EncodeError("value", error.reason, error.cure) from error
     raise EncodeError("value", f"{type(obj).__qualname__} is neither an array nor a tensor", "Pass one of these.")
 

@@ -162,7 +162,10 @@ class Outbox:
         return next((source for source in needed if source.digest not in self._known), None)
 
     def peer_has(self, digest: str) -> None:
-        """The peer has this media source: it was sent or received."""
+        """The peer sent this media source, so it has it; a request of the peer for it is still answered."""
+        self._known.put(digest, True, 1)
+
+    def blob_sent(self, digest: str) -> None:
         self._known.put(digest, True, 1)
         self._requested.pop(digest, None)
 

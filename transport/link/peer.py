@@ -163,7 +163,7 @@ class Peer:
                 self._stats.blobs_pulled += len(digests)
             case Blob(digest, data):
                 self._store.keep(MediaSource(digest, memoryview(data)))  # so that the peer need not send it to us
-                self.outbox.peer_has(digest)
+                self.outbox.blob_sent(digest)
                 self._stats.blobs_sent += 1
             case Data():
                 if self.outbox.advance():

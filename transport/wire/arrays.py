@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transport.errors import MalformedError, UnknownTypeError
-from transport.wire.errors import UnsupportedArrayError
+from transport.wire.errors import NotEncodableError
 from transport.wire.quoting import quoted
 
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ def is_tensor_dtype(name: str) -> bool:
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> DtypeName:
-    """The dtype's wire name, for a structured one a list (see `wire_format`). Raises `UnsupportedArrayError`."""
+    """The dtype's wire name, for a structured one a list (see `wire_format`). Raises `NotEncodableError`."""
     if dtype.hasobject:
-        raise UnsupportedArrayError(
+        raise NotEncodableError(
             f"dtype {dtype} holds Python objects", "Convert it to a numeric dtype, or send a list with .tolist()."
         )
     name = dtype.str if dtype.names is None else _describe_fields(dtype)
     # The name of every third-party element type (ml_dtypes.bfloat16) is '<V2'; they would come back as plain bytes.
     if dtype.names is None and (not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype):
-        raise UnsupportedArrayError(
+        raise NotEncodableError(
             f"dtype {dtype} has no name on the wire", "Send array.view(numpy.uint8) beside its name."
         )
     return name
@@ -106,7 +106,7 @@ def _describe_fields(dtype: np.dtype[Any], depth: int = 0) -> list[object]:
         inner, offset, *title = dtype.fields[name]
         base, shape = inner.subdtype or (inner, ())
         if title or dtype.type is not np.void or depth == _MAX_NESTED_DTYPES:
-            raise UnsupportedArrayError(
+            raise NotEncodableError(
                 f"structured dtype {dtype} with titles or of its own class", "Send one array per field."
             )
         described = _describe_fields(base, depth + 1) if base.names is not None else describe_dtype(base)
@@ -126,7 +126,7 @@ def vector_code(array: npt.NDArray[Any]) -> int | None:
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
     """The elements as flat uint8, sharing memory with a C-contiguous array; any other layout is copied once."""
     if array.dtype.itemsize == 0:
-        raise UnsupportedArrayError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
+        raise NotEncodableError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
     if array.dtype.names is not None:
@@ -144,15 +144,13 @@ def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
         if min(tensor.shape, default=0) < 0 or (
             math.prod(tensor.shape) * _TENSOR_ITEM_BYTES.get(tensor.dtype, -1) != tensor.data.nbytes
         ):
-            raise UnsupportedArrayError(
-                f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size."
-            )
+            raise NotEncodableError(f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size.")
         return tensor.dtype, list(tensor.shape), array_bytes(tensor.data)
     import torch
 
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or tensor.is_meta or name not in _TENSOR_ITEM_BYTES:
-        raise UnsupportedArrayError(
+        raise NotEncodableError(
             f"torch tensor with layout {tensor.layout}, dtype {tensor.dtype}, device {tensor.device}",
             "Send a dense tensor that holds data, in one of: " + ", ".join(_TENSOR_ITEM_BYTES) + ".",
         )
@@ -270,7 +268,7 @@ def pack_scalar(scalar: np.generic) -> list[object]:
     """A numpy scalar as [dtype name, bytes]."""
     name = describe_dtype(scalar.dtype)
     if scalar.dtype.kind in "SU" and np.asarray(scalar)[()] != scalar:
-        raise UnsupportedArrayError("numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
+        raise NotEncodableError("numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
     return [name, scalar.tobytes()[: scalar.dtype.itemsize]]  # numpy returns four bytes for an empty string
 
 

@@ -33,7 +33,7 @@ class BlobTable:
         self._alive: list[object] = []  # the owners of these id(): another object could get the id() of a freed one
 
     def add_array(self, array: npt.NDArray[Any]) -> int:
-        """The number of the array's row. Raises `UnsupportedArrayError`."""
+        """The number of the array's row. Raises `NotEncodableError`."""
         number = self.numbers.get(id(array))
         if number is not None:
             return number
@@ -60,7 +60,7 @@ class BlobTable:
         return range(first, first + len(keys)) if all_new else numbers
 
     def add_tensor(self, tensor: Any) -> int:
-        """The number of the tensor's row. Raises `UnsupportedArrayError`."""
+        """The number of the tensor's row. Raises `NotEncodableError`."""
         number = self.numbers.get(id(tensor))
         if number is not None:
             return number

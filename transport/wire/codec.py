@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import msgpack
 
-from renderers.media.source import MediaSource
 from transport.errors import EncodeError
 from transport.wire import container
 from transport.wire.blob_table import OmitMedia
@@ -17,26 +16,11 @@ from transport.wire.packing import may_hold_extensions, pack
 from transport.wire.unpacking import FindMedia, unpack
 from transport.wire.wire_format import Buffer
 
-#: The number of objects, and of lists, that `check_encodable` assumes around the value.
-_ENCLOSING: Final = 8
-
-#: The longest path that `check_encodable` gives for the part that cannot be encoded, in steps.
-_LONGEST_PATH: Final = 32
+_ENCLOSING: Final = 8  # objects, and lists, that `check_encodable` assumes around the value
+_LONGEST_PATH: Final = 32  # steps of the path that `check_encodable` gives for the part that cannot be encoded
 
 
-def _omit_none(source: MediaSource) -> bool:
-    return False
-
-
-def _omit_all(source: MediaSource) -> bool:
-    return True
-
-
-def _find_none(digest: str) -> MediaSource | None:
-    return None
-
-
-def encode_frames(obj: object, *, omit_media: OmitMedia = _omit_none) -> list[Buffer]:
+def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) -> list[Buffer]:
     """`obj` as a header frame and one frame per media source and per array or tensor of more than 1024 bytes.
 
     Supported: None, bool, int, float, complex, Decimal, str, bytes, UUID, paths, dates, times, datetimes, timedeltas,
@@ -59,7 +43,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = _omit_none) -> list[Bu
 
 
 def decode_frames(
-    frames: Sequence[Buffer], *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = _find_none
+    frames: Sequence[Buffer], *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = lambda digest: None
 ) -> Any:
     """The object that was passed to `encode_frames`.
 
@@ -70,12 +54,14 @@ def decode_frames(
     return unpack(frames, limits, find_media)
 
 
-def encode(obj: object, *, omit_media: OmitMedia = _omit_none) -> bytes:
+def encode(obj: object, *, omit_media: OmitMedia = lambda source: False) -> bytes:
     """`encode_frames` in one container: each frame at a multiple of 64 bytes, the header under a CRC-32."""
-    return container.join_parts(*pack(obj, omit_media))
+    return container.join(*pack(obj, omit_media))
 
 
-def decode(buffer: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = _find_none) -> Any:
+def decode(
+    buffer: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = lambda digest: None
+) -> Any:
     """The object that was passed to `encode`, as `decode_frames` gives it. Large arrays are views on `buffer`."""
     return unpack(container.split(buffer, require_limits(limits)), limits, find_media)
 
@@ -124,7 +110,7 @@ def _refuse(*value: object) -> None:
 
 def _encode_error(value: object, *, depth: int = 0) -> EncodeError | None:
     try:
-        pack(value, _omit_all, depth=depth)
+        pack(value, lambda source: True, depth=depth)
     except EncodeError as error:
         return error
     return None

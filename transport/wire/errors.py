@@ -12,7 +12,3 @@ class NotEncodableError(TransportError, ValueError):
         self.reason = reason
         self.cure = cure
         super().__init__(reason, cure)
-
-
-class UnsupportedArrayError(NotEncodableError):
-    """An array or tensor has no wire format."""
