@@ -22,8 +22,7 @@ from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem, Modality
 from renderers.messages import check_messages, check_tools, media_parts, message_tool_names, without_media
 from renderers.parsing.format import Format
-from renderers.parsing.parser import ResponseParser, parse_response
-from renderers.parsing.prompt_reasoning import ends_in_reasoning
+from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Tools
 from renderers.rendered import TOKEN_TYPE_IDS, MultiModalData, RenderedTokens

@@ -10,6 +10,7 @@ compared. The results are cached; a bridge then does no work for the turns befor
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -93,10 +94,8 @@ def shape_of(new_messages: Messages, turn: TurnSummary, tools: Tools | None) -> 
 
 
 def _part_types(content: Any) -> tuple[str, ...] | None:
-    if not isinstance(content, list):
-        return None
-    types = [part_kind(part) for part in content]
-    return tuple(kind for index, kind in enumerate(types) if index == 0 or types[index - 1] != kind)
+    """The types of the parts, several of one type in a row once; None for text."""
+    return tuple(kind for kind, _ in itertools.groupby(map(part_kind, content))) if isinstance(content, list) else None
 
 
 class Continuations:

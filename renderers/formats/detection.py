@@ -86,9 +86,9 @@ class _Probe(NamedTuple):
     def adapt(self, family: Family) -> Format | None:
         """The family's format, adapted to the template, or None if the template is of another family."""
         format, control_id = family.format, self.tokenizer.control_id
-        if any(control_id(token) is None for token in (format.stop_tokens[0], *family.required_tokens)):
+        if any(control_id(token) is None for token in (format.stop_tokens[0], *family.tokens)):
             return None
-        if any(text not in self.template.source for text in family.required_source):
+        if any(text not in self.template.source for text in family.source):
             return None
         if self.turn_end is not None and self.turn_end not in format.stop_tokens:
             return None

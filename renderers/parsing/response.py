@@ -95,21 +95,14 @@ class ParsedResponse:
             message["reasoning_content"] = self.reasoning_content
         calls: list[ToolCall] = []
         for call in self.tool_calls:
-            if call.status is ToolCallParseStatus.OK and call.name is not None:
-                calls.append(self._message_call(call, call.name, len(calls)))
-            else:
+            if call.status is not ToolCallParseStatus.OK or call.name is None:
                 message["content"] = f"{message['content']}{call.raw}"
+                continue
+            arguments: Any = call.arguments or {}
+            if self.arguments_form == "json":
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            call_id = call.id or self.call_id.replace("{name}", call.name).replace("{index}", str(len(calls)))
+            calls.append({"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
         if calls:
             message["tool_calls"] = calls
         return message
-
-    def _message_call(self, call: ParsedToolCall, name: str, index: int) -> ToolCall:
-        arguments = call.arguments or {}
-        return {
-            "id": call.id or self.call_id.replace("{name}", name).replace("{index}", str(index)),
-            "type": "function",
-            "function": {
-                "name": name,
-                "arguments": json.dumps(arguments, ensure_ascii=False) if self.arguments_form == "json" else arguments,
-            },
-        }

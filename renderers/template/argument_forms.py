@@ -8,12 +8,12 @@ with each form, and the output shows which are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from renderers.errors import TemplateError
-from renderers.template.chat_template import Printed, Template
+from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.probe_conversation import PROBE_TOOL, calling_turn, smallest_conversation
 
 _ARGUMENTS = {"probe_key": "probe value"}
@@ -30,13 +30,7 @@ class ArgumentConvertingTemplate:
         self.source = template.source
         self._template = template
 
-    def print(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Printed:
+    def print(self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False) -> Printed:
         """As `Template.print`; message indices of the result are those of `messages`."""
         if any(message.get("tool_calls") for message in messages):
             messages = [self._converted(message) for message in messages]

@@ -20,6 +20,8 @@ from renderers.template.work_limit import InputDict, InputList, TemplateRun
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
+# Python raises these inside the expressions of a template, and Jinja does not wrap them.
+_EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 # Characters of a template's own message in an error.
 _MAX_MESSAGE_LENGTH = 2000
 NESTED_TOO_DEEPLY = "it calls itself, or a tool or tool call is nested, deeper than Python allows"
@@ -76,12 +78,8 @@ class ChatTemplate:
                 self._template = TracingEnvironment(now).compile_chat_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateSyntaxError(error.message or "syntax error", model=model, line=error.lineno) from error
-        except (
-            SyntaxError,
-            RecursionError,
-            ValueError,
-            MemoryError,
-        ) as error:  # Jinja generated invalid Python (a stray break, deep nesting, half a surrogate pair)
+        except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
+            # Jinja generated invalid Python: a stray break, deep nesting, half a surrogate pair.
             raise TemplateSyntaxError(str(error) or type(error).__name__, model=model, line=0) from error
 
     def print(
@@ -107,16 +105,7 @@ class ChatTemplate:
             raise TemplateLimitError(
                 NESTED_TOO_DEEPLY if nested else reason, model=self.model, message_index=run.last_entered
             ) from error
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RuntimeError,
-        ) as error:
-            # Jinja does not wrap the errors that Python raises inside the template's expressions.
+        except (jinja2.TemplateError, *_EXPRESSION_ERRORS) as error:
             raise TemplateError(
                 _with_builtin_type_names(str(error)[:_MAX_MESSAGE_LENGTH]) or type(error).__name__,
                 model=self.model,

@@ -44,8 +44,8 @@ class PythonTemplate:
         self._prompt = prompt
         self._model = model
         parameters = inspect.signature(prompt).parameters.values()
-        keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        self._known_options = [name for name in keywords if name != "add_generation_prompt"]
+        options = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        self._known_options = [name for name in options if name != "add_generation_prompt"]
         self._variables = self._checked(variables or {})
 
     def print(

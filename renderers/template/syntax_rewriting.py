@@ -6,7 +6,6 @@ provenance of text and count work. `FILTERS` are those filters, by the names tha
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +19,6 @@ from renderers.template.traced import loop_mark, traced_join
 from renderers.template.traced_inputs import TracedMessage
 from renderers.template.work_limit import STEP, TemplateRun
 
-_JOIN, _ENTER, _TESTED, _LEAVE = "_traced_join", "_enter_loop_body", "_tested_in_loop", "_leave_loop"
-_ADDED, _MULTIPLIED, _RAISED, _LISTED, _SLICED = "_added", "_multiplied", "_raised", "_listed", "_sliced"
 #: The variable of a template run that holds its `TemplateRun`.
 RUN = "_run"
 
@@ -69,11 +66,11 @@ def _marked(loop: nodes.For, number: nodes.Const) -> list[nodes.Node]:
     names = [target] if isinstance(target, nodes.Name) else list(target.find_all(nodes.Name))
     targets = [nodes.Name(name.name, "load") for name in names]
     if loop.test is not None:  # passes that the test rejects are not counted in the body
-        loop.test = _filter(loop.test, _TESTED, run)
+        loop.test = _filter(loop.test, _tested_in_loop, run)
     # A filter call is direct; a function call goes through the checks of the sandbox, which take ten times as long.
-    loop.body.insert(0, nodes.Output([_filter(number, _ENTER, run, *targets)], lineno=loop.lineno))
+    loop.body.insert(0, nodes.Output([_filter(number, _enter_loop_body, run, *targets)], lineno=loop.lineno))
     # The variable keeps Jinja from evaluating the call at compile time, which would lose the mark.
-    return [loop, nodes.Output([_filter(number, _LEAVE, run)], lineno=loop.lineno)]
+    return [loop, nodes.Output([_filter(number, _leave_loop, run)], lineno=loop.lineno)]
 
 
 def _rewritten_expression(child: Any, loops: Iterator[int]) -> Any:
@@ -85,20 +82,20 @@ def _rewritten_expression(child: Any, loops: Iterator[int]) -> Any:
             child = child.left
             terms.append(child.right)
         operands = [_rewritten_expression(term, loops) for term in (child.left, *reversed(terms))]
-        return _filter(nodes.List(operands, lineno=child.lineno), _ADDED)
+        return _filter(nodes.List(operands, lineno=child.lineno), added)
     _rewrite_children(child, loops)
     match child:
         case nodes.Concat():
-            return _filter(nodes.List(child.nodes, lineno=child.lineno), _JOIN)
+            return _filter(nodes.Const("", lineno=child.lineno), traced_join, nodes.List(child.nodes))
         case nodes.Mul():
-            return _filter(child.left, _MULTIPLIED, child.right)
+            return _filter(child.left, multiplied, child.right)
         case nodes.Pow():
-            return _filter(child.left, _RAISED, child.right)
+            return _filter(child.left, raised_to, child.right)
         case nodes.Getitem(arg=nodes.Slice() as key):
             bounds = (bound or nodes.Const(None) for bound in (key.start, key.stop, key.step))
-            return _filter(child.node, _SLICED, *bounds)
+            return _filter(child.node, sliced, *bounds)
         case nodes.List() | nodes.Dict() | nodes.Tuple(ctx="load") if _holds_variables(child):
-            return _filter(child, _LISTED)
+            return _filter(child, listed)
     return child
 
 
@@ -106,15 +103,20 @@ def _holds_variables(literal: nodes.Expr) -> bool:
     return not all(isinstance(inner, (nodes.Const, nodes.Pair)) for inner in literal.find_all(nodes.Expr))
 
 
-def _filter(node: Any, name: str, *arguments: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
+def _filter(node: Any, function: Callable[..., Any], *arguments: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, _name(function), list(arguments), [], None, None, lineno=node.lineno)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """The name of a function in `FILTERS`; no filter of Jinja has such a name."""
+    return f"_rewritten_{function.__name__}"
 
 
 def _enter_loop_body(loop: int, run: TemplateRun, *targets: Any) -> str:
     run.spend(STEP)
     for target in targets:
         if isinstance(target, TracedMessage):
-            run.entered.append(target._index)
+            run.last_entered = target._index
             return loop_mark(loop, target._index)
     return ""
 
@@ -128,14 +130,5 @@ def _leave_loop(loop: int, _: TemplateRun) -> str:
     return loop_mark(loop, None)
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    _JOIN: functools.partial(traced_join, ""),
-    _ENTER: _enter_loop_body,
-    _TESTED: _tested_in_loop,
-    _LEAVE: _leave_loop,
-    _ADDED: added,
-    _MULTIPLIED: multiplied,
-    _RAISED: raised_to,
-    _LISTED: listed,
-    _SLICED: sliced,
-}
+_FUNCTIONS = (_enter_loop_body, _tested_in_loop, _leave_loop, added, multiplied, raised_to, listed, sliced, traced_join)
+FILTERS: dict[str, Callable[..., Any]] = {_name(function): function for function in _FUNCTIONS}

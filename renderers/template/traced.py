@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-import string
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from renderers.template.work_limit import ITEM, STEP, spend, spend_on_text_of
@@ -342,7 +341,13 @@ _PERCENT = re.compile(r"%(?:\(([^)]*)\))?(%|s|[^%s]*?[a-zA-Z])")
 def traced_percent(template: str, values: Any) -> str:
     """`template % values`; `%s` keeps the spans of its value, any other conversion taints the whole result."""
     arguments = values if isinstance(values, tuple) else (values,)
-    _spend_on_percent(template, arguments)
+    for value in arguments:
+        spend_on_text_of(value)
+    for match in _PERCENT.finditer(plain(template)):
+        if len(match[2]) > 1:
+            spend_on_width(match[2])
+            if "*" in match[2]:
+                spend(sum(abs(value) for value in arguments if isinstance(value, int)))
     expected = str.__mod__(plain(template), values)  # `%` would call `__rmod__` of a traced value: this function
     pieces: list[str] = []
     position, used = 0, 0
@@ -364,17 +369,6 @@ def traced_percent(template: str, values: Any) -> str:
     return result if result == expected else _tainted(expected, (template, *arguments))
 
 
-def _spend_on_percent(template: str, arguments: tuple[Any, ...]) -> None:
-    for value in arguments:
-        spend_on_text_of(value)
-    for match in _PERCENT.finditer(plain(template)):
-        conversion = match[2]
-        if len(conversion) > 1:
-            spend_on_width(conversion)
-            if "*" in conversion:
-                spend(sum(abs(value) for value in arguments if isinstance(value, int)))
-
-
 def spend_on_width(specification: str) -> None:
     """Count the characters of the width and the precision in a format specification."""
     for number in _NUMBER.findall(specification):
@@ -382,31 +376,6 @@ def spend_on_width(specification: str) -> None:
 
 
 _NUMBER = re.compile(r"\d+")
-_FORMATTER = string.Formatter()
-
-
-def traced_format(template: str, format_one: Callable[[str], str], pick: Callable[[str], Any]) -> str | None:
-    """`template.format(...)` with the spans of its fields; None for a nested format specification.
-
-    `format_one` formats a template with one field, `pick` returns the value that a field names.
-    """
-    pieces: list[str] = []
-    automatic = 0
-    for literal, name, spec, conversion in _FORMATTER.parse(plain(template)):
-        pieces.append(literal)
-        if name is None:
-            continue
-        if spec and "{" in spec:
-            return None
-        if not name or name[0] in ".[":
-            name, automatic = f"{automatic}{name}", automatic + 1
-        value = pick(name)
-        if not spec and not conversion:
-            pieces.append(traced_text(value))
-        else:
-            suffix = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-            pieces.append(_tainted(format_one(f"{{{name}{suffix}}}"), (value,)))
-    return traced_join("", pieces)
 
 
 def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:

@@ -29,10 +29,6 @@ class EncodedRun(NamedTuple):
     ids: list[int]
     token_at: dict[int, int]
 
-    def cached_bytes(self, text: str) -> int:
-        """About how many bytes a cache entry takes: list slots and int objects, the string, dicts and their entries."""
-        return 4 * len(text) + 36 * len(self.ids) + 100 * len(self.token_at) + 400
-
 
 class TemplateTokenizer:
     """Encodes runs of plain text and maps control tokens by table. Safe to share between threads."""
@@ -134,7 +130,9 @@ class TemplateTokenizer:
         run = self._runs.get((first, text))
         if run is None or not run.token_at.keys() >= set(cuts):
             run = self._encode(text, cuts, self.body if first else self._inner)
-            self._runs.put((first, text), run, run.cached_bytes(text))
+            # About: the string, list slots and int objects, dict entries, the rest.
+            size = 4 * len(text) + 36 * len(run.ids) + 100 * len(run.token_at) + 400
+            self._runs.put((first, text), run, size)
         return run
 
     def _encode(self, text: str, cuts: Sequence[int], body: Tokenizer) -> EncodedRun:
@@ -142,7 +140,13 @@ class TemplateTokenizer:
         if self._ascii_encoder is not None and text.isascii():
             encoded = self._ascii_encoder.encode(text, cuts)
         if encoded is None:
-            encoding = self._encoding(text, body)
+            try:
+                encoding = body.encode(text, add_special_tokens=False)
+            except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
+                raise TokenizerError(
+                    f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
+                    "source with errors='replace'."
+                ) from error
             encoded = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}
         ids, token_at = encoded
         if not self._forbidden.isdisjoint(ids):
@@ -152,15 +156,6 @@ class TemplateTokenizer:
                 "content could forge it. Remove the token from the base vocabulary or reject such content."
             )
         return EncodedRun(ids, token_at)
-
-    def _encoding(self, text: str, body: Tokenizer) -> Encoding:
-        try:
-            return body.encode(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
-            raise TokenizerError(
-                f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
-                "source with errors='replace'."
-            ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, that of control tokens included.

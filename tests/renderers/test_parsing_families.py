@@ -17,7 +17,7 @@ from renderers import ParsedResponse, TemplateRenderer, ToolCallParseStatus, loa
 from renderers.formats import detect_format
 from renderers.formats.prompts.deepseek_v4 import SOURCE, deepseek_v4_prompt
 from renderers.messages import check_messages
-from renderers.parsing import ResponseParser, ends_in_reasoning, parse_response
+from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
 from renderers.template.chat_template import ChatTemplate
 from renderers.template.python_template import PythonTemplate
 from renderers.tokens.tokenizer import TemplateTokenizer

@@ -15,14 +15,8 @@ from hypothesis import strategies as st
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.formats import Format, by_name
-from renderers.parsing import (
-    ContentDelta,
-    Delta,
-    ReasoningDelta,
-    ResponseParser,
-    ToolCallDelta,
-    parse_response,
-)
+from renderers.parsing.parser import ResponseParser, parse_response
+from renderers.parsing.response import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 #: family -> (tokens that its tokenizer has, texts that take part in its markers)

@@ -20,7 +20,7 @@ from tool_call_texts import (
 
 from renderers import ToolCallParseStatus
 from renderers.formats import Format, by_name, names
-from renderers.parsing import parse_response
+from renderers.parsing.parser import parse_response
 
 CASES = [(name, case) for name, cases in BLOCKS.items() for case in cases]
 

@@ -10,7 +10,7 @@ from bytewise import bytewise_tokenizer, ids_of_text
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.formats import by_name
-from renderers.parsing import parse_response
+from renderers.parsing.parser import parse_response
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 OK = ToolCallParseStatus.OK

@@ -20,6 +20,7 @@ preamble come (both copies lost them).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from renderers.errors import PromptRefusedError
@@ -119,13 +120,13 @@ def deepseek_v32_prompt(
     return traced_join("", pieces)
 
 
+@dataclass(slots=True)
 class _ToolResults:
     """The results of the calls of one assistant message, counted while they are printed."""
 
-    def __init__(self, index: int = -1, calls: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.index = index
-        self.calls = calls
-        self.count = 0
+    index: int = -1
+    calls: Sequence[Mapping[str, Any]] = ()
+    count: int = 0
 
     @property
     def missing(self) -> int:

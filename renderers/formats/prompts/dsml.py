@@ -14,7 +14,7 @@ with strings as they are and every other value as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from renderers.errors import PromptRefusedError, short_repr
@@ -144,9 +144,14 @@ def assistant_turn(message: Mapping[str, Any], index: int, block: str, *, thinks
 
 def _invocation(function: Mapping[str, Any], index: int, number: int) -> str:
     path = f"tool_calls[{number}].function.arguments"
-    parameters = traced_join("\n", _parameters(_arguments(function["arguments"], index, path), path))
+    parameters: list[str] = []
+    for name, value in _arguments(function["arguments"], index, path).items():
+        is_text = isinstance(value, str)
+        text = value if is_text else json_text(value, f"{path}.{plain(str(name))}")
+        attribute = f'" string="{"true" if is_text else "false"}">'
+        parameters.append(traced_join("", (f'<{DSML}parameter name="', name, attribute, text, f"</{DSML}parameter>")))
     opening = traced_join("", (f'<{DSML}invoke name="', function["name"], '">'))
-    return traced_join("\n", (opening, parameters, f"</{DSML}invoke>"))
+    return traced_join("\n", (opening, traced_join("\n", parameters), f"</{DSML}invoke>"))
 
 
 def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
@@ -164,18 +169,3 @@ def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
             message_index=index,
         )
     return arguments
-
-
-def _parameters(arguments: Mapping[str, Any], path: str) -> Iterator[str]:
-    for name, value in arguments.items():
-        is_text = isinstance(value, str)
-        yield traced_join(
-            "",
-            (
-                f'<{DSML}parameter name="',
-                name,
-                f'" string="{"true" if is_text else "false"}">',
-                value if is_text else json_text(value, f"{path}.{plain(str(name))}"),
-                f"</{DSML}parameter>",
-            ),
-        )

@@ -258,7 +258,9 @@ class _Declaration:
         pieces: list[str] = []
         if schema.get("description"):
             pieces += [self._comment_lines(schema["description"], indent), "\n"]
-        limits = [traced_join("", (key, ": ", traced_text(schema[key]))) for key in _limits(schema) if key in schema]
+        kind = None if schema.keys() & {"$ref", "anyOf", "enum"} else schema.get("type")
+        keys = _COMMENTED_LIMITS.get(kind, ()) if isinstance(kind, str) else ()
+        limits = [traced_join("", (key, ": ", traced_text(schema[key]))) for key in keys if key in schema]
         if limits:
             pieces += [indent, "// ", traced_join(", ", limits), "\n"]
         return pieces
@@ -287,13 +289,6 @@ class _Declaration:
             f"{self._path} holds {what}, which a TypeScript declaration cannot express",
             cure="Describe the parameters with type, enum, anyOf, $ref to #/$defs/..., or let the template print JSON.",
         )
-
-
-def _limits(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    if any(key in schema for key in ("$ref", "anyOf", "enum")):
-        return ()
-    kind = schema.get("type")
-    return _COMMENTED_LIMITS.get(kind, ()) if isinstance(kind, str) else ()
 
 
 def _braced(members: Sequence[_Member], rest: str | None, indent: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, parse_json
+from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import Schema
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.json_text import InvalidJsonError, end_of_json, parse_json
+from renderers.parsing.literals import InvalidJsonError, end_of_json, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
 
@@ -44,18 +44,19 @@ class DeepSeekCalls(ToolCallSyntax):
 
     def _attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
-        return block.read_calls(opening, closing, lambda call: self._call(call, separator))
 
-    def _call(self, call: CallText, separator: str) -> Attempt:
-        name, found, arguments = map(call.encoding.decode, call.body_text.partition(separator))
-        if not found:
-            return call.failed()
-        if self.fenced:
-            fenced = _FENCED.fullmatch(arguments)
-            if fenced is None:
-                return call.failed(name=arguments.strip().partition("\n")[0])
-            name, arguments = fenced.groups()
-        return call.json_attempt(name.strip(), arguments)
+        def read(call: CallText) -> Attempt:
+            name, found, arguments = map(call.encoding.decode, call.body_text.partition(separator))
+            if not found:
+                return call.failed()
+            if self.fenced:
+                fenced = _FENCED.fullmatch(arguments)
+                if fenced is None:
+                    return call.failed(name=arguments.strip().partition("\n")[0])
+                name, arguments = fenced.groups()
+            return call.json_attempt(name.strip(), arguments)
+
+        return block.read_calls(opening, closing, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,14 @@ class KimiCalls(ToolCallSyntax):
 
     def _attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
-        return block.read_calls(opening, closing, lambda call: self._call(call, separator))
 
-    def _call(self, call: CallText, separator: str) -> Attempt:
-        head, found, arguments = map(call.encoding.decode, call.body_text.partition(separator))
-        if not found:
-            return call.failed()
-        call_id = head.strip()
-        return call.json_attempt(_CALL_NUMBER.sub("", call_id).removeprefix("functions."), arguments, id=call_id)
+        def read(call: CallText) -> Attempt:
+            head, found, arguments = map(call.encoding.decode, call.body_text.partition(separator))
+            call_id = head.strip()
+            name = _CALL_NUMBER.sub("", call_id).removeprefix("functions.")
+            return call.json_attempt(name, arguments, id=call_id) if found else call.failed()
+
+        return block.read_calls(opening, closing, read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from renderers.parsing.json_text import InvalidJsonError, parse_json
-from renderers.parsing.literals import PYTHON, Language, LiteralError, LiteralReader
+from renderers.parsing.literals import PYTHON, InvalidJsonError, Language, LiteralError, LiteralReader, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.json_calls import json_parts, object_attempt
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax

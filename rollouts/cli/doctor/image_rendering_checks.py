@@ -25,7 +25,7 @@ from rollouts.cli.doctor.token_checks import first_difference
 from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item, encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderResponse, parse_render_response
-from rollouts.engines.vllm.wire.tensors import tensor_dtype
+from rollouts.engines.vllm.wire.tensors import tensor_type
 
 # The largest difference between floats that were rounded to a dtype, relative to the largest float.
 _ROUNDING = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -92,7 +92,7 @@ def _pixels(ours: RenderedTokens, theirs: RenderResponse) -> Iterator[tuple[str,
         tensors = {} if medium.encoded is None else decode_item(medium.encoded)
         for name in sorted(tensors.keys() & item.keys()):
             if name.startswith("pixel_values"):
-                raw = tensors[name].dtype == tensor_dtype(item.tensors[name]) == "uint8"
+                raw = tensors[name].dtype == tensor_type(item.tensors[name]).dtype == "uint8"
                 our_values = item[name] if raw else normalised(item, name)
                 yield name, our_values, _as_array(tensors[name]), tensors[name].dtype
 

@@ -14,7 +14,7 @@ from renderers.vision.normalise import normalised
 from rollouts.cli.doctor.normalisation import Normalisation, renormalised
 from rollouts.cli.doctor.target import Target, images_of
 from rollouts.engines.protocol import Completion
-from rollouts.engines.vllm.wire.tensors import tensor_dtype
+from rollouts.engines.vllm.wire.tensors import tensor_type
 
 _TOKEN_TYPES = {"image": 1, "video": 2}
 
@@ -93,7 +93,7 @@ def _media_inputs(
     for name, field in {name: field for item in items for name, field in item.fields.items()}.items():
         # uint8 pixels are normalised; other tensors are the model's inputs.
         arrays = [
-            normalised(item, name) if tensor_dtype(item.tensors[name]) == "uint8" else item[name]
+            normalised(item, name) if tensor_type(item.tensors[name]).dtype == "uint8" else item[name]
             for item in items
             if name in item
         ]

@@ -16,7 +16,6 @@ from rollouts.engines.protocol import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
-    SamplingParams,
     WeightSpan,
 )
 from rollouts.models.placed_rows import place_rows
@@ -106,7 +105,9 @@ class Batch:
         rooms = [self._max_length - len(self._prompts[sample.prompt][0]) for sample in self._samples]
         limits = [min(each.max_tokens, room) for each, room in zip(params, rooms, strict=True)]
         max_tokens = torch.tensor(limits, device=device)
-        stops = _stop_table(params, device)
+        # Each row: the stop ids of a sample, padded with -1.
+        stop_rows = [torch.tensor([*each.stop_token_ids, -1]) for each in params]
+        stops = torch.nn.utils.rnn.pad_sequence(stop_rows, batch_first=True, padding_value=-1).to(device)
         active = torch.arange(len(params), device=device)  # the sample of each row that still generates
         steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # of each step: samples, ids, logprobs
 
@@ -134,10 +135,3 @@ class Batch:
             [part.copy() for part in np.split(sampled_ids[order].astype(np.int32), ends)],
             [part.copy() for part in np.split(sampled_logprobs[order], ends)],
         )
-
-
-def _stop_table(params: Sequence[SamplingParams], device: torch.device) -> torch.Tensor:
-    """Stop ids int64 (rows, largest number of stop ids of a row), padded with -1."""
-    width = max(1, *(len(p.stop_token_ids) for p in params)) if params else 1
-    table = [[*p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))] for p in params]
-    return torch.tensor(table, dtype=torch.int64, device=device)

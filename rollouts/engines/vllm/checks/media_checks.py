@@ -17,7 +17,7 @@ from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.media.dense_items import dense_items
 from rollouts.engines.vllm.media.mode_selection import feature_token, item_name
-from rollouts.engines.vllm.wire.tensors import ITEM_BYTES, ServerNumbers, tensor_dtype, tensor_shape
+from rollouts.engines.vllm.wire.tensors import ITEM_BYTES, ServerNumbers, tensor_type
 
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
@@ -96,9 +96,10 @@ def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Ite
             yield f"{item_label} has no entry in `fields` for {name}"
         if isinstance(tensor, ServerNumbers):
             continue
-        if tensor_dtype(tensor) not in ITEM_BYTES:
-            yield f"{name} of {item_label} is {tensor_dtype(tensor)}"
-        if item.fields[name].kind == "flat" and not tensor_shape(tensor):
+        dtype, shape = tensor_type(tensor)
+        if dtype not in ITEM_BYTES:
+            yield f"{name} of {item_label} is {dtype}"
+        if item.fields[name].kind == "flat" and not shape:
             yield f"{name} of {item_label} is flat and has no rows"
     pixels, grid = _PIXELS[item.modality], f"{item.modality}_grid_thw"
     if grid not in item.tensors:
@@ -110,7 +111,7 @@ def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Ite
     patches = math.prod(counts)
     if pixels not in item.tensors:
         yield f"{item_label} has no {pixels}, only {', '.join(item.tensors)}"
-    shape = tensor_shape(item.tensors[pixels])
+    shape = tensor_type(item.tensors[pixels]).shape
     if len(shape) != 2 or shape[0] != patches:
         yield f"{pixels} of {item_label} is of shape {shape}, but its {grid} {counts} requires {patches} rows"
     width = capabilities.patch_values

@@ -33,7 +33,7 @@ from typing import Literal, get_args
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.routes import ControlRoutes, required_field
 from rollouts.engines.vllm.control.server_state import ServerState
-from rollouts.engines.vllm.error_context import name_errors_after_method
+from rollouts.engines.vllm.error_context import name_errors_after_methods
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError, UnsafeControlError
@@ -41,6 +41,7 @@ from rollouts.errors import InvalidRequestError, MalformedResultError, ServerErr
 PauseMode = Literal["abort", "wait", "keep"]
 
 
+@name_errors_after_methods
 class CacheControl:
     """Pauses a server and empties its caches; `ServerControl` documents the arguments."""
 
@@ -64,7 +65,6 @@ class CacheControl:
 
     # Pausing.
 
-    @name_errors_after_method
     async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool | None = None) -> None:
         """Stop generating; returns once no request runs.
 
@@ -93,7 +93,6 @@ class CacheControl:
                 mode = "abort"  # ends what was preempted, and what arrived in the meantime
             await self._send_pause(mode, clear_cache=clears)
 
-    @name_errors_after_method
     async def resume(self) -> None:
         """Continue after `pause`. Refused while the server sleeps or holds weights that would kill it."""
         self._state.refuse_during_update("resume")
@@ -104,7 +103,6 @@ class CacheControl:
             )
         await self._send_resume()
 
-    @name_errors_after_method
     async def is_paused(self) -> bool:
         """Whether the server generates nothing for now. True also while it sleeps."""
         response = await self._routes.call("GET", "/is_paused", "reading whether it is paused")
@@ -114,7 +112,6 @@ class CacheControl:
 
     # Caches.
 
-    @name_errors_after_method
     async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
         """Empty the KV cache of prompts.
 
@@ -145,13 +142,11 @@ class CacheControl:
                 body=response.body[:200].decode(errors="replace"),
             )
 
-    @name_errors_after_method
     async def reset_mm_cache(self) -> None:
         """Empty the cache of pixels; each item is sent again on its next use."""
         with self._media_forgotten():
             await self._routes.call("POST", "/reset_mm_cache", "resetting the cache of media")
 
-    @name_errors_after_method
     async def reset_encoder_cache(self) -> None:
         """Empty the cache of the vision tower's outputs. Refused unless the server is paused: a running request may
         need an entry, and the server's count of running requests lags behind.

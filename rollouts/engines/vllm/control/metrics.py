@@ -13,7 +13,7 @@ _CALL_NAME = "metrics"
 # name{label="value",...} value timestamp. Source: the Prometheus text exposition format, version 0.0.4.
 _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
-_ESCAPE = re.compile(r'\\[\\"n]')
+_ESCAPE = re.compile(r'\\([\\"n])')
 
 _SLEEP_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
 
@@ -41,7 +41,10 @@ class ServerMetrics(dict[str, list[Sample]]):
             match = _LINE.fullmatch(line)
             if match is None or _LABEL.sub("", match[2] or ""):
                 raise MalformedResultError(_CALL_NAME, f"not a name, labels and a value: {line[:200]!r}")
-            labels = {name: _ESCAPE.sub(_unescaped, value) for name, value in _LABEL.findall(match[2] or "")}
+            labels = {
+                name: _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], value)
+                for name, value in _LABEL.findall(match[2] or "")
+            }
             try:
                 metrics.setdefault(match[1], []).append(Sample(labels, float(match[3])))
             except ValueError as error:
@@ -90,7 +93,3 @@ class ServerMetrics(dict[str, list[Sample]]):
             return None
         states = {sample.labels.get("sleep_state", "") for sample in self["vllm:engine_sleep_state"] if sample.value}
         return max((_SLEEP_LEVELS.get(state, 0) for state in states), default=0)
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    return "\n" if escape[0] == r"\n" else escape[0][1]

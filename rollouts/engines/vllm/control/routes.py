@@ -21,10 +21,6 @@ class ControlRoutes:
         self._connection = connection
         self.capabilities = capabilities
 
-    @property
-    def base_url(self) -> str:
-        return self._connection.base_url
-
     async def call(
         self,
         method: str,
@@ -54,7 +50,8 @@ class ControlRoutes:
         """The response if it is a success. Raises `CapabilityError` where the route is missing, else `ServerError`."""
         if response.status in (404, 405):
             raise CapabilityError(
-                _call_name(path), f"{self.base_url} has no {_route(path)}: this vLLM is older than the route"
+                _call_name(path),
+                f"{self._connection.base_url} has no /{_call_name(path)}: this vLLM is older than the route",
             )
         if response.status != 200:
             raise response_error(_call_name(path), response, action)
@@ -63,10 +60,11 @@ class ControlRoutes:
     async def require(self, path: str) -> None:
         """Raise `CapabilityError` unless the server runs in development mode, as `path` needs."""
         if not (await self.capabilities()).control:
+            name = _call_name(path)
             raise CapabilityError(
-                _call_name(path),
-                f"{self.base_url} has no {_route(path)}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, and "
-                "let nobody but the trainer reach it",
+                name,
+                f"{self._connection.base_url} has no /{name}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
+                "and let nobody but the trainer reach it",
             )
 
     async def metrics(self) -> ServerMetrics:
@@ -87,9 +85,5 @@ def required_field(response: HttpResponse, key: str) -> Any:
     return content[key]
 
 
-def _route(path: str) -> str:
-    return path.partition("?")[0]
-
-
 def _call_name(path: str) -> str:
-    return _route(path).strip("/")
+    return path.partition("?")[0].strip("/")

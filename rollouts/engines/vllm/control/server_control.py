@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.control.routes import required_field
 from rollouts.engines.vllm.control.weight_updates import WeightControl
-from rollouts.engines.vllm.error_context import name_errors_after_method
+from rollouts.engines.vllm.error_context import name_errors_after_methods
 from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import InvalidRequestError, ServerTimeoutError, ServerUnreachableError, UnsafeControlError
 
@@ -21,6 +21,7 @@ _HEALTH_SECONDS = 10.0
 REQUEST_ID_PREFIX = "generate-tokens-"
 
 
+@name_errors_after_methods
 class ServerControl(WeightControl):
     """The control calls of one server. Most of them need VLLM_SERVER_DEV_MODE=1 in the environment of the server.
 
@@ -32,7 +33,6 @@ class ServerControl(WeightControl):
 
     # Sleeping.
 
-    @name_errors_after_method
     async def sleep(self, level: int = 1) -> None:
         """Abort what runs and free memory for others. Level 0 frees none and keeps the caches; 1 moves the weights to
         the host's memory; 2 drops the weights.
@@ -48,7 +48,6 @@ class ServerControl(WeightControl):
             await self._routes.call("POST", "/sleep", "putting it to sleep", params={"level": level})
         self._state.record_sleep(level)
 
-    @name_errors_after_method
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
         """Allocate memory again: all of it, or that of `tags`. Generation continues once all memory is back.
 
@@ -66,14 +65,12 @@ class ServerControl(WeightControl):
         awake = json_object(response).get("status", "awake") == "awake"
         self._state.record_wake_up(weights=tags is None or "weights" in tags, awake=awake)
 
-    @name_errors_after_method
     async def is_sleeping(self) -> bool:
         """Whether memory is freed. False for a server that is only paused, where vLLM's own route returns true."""
         return await self._state.sleep_level() > 0
 
     # Ending requests.
 
-    @name_errors_after_method
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests by the ids of their `GenerateRequest`; each returns the tokens it has, finish reason "abort".
 
@@ -89,7 +86,6 @@ class ServerControl(WeightControl):
                 break
         self._routes.checked(response, "/inference/v1/abort_requests", "aborting requests")
 
-    @name_errors_after_method
     async def abort_all(self) -> int:
         """End every request of every client; returns their number."""
         response = await self._routes.call("POST", "/abort_requests", "aborting all requests", content={})
@@ -97,7 +93,6 @@ class ServerControl(WeightControl):
 
     # Monitoring.
 
-    @name_errors_after_method
     async def health(self) -> bool:
         """Whether the server responds and its engine lives. True also with weights that a failed reload has broken."""
         try:
@@ -108,13 +103,11 @@ class ServerControl(WeightControl):
             return False
         return response.status == 200
 
-    @name_errors_after_method
     async def load(self) -> int:
         """Requests that the HTTP server is processing; 0 unless it was started with --enable-server-load-tracking."""
         response = await self._routes.request("GET", "/load")
         return int(required_field(self._routes.checked(response, "/load", "reading the load"), "server_load"))
 
-    @name_errors_after_method
     async def metrics(self) -> ServerMetrics:
         """Every counter and gauge of the server."""
         return await self._routes.metrics()

@@ -15,7 +15,7 @@ from typing import NoReturn
 from rollouts.engines.vllm.control.caches import CacheControl, PauseMode, check_pause_mode
 from rollouts.engines.vllm.control.checkpoint_files import check_checkpoint
 from rollouts.engines.vllm.control.routes import required_field
-from rollouts.engines.vllm.error_context import name_errors_after_method
+from rollouts.engines.vllm.error_context import name_errors_after_methods
 from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import (
     EngineError,
@@ -29,10 +29,10 @@ from rollouts.errors import (
 log = logging.getLogger("rollouts.engines.vllm")
 
 
+@name_errors_after_methods
 class WeightControl(CacheControl):
     """Loads other weights into a server, and labels them."""
 
-    @name_errors_after_method
     async def reload_weights(self, directory: str | os.PathLike[str], *, check: bool = True) -> None:
         """Load a checkpoint of the same model into a paused server, and empty every cache.
 
@@ -56,7 +56,6 @@ class WeightControl(CacheControl):
                 await self._load(path)
                 await self._reset_all()
 
-    @name_errors_after_method
     async def update_weight_version(self, version: str) -> None:
         """Label tokens sampled from now on. Servers that keep no label (before vLLM 0.29): on this side only."""
         if not version:
@@ -68,13 +67,11 @@ class WeightControl(CacheControl):
             self._routes.checked(response, path, "labelling the weights")
         self._on_weight_version(version)
 
-    @name_errors_after_method
     async def weight_version(self) -> str:
         """The label of the weights that the server has ("default" until one is set)."""
         response = await self._routes.call("GET", "/weight_info", "reading the weight version")
         return str(required_field(response, "weight_version"))
 
-    @name_errors_after_method
     async def update_weights_from_directory(
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
     ) -> None:
@@ -98,7 +95,6 @@ class WeightControl(CacheControl):
                 log.warning("a cancelled update of the weights failed: %s", error)
             raise
 
-    @name_errors_after_method
     async def world_size(self) -> int:
         """How many workers (GPUs) the model is spread over, data parallelism included."""
         response = await self._routes.call("GET", "/get_world_size", "reading the world size")
@@ -197,7 +193,9 @@ class WeightControl(CacheControl):
         if not check:
             return str(directory)
         initial = await self._initial_directory()
-        return await asyncio.to_thread(_checked_path, Path(directory), None if initial is None else Path(initial))
+        path = await asyncio.to_thread(Path(directory).absolute)
+        await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
+        return str(path)
 
     async def _initial_directory(self) -> str | None:
         """The checkpoint that the server was started with, by its own path; later checkpoints may lack tensors."""
@@ -206,9 +204,3 @@ class WeightControl(CacheControl):
         cards = json_object(response).get("data") if response.status == 200 else None
         roots = [card.get("root") for card in cards or () if isinstance(card, dict) and card.get("id") == model]
         return roots[0] if roots and isinstance(roots[0], str) else None
-
-
-def _checked_path(directory: Path, initial: Path | None) -> str:
-    path = directory.absolute()
-    check_checkpoint(path, like=initial)
-    return str(path)

@@ -6,7 +6,7 @@ error recommends the other mode only if there are no objections to that one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.media.dense_items import dense_items
 from rollouts.engines.vllm.media.source_files import MIN_VIDEO_FRAMES
-from rollouts.engines.vllm.wire.tensors import FLOATS, PixelDtype, ServerNumbers, ServerTensor, raw_pixels, tensor_dtype
+from rollouts.engines.vllm.wire.tensors import FLOATS, PixelDtype, ServerNumbers, ServerTensor, raw_pixels, tensor_type
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError
 
 MediaMode = Literal["features", "content_parts", "auto"]
@@ -126,55 +126,41 @@ def _against_features(
             "`placeholder_token_ids`",
         )
     for sent, _ in items:
-        if (reason := _tensor_mismatch(sent, capabilities)) is not None:
+        held_fields = {name: field.kind for name, field in sent.fields.items()}
+        wanted_fields = capabilities.image_fields if sent.modality == "image" and capabilities.image_fields else {}
+        if any(held_fields.get(name) != kind for name, kind in wanted_fields.items()):  # it would crash the server
+            held, wanted = (
+                ", ".join(f"{name} ({kind})" for name, kind in sorted(each.items()))
+                for each in (held_fields, wanted_fields)
+            )
+            reason = f"it holds the tensors {held}, and {capabilities.model} wants {wanted}"
             return Objection(item, reason, _RENDERER_OF_MODEL)
         grid = f"{sent.modality}_grid_thw"
         if capabilities.merge_area is not None and grid not in sent.tensors:
             held = ", ".join(sent.tensors) or "no tensors"
             return Objection(item, f"it has no {grid}, only {held}", _RENDERER_OF_MODEL, InvalidRequestError)
-        if (reason := _pixel_mismatch(sent, capabilities.pixel_dtype)) is not None:
-            flag = "with" if _pixel_type(sent) in FLOATS else "without"
+        if (unfit := _unfit_pixels(sent, capabilities.pixel_dtype)) is not None:
+            name, dtype = unfit
+            flag = "with" if dtype in FLOATS else "without"
             return Objection(
-                item, reason, f"{_RENDERER_OF_MODEL}, or start the server {flag} --no-mm-device-do-normalize"
+                item,
+                f"its {name} is {dtype} and the server wants {capabilities.pixel_dtype}: the model would see noise",
+                f"{_RENDERER_OF_MODEL}, or start the server {flag} --no-mm-device-do-normalize",
             )
     return None
 
 
-def _tensor_mismatch(item: MediaItem, capabilities: ServerCapabilities) -> str | None:
-    """How the tensors of an image differ from the server's, or None; a missing tensor would crash the server."""
-    expected = capabilities.image_fields
-    if expected is None or item.modality != "image":
-        return None
-    fields = {name: field.kind for name, field in item.fields.items()}
-    if all(fields.get(name) == kind for name, kind in expected.items()):
-        return None
-    return f"it holds the tensors {_described(fields)}, and {capabilities.model} wants {_described(expected)}"
-
-
-def _described(fields: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in sorted(fields.items()))
-
-
-def _pixel_mismatch(item: MediaItem, wanted: PixelDtype) -> str | None:
-    """How the dtype of an item's pixels differs from the server's, or None; the server would not report an error."""
+def _unfit_pixels(item: MediaItem, wanted: PixelDtype) -> tuple[str, str] | None:
+    """Name and dtype of pixels that differ from the server's dtype, or None; the server would not report an error."""
     for name, tensor in item.tensors.items():
-        if not name.startswith("pixel_values") or isinstance(tensor, ServerNumbers):
+        if not name.startswith("pixel_values") or isinstance(tensor, ServerNumbers) or raw_pixels(item, name):
             continue
-        dtype = tensor_dtype(tensor)
-        if raw_pixels(item, name) is not None:
-            continue
+        dtype = tensor_type(tensor).dtype
         # vLLM and the encoder cast floats to the model's dtype; only tensors of a server are sent unchanged.
         castable = dtype in FLOATS and not isinstance(tensor, ServerTensor)
         if dtype != wanted and not (castable and wanted in FLOATS):
-            return f"its {name} is {dtype} and the server wants {wanted}: the model would see noise"
+            return name, dtype
     return None
-
-
-def _pixel_type(item: MediaItem) -> str:
-    """torch's name of the dtype of an item's pixels."""
-    return next(
-        (tensor_dtype(tensor) for name, tensor in item.tensors.items() if name.startswith("pixel_values")), "none"
-    )
 
 
 def _first_sampled_markers(request: GenerateRequest) -> dict[str, int]:

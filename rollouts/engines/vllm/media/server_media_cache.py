@@ -44,6 +44,8 @@ class ServerMediaCache:
         self._held: ByteLRU[str, int] = ByteLRU(max_bytes)
         self._pending: dict[str, Future[None]] = {}
         self._epoch = 0
+        self._no_media = MediaReservation({}, frozenset(), 0)
+        self._no_media.ended.set_result(None)
 
     async def reserve(self, names: Mapping[str, int], *, include_all: bool = False) -> MediaReservation:
         """Decide which items of `names` (name -> bytes) a request includes, once none of them is being sent.
@@ -51,6 +53,8 @@ class ServerMediaCache:
         `include_all`: include every item, without waiting. Each reservation must end with `commit`, `release` or
         `evict`.
         """
+        if not names:
+            return self._no_media  # a lock and a condition less for each request of text
         while True:
             with self._lock:
                 waiting = [] if include_all else [self._pending[name] for name in names if name in self._pending]

@@ -78,9 +78,7 @@ class BlockingServerRenderer:
         marker = self.identity().marker
         if marker is None:
             return {}
-        return {
-            "image": ServerImageProcessor(self, marker=marker, policy=self._renderer.policy, store=self._renderer.store)
-        }
+        return {"image": ServerImageProcessor(self, marker, self._renderer.policy, self._renderer.store)}
 
     def close(self) -> None:
         """Cancel running calls, close the `ServerRenderer` and end the thread. A second call does nothing."""
@@ -140,12 +138,9 @@ class ServerImageProcessor:
 
     modality: Modality = "image"
 
-    def __init__(
-        self, renderer: BlockingServerRenderer, *, marker: str, policy: MediaPolicy, store: MediaStore
-    ) -> None:
+    def __init__(self, renderer: BlockingServerRenderer, marker: str, policy: MediaPolicy, store: MediaStore) -> None:
         self._renderer = renderer
-        self.marker = marker
-        self.embed_token = marker
+        self.marker = self.embed_token = marker
         self.policy = policy
         self.store = store
 
