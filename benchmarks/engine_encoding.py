@@ -61,7 +61,7 @@ print(json.dumps(seconds))
 def compare_encoding(report: Report, model_dir: Path, vllm_venv: Path | None) -> None:
     """One table: a 1024x1024 image in every pixel type. Without `vllm_venv` only our side is measured."""
     media = _media(model_dir)
-    (pixels,) = (item["pixel_values"] for item in media.mm_items["image"])
+    (pixels,) = (item["pixel_values"] for item in media.media_items["image"])
     theirs = {} if vllm_venv is None else _their_seconds(vllm_venv, pixels.shape)
     columns = ("mmrollouts", "copies", "vLLM's encoder")
     with report.table(f"Features of a {SIDE}x{SIDE} image, from pixels in memory to base64", *columns) as table:

@@ -244,6 +244,19 @@ def text_episodes(targets: Targets, episodes: int) -> Table:
     return table
 
 
+def small_turns() -> Table:
+    """Episodes of short turns: the cost of an episode is that of its nodes and turns, not of its tokens."""
+    table = Table(title="one episode of short turns", title_justify="left")
+    for column in ("turns x tokens", "encode us", "decode us"):
+        table.add_column(column, justify="right")
+    for turns, tokens in ((2, 100), (20, 200), (100, 200)):
+        trajectory = text_episode(turns, tokens)
+        message = encode(trajectory)
+        times = best(lambda it=trajectory: encode(it), 200), best(lambda it=message: decode(it), 200)
+        table.add_row(f"{turns} x {tokens}", *(f"{seconds * 1e6:,.0f}" for seconds in times))
+    return table
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description="Time the transport beside what else is used for it.")
     arguments.add_argument("--episodes", type=int, default=1000)
@@ -254,6 +267,7 @@ def main() -> int:
     console = Console(width=140)
     console.print(pixels(targets))
     console.print(image_episode(targets))
+    console.print(small_turns())
     console.print(text_episodes(targets, options.episodes))
     console.print(targets.table)
     return int(options.check and targets.missed > 0)

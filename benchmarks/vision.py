@@ -75,7 +75,7 @@ class Sides:
     def ours(self, image: Any) -> np.ndarray:
         media = self.renderer.render(as_message(image)).multi_modal_data
         assert media is not None
-        return media.mm_items["image"][0]["pixel_values"]
+        return media.media_items["image"][0]["pixel_values"]
 
     def torchvision(self, image: Any) -> np.ndarray:
         return np.asarray(self._torchvision(images=[opened(image)], return_tensors="np")["pixel_values"])

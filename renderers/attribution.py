@@ -25,10 +25,15 @@ class TokenLayout(NamedTuple):
     ranges: list[PlaceholderRange]
 
     def with_media(
-        self, items: Sequence[MediaItem], tool_names: list[str | None], markers: Mapping[int, Modality]
+        self, items: Sequence[MediaItem] | None, tool_names: list[str | None], markers: Mapping[int, Modality]
     ) -> RenderedTokens:
-        """New `RenderedTokens` with these items; its `multi_modal_data` is None for a model without `markers`."""
-        media = MultiModalData.from_items(zip(items, self.ranges, strict=True)) if markers else None
+        """New `RenderedTokens` with these items.
+
+        Its `multi_modal_data` is None for a model without `markers`, and if `items` is None: they were not loaded.
+        """
+        media = None
+        if markers and items is not None:
+            media = MultiModalData.from_items(zip(items, self.ranges, strict=True))
         return RenderedTokens(
             self.token_ids.copy(),
             self.spans,

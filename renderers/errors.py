@@ -220,6 +220,27 @@ class PlaceholderCountError(RendererError):
         return type(self)(self.message_index - first_message, self.parts, self.actual, self.modality)
 
 
+class ColumnLengthError(RendererError, ValueError):
+    """A per-token column does not have one entry per token."""
+
+    def __init__(self, column: str, length: int, tokens: int) -> None:
+        self.column = column
+        self.length = length
+        self.tokens = tokens
+        super().__init__(f"{column} has {length} entries for {tokens} tokens; give one per token, or leave it out")
+
+
+class ForeignMediaError(RendererError, TypeError):
+    """An entry of `MultiModalData.mm_items` was not made by a renderer of this package."""
+
+    def __init__(self, entry: object) -> None:
+        self.entry = entry
+        super().__init__(
+            f"an entry of mm_items is a {type(entry).__name__}, not an item that a renderer made: its pixels, source "
+            "and placeholder tokens are unknown. Render the messages with this package."
+        )
+
+
 class LogicalIdsError(RendererError):
     """The ids with one marker for each item cannot be computed from the expanded ids."""
 
@@ -330,3 +351,26 @@ class PoolClosedError(RendererError):
 
     def __init__(self) -> None:
         super().__init__("this RendererPool is closed; make calls before close(), or inside its `with` block")
+
+
+class OverlongPromptError(RendererError):
+    """A prompt is longer than the server accepts. Programs look for "maximum context length" in its text."""
+
+    def __init__(self, *, prompt_len: int, max_prompt_len: int) -> None:
+        self.prompt_len = prompt_len
+        self.max_prompt_len = max_prompt_len
+        super().__init__(
+            f"the prompt length ({prompt_len}) exceeds the maximum context length ({max_prompt_len}); shorten the "
+            "conversation"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _overlong_prompt_error, (self.prompt_len, self.max_prompt_len)
+
+
+def _overlong_prompt_error(prompt_len: int, max_prompt_len: int) -> OverlongPromptError:
+    return OverlongPromptError(prompt_len=prompt_len, max_prompt_len=max_prompt_len)
+
+
+class MalformedGenerateResponseError(RendererError, ValueError):
+    """A server returned a completion without a usable log-probability for each token, or without its prompt."""

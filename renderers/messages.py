@@ -2,7 +2,9 @@
 
 A message is a dict with a `role`, a `content` (text, a list of parts, or None beside tool calls) and, for the
 assistant, `tool_calls` and `reasoning_content`. Parts are `{"type": "text", "text": ...}` and
-`{"type": "image", "image": ...}` or OpenAI's `{"type": "image_url", "image_url": {"url": "data:..."}}`.
+`{"type": "image", "image": ...}` or OpenAI's `{"type": "image_url", "image_url": {"url": "data:..."}}`. A part without
+a `type` has the type that its keys say. A part `{"type": "thinking", "thinking": ...}` of the assistant is reasoning.
+A tool call is `{"function": {"name": ..., "arguments": ...}}`, the inner dict alone, or a parsed call.
 """
 
 from __future__ import annotations
@@ -29,6 +31,13 @@ class TextPart(TypedDict):
     text: str
 
 
+class ThinkingPart(TypedDict):
+    """Reasoning among the parts of an assistant message; it is checked and passed on as `reasoning_content`."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
 class ImagePart(TypedDict, total=False):
     """An image: `image` holds bytes, a PIL image, an array, a URL or a path; `image_url` is OpenAI's form."""
 
@@ -46,7 +55,7 @@ class VideoPart(TypedDict, total=False):
     fps: float
 
 
-ContentPart = TextPart | ImagePart | VideoPart
+ContentPart = TextPart | ThinkingPart | ImagePart | VideoPart
 Content = str | list[ContentPart]
 
 
@@ -183,6 +192,8 @@ def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
         raise MessageError("no content; give a text or a list of parts", message_index=index)
     if "content" in checked:
         checked["content"] = _check_content(checked["content"], index)
+        if role == "assistant" and not isinstance(checked["content"], str):
+            _move_thinking_parts(checked, index)
     for key in ("tool_call_id", "name"):
         if not isinstance(checked.get(key, ""), str):
             raise MessageError(f"{key} is text, not {type(checked[key]).__name__}", message_index=index)
@@ -219,7 +230,12 @@ def _check_part(part: Any, message_index: int, part_index: int) -> dict[str, Any
             f"a content part is a dict, not {type(part).__name__}", message_index=message_index, part_index=part_index
         )
     checked = {key: value for key, value in part.items() if value is not None}
+    if "type" not in checked:
+        inferred = [kind for kind in (*PART_TYPES, "thinking") if kind in checked]
+        checked = {"type": inferred[0], **checked} if len(inferred) == 1 else checked
     kind = checked.get("type")
+    if kind == "thinking" and isinstance(checked.get("thinking"), str):
+        return checked
     if kind not in PART_TYPES:
         raise UnknownPartError(
             f"unknown part type {short_repr(kind)}; a part is one of {', '.join(PART_TYPES)}",
@@ -231,16 +247,37 @@ def _check_part(part: Any, message_index: int, part_index: int) -> dict[str, Any
     return checked
 
 
+def _move_thinking_parts(message: dict[str, Any], message_index: int) -> None:
+    """Move the thinking parts of an assistant message to its `reasoning_content`."""
+    thinking = [part["thinking"] for part in message["content"] if part["type"] == "thinking"]
+    if not thinking:
+        return
+    if any(name in message for name in _REASONING_NAMES):
+        raise MessageError(
+            "reasoning is given twice: as a thinking part and beside content", message_index=message_index
+        )
+    message["content"] = [part for part in message["content"] if part["type"] != "thinking"]
+    message["reasoning_content"] = "".join(thinking)
+
+
 def _check_tool_call(call: Any, message_index: int) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
+    checked = _as_dict(call)
+    function = checked.get("function")
+    if function is None and "name" in checked:  # the call without OpenAI's wrapping
+        function = {key: checked.pop(key) for key in ("name", "arguments") if key in checked}
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise MessageError(
             'a tool call is {"function": {"name": ..., "arguments": ...}} with a name', message_index=message_index
         )
-    checked = {key: value for key, value in call.items() if value is not None}
     if not isinstance(checked.get("id", ""), str):
         raise MessageError(
             f"the id of a tool call is text, not {type(checked['id']).__name__}", message_index=message_index
         )
-    checked["function"] = {**function, "arguments": function.get("arguments", {})}
-    return checked
+    return {**checked, "function": {**function, "arguments": function.get("arguments", {})}}
+
+
+def _as_dict(call: Any) -> dict[str, Any]:
+    """The keys of a tool call that have a value; `call` is a dict or has the attributes of a `ParsedToolCall`."""
+    if not isinstance(call, Mapping):
+        call = {name: getattr(call, name, None) for name in ("id", "name", "arguments")}
+    return {key: value for key, value in call.items() if value is not None}

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from renderers.errors import LogicalIdsError, UnknownRoleError, short_repr
+from renderers.errors import ColumnLengthError, ForeignMediaError, LogicalIdsError, UnknownRoleError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import ROLES
+from renderers.vision.processor_output import ProcessorOutput
 
 T = TypeVar("T")
 
@@ -66,11 +67,16 @@ class PlaceholderRange:
 
 @dataclass(frozen=True)
 class MultiModalData:
-    """The media of a prompt: per modality three parallel lists, in prompt order."""
+    """The media of a prompt: per modality three parallel lists, in prompt order.
+
+    `mm_items` are mappings from tensor name to array, as a transformers processor returns them. Those of a renderer are
+    `ProcessorOutput`s; `media_items` gives the `MediaItem`s that they are made of. Pydantic models may have a field of
+    this type: it is validated from an instance or from a dict of the three lists.
+    """
 
     mm_hashes: dict[str, list[str]] = field(default_factory=dict)
     mm_placeholders: dict[str, list[PlaceholderRange]] = field(default_factory=dict)
-    mm_items: dict[str, list[MediaItem]] = field(default_factory=dict)
+    mm_items: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def from_items(cls, items: Iterable[tuple[MediaItem, PlaceholderRange]]) -> MultiModalData:
@@ -79,15 +85,20 @@ class MultiModalData:
         for item, placeholder in items:
             data.mm_hashes.setdefault(item.modality, []).append(item.mm_hash)
             data.mm_placeholders.setdefault(item.modality, []).append(placeholder)
-            data.mm_items.setdefault(item.modality, []).append(item)
+            data.mm_items.setdefault(item.modality, []).append(ProcessorOutput(item))
         return data
+
+    @property
+    def media_items(self) -> dict[str, list[MediaItem]]:
+        """The `MediaItem`s by modality, in prompt order. Raises `ForeignMediaError` for an item made elsewhere."""
+        return {modality: list(map(_media_item, entries)) for modality, entries in self.mm_items.items()}
 
     def items_with_ranges(self) -> list[tuple[MediaItem, PlaceholderRange]]:
         """Every item with its range, over all modalities, in prompt order."""
         pairs = [
-            pair
+            (_media_item(entry), placeholder)
             for modality, ranges in self.mm_placeholders.items()
-            for pair in zip(self.mm_items[modality], ranges, strict=True)
+            for entry, placeholder in zip(self.mm_items[modality], ranges, strict=True)
         ]
         return sorted(pairs, key=lambda pair: pair[1].offset)
 
@@ -102,6 +113,43 @@ class MultiModalData:
     def __len__(self) -> int:
         return sum(len(items) for items in self.mm_items.values())
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        serialization = core_schema.plain_serializer_function_ser_schema(cls._plain, info_arg=False)
+        return core_schema.no_info_plain_validator_function(cls._validated, serialization=serialization)
+
+    @classmethod
+    def _validated(cls, value: Any) -> MultiModalData:
+        if isinstance(value, cls):
+            return value
+        columns = ("mm_hashes", "mm_placeholders", "mm_items")
+        if not isinstance(value, Mapping) or not value.keys() <= set(columns):
+            raise ValueError(f"multi-modal data are a MultiModalData or a dict of {', '.join(columns)}")
+        ranges = {
+            modality: [PlaceholderRange(**entry) if isinstance(entry, Mapping) else entry for entry in entries]
+            for modality, entries in value.get("mm_placeholders", {}).items()
+        }
+        return cls(dict(value.get("mm_hashes", {})), ranges, dict(value.get("mm_items", {})))
+
+    def _plain(self) -> dict[str, Any]:
+        """The three columns as dicts and lists; tensors are arrays."""
+        ranges = {
+            modality: [{"offset": entry.offset, "length": entry.length} for entry in entries]
+            for modality, entries in self.mm_placeholders.items()
+        }
+        items = {modality: [dict(entry) for entry in entries] for modality, entries in self.mm_items.items()}
+        return {"mm_hashes": self.mm_hashes, "mm_placeholders": ranges, "mm_items": items}
+
+
+def _media_item(entry: Mapping[str, Any]) -> MediaItem:
+    if isinstance(entry, ProcessorOutput):
+        return entry.item
+    if isinstance(entry, MediaItem):
+        return entry
+    raise ForeignMediaError(entry)
+
 
 class TokenSpan(NamedTuple):
     """Tokens `start:end` have equal attribution. `message_index` is -1 for scaffold without a message."""
@@ -113,15 +161,22 @@ class TokenSpan(NamedTuple):
     content: bool
 
 
-@dataclass(frozen=True)
+def _column(of_span: Callable[[TokenSpan], T], default: T) -> Any:
+    """A per-token column, made when it is first read: the value of the token's span, `default` for one of no span."""
+    return cached_property(lambda rendered: rendered._column(of_span, default))
+
+
+@dataclass(frozen=True, init=False)
 class RenderedTokens:
     """A rendered conversation.
 
     `token_ids` is a plain list of ints: it goes into JSON and is compared with `==`. It is expanded: an image has all
     its placeholder tokens. `placeholder_token_ids` maps each modality to the token that the template prints for an
-    item; it is the only token of an item in `logical_ids`. Attribution is stored as spans that partition the tokens;
-    the per-token columns are built when first read. `message_roles` and `message_tool_names` have one entry per
-    message; the latter is the name of the tool whose result a tool message holds, None elsewhere.
+    item; it is the only token of an item in `logical_ids`. Attribution is stored as `spans` that partition the tokens;
+    three columns have one entry per token and are built when first read: `message_indices` is the index of the message
+    that owns the token (-1: scaffold without a message), `sampled_mask` whether the model would have sampled it,
+    `is_content` whether it is message body and not scaffold. `message_roles` and `message_tool_names` have one entry
+    per message; the latter is the name of the tool whose result a tool message holds, None elsewhere.
 
     Most templates print each message in one piece, in the order of the conversation, but a template may also move the
     tool list into a later message or sort tool results. Where a message owns several separate pieces,
@@ -130,28 +185,59 @@ class RenderedTokens:
     """
 
     token_ids: list[int]
-    spans: tuple[TokenSpan, ...] = ()
-    message_roles: list[str] = field(default_factory=list)
-    multi_modal_data: MultiModalData | None = None
-    message_tool_names: list[str | None] = field(default_factory=list, kw_only=True)
-    placeholder_token_ids: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    spans: tuple[TokenSpan, ...]
+    message_roles: list[str]
+    multi_modal_data: MultiModalData | None
+    message_tool_names: list[str | None]
+    placeholder_token_ids: Mapping[str, int]
+
+    message_indices: list[int] = field(
+        default=_column(lambda span: span.message_index, -1), init=False, repr=False, compare=False
+    )
+    sampled_mask: list[bool] = field(
+        default=_column(lambda span: span.sampled, False), init=False, repr=False, compare=False
+    )
+    is_content: list[bool] = field(
+        default=_column(lambda span: span.content, False), init=False, repr=False, compare=False
+    )
+
+    def __init__(
+        self,
+        token_ids: list[int] | None = None,
+        spans: tuple[TokenSpan, ...] = (),
+        message_roles: list[str] | None = None,
+        multi_modal_data: MultiModalData | None = None,
+        *,
+        message_tool_names: list[str | None] | None = None,
+        placeholder_token_ids: Mapping[str, int] | None = None,
+        message_indices: Sequence[int] = (),
+        sampled_mask: Sequence[bool] = (),
+        is_content: Sequence[bool] = (),
+    ) -> None:
+        """Attribution is given as `spans`, or as columns of equal length; an absent column is -1 or False.
+
+        Raises `ColumnLengthError` for columns of different lengths, and for one as long as the tokens are not. Without
+        `message_roles`, there are as many messages as `message_indices` names, all with an empty role.
+        """
+        columns = {"message_indices": message_indices, "sampled_mask": sampled_mask, "is_content": is_content}
+        if any(columns.values()):
+            length = len(token_ids or message_indices)
+            for name, column in columns.items():
+                if column and len(column) != length:
+                    raise ColumnLengthError(name, len(column), length)
+            spans = _spans_of(length, message_indices, sampled_mask, is_content)
+            message_roles = message_roles or [""] * (max(message_indices, default=-1) + 1)
+        values = {
+            "token_ids": [] if token_ids is None else token_ids,
+            "spans": spans,
+            "message_roles": [] if message_roles is None else message_roles,
+            "multi_modal_data": multi_modal_data,
+            "message_tool_names": [] if message_tool_names is None else message_tool_names,
+            "placeholder_token_ids": {} if placeholder_token_ids is None else placeholder_token_ids,
+        }
+        self.__dict__.update(values)
 
     # Per token.
-
-    @cached_property
-    def message_indices(self) -> list[int]:
-        """Per token, the index of the message that owns it; -1 is scaffold without a message."""
-        return self._column(lambda span: span.message_index, -1)
-
-    @cached_property
-    def sampled_mask(self) -> list[bool]:
-        """Per token, whether the model would have sampled it."""
-        return self._column(lambda span: span.sampled, False)
-
-    @cached_property
-    def is_content(self) -> list[bool]:
-        """Per token, whether it is message body and not scaffold."""
-        return self._column(lambda span: span.content, False)
 
     @cached_property
     def mm_token_type_ids(self) -> list[int]:
@@ -278,10 +364,27 @@ class RenderedTokens:
         return by_role
 
     def _column(self, value: Callable[[TokenSpan], T], default: T) -> list[T]:
-        column = [default] * len(self.token_ids)
+        column = [default] * (len(self.token_ids) or max((span.end for span in self.spans), default=0))
         for span in self.spans:
             column[span.start : span.end] = [value(span)] * (span.end - span.start)
         return column
+
+
+def _spans_of(
+    length: int, message_indices: Sequence[int], sampled_mask: Sequence[bool], is_content: Sequence[bool]
+) -> tuple[TokenSpan, ...]:
+    """The spans of three columns of this length; an empty column is -1 or False."""
+    indices = np.asarray(message_indices, dtype=np.int64) if message_indices else np.full(length, -1)
+    sampled, content = (
+        np.asarray(column, dtype=bool) if column else np.zeros(length, dtype=bool)
+        for column in (sampled_mask, is_content)
+    )
+    changes = np.diff(indices).astype(bool) | (np.diff(sampled) | np.diff(content))
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), length]
+    return tuple(
+        TokenSpan(start, end, int(indices[start]), bool(sampled[start]), bool(content[start]))
+        for start, end in itertools.pairwise(edges)
+    )
 
 
 def merge_adjacent(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -20,10 +20,9 @@ from renderers.byte_lru import ByteLRU
 from renderers.cache_key import cache_key
 from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem, Modality
-from renderers.messages import check_messages, check_tools, message_tool_names, without_media
+from renderers.messages import check_messages, check_tools, media_parts, message_tool_names, without_media
 from renderers.parsing.format import Format
-from renderers.parsing.parser import ResponseParser, parse_response
-from renderers.parsing.prompt_reasoning import ends_in_reasoning
+from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Tools
 from renderers.rendered import TOKEN_TYPE_IDS, MultiModalData, RenderedTokens
@@ -33,6 +32,7 @@ from renderers.template.probe_conversation import smallest_conversation
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
+from renderers.vision.media_markers import MediaSlot
 from renderers.vision.processor import MediaProcessor
 
 _log = logging.getLogger("renderers")
@@ -41,7 +41,8 @@ _log = logging.getLogger("renderers")
 class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
-    `media` loads images and videos; without processors, the model only reads text. Messages go to `template` as they
+    `config` is what the renderer was made of: `RendererOptions`, or the resolved configuration of a family. `media`
+    loads images and videos; without processors, the model only reads text. Messages go to `template` as they
     are: `load_renderer` and `create_renderer` pass a template that converts their content.
     """
 
@@ -56,7 +57,9 @@ class TemplateRenderer:
         thinking_retention: ThinkingRetention = "template",
         history: HistoryPolicy = "template",
         cache_bytes: int = 64 * 2**20,
+        config: Any = None,
     ) -> None:
+        self.config = config
         self.template = template
         self.tokenizer = tokenizer
         self.format = format
@@ -90,17 +93,25 @@ class TemplateRenderer:
     # Messages -> tokens.
 
     def render(
-        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = False,
+        process_multimodal: bool = True,
     ) -> RenderedTokens:
         """Render a whole conversation.
+
+        With `process_multimodal=False` no image or video is loaded: each has one placeholder token, as in
+        `RenderedTokens.logical_ids`, and `multi_modal_data` is None. It is the prompt of a server that loads media.
 
         Raises `MessageError` for a malformed conversation, `MediaError` for an image or video that cannot be
         accepted, `TemplateError` with the template's own message if the template refuses.
         """
         checked = check_messages(messages)
         check_tools(tools)
-        media = self._media.load(checked)
-        slots = [entry.slot() for entry in media]
+        media = self._media.load(checked) if process_multimodal else []
+        slots = [entry.slot() for entry in media] if process_multimodal else self._logical_slots(checked)
         text_messages = without_media(checked)
 
         def build_layout() -> TokenLayout:
@@ -118,13 +129,24 @@ class TemplateRenderer:
 
         layout_keys = [slot.layout_key for slot in slots]
         layout = self._cached_layout((text_messages, tools, add_generation_prompt, layout_keys), build_layout)
-        return layout.with_media([entry.item for entry in media], message_tool_names(checked), self._markers)
+        items = [entry.item for entry in media] if process_multimodal else None
+        return layout.with_media(items, message_tool_names(checked), self._markers)
 
     def render_ids(
-        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = False,
+        process_multimodal: bool = True,
     ) -> list[int]:
         """The `token_ids` of `render`."""
-        return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
+        return self.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            process_multimodal=process_multimodal,
+        ).token_ids
 
     def get_stop_token_ids(self) -> list[int]:
         """The ids that end a turn; the one that the template itself prints comes first."""
@@ -176,9 +198,12 @@ class TemplateRenderer:
         tools: Tools | None = None,
         previous_messages: Messages | None = None,
         previous_multi_modal_data: MultiModalData | None = None,
+        process_multimodal: bool = True,
     ) -> RenderedTokens | None:
         """The next prompt, starting with prompt + completion verbatim, or None where that cannot be proven right.
 
+        With `process_multimodal=False` the prompt and the result have one placeholder token for each image or video, as
+        `render` returns them then; whether the prompt's placeholders belong to images is not checked.
         Refusals are counted with their reason in `bridge_stats`; `try_bridge` returns the reason.
         """
         outcome = self.try_bridge(
@@ -188,6 +213,7 @@ class TemplateRenderer:
             tools=tools,
             previous_messages=previous_messages,
             previous_multi_modal_data=previous_multi_modal_data,
+            process_multimodal=process_multimodal,
         )
         if isinstance(outcome, BridgeRefusal):
             _log.info("bridge refused: %s", outcome.value)
@@ -203,6 +229,7 @@ class TemplateRenderer:
         tools: Tools | None = None,
         previous_messages: Messages | None = None,
         previous_multi_modal_data: MultiModalData | None = None,
+        process_multimodal: bool = True,
     ) -> RenderedTokens | BridgeRefusal:
         """As `bridge_to_next_turn`, but a refusal returns its reason in place of None."""
         check_tools(tools)
@@ -219,20 +246,48 @@ class TemplateRenderer:
             previous_messages,
             previous_multi_modal_data,
         )
-        outcome = self._extend(request)
+        outcome = self._extend(request, process_multimodal)
         self.bridge_stats.count(outcome)
         return outcome
 
-    def _extend(self, request: BridgeRequest) -> RenderedTokens | BridgeRefusal:
+    def _extend(self, request: BridgeRequest, process_multimodal: bool) -> RenderedTokens | BridgeRefusal:
         if not request.new_messages:
             return BridgeRefusal.NO_NEW_MESSAGES
         if any(message["role"] == "assistant" for message in request.new_messages):
             return BridgeRefusal.ASSISTANT_IN_EXTENSION
-        refusal = self._bridge.check_prompt_media(request.prompt_ids, request.prompt_media)
-        if refusal is not None:
-            return refusal
+        if not request.prompt_ids:
+            return BridgeRefusal.NO_PROMPT
+        if process_multimodal:
+            refusal = self._bridge.check_prompt_media(request.prompt_ids, request.prompt_media)
+            if refusal is not None:
+                return refusal
         turn = self._turn_summary(request.completion_ids, request.tools, request.prompt_ids)
-        return self._bridge.extend(request, turn, self._media.load(request.new_messages))
+        if not process_multimodal:
+            return self._bridge.extend(request, turn, self._logical_slots(request.new_messages), None)
+        media = self._media.load(request.new_messages)
+        return self._bridge.extend(request, turn, [entry.slot() for entry in media], [entry.item for entry in media])
+
+    # What the renderer supports.
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether calls that the template prints are parsed back."""
+        return self.format.tool_calls is not None or self.format.channels is not None
+
+    @property
+    def supports_process_multimodal(self) -> bool:
+        """Whether `process_multimodal=False` may be passed: always, because the template prints the placeholders."""
+        return True
+
+    @property
+    def is_prefix_stable(self) -> bool:
+        """Whether longer conversations always begin with the ids of shorter ones: not promised for any template."""
+        return False
+
+    @property
+    def effective_thinking_retention(self) -> ThinkingRetention:
+        """How long a bridge keeps reasoning that a full render would drop, after the configuration was resolved."""
+        return self.thinking_retention
 
     # Media.
 
@@ -252,6 +307,14 @@ class TemplateRenderer:
         Returns at once. The future's result is the items, in order; `await asyncio.wrap_future(...)` waits for it.
         """
         return self._media.prefetch(check_messages(messages))
+
+    def _logical_slots(self, messages: Messages) -> list[MediaSlot]:
+        """Slots of one placeholder token each, for checked messages whose media are not loaded."""
+        return [
+            MediaSlot(index, part_index, self._media.modality(part, index, part_index), 1, None, "")
+            for index, message in enumerate(messages)
+            for part_index, part in media_parts(message)
+        ]
 
     # Layouts.
 

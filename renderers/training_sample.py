@@ -36,7 +36,7 @@ from renderers.sampled_turn import (
 from renderers.template_renderer import TemplateRenderer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class RenderedTrainingSample:
     """A token sequence and which of its tokens carry loss.
 
@@ -48,6 +48,25 @@ class RenderedTrainingSample:
     rendered: RenderedTokens = field(repr=False)
     loss_ranges: tuple[TokenRange, ...]
     trained_messages: tuple[int, ...]
+
+    def __init__(
+        self,
+        rendered: RenderedTokens | None = None,
+        loss_ranges: tuple[TokenRange, ...] = (),
+        trained_messages: tuple[int, ...] = (),
+        *,
+        token_ids: Sequence[int] = (),
+        loss_mask: Sequence[bool] = (),
+        multi_modal_data: MultiModalData | None = None,
+        mm_token_type_ids: list[int] | None = None,
+    ) -> None:
+        """From a rendering and its ranges, or, without `rendered`, from columns: tokens then have no attribution."""
+        if rendered is None:
+            rendered = RenderedTokens(list(token_ids), multi_modal_data=multi_modal_data)
+            loss_ranges = _runs(np.asarray(loss_mask, dtype=bool))
+            if mm_token_type_ids is not None:
+                self.__dict__["mm_token_type_ids"] = mm_token_type_ids
+        self.__dict__.update(rendered=rendered, loss_ranges=loss_ranges, trained_messages=trained_messages)
 
     @property
     def token_ids(self) -> list[int]:
@@ -104,14 +123,14 @@ def build_training_sample(
     - `ensure_final_stop`: if the conversation ends with a trained turn that the template does not close (GLM closes it
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
-    Raises `NoTrainedTokensError` if no token carries loss, `MessageLossMaskError`, `UnknownRoleError`, and the errors
-    of rendering.
+    The sample may have no token with loss (`num_trained_tokens`). Raises `MessageLossMaskError`, `UnknownRoleError`,
+    and the errors of rendering.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
     if ensure_final_stop and len(messages) - 1 in plan.turns:
         rendered = with_final_stop(renderer, rendered, messages, len(messages) - 1, tools)
-    return _with_loss([_sample(rendered, plan.turns, plan.bodies)], messages, plan)[0]
+    return _sample(rendered, plan.turns, plan.bodies)
 
 
 def build_training_samples(
@@ -133,8 +152,9 @@ def build_training_samples(
     and each body of `content_sft_roles`, carries loss in exactly one sample. Samples are ordered by their last turns.
 
     Options and errors are those of `build_training_sample`; `ensure_final_stop` applies to the last turn of each
-    sample. Also raises `UnreachableTurnError` for a trained turn that cannot be sampled: the template refuses the
-    prompt before it, or the prompt opens reasoning that the printed turn never closes.
+    sample. Raises `NoTrainedTokensError` if no token of any sample carries loss, and `UnreachableTurnError` for a
+    trained turn that cannot be sampled: the template refuses the prompt before it, or the prompt opens reasoning that
+    the printed turn never closes.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     whole = renderer.render(messages, tools=tools)
@@ -202,18 +222,23 @@ def _sample(rendered: RenderedTokens, turns: Collection[int], bodies: Collection
         for span in rendered.spans
         if (span.sampled and span.message_index in turns) or (span.content and span.message_index in bodies)
     ]
-    # One more zero on either side, so that every run of ones has two edges.
-    mask = np.zeros(len(rendered) + 2, dtype=np.int8)
+    mask = np.zeros(len(rendered), dtype=bool)
     for span in trained:
-        mask[span.start + 1 : span.end + 1] = 1
+        mask[span.start : span.end] = True
     for _, placeholder in media_with_ranges(rendered):
-        mask[placeholder.offset + 1 : placeholder.end + 1] = 0
-    edges = np.flatnonzero(np.diff(mask)).reshape(-1, 2)
+        mask[placeholder.offset : placeholder.end] = False
     return RenderedTrainingSample(
         rendered,
-        loss_ranges=tuple((start, end) for start, end in edges.tolist()),
+        loss_ranges=_runs(mask),
         trained_messages=tuple(sorted({span.message_index for span in trained})),
     )
+
+
+def _runs(mask: np.ndarray) -> tuple[TokenRange, ...]:
+    """The half-open ranges in which a bool column is True."""
+    # One more False on either side, so that every run has two edges.
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    return tuple((start, end) for start, end in edges.tolist())
 
 
 def _with_loss(

@@ -79,7 +79,8 @@ class CompactEncoder:
 
     def encode(self, obj: object) -> bytes:
         """`encode_frames` in one container."""
-        return container.join(self.encode_frames(obj))
+        prelude, *others = self.encode_frames(obj)
+        return container.join([prelude], others)
 
 
 class CompactDecoder:

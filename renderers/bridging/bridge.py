@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from renderers.bridging.probe_messages import ProbeMessages, unused_call_ids
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import PlaceholderCountError, TemplateError
-from renderers.media.item import ExpansionPiece, Modality
+from renderers.media.item import ExpansionPiece, MediaItem, Modality
 from renderers.messages import check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
 from renderers.placement import item_placement_error
@@ -29,7 +31,7 @@ from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
 from renderers.turn_boundaries import TurnEnd
-from renderers.vision.media_markers import LocatedItem
+from renderers.vision.media_markers import MediaSlot
 
 _log = logging.getLogger("renderers")
 
@@ -52,38 +54,38 @@ class BridgeRequest(NamedTuple):
     prompt_media: MultiModalData | None
 
 
+@dataclass(frozen=True)
 class Bridge:
-    """Extends a sampled turn to the next prompt. Safe to share between threads."""
+    """Extends a sampled turn to the next prompt. Safe to share between threads.
 
-    def __init__(
-        self,
-        printer: TurnPrinter,
-        format: Format,
-        probes: ProbeMessages,
-        *,
-        retention: ThinkingRetention,
-        history: HistoryPolicy,
-        stats: BridgeStats,
-        markers: Mapping[int, Modality],
-        embed_ids: Collection[int],
-    ) -> None:
-        """`markers` are the tokens that the template prints for media, `embed_ids` those that stand for features.
+    `markers` are the tokens that the template prints for media, `embed_ids` those that stand for features. `stats`
+    counts each bridge that `retention` or `history` allowed.
+    """
 
-        `stats` counts each bridge that `retention` or `history` allowed.
-        """
-        self._printer = printer
-        self._probes = probes
-        self._continuations = Continuations(printer, probes, format, modalities=tuple(markers.values()))
-        self._retention = retention
-        self._history_policy = history
-        self._stats = stats
-        self._markers = markers
-        self._embed_ids = frozenset(embed_ids)
+    printer: TurnPrinter
+    format: Format
+    probes: ProbeMessages
+    retention: ThinkingRetention
+    history: HistoryPolicy
+    stats: BridgeStats
+    markers: Mapping[int, Modality]
+    embed_ids: Collection[int]
+
+    @cached_property
+    def _continuations(self) -> Continuations:
+        return Continuations(self.printer, self.probes, self.format, modalities=tuple(self.markers.values()))
 
     def extend(
-        self, request: BridgeRequest, turn: TurnSummary, new_media: Sequence[LocatedItem]
+        self,
+        request: BridgeRequest,
+        turn: TurnSummary,
+        new_slots: Sequence[MediaSlot],
+        new_items: Sequence[MediaItem] | None,
     ) -> RenderedTokens | BridgeRefusal:
-        """Prompt + completion + what the template prints behind the turn for the new messages, with `new_media`."""
+        """Prompt + completion + what the template prints behind the turn for the new messages.
+
+        `new_slots` are the places of the media in the new messages, `new_items` the media; None if not loaded.
+        """
         new_messages, tools = request.new_messages, request.tools
         if not turn.reasoning_complete and turn.stopped:
             return BridgeRefusal.OPEN_REASONING
@@ -100,7 +102,7 @@ class Bridge:
         history, names_are_real = self._history(continuation, turn, request)
         messages = without_media([*history, *new_messages])
         try:
-            continued = self._printer.print_continued(
+            continued = self.printer.print_continued(
                 messages, len(history) - 1, tools if continuation.needs_tools else None
             )
         except TemplateError as error:
@@ -108,7 +110,7 @@ class Bridge:
             return BridgeRefusal.TEMPLATE_REFUSES
         if continued is None:
             return BridgeRefusal.NO_TURN_END
-        self._printer.warn_of_unread_content(new_messages)
+        self.printer.warn_of_unread_content(new_messages)
         end = continued.end
         end_is_sampled = list(request.completion_ids[-1:]) == [end.control.token_id]
         start = end.control.end if end_is_sampled else continued.extension_start
@@ -120,21 +122,21 @@ class Bridge:
             layout = attribute(
                 continued.printed,
                 continued.controls,
-                self._printer.tokenizer,
+                self.printer.tokenizer,
                 [message["role"] for message in messages],
-                [item.slot(first_message=len(history)) for item in new_media],
+                [slot._replace(message_index=slot.message_index + len(history)) for slot in new_slots],
                 shape=None,
-                markers=self._markers,
+                markers=self.markers,
                 begin=start,
             )
         except PlaceholderCountError as error:  # name the message by its index in `new_messages`
             raise error.relative_to(len(history)) from None
         extension = layout.with_media(
-            [item.item for item in new_media],
+            new_items,
             [*itertools.repeat(None, len(history)), *tool_names],
-            self._markers,
+            self.markers,
         )
-        self._stats.count_overridden(obstacles)
+        self.stats.count_overridden(obstacles)
         return _join(request, self._closing_ids(turn, end), extension, len(history))
 
     def check_prompt_media(self, prompt_ids: Sequence[int], media: MultiModalData | None) -> BridgeRefusal | None:
@@ -144,7 +146,7 @@ class Bridge:
         media: any other placeholder token counts as sampled text.
         """
         if media is None:
-            missing = any(token_id in prompt_ids for token_id in self._embed_ids)
+            missing = any(token_id in prompt_ids for token_id in self.embed_ids)
             return BridgeRefusal.MISSING_MEDIA if missing else None
         ids = np.asarray(prompt_ids)
         placed = media.items_with_ranges()
@@ -159,8 +161,8 @@ class Bridge:
     def _embed_id(self, piece: ExpansionPiece, modality: Modality) -> int:
         """The id of a placeholder that holds features; for a piece without text, the marker of the modality."""
         if piece.text:
-            return self._printer.tokenizer.require_control_id(piece.text, f"a placeholder of a {modality}")
-        return next((token_id for token_id, marked in self._markers.items() if marked == modality), -1)
+            return self.printer.tokenizer.require_control_id(piece.text, f"a placeholder of a {modality}")
+        return next((token_id for token_id, marked in self.markers.items() if marked == modality), -1)
 
     def _obstacles(self, continuation: Continuation, request: BridgeRequest) -> list[BridgeRefusal]:
         """Why a full render would not continue these tokens, or why that is not known."""
@@ -188,9 +190,9 @@ class Bridge:
         self, obstacles: Sequence[BridgeRefusal], continuation: Continuation, request: BridgeRequest
     ) -> BridgeRefusal | None:
         """The first obstacle that the configuration does not override."""
-        overridden = [BridgeRefusal.REWRITES_HISTORY] if self._history_policy == "as_sampled" else []
+        overridden = [BridgeRefusal.REWRITES_HISTORY] if self.history == "as_sampled" else []
         has_user = any(message["role"] == "user" for message in request.new_messages)
-        if self._retention == "all" or (self._retention == "tool_cycle" and not has_user):
+        if self.retention == "all" or (self.retention == "tool_cycle" and not has_user):
             overridden.append(BridgeRefusal.DROPS_REASONING)
         refusal = next((obstacle for obstacle in obstacles if obstacle not in overridden), None)
         at_best = continuation.at_best
@@ -205,11 +207,11 @@ class Bridge:
 
     def _drops_reasoning(self, continuation: Continuation, request: BridgeRequest) -> bool:
         """Whether a full render would leave out some reasoning that was sampled or that the prompt holds."""
-        if self._printer.reasoning_ids is None:
+        if self.printer.reasoning_ids is None:
             return False
         at_risk: list[Sequence[int]] = []
         if not (continuation.keeps_reasoning and continuation.keeps_empty_reasoning):
-            opened = len(self._printer.generation_prompt_ids)
+            opened = len(self.printer.generation_prompt_ids)
             at_risk.append([*(request.prompt_ids[-opened:] if opened else ()), *request.completion_ids])
         if not continuation.keeps_prompt:
             at_risk.append(request.prompt_ids)
@@ -221,14 +223,14 @@ class Bridge:
 
     def _reasoning_blocks(self, token_ids: list[int]) -> Iterator[bool]:
         """For each block of reasoning in the ids, whether it is what the template prints for a turn without any."""
-        assert self._printer.reasoning_ids is not None
-        start, end = self._printer.reasoning_ids
+        assert self.printer.reasoning_ids is not None
+        start, end = self.printer.reasoning_ids
         position = 0
         while (position := _find(token_ids, start, position)) >= 0:
             position += len(start)
             close = _find(token_ids, end, position)
             block = token_ids[position : close if close >= 0 else len(token_ids)]
-            yield self._printer.empty_reasoning_ids == block
+            yield self.printer.empty_reasoning_ids == block
 
     def _history(
         self, continuation: Continuation, turn: TurnSummary, request: BridgeRequest
@@ -240,21 +242,21 @@ class Bridge:
         else:
             media = request.prompt_media
             counted = media.items_with_ranges() if media is not None and continuation.counts_media else []
-            opening = self._probes.opening([item.modality for item, _ in counted])
+            opening = self.probes.opening([item.modality for item, _ in counted])
             history = [*opening, *([] if last is None else [last])]
         if last is not None:
             return history, True
         names = _call_names(turn, request.new_messages)
-        calls = [self._probes.call(call_id, name or "unknown") for call_id, name in names.items()]
-        return [*history, self._probes.turn(calls, has_text=turn.has_text)], None not in names.values()
+        calls = [self.probes.call(call_id, name or "unknown") for call_id, name in names.items()]
+        return [*history, self.probes.turn(calls, has_text=turn.has_text)], None not in names.values()
 
     def _closing_ids(self, turn: TurnSummary, end: TurnEnd) -> list[int]:
         """The ids that close a turn that was cut off: first its reasoning, then the turn itself."""
         if turn.stopped:
             return []
         ids: list[int] = []
-        if not turn.reasoning_complete and self._printer.reasoning_ids is not None:
-            ids += self._printer.reasoning_ids[1]
+        if not turn.reasoning_complete and self.printer.reasoning_ids is not None:
+            ids += self.printer.reasoning_ids[1]
         if end.inside and ids[-1:] != [end.control.token_id]:
             ids.append(end.control.token_id)
         return ids

@@ -10,6 +10,7 @@ compared. The results are cached; a bridge then does no work for the turns befor
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,12 +21,11 @@ from renderers.errors import TemplateError
 from renderers.messages import part_kind, without_media
 from renderers.parsing.format import Format
 from renderers.parsing.response import ParsedResponse
+from renderers.template.chat_template import Messages, Tools
 from renderers.template.probe_conversation import PROBE_TOOL
 
 # A text that no message of a real history holds.
 _PROBE_REASONING = "thought 5c1fe0a7"
-
-_Messages = Sequence[Mapping[str, Any]]
 
 
 class ContinuationShape(NamedTuple):
@@ -83,7 +83,7 @@ class TurnSummary(NamedTuple):
         )
 
 
-def shape_of(new_messages: _Messages, turn: TurnSummary, tools: _Messages | None) -> ContinuationShape:
+def shape_of(new_messages: Messages, turn: TurnSummary, tools: Tools | None) -> ContinuationShape:
     """The shape of checked new messages behind a turn."""
     return ContinuationShape(
         tuple((message["role"], _part_types(message.get("content")), "name" in message) for message in new_messages),
@@ -94,10 +94,8 @@ def shape_of(new_messages: _Messages, turn: TurnSummary, tools: _Messages | None
 
 
 def _part_types(content: Any) -> tuple[str, ...] | None:
-    if not isinstance(content, list):
-        return None
-    types = [part_kind(part) for part in content]
-    return tuple(kind for index, kind in enumerate(types) if index == 0 or types[index - 1] != kind)
+    """The types of the parts, several of one type in a row once; None for text."""
+    return tuple(kind for kind, _ in itertools.groupby(map(part_kind, content))) if isinstance(content, list) else None
 
 
 class Continuations:
@@ -123,7 +121,7 @@ class Continuations:
         return cached
 
     def of_conversation(
-        self, history: _Messages, turn: Mapping[str, Any], new_messages: _Messages, tools: _Messages | None
+        self, history: Messages, turn: Mapping[str, Any], new_messages: Messages, tools: Tools | None
     ) -> Continuation:
         """What holds for one conversation of checked messages: `history`, an assistant's turn, `new_messages`.
 
@@ -197,10 +195,10 @@ class Continuations:
 
     def _compare(
         self,
-        history: _Messages,
+        history: Messages,
         turn: Mapping[str, Any],
-        new: _Messages,
-        tools: _Messages | None,
+        new: Messages,
+        tools: Tools | None,
         shortest_extension: str | None,
     ) -> Continuation:
         """What holds behind one history; `shortest_extension` is what is printed behind a single question."""
@@ -229,7 +227,7 @@ class Continuations:
         return not rest.strip() or rest.startswith(self._ends)
 
     def _keeps_reasoning(
-        self, history: _Messages, turn: Mapping[str, Any], new: _Messages, tools: _Messages | None
+        self, history: Messages, turn: Mapping[str, Any], new: Messages, tools: Tools | None
     ) -> tuple[bool, bool]:
         """Whether the reasoning of the prompt, and that of the turn, is printed as before once new messages follow."""
         if self._reasoning is None:
@@ -251,7 +249,7 @@ class Continuations:
         content = f"{self._reasoning.start}\n{_PROBE_REASONING}\n{self._reasoning.end}\n\n."
         return {**turn, **self._probes.message("assistant", content)}
 
-    def _counts_media(self, turn: Mapping[str, Any], new: _Messages, tools: _Messages | None) -> bool:
+    def _counts_media(self, turn: Mapping[str, Any], new: Messages, tools: Tools | None) -> bool:
         """Whether one question with the media of a history gives the same extension as the history."""
         compared = False
         for media in ((), self._modalities[:1], (*self._modalities, *self._modalities)):
@@ -268,7 +266,7 @@ class Continuations:
                     compared = True
         return compared
 
-    def _needs_tools(self, messages: _Messages, turn: int, extension: str) -> bool:
+    def _needs_tools(self, messages: Messages, turn: int, extension: str) -> bool:
         """Whether the template prints another extension without the tools."""
         try:
             without = self._printer.print_continued(messages, turn, None)

@@ -22,6 +22,7 @@ class BridgeRefusal(StrEnum):
     """Why a bridge could not be proven equal to what the template prints."""
 
     NO_NEW_MESSAGES = "there are no new messages"
+    NO_PROMPT = "the previous prompt is empty"
     ASSISTANT_IN_EXTENSION = "the new messages hold an assistant turn, which was never sampled here"
     OPEN_REASONING = "a stop token was sampled inside open reasoning"
     DROPS_REASONING = "the template drops earlier reasoning here, and thinking_retention does not allow to keep it"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from renderers.parsing.format import Format
-from renderers.template.chat_template import Printed, Template
+from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.content_forms import ContentForms, has_text
 from renderers.template.probe_conversation import ProbeConversation, content_form_of
 from renderers.tokens.encoding import BodyPolicy, PrintedControl, find_controls
@@ -15,8 +15,6 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.turn_boundaries import TurnEnd, TurnShape, regions, turn_end
 
 _log = logging.getLogger("renderers")
-
-_Messages = Sequence[Mapping[str, Any]]
 
 
 class Continued(NamedTuple):
@@ -69,12 +67,12 @@ class TurnPrinter:
         self.generation_prompt_ids = tokenizer.encode_scaffold(self.shape.generation_prompt)
         self.empty_reasoning_ids = self._empty_reasoning(smallest, format)
 
-    def controls(self, printed: Printed, messages: _Messages) -> list[PrintedControl]:
+    def controls(self, printed: Printed, messages: Messages) -> list[PrintedControl]:
         """The control tokens in a print of these messages."""
         roles = [message["role"] for message in messages]
         return find_controls(printed, self.tokenizer, roles, self._body_policies)
 
-    def warn_of_unread_content(self, messages: _Messages) -> None:
+    def warn_of_unread_content(self, messages: Messages) -> None:
         """Log content in a form that the template does not read: the template drops it, or prints it as data.
 
         transformers prints the same and logs nothing.
@@ -84,7 +82,7 @@ class TurnPrinter:
                 form = content_form_of(message)
                 _log.warning(
                     "message %d: the chat template of %s reads content of a %s as %s and is given %s: text is lost or "
-                    'printed as data. Convert it, or load the renderer with RendererConfig(content_form="auto")',
+                    'printed as data. Convert it, or load the renderer with RendererOptions(content_form="auto")',
                     index,
                     self.tokenizer.model,
                     message["role"],
@@ -92,7 +90,7 @@ class TurnPrinter:
                     form,
                 )
 
-    def print_continued(self, messages: _Messages, turn: int, tools: _Messages | None) -> Continued | None:
+    def print_continued(self, messages: Messages, turn: int, tools: Tools | None) -> Continued | None:
         """Print a conversation up to the next prompt and find the end of assistant `turn`; None if nothing ends it."""
         printed = self.template.print(messages, tools=tools, add_generation_prompt=True)
         controls = self.controls(printed, messages)
@@ -100,11 +98,11 @@ class TurnPrinter:
         end = None if region is None else turn_end(printed, controls, turn, region, self.shape)
         return None if end is None else Continued(printed, controls, end)
 
-    def print_history(self, messages: _Messages, tools: _Messages | None) -> str:
+    def print_history(self, messages: Messages, tools: Tools | None) -> str:
         """The text of a conversation that ends with these messages."""
         return self.template.print(messages, tools=tools).text
 
-    def print_prompt(self, messages: _Messages, tools: _Messages | None) -> str:
+    def print_prompt(self, messages: Messages, tools: Tools | None) -> str:
         """The text before an assistant's turn, without the generation prompt."""
         text = self.template.print(messages, tools=tools, add_generation_prompt=True).text
         return text.removesuffix(self.shape.generation_prompt)
@@ -112,11 +110,7 @@ class TurnPrinter:
     def _turn_shape(self, smallest: ProbeConversation, format: Format) -> TurnShape:
         without = self.template.print(smallest.opening, tools=smallest.tools).text
         prompt = self.template.print(smallest.opening, tools=smallest.tools, add_generation_prompt=True).text
-        controls: list[tuple[int, int]] = []
-        while (
-            match := self.tokenizer.find_control(prompt, controls[-1][1] if controls else 0, len(prompt))
-        ) is not None:
-            controls.append(match.text_range)
+        controls = [match.text_range for match in self.tokenizer.controls(prompt)]
         # A token that a template prints at the end of a conversation (eos) may begin like the generation prompt.
         begin = next((i for i, (a, b) in enumerate(zip(without, prompt, strict=False)) if a != b), len(without))
         begin = next((start for start, end in controls if start < begin < end), begin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from renderers.messages import check_messages
 from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.parser import parse_response
 from renderers.parsing.response import ArgumentsForm, ParsedResponse, ToolCallParseStatus
-from renderers.template.chat_template import Printed, Template
+from renderers.template.chat_template import Printed, Template, Tools
 from renderers.template.probe_conversation import ProbeConversation, content, content_form_of, smallest_conversation
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -86,9 +86,9 @@ class _Probe(NamedTuple):
     def adapt(self, family: Family) -> Format | None:
         """The family's format, adapted to the template, or None if the template is of another family."""
         format, control_id = family.format, self.tokenizer.control_id
-        if any(control_id(token) is None for token in (format.stop_tokens[0], *family.required_tokens)):
+        if any(control_id(token) is None for token in (format.stop_tokens[0], *family.tokens)):
             return None
-        if any(text not in self.template.source for text in family.required_source):
+        if any(text not in self.template.source for text in family.source):
             return None
         if self.turn_end is not None and self.turn_end not in format.stop_tokens:
             return None
@@ -150,7 +150,7 @@ class _Probe(NamedTuple):
         return calls == [(ToolCallParseStatus.OK, "probe_tool", _ARGUMENTS)]
 
     def _read_back(
-        self, turn: Mapping[str, Any], format: Format, tools: Sequence[Mapping[str, Any]] | None = None
+        self, turn: Mapping[str, Any], format: Format, tools: Tools | None = None
     ) -> tuple[str, ParsedResponse | None]:
         """The text that the template prints for a turn, and its parse; "" and None if the template refuses the turn."""
         tools = self.conversation.tools if tools is None else tools
@@ -162,7 +162,7 @@ class _Probe(NamedTuple):
             return "", None
         prefix, sampled = _sampled(prompt, printed)
         return sampled, parse_response(
-            _ids_of(sampled, self.tokenizer),
+            self.tokenizer.encode_scaffold(sampled),
             format,
             self.tokenizer,
             reasoning_open=format.reasoning is not None and _opens_reasoning(prefix, format.reasoning),
@@ -183,15 +183,6 @@ def _sampled(prompt: str, printed: str) -> tuple[str, str]:
 
 def _opens_reasoning(prompt: str, reasoning: ReasoningMarkers) -> bool:
     return prompt.rstrip().endswith(reasoning.start + reasoning.label)
-
-
-def _ids_of(text: str, tokenizer: TemplateTokenizer) -> list[int]:
-    ids: list[int] = []
-    position = 0
-    while (match := tokenizer.find_control(text, position, len(text))) is not None:
-        ids += [*tokenizer.encode_run(text[position : match.start]).ids, match.token_id]
-        position = match.end
-    return [*ids, *tokenizer.encode_run(text[position:]).ids]
 
 
 def _first_control_after_answer(history: Printed, answer: int, tokenizer: TemplateTokenizer) -> str | None:

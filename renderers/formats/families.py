@@ -7,31 +7,21 @@ from dataclasses import dataclass
 
 from renderers.errors import UnknownFormatError
 from renderers.parsing.format import Format, MessageChannels, ReasoningMarkers
-from renderers.parsing.syntaxes import (
-    DeepSeekCalls,
-    GemmaCalls,
-    GlmCalls,
-    InvokeCalls,
-    JsonCalls,
-    KimiCalls,
-    LlamaCalls,
-    MiniMaxM3Calls,
-    MistralCalls,
-    PythonicCalls,
-    QwenXmlCalls,
-)
+from renderers.parsing.syntaxes.element_calls import GlmCalls, InvokeCalls, MiniMaxM3Calls, QwenXmlCalls
+from renderers.parsing.syntaxes.json_calls import DeepSeekCalls, JsonCalls, KimiCalls, MistralCalls
+from renderers.parsing.syntaxes.literal_calls import GemmaCalls, LlamaCalls, PythonicCalls
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`required_tokens` are tokens that the tokenizer must have, `required_source` texts of the template.
+    """`tokens` are tokens that the tokenizer must have, `source` texts of the template.
 
     If the format has tool calls, the template must also print a call that the format parses.
     """
 
     format: Format
-    required_tokens: tuple[str, ...] = ()
-    required_source: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
 
 
 _CHATML_STOPS = ("<|im_end|>",)
@@ -63,7 +53,7 @@ FAMILIES: tuple[Family, ...] = (
             channels=MessageChannels(),
             history_ends=("<|end|>",),
         ),
-        required_tokens=("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
+        tokens=("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
     ),
     Family(
         Format(
@@ -73,49 +63,46 @@ FAMILIES: tuple[Family, ...] = (
             ReasoningMarkers("<|channel>", "<channel|>", label="thought"),
             GemmaCalls(),
         ),
-        required_tokens=("<|turn>", "<|tool_call>"),
+        tokens=("<|turn>", "<|tool_call>"),
     ),
     # Kimi K2 and K2.5, whose template prints the id of a call where others print its name.
     Family(
         Format("kimi-k2", _CHATML_STOPS, ReasoningMarkers(), KimiCalls(), call_id="functions.{name}:{index}"),
-        required_tokens=("<|im_assistant|>", "<|im_middle|>"),
+        tokens=("<|im_assistant|>", "<|im_middle|>"),
     ),
     Family(
         Format("minimax-m3", ("[e~[",), ReasoningMarkers("<mm:think>", "</mm:think>"), MiniMaxM3Calls()),
-        required_tokens=("]~b]", "]<]minimax[>["),
+        tokens=("]~b]", "]<]minimax[>["),
     ),
-    Family(Format("minimax-m2", ("[e~[",), ReasoningMarkers(), InvokeCalls()), required_tokens=("]~b]",)),
+    Family(Format("minimax-m2", ("[e~[",), ReasoningMarkers(), InvokeCalls()), tokens=("]~b]",)),
     Family(
         Format("deepseek-v4", _DEEPSEEK_STOPS, ReasoningMarkers(), _dsml("tool_calls")),
-        required_tokens=(*_DEEPSEEK_TOKENS, "｜DSML｜"),
+        tokens=(*_DEEPSEEK_TOKENS, "｜DSML｜"),
     ),
     Family(
         Format("deepseek-v3.2", _DEEPSEEK_STOPS, ReasoningMarkers(), _dsml("function_calls")),
-        required_tokens=(*_DEEPSEEK_TOKENS, "｜DSML｜"),
+        tokens=(*_DEEPSEEK_TOKENS, "｜DSML｜"),
     ),
     Family(
         Format("deepseek-v3.1", _DEEPSEEK_STOPS, ReasoningMarkers(), DeepSeekCalls(fenced=False), arguments="json"),
-        required_tokens=_DEEPSEEK_TOKENS,
+        tokens=_DEEPSEEK_TOKENS,
     ),
     Family(
         Format("deepseek-v3", _DEEPSEEK_STOPS, ReasoningMarkers(), DeepSeekCalls(), arguments="json"),
-        required_tokens=_DEEPSEEK_TOKENS,
+        tokens=_DEEPSEEK_TOKENS,
     ),
     # GLM 4.5 and 4.6 write each part of a turn on a line of its own, GLM 4.7 and 5 do not.
     Family(
-        Format("glm-4.5", _GLM_STOPS, ReasoningMarkers(), GlmCalls()),
-        required_tokens=_GLM_TOKENS,
-        required_source=(r"'\n<tool_call>'",),
+        Format("glm-4.5", _GLM_STOPS, ReasoningMarkers(), GlmCalls()), tokens=_GLM_TOKENS, source=(r"'\n<tool_call>'",)
     ),
-    Family(Format("glm-5", _GLM_STOPS, ReasoningMarkers(), GlmCalls()), required_tokens=_GLM_TOKENS),
+    Family(Format("glm-5", _GLM_STOPS, ReasoningMarkers(), GlmCalls()), tokens=_GLM_TOKENS),
     Family(
-        Format("nemotron-3", _CHATML_STOPS, ReasoningMarkers(), QwenXmlCalls()),
-        required_source=("truncate_history_thinking",),
+        Format("nemotron-3", _CHATML_STOPS, ReasoningMarkers(), QwenXmlCalls()), source=("truncate_history_thinking",)
     ),
     Family(
         Format("qwen3.5", _CHATML_STOPS, ReasoningMarkers(), QwenXmlCalls()),
-        required_tokens=_THINK,
-        required_source=("reasoning_content",),
+        tokens=_THINK,
+        source=("reasoning_content",),
     ),
     Family(Format("qwen3-coder", _CHATML_STOPS, ReasoningMarkers(), QwenXmlCalls())),
     Family(
@@ -125,41 +112,36 @@ FAMILIES: tuple[Family, ...] = (
             ReasoningMarkers(),
             PythonicCalls(("<|tool_call_start|>",), ("<|tool_call_end|>",), unmarked_starts=""),
         ),
-        required_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+        tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     # Mistral's templates insist on ids of nine letters and digits.
     Family(
         Format(
             "mistral", ("</s>",), ReasoningMarkers("[THINK]", "[/THINK]"), MistralCalls(), call_id="call0000{index}"
         ),
-        required_tokens=("[TOOL_CALLS]",),
+        tokens=("[TOOL_CALLS]",),
     ),
     Family(
         Format("phi-4-mini", ("<|end|>",), tool_calls=JsonCalls(("<|tool_call|>",), ("<|/tool_call|>",))),
-        required_tokens=("<|tool_call|>", "<|/tool_call|>"),
+        tokens=("<|tool_call|>", "<|/tool_call|>"),
     ),
-    Family(Format("llama-3.1", _LLAMA3_STOPS, tool_calls=LlamaCalls()), required_tokens=("<|start_header_id|>",)),
+    Family(Format("llama-3.1", _LLAMA3_STOPS, tool_calls=LlamaCalls()), tokens=("<|start_header_id|>",)),
     Family(
-        Format("llama-4", _LLAMA4_STOPS, tool_calls=LlamaCalls(("<|python_start|>",))),
-        required_tokens=("<|header_start|>",),
+        Format("llama-4", _LLAMA4_STOPS, tool_calls=LlamaCalls(("<|python_start|>",))), tokens=("<|header_start|>",)
     ),
-    Family(
-        Format("llama-4-pythonic", _LLAMA4_STOPS, tool_calls=PythonicCalls()), required_tokens=("<|header_start|>",)
-    ),
-    Family(Format("qwen3", _CHATML_STOPS, ReasoningMarkers(), JsonCalls()), required_tokens=("<tool_call>", *_THINK)),
+    Family(Format("llama-4-pythonic", _LLAMA4_STOPS, tool_calls=PythonicCalls()), tokens=("<|header_start|>",)),
+    Family(Format("qwen3", _CHATML_STOPS, ReasoningMarkers(), JsonCalls()), tokens=("<tool_call>", *_THINK)),
     # ChatML with Hermes tool calls.
     Family(Format("hermes", _CHATML_STOPS, ReasoningMarkers(), JsonCalls())),
-    Family(Format("gemma-3", ("<end_of_turn>",)), required_tokens=("<start_of_turn>",)),
+    Family(Format("gemma-3", ("<end_of_turn>",)), tokens=("<start_of_turn>",)),
     # GLM-4 and GLM-Z1 of 2024 and 2025, whose templates show no calls.
-    Family(Format("glm-4", _GLM_STOPS, ReasoningMarkers()), required_tokens=_GLM_TOKENS),
+    Family(Format("glm-4", _GLM_STOPS, ReasoningMarkers()), tokens=_GLM_TOKENS),
     # Templates that show no calls: V2.5, the first V3, the distilled R1.
-    Family(Format("deepseek", _DEEPSEEK_STOPS, ReasoningMarkers()), required_tokens=_DEEPSEEK_TOKENS),
-    Family(Format("llama-3", _LLAMA3_STOPS), required_tokens=("<|start_header_id|>",)),
+    Family(Format("deepseek", _DEEPSEEK_STOPS, ReasoningMarkers()), tokens=_DEEPSEEK_TOKENS),
+    Family(Format("llama-3", _LLAMA3_STOPS), tokens=("<|start_header_id|>",)),
     # Qwen2-VL and Qwen2.5-VL, whose templates show images and no tools.
     Family(
-        Format("qwen-vl", _CHATML_STOPS),
-        required_tokens=("<|vision_start|>", "<|image_pad|>"),
-        required_source=("<|vision_start|>",),
+        Format("qwen-vl", _CHATML_STOPS), tokens=("<|vision_start|>", "<|image_pad|>"), source=("<|vision_start|>",)
     ),
     Family(Format("chatml", _CHATML_STOPS, ReasoningMarkers())),
 )

@@ -8,10 +8,10 @@ is dropped or refused).
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,6 @@ from PIL import Image, UnidentifiedImageError, features
 
 from renderers.errors import MediaDecodeError, MediaLimitError
 from renderers.media.deadline import Deadline, TimedBytes
-from renderers.media.jpeg import scan_count
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import (
     PILLOW_ERRORS,
@@ -43,6 +42,10 @@ _COMPRESSION, _JPEG_IN_TIFF = 259, (6, 7)
 # scans for colours and 18 for CMYK; a scan takes up to 2 ns per pixel.
 _MAX_SCANS = 32
 _ICON_HEAD = 6 + 16 * 65535
+# In a JPEG, a marker is 0xFF and a byte; 0xFF00 and the restart markers are inside the data of a scan.
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
+_MARKERS_WITHOUT_LENGTH = (0x01, 0xD8)
+_END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
 
 # Decoders of lossy formats, whose output may change with their version, by Pillow's names.
 _LOSSY_DECODERS = ("jpg", "libjpeg_turbo", "jpg_2000", "webp", "avif")
@@ -61,9 +64,8 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     with decode_errors(source, policy, deadline):
         _check_icon(source, policy)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
-            check_size(*image.size, policy, digest=source.digest)
-            check_tiles(image, policy, digest=source.digest)
-            check_scans(image, source, policy)
+            policy.check_size(*image.size, digest=source.digest)
+            check_work(image, source, policy)
             # An MPO (which `formats` opens as JPEG) is a photo followed by a preview or a gain map, not an animation.
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
@@ -119,28 +121,27 @@ def count_frames(image: Image.Image, max_frames: int) -> int:
     return count
 
 
-def check_tiles(image: Image.Image, policy: MediaPolicy, *, digest: str) -> None:
-    """Raise `MediaLimitError` for a TIFF with tiles past the limit: a tile is decompressed as a whole."""
+def check_work(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
+    """Raise `MediaLimitError` for an opened image that takes far more work to decode than its size shows.
+
+    That is a TIFF with tiles past the limit, because a tile is decompressed as a whole, and a JPEG, also inside a TIFF,
+    of so many scans that decoding takes minutes.
+    """
     tags = getattr(image, "tag_v2", {})
-    width, height = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_HEIGHT, 1)
-    if width * height > policy.max_pixels:
+    tile_width, tile_height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_HEIGHT, 0)
+    if tile_width * tile_height > policy.max_pixels:
         raise MediaLimitError(
-            f"image {digest[:12]} has tiles of {width}x{height} pixels, more than max_pixels={policy.max_pixels}",
-            digest=digest,
+            f"image {source.digest[:12]} has tiles of {tile_width}x{tile_height} pixels, more than "
+            f"max_pixels={policy.max_pixels}",
+            digest=source.digest,
         )
-
-
-def check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
-    """Raise `MediaLimitError` for a JPEG, also inside a TIFF, of so many scans that decoding takes minutes."""
-    tags = getattr(image, "tag_v2", {})
     if image.format in ("JPEG", "MPO"):
         work = scan_count(source.data) * image.width * image.height
     elif tags.get(_COMPRESSION) in _JPEG_IN_TIFF:
         starts = tags.get(_TILE_OFFSETS) or tags.get(_STRIP_OFFSETS) or ()
         scans = {start: scan_count(source.data, start) for start in set(starts)}  # several tiles may use the same bytes
         strip = image.width * min(tags.get(_ROWS_PER_STRIP, image.height), image.height)
-        area = tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0) or strip
-        work = area * sum(scans[start] for start in starts)
+        work = (tile_width * tile_height or strip) * sum(scans[start] for start in starts)
     else:
         return
     if work > _MAX_SCANS * policy.max_pixels:
@@ -152,8 +153,29 @@ def check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) ->
         )
 
 
+def scan_count(data: bytes | memoryview, start: int = 0) -> int:
+    """The number of scans of the JPEG that begins at byte `start`, up to its end-of-image marker or the end of `data`.
+
+    A decoder visits all coefficients of an image once for each scan, and a scan may take as few as 20 bytes: neither
+    the number of pixels nor the size of the file bounds the time to decode a progressive JPEG. The scans of a thumbnail
+    (inside a segment) and of data behind the image are not counted.
+    """
+    scans = 0
+    position = start
+    while (found := _MARKER.search(data, position)) is not None:
+        marker = found[1][0]
+        position = found.end()
+        if marker == _END_OF_IMAGE:
+            break
+        if marker in _MARKERS_WITHOUT_LENGTH:
+            continue
+        scans += marker == _START_OF_SCAN
+        position += int.from_bytes(data[position : position + 2], "big")
+    return scans
+
+
 def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:
-    """Apply `check_size` to the images in an ICO, which Pillow decodes when it opens the file."""
+    """Apply `MediaPolicy.check_size` to the images in an ICO, which Pillow decodes when it opens the file."""
     data = bytes(source.data[:_ICON_HEAD])
     if not data.startswith(b"\0\0\1\0"):
         return
@@ -166,7 +188,7 @@ def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:
             width, height = (abs(side) for side in struct.unpack("<ii", head[4:12]))
         else:
             continue
-        check_size(width, max(1, height), policy, digest=source.digest)
+        policy.check_size(width, max(1, height), digest=source.digest)
 
 
 def decode_planes(source: MediaSource, policy: MediaPolicy) -> np.ndarray:
@@ -182,30 +204,14 @@ def _check_raw(source: MediaSource, policy: MediaPolicy) -> str:
         mode, width, height = raw_size(source.data)
     except MediaDecodeError as error:
         raise MediaDecodeError(error.reason, digest=source.digest) from None
-    check_size(width, height, policy, digest=source.digest)
+    policy.check_size(width, height, digest=source.digest)
     return mode
 
 
-@cache
 def decoder_versions() -> dict[str, str | None]:
     """The versions of the lossy decoders; None where Pillow was built without one."""
     known = {*features.modules, *features.codecs, *features.features}
     return {name: features.version(name) if name in known else None for name in _LOSSY_DECODERS}
-
-
-def check_size(width: int, height: int, policy: MediaPolicy, *, digest: str) -> None:
-    """Raise `MediaLimitError` for an image or a frame past the policy's `max_pixels` or `max_aspect_ratio`."""
-    if width * height > policy.max_pixels:
-        raise MediaLimitError(
-            f"image {digest[:12]} has {width}x{height} pixels, more than max_pixels={policy.max_pixels}",
-            digest=digest,
-        )
-    if max(width, height) > policy.max_aspect_ratio * min(width, height):
-        raise MediaLimitError(
-            f"image {digest[:12]} has {width}x{height} pixels and is longer than "
-            f"max_aspect_ratio={policy.max_aspect_ratio} of the policy; crop it first",
-            digest=digest,
-        )
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 from urllib.parse import urljoin
 
 from renderers.errors import BlockingFetchError, MediaError, MediaFetchError, MediaPolicyError, MediaTimeoutError
 from renderers.media.addresses import public_addresses
 from renderers.media.deadline import Deadline
-from renderers.media.event_loop import on_event_loop
 from renderers.media.policy import MediaPolicy
 from renderers.media.sniffing import check_type
 from renderers.media.urls import Target, allowed_target
@@ -95,3 +95,9 @@ def _redirect_target(url: str, target: Target, location: str, policy: MediaPolic
             f"{target.redacted_url} redirects from https to {next_target.redacted_url}, which is not encrypted"
         )
     return next_url, next_target
+
+
+def on_event_loop() -> bool:
+    """Whether an event loop runs on this thread, which then must not wait for a network."""
+    asyncio = sys.modules.get("asyncio")  # a program without asyncio does not pay for importing it
+    return asyncio is not None and asyncio._get_running_loop() is not None

@@ -1,4 +1,4 @@
-"""A processed image or video: tensors, their names, and the tokens that stand for it."""
+"""A processed image or video: tensors, their names and scale, and the tokens that stand for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from renderers.media.pixel_scale import PixelScale
 from renderers.media.source import MediaSource
 
 Modality = Literal["image", "video"]
@@ -45,6 +44,20 @@ class ExpansionPiece(NamedTuple):
     text: str
     times: int = 1
     embed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PixelScale:
+    """float = (uint8 * factor - mean) / std, channel by channel, in the arithmetic of one of transformers' backends.
+
+    fused: that of the torchvision backend, (uint8 - mean / factor) / (std / factor), all in float32. Not fused: that of
+    the Pillow backend, the product in float64 and rounded to float32, the rest in float32. The last bits differ.
+    """
+
+    factor: float = 1 / 255
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    fused: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
-from renderers.media.policy import MediaPolicy
+from renderers.media.policy import MediaPolicy, can_be_path
 from renderers.media.reference_cache import FileState
 
 _MAX_PATH_LENGTH = 4096
@@ -27,7 +27,11 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
             raise MediaLimitError(
                 f"{_quoted(path)}: {status.st_size} bytes, more than max_bytes={policy.max_bytes} of the policy"
             )
-        data = _read(descriptor, policy.max_bytes + 1, path)
+        try:
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(policy.max_bytes + 1)
+        except OSError as error:
+            raise MediaFetchError(f"{_quoted(path)}: {error.strerror}") from None
     if len(data) > policy.max_bytes:  # the file has grown, or it is in /proc, where files report no size
         raise MediaLimitError(f"{_quoted(path)}: more than max_bytes={policy.max_bytes} of the policy")
     if not data:
@@ -100,14 +104,6 @@ def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolic
     )
 
 
-def can_be_path(name: str) -> bool:
-    """Whether a file of that name can exist: no NUL, and no character that the file system's encoding lacks."""
-    try:
-        return b"\0" not in os.fsencode(name)
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-
-
 def _open_below(root: str, names: list[str]) -> int:
     """Open the path name by name and follow no symbolic link: links were resolved before, so a link found now was
     created since then and may lead outside.
@@ -127,18 +123,6 @@ def _open_below(root: str, names: list[str]) -> int:
         return os.open(names[-1], to_file, dir_fd=directory)
     finally:
         os.close(directory)
-
-
-def _read(descriptor: int, max_bytes: int, path: str | os.PathLike[str]) -> bytes:
-    chunks: list[bytes] = []
-    left = max_bytes
-    try:
-        while left > 0 and (chunk := os.read(descriptor, min(left, 2**24))):
-            chunks.append(chunk)
-            left -= len(chunk)
-    except OSError as error:
-        raise MediaFetchError(f"{_quoted(path)}: {error.strerror}") from None
-    return b"".join(chunks)
 
 
 def _quoted(path: str | os.PathLike[str]) -> str:

@@ -10,7 +10,7 @@ import functools
 import logging
 import ssl
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -114,23 +114,18 @@ class _DeadlineStream(httpcore.NetworkStream):
         self._stream = stream
         self._deadline = deadline
         self._unread = b""
-        self._in_head = True
         self._body_bytes = 0
+        self.in_head = True  # until the reader of the response has its head
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = self._unread or self._stream.read(max(max_bytes, _READ_BYTES), self._deadline.remaining())
-        if self._in_head:
+        if self.in_head:
             end = data.find(b"\n") + 1 or len(data)
             data, self._unread = data[:end], data[end:]
         else:
             self._unread = b""
             self._body_bytes += len(data)
         return data
-
-    def start_body(self) -> None:
-        """The head was read; the body begins."""
-        self._in_head = False
-        self._body_bytes = 0
 
     @property
     def received(self) -> int:
@@ -155,7 +150,7 @@ class _DeadlineStream(httpcore.NetworkStream):
 
 def _read_response(response: httpcore.Response, stream: _DeadlineStream, url: str, max_bytes: int) -> HttpResponse:
     """The response, read to its end. `url` is the redacted URL for errors."""
-    stream.start_body()
+    stream.in_head = False
     headers = {name.lower(): _header_text(value) for name, value in response.headers}
     content_type = headers.get(b"content-type", "")
     if response.status in _REDIRECT_STATUSES and b"location" in headers:
@@ -164,7 +159,9 @@ def _read_response(response: httpcore.Response, stream: _DeadlineStream, url: st
         raise MediaFetchError(f"{url}: the server answers with status {response.status}, not 200")
     if headers.get(b"content-encoding", "identity").lower() not in ("", "identity"):
         raise MediaFetchError(f"{url}: the body is compressed in transit, although that was not asked for")
-    announced = _content_length(headers)
+    announced = None  # Content-Length where it counts; h11 has checked that it is a number
+    if b"transfer-encoding" not in headers and b"content-length" in headers:
+        announced = int(headers[b"content-length"].split(",")[0])
     if announced is not None and announced > max_bytes:
         raise MediaLimitError(f"{url}: {announced} bytes are announced, more than max_bytes={max_bytes} of the policy")
     body = _read_body(response, url, announced, max_bytes)
@@ -180,13 +177,6 @@ def _header_text(value: bytes) -> str:
         return value.decode().strip()
     except UnicodeDecodeError:
         return value.decode("latin-1").strip()
-
-
-def _content_length(headers: Mapping[bytes, str]) -> int | None:
-    """Content-Length where it counts; h11 has checked that it is a number."""
-    if b"transfer-encoding" in headers or b"content-length" not in headers:
-        return None
-    return int(headers[b"content-length"].split(",")[0])
 
 
 def _read_body(response: httpcore.Response, url: str, announced: int | None, max_bytes: int) -> bytes:

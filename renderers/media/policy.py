@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
-from ipaddress import ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 
-from renderers.errors import ConfigError
-from renderers.media.hosts import check_host_pattern
+from renderers.errors import ConfigError, MediaLimitError
+
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +56,11 @@ class MediaPolicy:
             if scheme not in ("http", "https"):
                 raise ConfigError("MediaPolicy.allowed_schemes", scheme, ("http", "https"))
         for directory in self.allowed_directories:
-            try:
-                usable = b"\0" not in os.fsencode(directory)
-            except (TypeError, UnicodeEncodeError):
-                usable = False
-            if not usable:
+            if not isinstance(directory, (str, Path)) or not can_be_path(directory):
                 raise ConfigError("MediaPolicy.allowed_directories", directory, ("the path of a directory",))
         for pattern in self.allowed_hosts:
             try:
-                check_host_pattern(pattern)
+                _matches("", pattern)
             except ValueError:
                 known = ("example.org", "*.example.org", "an address", "*")
                 raise ConfigError("MediaPolicy.allowed_hosts", pattern, known) from None
@@ -71,3 +69,61 @@ class MediaPolicy:
                 ip_network(network)
             except ValueError as error:
                 raise ConfigError("MediaPolicy.allowed_networks", network, (f"a network ({error})",)) from None
+
+    def allows_host(self, host: str) -> bool:
+        """Whether a host as `normal_host` gives it matches one of `allowed_hosts`; an address matches no `*.domain`."""
+        return any(_matches(host, pattern) for pattern in self.allowed_hosts)
+
+    def check_size(self, width: int, height: int, *, digest: str | None = None) -> None:
+        """Raise `MediaLimitError` for an image or a frame past `max_pixels` or `max_aspect_ratio`."""
+        if width * height > self.max_pixels:
+            raise _past_limit(f"{width}x{height} pixels, more than max_pixels={self.max_pixels}", digest)
+        if max(width, height) > self.max_aspect_ratio * min(width, height) > 0:
+            ratio = f"max_aspect_ratio={self.max_aspect_ratio:g}:1"
+            raise _past_limit(f"{width}x{height} pixels, longer than {ratio}", digest)
+
+    def check_frames(self, count: int, width: int = 0, height: int = 0, *, digest: str | None = None) -> None:
+        """Raise `MediaLimitError` for more frames than `max_frames`, or of this size more than `max_video_pixels`."""
+        if count > self.max_frames:
+            raise _past_limit(f"{count} frames, more than max_frames={self.max_frames}", digest)
+        if count * width * height > self.max_video_pixels:
+            limit = f"max_video_pixels={self.max_video_pixels}"
+            raise _past_limit(f"{count} frames of {width}x{height} pixels, more than {limit}", digest)
+
+
+def can_be_path(name: str | Path) -> bool:
+    """Whether a file of that name can exist: no NUL, and no character that the file system's encoding lacks."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def normal_host(host: str) -> str:
+    """The host in lower case and ASCII, without a trailing dot. Raises ValueError (UnicodeError) for other texts."""
+    if ":" in host and "%" not in host:  # an address with a zone is link-local
+        return str(IPv6Address(host))
+    ascii_host = host if host.isascii() else host[:1000].encode("idna").decode("ascii")
+    normal = ascii_host.lower().removesuffix(".")
+    if not _HOST.fullmatch(normal):
+        raise ValueError("not a host name")
+    return normal
+
+
+def _matches(host: str, pattern: str) -> bool:
+    """Raises ValueError for a pattern that no host can match: a URL, a port, a `*` elsewhere than at the start."""
+    if pattern == "*":
+        return True
+    name = normal_host(pattern.removeprefix("*.").strip("[]"))
+    if not pattern.startswith("*."):
+        return host == name
+    try:
+        ip_address(host)
+    except ValueError:
+        return host.endswith(f".{name}")
+    return False
+
+
+def _past_limit(reason: str, digest: str | None) -> MediaLimitError:
+    name = f"{digest[:12]}: " if digest else ""
+    return MediaLimitError(f"{name}{reason} of the media policy", digest=digest)

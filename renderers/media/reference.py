@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -16,16 +16,15 @@ from PIL import Image
 
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, MediaTypeError, short_repr
 from renderers.media.decoding import decode_image
-from renderers.media.paths import path_of_url, read_path
+from renderers.media.paths import file_state, path_of_url, read_path
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import array_to_raw, image_to_raw, is_raw
 from renderers.media.raw_video import frames_to_raw, is_raw_video, raw_video_size
 from renderers.media.sniffing import check_type
 from renderers.media.source import MediaSource
+from renderers.media.store import MediaStore
+from renderers.media.urls import allowed_target
 from renderers.messages import VIDEO_PART_TYPES, media_value
-
-#: Fetches the body of an allowed http(s) URL: `renderers.media.fetching.fetch`, or a wrapper of it.
-Fetch = Callable[[str, MediaPolicy], bytes]
 
 # A single letter and a colon is a drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -40,7 +39,7 @@ _VIDEO = (
 )
 
 
-def source_of_part(part: Mapping[str, Any], policy: MediaPolicy, *, fetch: Fetch | None = None) -> MediaSource:
+def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
     """The source of an image or a video part.
 
     Images: bytes, a PIL image, a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4), a torch tensor
@@ -54,22 +53,55 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy, *, fetch: Fetch
     `MediaLimitError` for what is too large, before it is copied, decoded or read where its size is known by then,
     `MediaTypeError` for bytes that are something else, `MediaDecodeError` for anything else that is no such medium.
     """
-    references = _References(policy, fetch)
     if part.get("type") in VIDEO_PART_TYPES:
-        return references.video(media_value(part), part.get("fps"))
-    return references.image(media_value(part))
+        return _video(media_value(part), part.get("fps"), policy)
+    return _image(media_value(part), policy)
 
 
-def path_of_reference(value: Any) -> str | os.PathLike[str] | None:
-    """The path in a string or path; None for other values. Raises `MediaPolicyError` for a path of another machine."""
-    if isinstance(value, os.PathLike):
+def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:
+    """The source of a part, from the store if it was loaded before. Raises the errors of `source_of_part`."""
+    key = _reference_key(media_value(part), policy)  # for a file: its state before it is read
+    source = _stored_source(key, policy, store)
+    if source is None:
+        source = store.references.put(key, store.add_source(source_of_part(part, policy)))
+    return source
+
+
+def cached_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
+    """The source that `load_source` has loaded before from an equal part; None if there is none.
+
+    Raises `MediaError` for a URL or path that the policy does not allow, or a file that cannot be read.
+    """
+    return _stored_source(_reference_key(media_value(part), policy), policy, store)
+
+
+def _stored_source(key: Any, policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
+    cached = store.references.get(key)
+    # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
+    # error. For raw pixels the policy limits their number, not their bytes.
+    return cached if cached is not None and (cached.is_pixels or cached.nbytes <= policy.max_bytes) else None
+
+
+def _reference_key(value: Any, policy: MediaPolicy) -> Any:
+    """What `ReferenceCache` finds a value by: a file by its state, other values by themselves; None for no key."""
+    if type(value) is bytes or (type(value) is str and value[:5].lower() == "data:"):
         return value
-    if not isinstance(value, str):
-        return None
-    scheme = _scheme(value)
-    if scheme == "file":
+    if isinstance(value, str) and _scheme(value) in ("http", "https"):
+        allowed_target(value.strip(), policy)
+        return value.strip()
+    if isinstance(value, (str, os.PathLike)):
+        path = _path(value)
+        return None if path is None else file_state(path, policy)
+    return value
+
+
+def _path(value: str | os.PathLike[str]) -> str | os.PathLike[str] | None:
+    """The path in a text or path; None for a URL. Raises `MediaPolicyError` for a path of another machine."""
+    scheme = _scheme(value) if isinstance(value, str) else ""
+    if isinstance(value, str) and scheme == "file":
         return path_of_url(value.strip())
-    return None if scheme and (scheme in ("data", "http", "https") or "/" in value) else value
+    is_url = isinstance(value, str) and scheme and (scheme in ("data", "http", "https") or "/" in value)
+    return None if is_url else value
 
 
 def _scheme(text: str) -> str:
@@ -77,174 +109,152 @@ def _scheme(text: str) -> str:
     return match[1].lower() if match else ""
 
 
-class _References:
-    """Turns references into sources under one policy."""
+def _image(value: Any, policy: MediaPolicy) -> MediaSource:
+    if isinstance(value, Image.Image):
+        policy.check_size(value.width, value.height)
+        with _LOADING_LOCKS[id(value) // 64 % len(_LOADING_LOCKS)]:
+            return MediaSource.of(image_to_raw(value))
+    array = _array(value, policy)
+    if array is not None:
+        return MediaSource.of(array_to_raw(array))
+    source = _source_of_file(value, policy, _IMAGE)
+    if is_raw_video(source.data):
+        raise MediaTypeError(
+            'raw video frames, not an image; pass them in a part of type "video"', digest=source.digest
+        )
+    check_type(source.data, expected="image", digest=source.digest)
+    return source
 
-    def __init__(self, policy: MediaPolicy, fetch: Fetch | None) -> None:
-        self.policy = policy
-        self.fetch = fetch
 
-    def image(self, value: Any) -> MediaSource:
-        if isinstance(value, Image.Image):
-            self._check_size(value.width, value.height)
-            with _LOADING_LOCKS[id(value) // 64 % len(_LOADING_LOCKS)]:
-                data = image_to_raw(value)
-            return MediaSource.of(data)
-        array = self._array(value)
-        if array is not None:
-            return MediaSource.of(array_to_raw(array))
-        source = self._source_of_file(value)
-        if source is None:
-            raise MediaDecodeError(f"{_IMAGE}, not {type(value).__name__}")
-        if is_raw_video(source.data):
-            raise MediaTypeError(
-                'raw video frames, not an image; pass them in a part of type "video"', digest=source.digest
-            )
-        check_type(source.data, expected="image", digest=source.digest)
-        return source
+def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
+    if isinstance(value, (list, tuple)):
+        return _frames(value, _frame_rate(fps), policy)
+    if isinstance(value, Image.Image):
+        raise MediaTypeError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
+    array = _array(value, policy, of_frames=True)
+    if array is not None:
+        return MediaSource.of(frames_to_raw(array, _frame_rate(fps)))
+    source = _source_of_file(value, policy, _VIDEO)
+    if fps is not None:
+        raise MediaDecodeError(
+            "fps is the frame rate of a list or array of frames; a video file contains its own, and "
+            "video_preprocessor_config.json decides how many of its frames are taken. Leave fps out",
+            digest=source.digest,
+        )
+    if is_raw_video(source.data):
+        count, width, height, _ = raw_video_size(source.data)
+        policy.check_frames(count, width, height)
+        policy.check_size(width, height)
+    else:
+        _check_is_moving(source)
+    return source
 
-    def video(self, value: Any, fps: Any) -> MediaSource:
-        if isinstance(value, (list, tuple)):
-            return self._frames(value, _frame_rate(fps))
-        if isinstance(value, Image.Image):
-            raise MediaTypeError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
-        array = self._array(value, of_frames=True)
-        if array is not None:
-            return MediaSource.of(frames_to_raw(array, _frame_rate(fps)))
-        source = self._source_of_file(value)
-        if source is None:
-            raise MediaDecodeError(f"{_VIDEO}, not {type(value).__name__}")
-        if fps is not None:
-            raise MediaDecodeError(
-                "fps is the frame rate of a list or array of frames; a video file contains its own, and "
-                "video_preprocessor_config.json decides how many of its frames are taken. Leave fps out",
-                digest=source.digest,
-            )
-        if is_raw_video(source.data):
-            count, width, height, _ = raw_video_size(source.data)
-            self._check_size(width, height, count)
-        else:
-            self._check_is_moving(source)
-        return source
 
-    def _array(self, value: Any, *, of_frames: bool = False) -> np.ndarray | None:
-        """An array as it is, or a torch tensor with its channels last (copied only from an accelerator); else None.
+def _array(value: Any, policy: MediaPolicy, *, of_frames: bool = False) -> np.ndarray | None:
+    """An array as it is, or a torch tensor with its channels last (copied only from an accelerator); else None.
 
-        torch is not imported for this check: if no other code has imported it, no value is a tensor.
-        """
-        torch = sys.modules.get("torch")
-        is_tensor = torch is not None and isinstance(value, torch.Tensor)
-        if not is_tensor and not isinstance(value, np.ndarray):
-            return None
-        shape = _channels_last(value, of_frames) if is_tensor else value.shape
-        count, height, width = ((1,) * (not of_frames) + tuple(shape) + (0, 0, 0))[:3]
-        self._check_size(width, height, count)
-        array: np.ndarray = np.moveaxis(value.detach().cpu().numpy(), -3, -1) if is_tensor else value
-        return array
+    torch is not imported for this check: if no other code has imported it, no value is a tensor.
+    """
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(value, torch.Tensor)
+    if not is_tensor and not isinstance(value, np.ndarray):
+        return None
+    shape = _channels_last(value, of_frames) if is_tensor else value.shape
+    count, height, width = ((1,) * (not of_frames) + tuple(shape) + (0, 0, 0))[:3]
+    policy.check_size(width, height)
+    if of_frames:
+        policy.check_frames(count, width, height)
+    array: np.ndarray = np.moveaxis(value.detach().cpu().numpy(), -3, -1) if is_tensor else value
+    return array
 
-    def _source_of_file(self, value: Any) -> MediaSource | None:
-        """The source of bytes, in memory or behind a URL or path; None for a value of another kind."""
-        if isinstance(value, MediaSource):
-            self._check_bytes(value.data)
-            value.verify()  # the digest is trusted from here on
-            return value
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            self._check_bytes(value)
-            data = bytes(value)
-        elif isinstance(value, str):
-            data = self._read_text(value)
-            self._check_bytes(data)
-        elif isinstance(value, os.PathLike):
-            data = read_path(value, self.policy)
-        else:
-            return None
-        if not data:
-            raise MediaDecodeError("zero bytes of media")
-        return MediaSource.of(data)
 
-    def _read_text(self, text: str) -> bytes:
-        scheme = _scheme(text)
-        if scheme == "data":
-            return _read_data_url(text.strip(), self.policy)
-        if scheme in ("http", "https"):
-            return self._fetch(text.strip())
-        if scheme == "file":
-            return read_path(path_of_url(text.strip()), self.policy)
-        if scheme and "/" in text:
-            raise _refused(f"{scheme} URL")
-        return read_path(text, self.policy)
+def _source_of_file(value: Any, policy: MediaPolicy, expected: str) -> MediaSource:
+    """The source of bytes, in memory or behind a URL or path. `expected` says in errors what the value may be."""
+    if isinstance(value, MediaSource):
+        _check_bytes(value.data, policy)
+        value.verify()  # the digest is trusted from here on
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        _check_bytes(value, policy)
+        data = bytes(value)
+    elif isinstance(value, (str, os.PathLike)):
+        data = _read_reference(value, policy)
+        _check_bytes(data, policy)
+    else:
+        raise MediaDecodeError(f"{expected}, not {type(value).__name__}")
+    if not data:
+        raise MediaDecodeError("zero bytes of media")
+    return MediaSource.of(data)
 
-    def _fetch(self, url: str) -> bytes:
-        if self.fetch is not None:
-            return self.fetch(url, self.policy)
+
+def _read_reference(value: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
+    path = _path(value)
+    if path is not None:
+        return read_path(path, policy)
+    text = str(value).strip()
+    scheme = _scheme(text)
+    if scheme == "data":
+        return _read_data_url(text, policy)
+    if scheme in ("http", "https"):
         from renderers.media.fetching import fetch
 
-        return fetch(url, self.policy)
+        return fetch(text, policy)
+    raise MediaPolicyError(
+        f"a {scheme} URL is not followed under this media policy; pass the bytes, a PIL image or a data URL instead"
+    )
 
-    def _frames(self, values: Sequence[Any], fps: float | None) -> MediaSource:
-        if not values:
-            raise MediaDecodeError("a video without frames; leave the part out")
-        self._check_size(0, 0, len(values))
-        frames: np.ndarray | None = None
-        for index, value in enumerate(values):
-            try:
-                frame = self._frame(value)
-                height, width, _ = frame.shape
-                if frames is None:
-                    self._check_size(width, height, len(values))
-                    frames = np.empty((len(values), *frame.shape), dtype=np.uint8)
-                elif frame.shape != frames.shape[1:]:
-                    raise MediaDecodeError(
-                        f"{width}x{height} pixels, but frame 0 has {frames.shape[2]}x{frames.shape[1]}; the frames of "
-                        "a video are of one size, so resize them first"
-                    )
-            except MediaError as error:
-                raise type(error)(f"frame {index}: {error.reason}", digest=error.digest) from error.__cause__
-            frames[index] = frame
-        assert frames is not None
-        return MediaSource.of(frames_to_raw(frames, fps))
 
-    def _frame(self, value: Any) -> np.ndarray:
-        """The pixels (height, width, 3) of a frame."""
-        if isinstance(value, Mapping):
-            value = value.get("url")
-        array = self._array(value)
-        if array is not None and array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3:
-            return array
-        return np.asarray(decode_image(self.image(value), self.policy))
+def _frames(values: Sequence[Any], fps: float | None, policy: MediaPolicy) -> MediaSource:
+    if not values:
+        raise MediaDecodeError("a video without frames; leave the part out")
+    policy.check_frames(len(values))
+    frames: np.ndarray | None = None
+    for index, value in enumerate(values):
+        try:
+            frame = _frame(value, policy)
+            height, width, _ = frame.shape
+            if frames is None:
+                policy.check_frames(len(values), width, height)
+                frames = np.empty((len(values), *frame.shape), dtype=np.uint8)
+            elif frame.shape != frames.shape[1:]:
+                raise MediaDecodeError(
+                    f"{width}x{height} pixels, but frame 0 has {frames.shape[2]}x{frames.shape[1]}; the frames of "
+                    "a video are of one size, so resize them first"
+                )
+        except MediaError as error:
+            raise type(error)(f"frame {index}: {error.reason}", digest=error.digest) from error.__cause__
+        frames[index] = frame
+    assert frames is not None
+    return MediaSource.of(frames_to_raw(frames, fps))
 
-    def _check_bytes(self, data: bytes | bytearray | memoryview) -> None:
-        nbytes = memoryview(data).nbytes
-        start = b"" if isinstance(data, memoryview) and data.ndim != 1 else bytes(data[:4])
-        # max_pixels bounds raw pixels; max_bytes bounds files, whose size does not depend on their pixels alone.
-        if nbytes > self.policy.max_bytes and not (is_raw(start) or is_raw_video(start)):
-            raise MediaLimitError(f"{nbytes} bytes of media, more than max_bytes={self.policy.max_bytes} of the policy")
 
-    def _check_size(self, width: int, height: int, frames: int = 1) -> None:
-        policy = self.policy
-        if frames > policy.max_frames:
-            raise MediaLimitError(f"{frames} frames, more than max_frames={policy.max_frames} of the policy")
-        if width * height > policy.max_pixels:
-            raise MediaLimitError(f"{width}x{height} pixels, more than max_pixels={policy.max_pixels} of the policy")
-        if width * height * frames > policy.max_video_pixels and frames > 1:
-            raise MediaLimitError(
-                f"{frames} frames of {width}x{height} pixels, more than max_video_pixels={policy.max_video_pixels} of "
-                "the policy; take fewer frames, or make them smaller"
-            )
-        if max(width, height) > policy.max_aspect_ratio * min(width, height) > 0:
-            raise MediaLimitError(
-                f"{width}x{height} pixels are longer than max_aspect_ratio={policy.max_aspect_ratio:g}:1 of the policy"
-            )
+def _frame(value: Any, policy: MediaPolicy) -> np.ndarray:
+    """The pixels (height, width, 3) of a frame."""
+    if isinstance(value, Mapping):
+        value = value.get("url")
+    array = _array(value, policy)
+    if array is not None and array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3:
+        return array
+    return np.asarray(decode_image(_image(value, policy), policy))
 
-    def _check_is_moving(self, source: MediaSource) -> None:
-        """Raise `MediaTypeError` for a still image. Unknown bytes are left to the decoder."""
-        media_type = check_type(source.data, expected="video", digest=source.digest) or ""
-        if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
-            raise MediaTypeError(
-                f'one image ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
-                "list of frames",
-                digest=source.digest,
-            )
+
+def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> None:
+    nbytes = memoryview(data).nbytes
+    start = b"" if isinstance(data, memoryview) and data.ndim != 1 else bytes(data[:4])
+    # max_pixels bounds raw pixels; max_bytes bounds files, whose size does not depend on their pixels alone.
+    if nbytes > policy.max_bytes and not (is_raw(start) or is_raw_video(start)):
+        raise MediaLimitError(f"{nbytes} bytes of media, more than max_bytes={policy.max_bytes} of the policy")
+
+
+def _check_is_moving(source: MediaSource) -> None:
+    """Raise `MediaTypeError` for a still image. Unknown bytes are left to the decoder."""
+    media_type = check_type(source.data, expected="video", digest=source.digest) or ""
+    if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
+        raise MediaTypeError(
+            f'one image ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
+            "list of frames",
+            digest=source.digest,
+        )
 
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
@@ -283,20 +293,17 @@ def _frame_rate(fps: Any) -> float | None:
     return float(fps)
 
 
-def _refused(kind: str) -> MediaPolicyError:
-    return MediaPolicyError(
-        f"a {kind} is not followed under this media policy; pass the bytes, a PIL image or a data URL instead"
-    )
-
-
 def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
     header, comma, payload = url.partition(",")
     if not comma:
         raise MediaDecodeError("a data URL without a comma holds no data")
     is_base64 = header.lower().endswith(";base64")
     max_length = (policy.max_bytes + 2) // 3 * 4 if is_base64 else policy.max_bytes  # without %-quoting
+    too_long = MediaLimitError(
+        f"a data URL of {len(payload)} characters, more than max_bytes={policy.max_bytes} of the policy allows"
+    )
     if len(payload) > 3 * max_length:
-        raise _data_url_too_long(payload, policy)
+        raise too_long
     if not is_base64:
         return unquote_to_bytes(payload)
     if "%" in payload:
@@ -304,7 +311,7 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
     if len(payload) > max_length:
         payload = _SPACE.sub("", payload)
         if len(payload) > max_length:
-            raise _data_url_too_long(payload, policy)
+            raise too_long
     try:
         try:
             return base64.b64decode(payload, validate=True)
@@ -312,9 +319,3 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
             return base64.b64decode(_SPACE.sub("", payload), validate=True)
     except ValueError as error:  # binascii.Error, or characters beyond ASCII
         raise MediaDecodeError(f"a data URL with broken base64: {error}") from error
-
-
-def _data_url_too_long(payload: str, policy: MediaPolicy) -> MediaLimitError:
-    return MediaLimitError(
-        f"a data URL of {len(payload)} characters, more than max_bytes={policy.max_bytes} of the policy allows"
-    )

@@ -89,10 +89,13 @@ class ReferenceCache:
 
     One half of `max_bytes` is for the references themselves, and for bytes that equal their source's but are another
     object; the other half is for the sources of URLs. With `find` (digest -> source or None) a URL whose source was
-    evicted still has that source for as long as `find` finds it.
+    evicted still has that source for as long as `find` finds it. `find` is a weak reference, because a cycle would hold
+    megabytes until garbage collection.
     """
 
-    def __init__(self, max_bytes: int, find: Callable[[str], MediaSource | None] | None = None) -> None:
+    def __init__(
+        self, max_bytes: int, find: weakref.ReferenceType[Callable[[str], MediaSource | None]] | None = None
+    ) -> None:
         self.max_bytes = max_bytes
         self._find = find
         self._entries: ByteLRU[_Key, _Entry] = ByteLRU(max_bytes // 2)
@@ -109,8 +112,9 @@ class ReferenceCache:
             return None
         source = entry.source()
         if _is_web_url(key):
-            if source is None and self._find is not None:
-                source = self._find(entry.digest)
+            find = None if self._find is None else self._find()
+            if source is None and find is not None:
+                source = find(entry.digest)
             if source is not None:
                 self._add_url_source(source)
         # An entry may outlive its bytes, and other bytes may have got the same id. The entry is valid if the source or

@@ -74,7 +74,7 @@ class SourceDirectory:
         self._lock = threading.Lock()
         self._scanning = threading.Lock()
         self._failed_before = False
-        self._swept: set[str] = set()
+        self._swept: set[Path] = set()
         self._known_bytes = 0
         self._next_scan = 0.0
 
@@ -111,11 +111,14 @@ class SourceDirectory:
         if self.max_bytes is not None and source.nbytes > self.max_bytes:
             return
         try:
-            if _size_of(path) == source.nbytes:
-                self._touch(path)
-                return
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_size == source.nbytes:
+                    self._touch(path)
+                    return
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._sweep(path.parent)
+            if path.parent not in self._swept:  # the first write of this process to this folder
+                self._swept.add(path.parent)
+                _remove_leftovers(path.parent)
             _write_atomically(path, source.data)
             self._count_bytes(source.nbytes)
         except OSError as error:
@@ -150,12 +153,6 @@ class SourceDirectory:
                 self.path,
                 error.strerror or error,
             )
-
-    def _sweep(self, shard: Path) -> None:
-        """Remove the files of killed writers at the first write of this process to a shard."""
-        if shard.name not in self._swept:
-            self._swept.add(shard.name)
-            _remove_leftovers(shard)
 
     def _count_bytes(self, nbytes: int) -> None:
         if self.max_bytes is None:
@@ -215,19 +212,13 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def _remove_leftovers(shard: Path) -> None:
+    """Remove the files of killed writers."""
     with os.scandir(shard) as entries:
         for entry in entries:
             if entry.name.endswith(_TEMPORARY):
                 with contextlib.suppress(FileNotFoundError):  # its writer has just finished
                     if entry.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
                         os.unlink(entry)
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
 
 
 def _write_atomically(path: Path, data: bytes | memoryview) -> None:

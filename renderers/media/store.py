@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,7 +60,7 @@ class MediaStore:
         if directory is None and max_directory_bytes is not None:
             raise MediaStoreError("max_directory_bytes bounds a directory, and there is none; pass directory too")
         self.max_bytes = max_bytes
-        self.references = ReferenceCache(max_bytes // 4, find=_weak_source_lookup(self))
+        self.references = ReferenceCache(max_bytes // 4, find=weakref.WeakMethod(self.source))
         self._directory = None if directory is None else SourceDirectory(directory, max_directory_bytes)
         # The source of an item counts as used after the item, so it is evicted later: an item in the store always has
         # an entry for its source, under which the source's bytes are counted.
@@ -175,14 +174,3 @@ class MediaStore:
     def _count_evicted(self, evicted: list[tuple[_Key, MediaItem | MediaSource]]) -> None:
         self._items -= sum(kind == "item" for (kind, _), _ in evicted)
         self._evictions += len(evicted)
-
-
-def _weak_source_lookup(store: MediaStore) -> Callable[[str], MediaSource | None]:
-    """`store.source` without a strong reference to the store: a cycle would hold megabytes until garbage collection."""
-    reference = weakref.ref(store)
-
-    def find(digest: str) -> MediaSource | None:
-        found = reference()
-        return None if found is None else found.source(digest)
-
-    return find

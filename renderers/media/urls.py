@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
 from renderers.errors import MediaPolicyError
-from renderers.media.hosts import is_address, normal_host
-from renderers.media.policy import MediaPolicy
+from renderers.media.policy import MediaPolicy, normal_host
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -70,7 +69,7 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
         host, port = normal_host(parts.hostname or ""), parts.port
     except ValueError:  # UnicodeError too
         raise MediaPolicyError(f"{redacted}: host or port of this URL cannot be read") from None
-    if not _is_allowed_host(host, policy.allowed_hosts):
+    if not policy.allows_host(host):
         raise MediaPolicyError(f"{redacted}: the host {host} is not among allowed_hosts of the media policy")
     bracketed = f"[{host}]" if ":" in host else host
     default = _DEFAULT_PORTS[parts.scheme]
@@ -82,15 +81,3 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
         path=quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_UNQUOTED),
         redacted_url=redacted,
     )
-
-
-def _is_allowed_host(host: str, patterns: tuple[str, ...]) -> bool:
-    return any(_matches(host, pattern) for pattern in patterns)
-
-
-def _matches(host: str, pattern: str) -> bool:
-    if pattern == "*":
-        return True
-    if pattern.startswith("*."):
-        return not is_address(host) and host.endswith("." + normal_host(pattern[2:]))
-    return host == normal_host(pattern.strip("[]"))

@@ -5,7 +5,7 @@ known, and converts each wanted frame when it is decoded.
 
 The reading of video files is limited on purpose, because FFmpeg reads far more than videos: the container format is
 found from the first bytes and no other is tried, the file is read from memory with every protocol forbidden, and only
-the first video stream is decoded, only by the codecs of `_CODECS`.
+the first video stream is decoded, only by the codecs of `_CODECS` and `_STILL_CODECS`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,19 @@ import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from renderers.errors import MediaDecodeError, MediaLimitError, MediaTypeError
+from renderers.errors import MediaDecodeError, MediaTypeError
 from renderers.media.deadline import Deadline, TimedBytes
-from renderers.media.decoding import (
-    check_scans,
-    check_size,
-    check_tiles,
-    count_frames,
-    decode_errors,
-    decoder_versions,
-    to_rgb,
-)
+from renderers.media.decoding import check_work, count_frames, decode_errors, decoder_versions, to_rgb
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import image_planes
+from renderers.media.raw_video import is_raw_video, raw_video_frames
 from renderers.media.sniffing import sniff
 from renderers.media.source import MediaSource
 
@@ -46,28 +39,10 @@ _IMAGE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
 # Streams and parts of a container that are read.
 _MAX_STREAMS = 64
 _MAX_PARTS = 1 << 16
-# Frames up to this size may be decoded while the file is opened; `check_size` then refuses those past the policy.
+# Frames up to this size may be decoded while the file is opened; those past the policy are refused after that.
 _MAX_PIXELS_AT_OPEN = 1 << 24
-_CODECS = frozenset(
-    [
-        "h264",
-        "hevc",
-        "av1",
-        "vp8",
-        "vp9",
-        "mpeg4",
-        "mpeg2video",
-        "mpeg1video",
-        "mjpeg",
-        "prores",
-        "ffv1",
-        "h263",
-        "msmpeg4v3",
-        "theora",
-        "png",
-        "rawvideo",
-    ]
-)
+_CODECS = {"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4v3", "theora"}
+_STILL_CODECS = {"mjpeg", "prores", "ffv1", "png", "rawvideo"}  # each frame is coded by itself
 _Container = Literal["mov", "matroska", "avi"]
 _CONTAINERS: dict[str, _Container] = {
     "video/mp4": "mov",
@@ -107,12 +82,7 @@ def decode_video(source: MediaSource, policy: MediaPolicy) -> tuple[np.ndarray, 
     """All frames, uint8 (frames, height, width, 3), upright, and the frames per second. Errors as `sample_video`."""
 
     def plan_all_frames(info: VideoInfo) -> FramePlan:
-        if info.frames * info.width * info.height > policy.max_video_pixels:
-            raise MediaLimitError(
-                f"video {source.digest[:12]} has {info.frames} frames of {info.width}x{info.height} pixels, more than "
-                f"max_video_pixels={policy.max_video_pixels} at once",
-                digest=source.digest,
-            )
+        policy.check_frames(info.frames, info.width, info.height, digest=source.digest)
         return FramePlan(range(info.frames), lambda planes: planes)
 
     video = sample_video(source, policy, plan_all_frames)
@@ -126,21 +96,41 @@ def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[Video
     another number of frames than the file declares. Raises `MediaLimitError`, `MediaTypeError` for other data or an
     unsupported format, `MediaDecodeError` for a corrupt video or a missing PyAV.
     """
+    deadline = Deadline(policy.timeout)
     with ExitStack() as stack:
-        deadline = Deadline(policy.timeout)
         with decode_errors(source, policy, deadline, kind="video"):
             video = stack.enter_context(_open_video(source, policy, deadline))
-        return _sample(video, plan, source, policy, deadline)
+        info = video.info
+        for _ in range(2):
+            if info.frames < 1:
+                raise _corrupt(source, "it holds no frames")
+            frame_plan = plan(info)
+            indices = [int(index) for index in frame_plan.indices]
+            converted: dict[int, np.ndarray] = {}
+            count = 0
+            for frame in _read_frames(video, frozenset(indices), source, policy, deadline):
+                if frame is not None:
+                    converted[count] = frame_plan.convert(frame)
+                count += 1
+                policy.check_frames(count, digest=source.digest)
+            if count == info.frames:
+                return SampledVideo(np.stack([converted[index] for index in indices]), indices, info)
+            # Some codecs need several packets for a frame. The number of decoded frames is the right one.
+            info = info._replace(frames=count)
+    raise _corrupt(source, "each decoding gives another number of frames")
 
 
-@cache
 def video_decoder_versions() -> dict[str, str | None]:
     """The versions of the decoders. The version of PyAV implies that of the FFmpeg in its wheels."""
+    return {**decoder_versions(), "av": package_version("av")}
+
+
+def package_version(package: str) -> str | None:
+    """The version of an installed distribution, None where it is missing."""
     try:
-        av: str | None = metadata.version("av")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        av = None
-    return {**decoder_versions(), "av": av}
+        return None
 
 
 class _Video(NamedTuple):
@@ -150,53 +140,19 @@ class _Video(NamedTuple):
     read: Callable[[frozenset[int]], Iterator[np.ndarray | None]]
 
 
-def _sample(
-    video: _Video,
-    plan: Callable[[VideoInfo], FramePlan],
-    source: MediaSource,
-    policy: MediaPolicy,
-    deadline: Deadline,
-) -> SampledVideo:
-    info = video.info
-    for _ in range(2):
-        if info.frames < 1:
-            raise _corrupt(source, "it holds no frames")
-        frame_plan = plan(info)
-        indices = [int(index) for index in frame_plan.indices]
-        converted: dict[int, np.ndarray] = {}
-        count = 0
-        reader = video.read(frozenset(indices))
-        while True:
-            with decode_errors(source, policy, deadline, kind="video"):
-                try:
-                    frame = next(reader)
-                except StopIteration:
-                    break
-            if frame is not None:
-                converted[count] = frame_plan.convert(frame)
-            count += 1
-            if count > policy.max_frames:
-                raise _too_many_frames(source, policy)
-        if count == info.frames:
-            return SampledVideo(np.stack([converted[index] for index in indices]), indices, info)
-        # Some codecs need several packets for a frame. The number of decoded frames is the right one.
-        info = info._replace(frames=count)
-    raise _corrupt(source, "each decoding gives another number of frames")
+def _read_frames(
+    video: _Video, wanted: frozenset[int], source: MediaSource, policy: MediaPolicy, deadline: Deadline
+) -> Iterator[np.ndarray | None]:
+    """`video.read`, where only errors of the decoder are raised as `MediaError`s, not those of the caller's loop."""
+    with decode_errors(source, policy, deadline, kind="video"):
+        yield from video.read(wanted)
 
 
 def _corrupt(source: MediaSource, reason: str) -> MediaDecodeError:
     return MediaDecodeError(f"video {source.digest[:12]} is corrupt: {reason}", digest=source.digest)
 
 
-def _too_many_frames(source: MediaSource, policy: MediaPolicy) -> MediaLimitError:
-    return MediaLimitError(
-        f"video {source.digest[:12]} has more than max_frames={policy.max_frames} frames", digest=source.digest
-    )
-
-
 def _open_video(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Video]:
-    from renderers.media.raw_video import is_raw_video
-
     if is_raw_video(source.data):
         return nullcontext(_raw_video(source, policy))
     container = _CONTAINERS.get(sniff(source.data) or "")
@@ -205,19 +161,10 @@ def _open_video(source: MediaSource, policy: MediaPolicy, deadline: Deadline) ->
     return _animation(source, policy, deadline)
 
 
-def _check_limits(info: VideoInfo, source: MediaSource, policy: MediaPolicy) -> VideoInfo:
-    if info.frames > policy.max_frames:
-        raise _too_many_frames(source, policy)
-    check_size(info.width, info.height, policy, digest=source.digest)
-    return info
-
-
 # Raw frames.
 
 
 def _raw_video(source: MediaSource, policy: MediaPolicy) -> _Video:
-    from renderers.media.raw_video import raw_video_frames
-
     try:
         frames, fps = raw_video_frames(source.data)
     except MediaDecodeError as error:
@@ -228,7 +175,9 @@ def _raw_video(source: MediaSource, policy: MediaPolicy) -> _Video:
             yield np.ascontiguousarray(frame.transpose(2, 0, 1)) if index in wanted else None
 
     count, height, width, _ = frames.shape
-    return _Video(_check_limits(VideoInfo(count, width, height, fps), source, policy), read)
+    policy.check_frames(count, digest=source.digest)
+    policy.check_size(width, height, digest=source.digest)
+    return _Video(VideoInfo(count, width, height, fps), read)
 
 
 # Animated images, not turned by an EXIF orientation.
@@ -245,22 +194,21 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
             digest=source.digest,
         ) from error
     with image:
-        check_size(*image.size, policy, digest=source.digest)
-        count = count_frames(image, policy.max_frames)
         size = image.size
-        info = _check_limits(VideoInfo(count, *size, None), source, policy)
+        policy.check_size(*size, digest=source.digest)
+        count = count_frames(image, policy.max_frames)
+        policy.check_frames(count, digest=source.digest)
 
         def read(wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
             for index in range(count):
                 deadline.remaining()
                 image.seek(index)
-                check_tiles(image, policy, digest=source.digest)
-                check_scans(image, source, policy)
+                check_work(image, source, policy)
                 if image.size != size:  # pages of a TIFF
                     raise _corrupt(source, f"frame {index} is of another size than the first")
                 yield image_planes(to_rgb(image)) if index in wanted else None
 
-        yield _Video(info._replace(fps=_animation_fps(image, count, deadline)), read)
+        yield _Video(VideoInfo(count, *size, _animation_fps(image, count, deadline)), read)
 
 
 def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float | None:
@@ -284,42 +232,39 @@ def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float 
 # Video files.
 
 
+@dataclass(frozen=True)
 class _VideoFile:
-    def __init__(
-        self,
-        source: MediaSource,
-        policy: MediaPolicy,
-        deadline: Deadline,
-        container: _Container,
-    ) -> None:
-        self._source = source
-        self._policy = policy
-        self._deadline = deadline
-        self._container = container
-        self.info = self._read_info()
+    source: MediaSource
+    policy: MediaPolicy
+    deadline: Deadline
+    container: _Container
 
     def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
         for index, frame in enumerate(self._decoded()):
-            yield _upright_planes(frame) if index in wanted else None
+            if index not in wanted:
+                yield None
+                continue
+            planes = frame.to_ndarray(format="rgb24").transpose(2, 0, 1)
+            yield np.ascontiguousarray(np.rot90(planes, _quarter_turns(frame), axes=(1, 2)))
 
-    def _read_info(self) -> VideoInfo:
+    def read_info(self) -> VideoInfo:
         """Size, frame rate and number of frames; packets are counted because headers lack the number or are wrong."""
         with self._stream() as (container, stream):
             size = (stream.codec_context.width, stream.codec_context.height)
             rate = stream.average_rate or stream.guessed_rate
             fps = float(rate) if rate else None
-            _check_limits(VideoInfo(max(stream.frames, 0), *size, fps), self._source, self._policy)
+            self.policy.check_frames(stream.frames, digest=self.source.digest)
+            self.policy.check_size(*size, digest=self.source.digest)
             frames = 0
             for packet in container.demux(stream):
-                self._deadline.remaining()
+                self.deadline.remaining()
                 if packet.is_corrupt:
-                    raise _corrupt(self._source, f"it breaks off after {frames} frames")
+                    raise _corrupt(self.source, f"it breaks off after {frames} frames")
                 frames += bool(packet.size) and not packet.is_discard
-                if frames > self._policy.max_frames:
-                    raise _too_many_frames(self._source, self._policy)
+                self.policy.check_frames(frames, digest=self.source.digest)
         first = next(self._decoded(), None)
         if first is None:
-            raise _corrupt(self._source, "it holds no frames")
+            raise _corrupt(self.source, "it holds no frames")
         width, height = (first.height, first.width) if _quarter_turns(first) % 2 else (first.width, first.height)
         return VideoInfo(frames, width, height, fps)
 
@@ -327,11 +272,11 @@ class _VideoFile:
         with self._stream() as (container, stream):
             size = None
             for frame in container.decode(stream):
-                self._deadline.remaining()
+                self.deadline.remaining()
                 size = size or (frame.width, frame.height)
                 if frame.is_corrupt or (frame.width, frame.height) != size:
-                    raise _corrupt(self._source, "a frame is broken or of another size than the first")
-                check_size(*size, self._policy, digest=self._source.digest)
+                    raise _corrupt(self.source, "a frame is broken or of another size than the first")
+                self.policy.check_size(*size, digest=self.source.digest)
                 yield frame
 
     @contextmanager
@@ -341,24 +286,24 @@ class _VideoFile:
         options = {"protocol_whitelist": "none"}
         try:
             with av.open(
-                io.BytesIO(self._source.data),
-                format=self._container,
+                io.BytesIO(self.source.data),
+                format=self.container,
                 options=options,
                 # Opening the file already decodes frames, before their size can be checked.
-                stream_options=[{"max_pixels": str(max(self._policy.max_pixels, _MAX_PIXELS_AT_OPEN))}] * _MAX_STREAMS,
+                stream_options=[{"max_pixels": str(max(self.policy.max_pixels, _MAX_PIXELS_AT_OPEN))}] * _MAX_STREAMS,
             ) as container:
                 if not container.streams.video:
-                    raise _corrupt(self._source, "it has no video stream")
+                    raise _corrupt(self.source, "it has no video stream")
                 stream = container.streams.video[0]
                 codec = stream.codec_context.codec.canonical_name
-                if codec not in _CODECS:
+                if codec not in _CODECS | _STILL_CODECS:
                     raise MediaTypeError(
-                        f"video {self._source.digest[:12]} is coded as {codec}, which is not read; convert it to H.264",
-                        digest=self._source.digest,
+                        f"video {self.source.digest[:12]} is coded as {codec}, which is not read; convert it to H.264",
+                        digest=self.source.digest,
                     )
                 yield container, stream
         except av.FFmpegError as error:
-            raise _corrupt(self._source, str(error)) from error
+            raise _corrupt(self.source, str(error)) from error
 
 
 def _video_file(source: MediaSource, policy: MediaPolicy, deadline: Deadline, container: _Container) -> _Video:
@@ -373,17 +318,12 @@ def _video_file(source: MediaSource, policy: MediaPolicy, deadline: Deadline, co
     if _declared_bytes(bytes(source.data), container) > source.nbytes:
         raise _corrupt(source, f"it is cut short after {source.nbytes} bytes")
     file = _VideoFile(source, policy, deadline, container)
-    return _Video(file.info, file.read)
+    return _Video(file.read_info(), file.read)
 
 
 def _quarter_turns(frame: VideoFrame) -> int:
     """Quarter turns counter-clockwise, from the display matrix that phones write."""
     return round(frame.rotation / 90) % 4
-
-
-def _upright_planes(frame: VideoFrame) -> np.ndarray:
-    planes = frame.to_ndarray(format="rgb24").transpose(2, 0, 1)
-    return np.ascontiguousarray(np.rot90(planes, _quarter_turns(frame), axes=(1, 2)))
 
 
 def _declared_bytes(data: bytes, container: _Container) -> int:

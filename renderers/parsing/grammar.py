@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from renderers.parsing.markers import MarkerEncoding, MarkerSearch
+from renderers.parsing.format import Format
+from renderers.parsing.markers import MarkerEncoding, MarkerSearch, Role
 from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
-
-if TYPE_CHECKING:
-    from renderers.parsing.format import Format
-
-
-class Role(Enum):
-    """The effect of a marker on the state of the parser."""
-
-    REASONING_START = auto()
-    REASONING_END = auto()
-    BLOCK_START = auto()
-    BLOCK_END = auto()
-    HEADER_START = auto()
-    BODY_START = auto()
-    BODY_END = auto()
 
 
 class Grammar:
@@ -33,12 +17,9 @@ class Grammar:
         reasoning, syntax, channels = format.reasoning, format.tool_calls, format.channels
         starts = () if reasoning is None else (reasoning.start + reasoning.label,)
         ends = () if reasoning is None else (reasoning.end,)
-        opens: tuple[str, ...]
-        closes: tuple[str, ...]
-        inner: tuple[str, ...]
-        opens, closes, inner = (), (), ()
-        if syntax is not None:
-            opens, closes, inner = syntax.start_markers, syntax.end_markers, syntax.inner_markers
+        opens = () if syntax is None else syntax.start_markers
+        closes = () if syntax is None else syntax.end_markers
+        inner = () if syntax is None else syntax.inner_markers
         framing = () if channels is None else (channels.start, channels.channel, channels.message, *channels.ends)
         self.decoder = TokenDecoder(tokenizer)
         self.encoding = MarkerEncoding(tokenizer, (*starts, *ends, *opens, *closes, *inner, *framing))
@@ -58,7 +39,7 @@ class Grammar:
         self.in_reasoning = MarkerSearch(end | open_block)
         self.in_block = MarkerSearch(close_block)
         self.in_draft = MarkerSearch(close_block | end)
-        self.no_markers: MarkerSearch[Role] = MarkerSearch({})
+        self.no_markers = MarkerSearch({})
         if channels is not None:
             header = self._roles((channels.start,), Role.HEADER_START)
             self.in_header = MarkerSearch(header | self._roles((channels.message,), Role.BODY_START))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from renderers.parsing.markers import MarkerEncoding
 from renderers.tokens.decoding import Decoded, TokenDecoder
@@ -30,15 +29,24 @@ class Lexer:
         pieces = self._decoder.pieces(token_ids)
         texts: list[str] = []
         position = 0
-        while (control := _next_control(pieces, position)) is not None:
-            texts += [self._feed_run(pieces[position:control]), self._end_run(), self._control_text(token_ids[control])]
+        for _ in range(pieces.count(None)):
+            control = pieces.index(None, position)
+            token_id = token_ids[control]
+            text = self._encoding.character_of_id.get(token_id) or self._tokenizer.added_token(token_id) or "\ufffd"
+            texts += [self._add(self._run.feed(pieces[position:control])), self.finish()]
+            texts.append(self._add(Decoded(text, [len(text)], [])))
             position = control + 1
-        texts.append(self._feed_run(pieces[position:]))
+        texts.append(self._add(self._run.feed(pieces[position:])))
         return "".join(texts)
 
     def finish(self) -> str:
-        """The text of the incomplete rest."""
-        return self._end_run()
+        """The text of the incomplete rest; the next ids begin a new run."""
+        first = len(self._begun)
+        text = self._add(self._run.finish())
+        if self._run.whole and len(self._begun) > first:
+            self._whole.append((first, len(self._begun)))
+        self._run = self._decoder.new_run()
+        return text
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The half-open range of the tokens of the characters `start:end`, which are at least one."""
@@ -52,31 +60,9 @@ class Lexer:
                 first, last = min(first, run_start), max(last, run_end)
         return first, last
 
-    def _feed_run(self, pieces: Sequence[Any]) -> str:
-        return self._add(self._run.feed(pieces)) if pieces else ""
-
-    def _end_run(self) -> str:
-        first = len(self._begun)
-        text = self._add(self._run.finish())
-        if self._run.whole and len(self._begun) > first:
-            self._whole.append((first, len(self._begun)))
-        self._run = self._decoder.new_run()
-        return text
-
-    def _control_text(self, token_id: int) -> str:
-        text = self._encoding.character_of_id.get(token_id) or self._tokenizer.added_token(token_id) or "\ufffd"
-        return self._add(Decoded(text, [len(text)], []))
-
     def _add(self, decoded: Decoded) -> str:
         first = len(self._begun)
         self._begun += [self._length + begun for begun in decoded.begun] if self._length else decoded.begun
         self._inside.update(first + index for index in decoded.inside)
         self._length += len(decoded.text)
         return decoded.text
-
-
-def _next_control(pieces: list[Any], start: int) -> int | None:
-    try:
-        return pieces.index(None, start)
-    except ValueError:
-        return None

@@ -1,16 +1,23 @@
-"""Reads values written as literals: those of Python, and those of Gemma's tool calls."""
+"""Reads sampled values: JSON, and the literals of Python and of Gemma's tool calls.
+
+No text exhausts the stack, and every value is Unicode.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from renderers.errors import RendererError
-from renderers.parsing.json_text import MAX_DEPTH
 from renderers.parsing.markers import MarkerEncoding
 
+# Templates and JSON writers recurse, and a policy can sample more brackets than their stack allows.
+MAX_DEPTH = 64
+
+_DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
@@ -20,6 +27,45 @@ _ESCAPE = re.compile(
 _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 
 CONSTANTS: Mapping[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+
+
+class InvalidJsonError(RendererError, ValueError):
+    """The text is not JSON, or its value cannot be written as JSON again."""
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text with white space around it. Raises `InvalidJsonError`."""
+    try:
+        value = json.loads(text)
+        if "\\u" in text:
+            # A lone surrogate cannot be encoded, so no template or message could contain the value.
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidJsonError(str(error)) from error
+    return value
+
+
+def end_of_json(text: str, start: int) -> int | None:
+    """The end of the JSON value that begins at `start`; None if there is none."""
+    try:
+        return _DECODER.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_deeper_than(value: Any, levels: int) -> bool:
+    """Whether containers are nested more than `levels` deep. It goes level by level and never exhausts the stack."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            inner
+            for item in layer
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not layer:
+            return False
+    return any(isinstance(item, (dict, list)) for item in layer)
 
 
 class LiteralError(RendererError, ValueError):
@@ -71,10 +117,9 @@ class LiteralReader:
         """The value that comes next. Raises `LiteralError`."""
         if depth > MAX_DEPTH:
             raise LiteralError("nested too deeply")
-        if self.accept("["):
-            return self._list("]", depth)
-        if self.accept("("):
-            return self._list(")", depth)
+        for opening, closing in ("[]", "()"):
+            if self.accept(opening):
+                return [self.value(depth + 1) for _ in self._entries(closing)]
         if self.accept("{"):
             return self.mapping(":", "}", depth)
         text = self._string()
@@ -91,26 +136,21 @@ class LiteralReader:
     def mapping(self, separator: str, closing: str, depth: int = 0) -> dict[str, Any]:
         """Keys and values up to `closing`; the opening bracket was read before."""
         found: dict[str, Any] = {}
-        while not self.accept(closing):
+        for _ in self._entries(closing):
             key = self._key()
             if key in found or not self.accept(separator):
                 raise LiteralError(f"no value for {key!r}")
             found[key] = self.value(depth + 1)
-            if not self.accept(","):
-                if self.accept(closing):
-                    break
-                raise LiteralError(f"neither , nor {closing} at character {self.position}")
         return found
 
-    def _list(self, closing: str, depth: int) -> list[Any]:
-        found: list[Any] = []
+    def _entries(self, closing: str) -> Iterator[None]:
+        """Stops before each entry up to `closing`; there is a comma between two entries."""
         while not self.accept(closing):
-            found.append(self.value(depth + 1))
+            yield
             if not self.accept(","):
                 if self.accept(closing):
-                    break
+                    return
                 raise LiteralError(f"neither , nor {closing} at character {self.position}")
-        return found
 
     def _key(self) -> str:
         self.skip_space()

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Generic, TypeVar
+from enum import Enum, auto
 
 from renderers.tokens.tokenizer import TemplateTokenizer
-
-R = TypeVar("R")
 
 _FIRST_CHARACTER = 0xDC00
 MARKER_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -23,25 +21,19 @@ class MarkerEncoding:
     """The encoded forms of a set of markers for one tokenizer."""
 
     def __init__(self, tokenizer: TemplateTokenizer, markers: Iterable[str]) -> None:
-        self._character_of_token: dict[str, str] = {}
         #: id of a control token -> the character that stands for it
         self.character_of_id: dict[int, str] = {}
-        self._encoded: dict[str, str] = {}
-        for marker in markers:
-            self._encoded[marker] = self._encode(marker, tokenizer)
-        self._token_of_character = {character: token for token, character in self._character_of_token.items()}
+        self._token_of_character: dict[str, str] = {}
+        self._encoded = {marker: self._encode(marker, tokenizer) for marker in markers}
 
     def _encode(self, marker: str, tokenizer: TemplateTokenizer) -> str:
         pieces: list[str] = []
         position = 0
-        while (match := tokenizer.find_control(marker, position, len(marker))) is not None:
-            token = tokenizer.control_token(match.token_id)
-            assert token is not None
-            character = self._character_of_token.setdefault(
-                token, chr(_FIRST_CHARACTER + len(self._character_of_token))
-            )
-            self.character_of_id[match.token_id] = character
+        for match in tokenizer.controls(marker):
             start, end = match.text_range
+            new = chr(_FIRST_CHARACTER + len(self.character_of_id))
+            character = self.character_of_id.setdefault(match.token_id, new)
+            self._token_of_character[character] = marker[start:end]
             pieces += [marker[position:start], character]
             position = end
         return "".join([*pieces, marker[position:]])
@@ -57,13 +49,25 @@ class MarkerEncoding:
         return MARKER_CHARACTER.sub(lambda found: self._token_of_character[found.group()], text)
 
 
-class MarkerSearch(Generic[R]):
+class Role(Enum):
+    """The effect of a marker on the state of the parser."""
+
+    REASONING_START = auto()
+    REASONING_END = auto()
+    BLOCK_START = auto()
+    BLOCK_END = auto()
+    HEADER_START = auto()
+    BODY_START = auto()
+    BODY_END = auto()
+
+
+class MarkerSearch:
     """Finds the first of several markers in a text that is still growing.
 
-    `roles` maps encoded markers to their meanings; no marker begins with another.
+    `roles` maps encoded markers to their roles; no marker begins with another.
     """
 
-    def __init__(self, roles: Mapping[str, R]) -> None:
+    def __init__(self, roles: Mapping[str, Role]) -> None:
         self.roles = dict(roles)
         longest_first = sorted(self.roles, key=len, reverse=True)
         self._whole = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

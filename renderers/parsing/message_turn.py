@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
-from renderers.parsing.grammar import Grammar, Role
-from renderers.parsing.markers import MARKER_CHARACTER, MarkerSearch
-from renderers.parsing.syntaxes.syntax import CallRegion, make_json_attempt
+from renderers.parsing.grammar import Grammar
+from renderers.parsing.markers import MARKER_CHARACTER, MarkerSearch, Role
 from renderers.parsing.transcript import Transcript
 from renderers.parsing.turn_parser import TurnParser
 
@@ -42,7 +41,7 @@ class MessageTurnParser(TurnParser):
         if reasoning_open:
             self._begin_body(_Channel.REASONING)
 
-    def _markers(self) -> MarkerSearch[Role]:
+    def _markers(self) -> MarkerSearch:
         return self._grammar.in_header if self._channel is _Channel.HEADER else self._grammar.in_body
 
     def _read(self, text: str, at: int) -> None:
@@ -99,16 +98,13 @@ class MessageTurnParser(TurnParser):
         channel, self._channel = self._channel, _Channel.HEADER
         text = "".join(self._parts)
         if channel is _Channel.CALL:
-            self._add_call(text, closed=closed)
+            call = self._out.block(text, closed=closed)
+            body_end = len(text) - 1 if closed and MARKER_CHARACTER.match(text[-1]) else len(text)
+            arguments = call.plain_text(self._header_length, body_end)
+            attempt = call.json_attempt(self._recipient.removeprefix("functions."), arguments)
+            self._out.end_block(text, self._message_at, [attempt], closed=closed)
         elif channel is _Channel.HEADER:
             before_marker = MARKER_CHARACTER.split(text)[0]
             if before_marker.strip() and _RECIPIENT.search(before_marker) is None:
                 self._out.add_content(before_marker)  # content without any header
         self._parts = []
-
-    def _add_call(self, text: str, *, closed: bool) -> None:
-        block = self._out.block(text, closed=closed)
-        body_end = len(text) - 1 if closed and MARKER_CHARACTER.match(text[-1]) else len(text)
-        name, arguments = self._recipient.removeprefix("functions."), block.plain_text(self._header_length, body_end)
-        region = CallRegion(0, len(text), (self._header_length, body_end), closed)
-        self._out.end_block(text, self._message_at, [make_json_attempt(block, region, name, arguments)], closed=closed)

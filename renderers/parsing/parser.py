@@ -1,10 +1,11 @@
-"""Sampled ids -> content, reasoning and tool calls, at once or while they are sampled."""
+"""Parses sampled ids to content, reasoning and tool calls; tells whether a prompt has opened reasoning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from renderers.parsing.format import Format
 from renderers.parsing.grammar import grammar_of
 from renderers.parsing.lexer import Lexer
 from renderers.parsing.message_turn import MessageTurnParser
@@ -14,8 +15,8 @@ from renderers.parsing.tagged_turn import TaggedTurnParser
 from renderers.parsing.transcript import Transcript
 from renderers.tokens.tokenizer import TemplateTokenizer
 
-if TYPE_CHECKING:
-    from renderers.parsing.format import Format
+# A marker of several tokens is searched in this many last ids of a prompt; the longest known marker has 5.
+_TAIL = 32
 
 
 def parse_response(
@@ -99,3 +100,23 @@ class ResponseParser:
             arguments_form=format.arguments,
             call_id=format.call_id,
         )
+
+
+def ends_in_reasoning(prompt_ids: Sequence[int], format: Format, tokenizer: TemplateTokenizer) -> bool:
+    """Whether the completion of a prompt continues reasoning that the prompt has opened.
+
+    Where both markers are control tokens, the last one in the prompt decides. Otherwise any content may contain their
+    text, so only a prompt that ends with the start marker counts.
+    """
+    if format.reasoning is None:
+        return False
+    start = tokenizer.control_id(format.reasoning.start)
+    end = tokenizer.control_id(format.reasoning.end)
+    if start is not None and end is not None:
+        # The search stops at the end of the last turn: behind it is little more than the generation prompt.
+        search_ends = {end, *(tokenizer.control_id(token) for token in format.stop_tokens)}
+        return next((token for token in reversed(prompt_ids) if token == start or token in search_ends), None) == start
+    grammar = grammar_of(format, tokenizer)
+    lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
+    tail = lexer.feed(prompt_ids[-_TAIL:]) + lexer.finish()
+    return tail.rstrip().endswith(grammar.reasoning_start)

@@ -18,9 +18,9 @@ class ToolCallParseStatus(StrEnum):
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
-    UNCLOSED = "unclosed"
+    UNCLOSED_BLOCK = "unclosed_block"
     MISSING_NAME = "missing_name"
-    MALFORMED = "malformed"
+    MALFORMED_STRUCTURE = "malformed_structure"
     UNKNOWN_TOOL = "unknown_tool"
 
 
@@ -29,13 +29,14 @@ class ParsedToolCall:
     """One attempt: `raw` is its text, `token_span` the half-open range of its tokens, markers included.
 
     Several calls in one block have their own texts and ranges, without the markers of the block. `id` is the id that
-    the model wrote, None where the format has none.
+    the model wrote, None where the format has none. `arguments` are text where they are not valid JSON
+    (`INVALID_JSON`), and None where the attempt has none.
     """
 
     raw: str
-    name: str | None
-    arguments: dict[str, Any] | None
-    token_span: tuple[int, int]
+    name: str | None = None
+    arguments: dict[str, Any] | str | None = None
+    token_span: tuple[int, int] | None = None
     status: ToolCallParseStatus = ToolCallParseStatus.OK
     id: str | None = None
 
@@ -94,21 +95,14 @@ class ParsedResponse:
             message["reasoning_content"] = self.reasoning_content
         calls: list[ToolCall] = []
         for call in self.tool_calls:
-            if call.status is ToolCallParseStatus.OK and call.name is not None:
-                calls.append(self._message_call(call, call.name, len(calls)))
-            else:
+            if call.status is not ToolCallParseStatus.OK or call.name is None:
                 message["content"] = f"{message['content']}{call.raw}"
+                continue
+            arguments: Any = call.arguments or {}
+            if self.arguments_form == "json":
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            call_id = call.id or self.call_id.replace("{name}", call.name).replace("{index}", str(len(calls)))
+            calls.append({"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
         if calls:
             message["tool_calls"] = calls
         return message
-
-    def _message_call(self, call: ParsedToolCall, name: str, index: int) -> ToolCall:
-        arguments = call.arguments or {}
-        return {
-            "id": call.id or self.call_id.replace("{name}", name).replace("{index}", str(index)),
-            "type": "function",
-            "function": {
-                "name": name,
-                "arguments": json.dumps(arguments, ensure_ascii=False) if self.arguments_form == "json" else arguments,
-            },
-        }

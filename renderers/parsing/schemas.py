@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from renderers.parsing.json_text import InvalidJsonError, parse_json
+from renderers.parsing.literals import InvalidJsonError, parse_json
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),

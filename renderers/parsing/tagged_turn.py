@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from renderers.parsing.grammar import Grammar, Role
-from renderers.parsing.markers import MarkerSearch
+from renderers.parsing.grammar import Grammar
+from renderers.parsing.markers import MarkerSearch, Role
 from renderers.parsing.transcript import Transcript
 from renderers.parsing.turn_parser import TurnParser
 
@@ -51,7 +51,7 @@ class TaggedTurnParser(TurnParser):
         if reasoning_open and grammar.has_reasoning:
             self._open_reasoning()
 
-    def _markers(self) -> MarkerSearch[Role]:
+    def _markers(self) -> MarkerSearch:
         grammar = self._grammar
         if self._state is _State.REASONING:
             return grammar.in_reasoning
@@ -94,8 +94,13 @@ class TaggedTurnParser(TurnParser):
         elif self._state is _State.UNMARKED_CALL:
             self._end_unmarked_call(stopped)
         self._flush_leading()
-        if self._draft is not None:
-            self._settle_draft(are_calls=stopped)
+        if stopped and self._draft is not None:
+            draft, self._draft = self._draft, None
+            self._state = _State.CONTENT
+            for text, at in draft.blocks:
+                self._out.add_call_text(text)
+                self._decode(text, at, closed=True)
+        self._reject_draft()
         self._out.reasoning_open = self._state is _State.REASONING
 
     # Reasoning.
@@ -121,16 +126,6 @@ class TaggedTurnParser(TurnParser):
             draft.texts += self._block
             self._state = _State.REASONING
         self._out.add_reasoning("".join(draft.texts))
-
-    def _settle_draft(self, *, are_calls: bool) -> None:
-        if self._draft is None or not are_calls:
-            self._reject_draft()
-            return
-        draft, self._draft = self._draft, None
-        self._state = _State.CONTENT
-        for text, at in draft.blocks:
-            self._out.add_call_text(text)
-            self._decode(text, at, closed=True)
 
     # Content, and calls without a start marker.
 

@@ -15,7 +15,7 @@ from renderers.parsing.response import (
     ToolCallParseStatus,
 )
 from renderers.parsing.schemas import ToolSchemas
-from renderers.parsing.syntaxes.syntax import Attempt, Block
+from renderers.parsing.syntaxes.syntax import Attempt, CallText
 
 
 class TextBuffer:
@@ -87,15 +87,15 @@ class Transcript:
         """Add text to the open block."""
         self._deltas.append(ToolCallDelta(len(self.calls), self._encoding.decode(text)))
 
-    def block(self, text: str, *, closed: bool) -> Block:
+    def block(self, text: str, *, closed: bool) -> CallText:
         """A block for a `ToolCallSyntax` to decode."""
-        return Block(text, closed, self._encoding, self._tools)
+        return CallText(text, 0, len(text), (0, len(text)), closed, self._encoding, self._tools)
 
     def end_block(self, text: str, start: int, attempts: Sequence[Attempt], *, closed: bool) -> None:
         """Add the calls of a block whose `text` begins at `start`. The only call of a block gets the whole block."""
         attempts = [attempt for attempt in attempts if attempt.start < attempt.end]
         if not attempts:
-            status = ToolCallParseStatus.MALFORMED if closed else ToolCallParseStatus.UNCLOSED
+            status = ToolCallParseStatus.MALFORMED_STRUCTURE if closed else ToolCallParseStatus.UNCLOSED_BLOCK
             attempts = [Attempt(0, len(text), None, None, status)]
         elif len(attempts) == 1:
             attempts = [attempts[0]._replace(start=0, end=len(text))]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from renderers.parsing.grammar import Grammar, Role
-from renderers.parsing.markers import MarkerSearch
+from renderers.parsing.grammar import Grammar
+from renderers.parsing.markers import MarkerSearch, Role
 from renderers.parsing.transcript import Transcript
 
 
@@ -41,7 +41,7 @@ class TurnParser(ABC):
         self._finish(stopped=stopped)
 
     @abstractmethod
-    def _markers(self) -> MarkerSearch[Role]:
+    def _markers(self) -> MarkerSearch:
         """The markers that count in the current state."""
 
     @abstractmethod

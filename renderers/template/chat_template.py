@@ -13,10 +13,15 @@ from renderers.cache_key import cache_key
 from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError, WorkLimitError
 from renderers.template.environment import TracingEnvironment
 from renderers.template.syntax_rewriting import RUN
-from renderers.template.traced import LoopMark, Origin, TracedStr, plain
+from renderers.template.traced import Origin, TracedStr, plain
 from renderers.template.traced_inputs import TracedMessage, traced_message, traced_tools
 from renderers.template.work_limit import InputDict, InputList, TemplateRun
 
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+# Python raises these inside the expressions of a template, and Jinja does not wrap them.
+_EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 # Characters of a template's own message in an error.
 _MAX_MESSAGE_LENGTH = 2000
 NESTED_TOO_DEEPLY = "it calls itself, or a tool or tool call is nested, deeper than Python allows"
@@ -44,11 +49,7 @@ class Template(Protocol):
     source: str
 
     def print(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
+        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False
     ) -> Printed: ...
 
 
@@ -77,21 +78,12 @@ class ChatTemplate:
                 self._template = TracingEnvironment(now).compile_chat_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateSyntaxError(error.message or "syntax error", model=model, line=error.lineno) from error
-        except (
-            SyntaxError,
-            RecursionError,
-            ValueError,
-            MemoryError,
-        ) as error:  # Jinja generated invalid Python (a stray break, deep nesting, half a surrogate pair)
+        except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
+            # Jinja generated invalid Python: a stray break, deep nesting, half a surrogate pair.
             raise TemplateSyntaxError(str(error) or type(error).__name__, model=model, line=0) from error
 
     def print(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        **variables: Any,
+        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False, **variables: Any
     ) -> Printed:
         """Run the template over checked messages without their media.
 
@@ -108,17 +100,12 @@ class ChatTemplate:
                 )
             return Printed(plain(text), segments_of(text))
         except (WorkLimitError, RecursionError, MemoryError) as error:
-            raise TemplateLimitError(_limit_reason(error), model=self.model, message_index=run.last_entered) from error
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RuntimeError,
-        ) as error:
-            # Jinja does not wrap the errors that Python raises inside the template's expressions.
+            nested = isinstance(error, RecursionError)
+            reason = str(error) or "there is not enough memory for the text that it makes"
+            raise TemplateLimitError(
+                NESTED_TOO_DEEPLY if nested else reason, model=self.model, message_index=run.last_entered
+            ) from error
+        except (jinja2.TemplateError, *_EXPRESSION_ERRORS) as error:
             raise TemplateError(
                 _with_builtin_type_names(str(error)[:_MAX_MESSAGE_LENGTH]) or type(error).__name__,
                 model=self.model,
@@ -126,7 +113,7 @@ class ChatTemplate:
                 message_index=run.last_entered,
             ) from error
 
-    def _traced_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _traced_tools(self, tools: Tools) -> list[Any]:
         """The tools as the template gets them, cached: they are large and equal in every turn of an episode."""
         key = cache_key(list(tools))
         if key is None:
@@ -150,13 +137,7 @@ class TemplateWithTools:
         self._model = model
         self.source = ("" if default is None else default.source) + tool_use.source
 
-    def print(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Printed:
+    def print(self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False) -> Printed:
         template = self._default if tools is None else self._tool_use
         if template is None:
             raise TemplateError(
@@ -167,13 +148,7 @@ class TemplateWithTools:
         return template.print(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
 
-def _limit_reason(error: WorkLimitError | RecursionError | MemoryError) -> str:
-    if isinstance(error, RecursionError):
-        return NESTED_TOO_DEEPLY
-    return str(error) or "there is not enough memory for the text that it makes"
-
-
-def _cure(error: Exception, messages: Sequence[Mapping[str, Any]], *, lacks_tools: bool) -> str:
+def _cure(error: Exception, messages: Messages, *, lacks_tools: bool) -> str:
     if lacks_tools and isinstance(error, TypeError) and "NoneType" in str(error):
         return "If it prints only conversations with tools, pass tools=; a list without any is enough for some."
     if "integer string conversion" in str(error):  # the message of CPython
@@ -199,22 +174,23 @@ def segments_of(text: str) -> list[Segment]:
     """Segments that partition a printed text, from its spans and loop marks."""
     spans = text.spans if isinstance(text, TracedStr) else ()
     segments: list[Segment] = []
-    loops: list[LoopMark] = []  # the running loops over messages, innermost last
-    printing: int | None = None  # the message of the innermost loop
+    loops: list[tuple[int, int]] = []  # the running loops over messages, innermost last, and their messages
+    printing = -1  # the message of the innermost loop
     position = 0
     for start, end, origin in spans:
         if start > position:
-            segments.append(Segment(position, start, -1 if printing is None else printing, None))
+            segments.append(Segment(position, start, printing, None))
             position = start
         if isinstance(origin, Origin):
-            segments.append(Segment(start, end, origin.message_index if printing is None else printing, origin))
+            segments.append(Segment(start, end, origin.message_index if printing < 0 else printing, origin))
             position = end
             continue
-        if loops and loops[-1].loop == origin.loop:
+        loop, message_index = origin
+        if loops and loops[-1][0] == loop:
             loops.pop()
-        if origin.message_index is not None:
-            loops.append(origin)
-        printing = loops[-1].message_index if loops else None
+        if message_index is not None:
+            loops.append((loop, message_index))
+        printing = loops[-1][1] if loops else -1
     if len(text) > position:
-        segments.append(Segment(position, len(text), -1 if printing is None else printing, None))
+        segments.append(Segment(position, len(text), printing, None))
     return segments

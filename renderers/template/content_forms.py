@@ -13,14 +13,16 @@ syntax tree does not show), and works for templates in Python.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from renderers.errors import LoadError, TemplateError, TemplateLimitError
-from renderers.template.chat_template import Printed, Template
+from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.probe_conversation import (
+    CALL_ID,
     PROBE_TOOL,
     ContentForm,
+    calling_turn,
     content,
     content_form_of,
     probe_content,
@@ -31,7 +33,6 @@ from renderers.template.probe_conversation import (
 
 _FORMS: tuple[ContentForm, ...] = ("text", "parts")
 _OTHER: Mapping[ContentForm, ContentForm] = {"text": "parts", "parts": "text"}
-_CALL_ID = "call00000"
 # Between the texts of several parts in one string; as in vLLM, empty texts are left out.
 _SEPARATOR = "\n"
 
@@ -77,7 +78,7 @@ class ContentForms:
         return message if not forms or form in forms else _in_form(message, _OTHER[form])
 
     def converted_conversation(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool
+        self, messages: Messages, tools: Tools | None, *, prompt: bool
     ) -> list[Mapping[str, Any]]:
         """All messages of a conversation `converted`; each to a form that the template reads at the message's position.
 
@@ -107,44 +108,38 @@ class ContentForms:
         return form in forms.somewhere and form not in forms.everywhere and _OTHER[form] in forms.somewhere
 
     def _read_in_position(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        forms: Mapping[int, ContentForm],
-        tools: Sequence[Mapping[str, Any]] | None,
-        prompt: bool,
+        self, messages: Messages, forms: Mapping[int, ContentForm], tools: Tools | None, prompt: bool
     ) -> set[int]:
         """The messages of `forms` (index -> form) that the template reads in that form at their position."""
         probes = [
             {**message, "content": probe_content(forms[index], f" {index}")} if index in forms else message
             for index, message in enumerate(messages)
         ]
+        printed = self._print(probes, tools, prompt)
+        return {index for index in forms if printed is not None and reads(printed, index, f" {index}")}
+
+    def _print(self, messages: Messages, tools: Tools | None, prompt: bool = False) -> Printed | None:
+        """None if the template refuses; raises `TemplateLimitError`."""
         try:
-            printed = self._template.print(probes, tools=tools, add_generation_prompt=prompt)
+            return self._template.print(messages, tools=tools, add_generation_prompt=prompt)
         except TemplateLimitError:
             raise
         except TemplateError:
-            return set()
-        return {index for index in forms if reads(printed, index, f" {index}")}
+            return None
 
     def _probe(self, role: str) -> _Forms:
         try:
             results = [tuple(map(self._is_read, case)) for case in self._cases(role)]
         except TemplateLimitError:  # each further attempt would take as long
             return _Forms(frozenset(), frozenset())
-        text, parts = (any(column) for column in zip(*results, strict=True)) if results else (False, False)
-        unread = {form for form, case in zip(_FORMS, ((False, True), (True, False)), strict=True) if case in results}
-        somewhere = frozenset(form for form, is_read in zip(_FORMS, (text, parts), strict=True) if is_read)
+        somewhere = frozenset(form for index, form in enumerate(_FORMS) if any(case[index] for case in results))
+        unread = {form for index, form in enumerate(_FORMS) if any(any(case) and not case[index] for case in results)}
         return _Forms(somewhere - unread, somewhere)
 
     def _is_read(self, case: _Case) -> bool:
         messages, index, tools = case
-        try:
-            printed: Printed = self._template.print(messages, tools=tools)
-        except TemplateLimitError:
-            raise
-        except TemplateError:
-            return False
-        return reads(printed, index)
+        printed = self._print(messages, tools)
+        return printed is not None and reads(printed, index)
 
     def _cases(self, role: str) -> Iterator[tuple[_Case, _Case]]:
         """Small conversations with a message of that role, as a pair: its content as text, and as parts."""
@@ -154,7 +149,7 @@ class ContentForms:
             return
         opening, answer, question = smallest.opening, smallest.answer, smallest.question
         arguments: tuple[Any, ...] = ({}, "{}")
-        calls = [_calling(answer, value) for value in arguments]
+        calls = [calling_turn(answer, value) for value in arguments]
         around: list[tuple[list[Mapping[str, Any]], dict[str, Any], list[Mapping[str, Any]]]]
         match role:
             case "user":
@@ -164,7 +159,7 @@ class ContentForms:
                 around = [(opening, {}, []), (opening, {}, [question])]
                 around += [(opening, {"tool_calls": calling["tool_calls"]}, []) for calling in calls]
             case "tool":
-                fields = {"tool_call_id": _CALL_ID}
+                fields = {"tool_call_id": CALL_ID}
                 around = [([*opening, calling], fields, behind) for calling in calls for behind in ([], [answer])]
             case "system":
                 around = [([], {}, [question]), ([], {}, [question, answer, question])]
@@ -199,14 +194,8 @@ def has_text(message: Mapping[str, Any]) -> bool:
     return any(text.strip() for text in ([given] if isinstance(given, str) else [p.get("text", "") for p in given]))
 
 
-_Case = tuple[list[Mapping[str, Any]], int, Sequence[Mapping[str, Any]] | None]
+_Case = tuple[list[Mapping[str, Any]], int, Tools | None]
 """Messages, the index of the probe message, tools."""
-
-
-def _calling(answer: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
-    """A turn that calls the probe tool, with content in the form of `answer`."""
-    call = {"id": _CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    return {"role": "assistant", "content": content("", content_form_of(answer)), "tool_calls": [call]}
 
 
 class ConvertingTemplate:
@@ -217,13 +206,7 @@ class ConvertingTemplate:
         self._template = template
         self._forms = ContentForms(template)
 
-    def print(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Printed:
+    def print(self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False) -> Printed:
         """As `Template.print`; message indices of the result are those of `messages`."""
         converted = self._forms.converted_conversation(messages, tools, prompt=add_generation_prompt)
         return self._template.print(converted, tools=tools, add_generation_prompt=add_generation_prompt)

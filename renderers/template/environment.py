@@ -13,7 +13,7 @@ larger than their operands: `+`, `*`, `**`, `~`, `%`, lists and slices.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -32,7 +32,6 @@ from renderers.template.traced import (
     plain,
     spend_on_width,
     tainted_like,
-    traced_format,
     traced_join,
     traced_percent,
     traced_text,
@@ -76,7 +75,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             indent=_indent_filter,
             replace=_replace_filter,
             reverse=_reverse_filter,
-            safe=_identity,
+            safe=lambda value: value,
         )
         del self.globals["lipsum"]  # random text, in any amount
         self.globals.update(
@@ -141,11 +140,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             formatter.vformat(plain(template), positional, named)
             expected = safe_format(*args, **kwargs)  # raises the errors of a wrong call
             if not (isinstance(template, TracedStr) and template.spans):
-                text = traced_format(
-                    template,
-                    lambda one: formatter.vformat(one, positional, named),
-                    lambda name: formatter.get_field(name, positional, named)[0],
-                )
+                text = formatter.traced(plain(template), positional, named)
                 if text == expected:
                     return text
             return str(tainted_like(plain(expected), (template, *args, kwargs)))
@@ -164,6 +159,26 @@ class _CountingFormatter(jinja2.sandbox.SandboxedFormatter):
         spend_on_text_of(value)
         spend_on_width(format_spec)
         return str(super().format_field(value, format_spec))
+
+    def traced(self, template: str, positional: Sequence[Any], named: Mapping[str, Any]) -> str | None:
+        """`vformat` with the spans of its fields; None for a nested format specification."""
+        pieces: list[str] = []
+        automatic = 0
+        for literal, name, spec, conversion in self.parse(template):
+            pieces.append(literal)
+            if name is None:
+                continue
+            if spec and "{" in spec:
+                return None
+            if not name or name[0] in ".[":
+                name, automatic = f"{automatic}{name}", automatic + 1
+            value = self.get_field(name, positional, named)[0]
+            if not spec and not conversion:
+                pieces.append(traced_text(value))
+            else:
+                suffix = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+                pieces.append(tainted_like(self.vformat(f"{{{name}{suffix}}}", positional, named), (value,)))
+        return traced_join("", pieces)
 
 
 def _tainting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,10 +243,6 @@ def _percent(left: Any, right: Any) -> Any:
 
 def _reverse_filter(value: Any) -> Any:
     return value[::-1] if isinstance(value, str) else jinja2.filters.do_reverse(value)
-
-
-def _identity(value: Any) -> Any:
-    return value
 
 
 def _raise_exception(message: str) -> None:

@@ -25,6 +25,7 @@ PROBE_TOOL: Mapping[str, Any] = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
     },
 }
+CALL_ID = "call00000"
 _TEXT = "probe words"
 # A field of a text part that no template prints, unless it prints the list of parts as data.
 _FIELD, _VALUE = "probe_field", "probe value"
@@ -61,6 +62,12 @@ def probe_content(form: ContentForm, mark: str = "") -> str | list[dict[str, str
 def probe_message(role: str, form: ContentForm, **fields: Any) -> dict[str, Any]:
     """A message whose content is a `probe_content`."""
     return {"role": role, "content": probe_content(form), **fields}
+
+
+def calling_turn(answer: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    """A turn that calls the probe tool, with content in the form of `answer`."""
+    call = {"id": CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    return {"role": "assistant", "content": content("", content_form_of(answer)), "tool_calls": [call]}
 
 
 def reads(printed: Printed, index: int, mark: str = "") -> bool:

@@ -11,25 +11,18 @@ A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from renderers.errors import PromptRefusedError, TemplateError, TemplateLimitError
-from renderers.template.chat_template import NESTED_TOO_DEEPLY, Printed, segments_of
-from renderers.template.traced import LoopMark, Span, TracedStr, plain
+from renderers.template.chat_template import NESTED_TOO_DEEPLY, Messages, Printed, Tools, segments_of
+from renderers.template.traced import TracedStr, loop_mark, plain
 from renderers.template.traced_inputs import traced_message, traced_tools
 
-_LOOP = 0  # a prompt function has one loop, the one over the messages
 
-
-def message_mark(index: int) -> TracedStr:
-    """An empty string that marks the text behind it, up to the next mark, as that of message `index`."""
-    return TracedStr("", (Span(0, 0, LoopMark(_LOOP, index)),))
-
-
-def messages_end_mark() -> TracedStr:
-    """An empty string that marks the text behind it as that of no message."""
-    return TracedStr("", (Span(0, 0, LoopMark(_LOOP, None)),))
+def message_mark(index: int | None) -> TracedStr:
+    """An empty string that marks the text behind it, up to the next mark, as that of a message, or (None) of none."""
+    return loop_mark(0, index)  # a prompt function has one loop, the one over the messages
 
 
 class PythonTemplate:
@@ -51,17 +44,12 @@ class PythonTemplate:
         self._prompt = prompt
         self._model = model
         parameters = inspect.signature(prompt).parameters.values()
-        keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        self._known_options = [name for name in keywords if name != "add_generation_prompt"]
+        options = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        self._known_options = [name for name in options if name != "add_generation_prompt"]
         self._variables = self._checked(variables or {})
 
     def print(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        **variables: Any,
+        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False, **variables: Any
     ) -> Printed:
         """Run the prompt function over checked messages without their media.
 

@@ -11,10 +11,10 @@ token.
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
-import string
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from renderers.template.work_limit import ITEM, STEP, spend, spend_on_text_of
@@ -48,26 +48,22 @@ _new_str = str.__new__  # looked up once: a template makes thousands of strings
 class TracedStr(str):
     """A `str` with the origins of its characters. Equal to the plain string, with the same hash and output."""
 
-    __slots__ = ("_spans",)
+    __slots__ = ("spans",)
 
-    _spans: tuple[Span, ...]
+    spans: tuple[Span, ...]
 
     def __new__(cls, text: str = "", spans: Iterable[Span] = ()) -> TracedStr:
         # str.__new__ would call __str__ of a TracedStr and return it unchanged, hence the plain copy.
         self = _new_str(cls, text if type(text) is str else plain(text))
-        self._spans = tuple(spans)
+        self.spans = tuple(spans)
         return self
 
     @classmethod
     def of(cls, text: str, origin: Origin) -> TracedStr:
         """`text`, all of it from `origin`."""
         self = _new_str(cls, text if type(text) is str else plain(text))
-        self._spans = (Span(0, len(text), origin),) if text else ()
+        self.spans = (Span(0, len(text), origin),) if text else ()
         return self
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        return self._spans
 
     # Conversions that must not drop the spans.
 
@@ -78,7 +74,7 @@ class TracedStr(str):
         return _tainted(format(plain(self), spec), (self,)) if spec else self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TracedStr, (plain(self), self._spans)
+        return TracedStr, (plain(self), self.spans)
 
     # Concatenation.
 
@@ -130,8 +126,8 @@ class TracedStr(str):
     def __iter__(self) -> Iterator[str]:
         text = plain(self)
         spend(STEP * len(text))
-        if len(self._spans) == 1 and self._spans[0][:2] == (0, len(text)):
-            one = (Span(0, 1, self._spans[0].origin),)
+        if len(self.spans) == 1 and self.spans[0][:2] == (0, len(text)):
+            one = (Span(0, 1, self.spans[0].origin),)
             return (TracedStr(character, one) for character in text)
         return (self._cut(index, index + 1) for index in range(len(text)))
 
@@ -145,7 +141,7 @@ class TracedStr(str):
         text = str.__getitem__(self, slice(start, stop))
         at_end = stop == len(self)
         kept = []
-        for begin, end, origin in self._spans:
+        for begin, end, origin in self.spans:
             if begin == end:
                 if all_marks or start <= begin < stop or (at_end and begin == stop):
                     at = min(max(begin, start), stop) - start
@@ -222,7 +218,7 @@ class TracedStr(str):
         return cast(list[str], found)
 
     def _spend_on_pieces(self, count: int) -> None:
-        spend(count * (STEP + len(self._spans)))  # each piece is compared with every span
+        spend(count * (STEP + len(self.spans)))  # each piece is compared with every span
 
     # Changed characters.
 
@@ -243,22 +239,22 @@ class TracedStr(str):
         return traced_join(new, pieces)
 
     def upper(self) -> str:
-        return self._mapped(str.upper)
+        return _with_spans_of(plain(self).upper(), self)
 
     def lower(self) -> str:
-        return self._mapped(str.lower)
+        return _with_spans_of(plain(self).lower(), self)
 
     def casefold(self) -> str:
-        return self._mapped(str.casefold)
+        return _with_spans_of(plain(self).casefold(), self)
 
     def swapcase(self) -> str:
-        return self._mapped(str.swapcase)
+        return _with_spans_of(plain(self).swapcase(), self)
 
     def title(self) -> str:
-        return self._mapped(str.title)
+        return _with_spans_of(plain(self).title(), self)
 
     def capitalize(self) -> str:
-        return self._mapped(str.capitalize)
+        return _with_spans_of(plain(self).capitalize(), self)
 
     def translate(self, table: Any, /) -> str:
         # Character by character: one may be deleted while another becomes two.
@@ -270,7 +266,7 @@ class TracedStr(str):
 
     def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
         spend(self.count("\t") * max(0, operator.index(tabsize)))
-        return self._mapped(lambda text: text.expandtabs(tabsize))
+        return _with_spans_of(plain(self).expandtabs(tabsize), self)
 
     def center(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
         spend(operator.index(width))
@@ -290,11 +286,13 @@ class TracedStr(str):
 
     def zfill(self, width: SupportsIndex, /) -> str:
         spend(operator.index(width))
-        return self._mapped(lambda text: text.zfill(width))
+        return _with_spans_of(plain(self).zfill(width), self)
 
-    def _mapped(self, change: Callable[[str], str]) -> str:
-        changed = change(plain(self))
-        return _with_spans_of(changed, self)
+
+@functools.lru_cache(4096)
+def loop_mark(loop: int, message_index: int | None) -> TracedStr:
+    """An empty string with one `LoopMark`."""
+    return TracedStr("", (Span(0, 0, LoopMark(loop, message_index)),))
 
 
 def plain(text: str) -> str:
@@ -317,15 +315,15 @@ def traced_join(separator: str, parts: Iterable[Any]) -> str:
     """`separator.join(map(str, parts))` with the spans of all of them; plain when nothing carries one."""
     pieces = [part if isinstance(part, str) else traced_text(part) for part in parts]
     spans: list[Span] = []
-    separator_spans = separator._spans if isinstance(separator, TracedStr) else ()
+    separator_spans = separator.spans if isinstance(separator, TracedStr) else ()
     gap = len(separator)
     offset = 0
     for piece in pieces:
-        if type(piece) is TracedStr and piece._spans:
+        if type(piece) is TracedStr and piece.spans:
             if offset:
-                spans += [Span(start + offset, end + offset, origin) for start, end, origin in piece._spans]
+                spans += [Span(start + offset, end + offset, origin) for start, end, origin in piece.spans]
             else:
-                spans += piece._spans
+                spans += piece.spans
         offset += len(piece)
         if separator_spans:
             spans += [Span(start + offset, end + offset, origin) for start, end, origin in separator_spans]
@@ -343,7 +341,13 @@ _PERCENT = re.compile(r"%(?:\(([^)]*)\))?(%|s|[^%s]*?[a-zA-Z])")
 def traced_percent(template: str, values: Any) -> str:
     """`template % values`; `%s` keeps the spans of its value, any other conversion taints the whole result."""
     arguments = values if isinstance(values, tuple) else (values,)
-    _spend_on_percent(template, arguments)
+    for value in arguments:
+        spend_on_text_of(value)
+    for match in _PERCENT.finditer(plain(template)):
+        if len(match[2]) > 1:
+            spend_on_width(match[2])
+            if "*" in match[2]:
+                spend(sum(abs(value) for value in arguments if isinstance(value, int)))
     expected = str.__mod__(plain(template), values)  # `%` would call `__rmod__` of a traced value: this function
     pieces: list[str] = []
     position, used = 0, 0
@@ -365,17 +369,6 @@ def traced_percent(template: str, values: Any) -> str:
     return result if result == expected else _tainted(expected, (template, *arguments))
 
 
-def _spend_on_percent(template: str, arguments: tuple[Any, ...]) -> None:
-    for value in arguments:
-        spend_on_text_of(value)
-    for match in _PERCENT.finditer(plain(template)):
-        conversion = match[2]
-        if len(conversion) > 1:
-            spend_on_width(conversion)
-            if "*" in conversion:
-                spend(sum(abs(value) for value in arguments if isinstance(value, int)))
-
-
 def spend_on_width(specification: str) -> None:
     """Count the characters of the width and the precision in a format specification."""
     for number in _NUMBER.findall(specification):
@@ -383,31 +376,6 @@ def spend_on_width(specification: str) -> None:
 
 
 _NUMBER = re.compile(r"\d+")
-_FORMATTER = string.Formatter()
-
-
-def traced_format(template: str, format_one: Callable[[str], str], pick: Callable[[str], Any]) -> str | None:
-    """`template.format(...)` with the spans of its fields; None for a nested format specification.
-
-    `format_one` formats a template with one field, `pick` returns the value that a field names.
-    """
-    pieces: list[str] = []
-    automatic = 0
-    for literal, name, spec, conversion in _FORMATTER.parse(plain(template)):
-        pieces.append(literal)
-        if name is None:
-            continue
-        if spec and "{" in spec:
-            return None
-        if not name or name[0] in ".[":
-            name, automatic = f"{automatic}{name}", automatic + 1
-        value = pick(name)
-        if not spec and not conversion:
-            pieces.append(traced_text(value))
-        else:
-            suffix = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-            pieces.append(_tainted(format_one(f"{{{name}{suffix}}}"), (value,)))
-    return traced_join("", pieces)
 
 
 def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:
@@ -420,7 +388,7 @@ def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:
 def _with_spans_of(text: str, source: str) -> str:
     """`text`, made from `source`: with its spans if the lengths are equal, else tainted."""
     if isinstance(source, TracedStr):
-        return TracedStr(text, source._spans) if len(text) == len(source) else _tainted(text, (source,))
+        return TracedStr(text, source.spans) if len(text) == len(source) else _tainted(text, (source,))
     return text
 
 
@@ -434,7 +402,7 @@ def _tainted(text: str, inputs: Iterable[Any]) -> str:
 
 def _first_origin(value: Any) -> Origin | None:
     if isinstance(value, TracedStr):
-        return next((span.origin for span in value._spans if isinstance(span.origin, Origin)), None)
+        return next((span.origin for span in value.spans if isinstance(span.origin, Origin)), None)
     if isinstance(value, Mapping):
         return next((found for item in value.items() for part in item if (found := _first_origin(part))), None)
     if isinstance(value, Collection) and not isinstance(value, (str, bytes, bytearray, range)):

@@ -13,15 +13,13 @@ class TracedMessage(dict[str, Any]):
     """A message as a template gets it, with its index, so that a loop over messages can be followed."""
 
     __slots__ = ("_index",)
-
-    def __init__(self, fields: dict[str, Any], index: int) -> None:
-        super().__init__(fields)
-        self._index = index
+    _index: int
 
 
 def traced_message(message: Mapping[str, Any], index: int) -> TracedMessage:
     """A checked message as a template gets it: every text in it records its message and field."""
-    fields: dict[str, Any] = {}
+    fields = TracedMessage()
+    fields._index = index
     for key, value in message.items():
         if key == "role":
             fields[key] = value  # one of five fixed words: templates build control tokens from it
@@ -31,7 +29,7 @@ def traced_message(message: Mapping[str, Any], index: int) -> TracedMessage:
             fields[key] = [_with_known_keys(call, index, f"{key}[{i}]") for i, call in enumerate(value)]
         else:
             fields[key] = traced_value(value, index, key)
-    return TracedMessage(fields, index)
+    return fields
 
 
 _CALL_KEYS = frozenset(("id", "type", "function", "name", "arguments"))

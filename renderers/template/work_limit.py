@@ -34,12 +34,12 @@ _MAX_BITS = 14_000
 
 
 class TemplateRun:
-    """One run of a template over a conversation: its remaining units, and the messages whose loop bodies it entered.
+    """One run of a template over a conversation: its remaining units, and the message whose loop body it entered last.
 
     Inside its `with` block, `spend` takes units from this run, in this thread.
     """
 
-    __slots__ = ("_check_below", "_granted", "_inputs", "_started", "_token", "_units", "entered")
+    __slots__ = ("_check_below", "_granted", "_inputs", "_started", "_token", "_units", "last_entered")
 
     _token: Token[TemplateRun | None]
 
@@ -49,7 +49,8 @@ class TemplateRun:
         self._units = self._granted = _UNITS + messages * (_UNITS_PER_MESSAGE + messages * _UNITS_PER_PAIR)
         self._check_below = self._units - _UNITS_PER_CHECK
         self._started = time.thread_time()
-        self.entered: list[int] = []
+        #: The message that the run is printing; None before the first.
+        self.last_entered: int | None = None
 
     def __enter__(self) -> Self:
         self._token = _RUNNING.set(self)
@@ -57,11 +58,6 @@ class TemplateRun:
 
     def __exit__(self, *_: object) -> None:
         _RUNNING.reset(self._token)
-
-    @property
-    def last_entered(self) -> int | None:
-        """The message that the run is printing; None before the first."""
-        return self.entered[-1] if self.entered else None
 
     @property
     def spent(self) -> int:
@@ -133,13 +129,7 @@ def spend_on_text_of(value: Any, *_: Any, **__: Any) -> None:
     The text is counted and not the items: a list that holds another list twice, which holds another twice, ... has few
     items and, after 40 levels, a text of a terabyte.
     """
-    run = _RUNNING.get()
-    if run is None:
-        return
-    if isinstance(value, str):
-        run.spend(ITEM + len(value))
-    else:
-        spend_on_text_times(value, 1)
+    spend_on_text_times(value, 1)
 
 
 def spend_on_text_times(value: Any, times: int) -> None:

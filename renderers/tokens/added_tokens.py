@@ -55,7 +55,7 @@ def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, 
     if not isinstance(entries, list):
         raise InvalidFileError("tokenizer.json", f"added_tokens is a list, not {type(entries).__name__}")
     for entry in entries:
-        if not is_token_entry(entry) or not _is_id(entry.get("id")):
+        if not is_token_entry(entry) or type(entry.get("id")) is not int or not 0 <= entry["id"] < TOKEN_ID_LIMIT:
             raise InvalidFileError("tokenizer.json", f"added_tokens holds no id and content at {short_repr(entry)}")
     tokens = {entry["content"]: AddedToken(entry["id"], entry["content"], entry) for entry in entries}
     text_of_id = {token.id: token.content for token in tokens.values()}
@@ -78,10 +78,6 @@ def is_token_entry(entry: Any) -> bool:
     """Whether an entry of a tokenizer's file describes a token: an object with a `content` that is Unicode text."""
     content = entry.get("content") if isinstance(entry, dict) else None
     return isinstance(content, str) and content != "" and not _SURROGATE.search(content)
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < TOKEN_ID_LIMIT
 
 
 class ControlPattern:
@@ -135,15 +131,11 @@ def _alternatives(words: Sequence[str]) -> str:
     Models have up to 1,300 control tokens, most with a common prefix; trying one after the other at every `<` of a text
     takes a hundred times as long.
     """
-    if not words:
-        return ""
     branches: dict[str, list[str]] = {}
     for word in words:
         branches.setdefault(word[:1], []).append(word[1:])
     ends_here = branches.pop("", None) is not None
-    pieces = []
-    for character, rest in branches.items():
-        pieces.append(re.escape(character) + _alternatives(rest))
+    pieces = [re.escape(character) + _alternatives(rest) for character, rest in branches.items()]
     if not pieces:
         return ""
     if ends_here:

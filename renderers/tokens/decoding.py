@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -32,68 +32,30 @@ class Decoded(NamedTuple):
 _NOTHING = Decoded("", [], [])
 
 
-class RunDecoder(Protocol):
-    """Decodes one run from the pieces that `TokenDecoder.pieces` returns; `finish` ends the run, returns the rest."""
+class TokenDecoder(dict[int, Any]):
+    """id -> its piece of a run: bytes (byte-level), text or one byte (byte fallback), the id itself (any other kind).
 
-    #: Whether `finish` returns the whole run at once, so that no token is known for a character.
-    whole: bool
-
-    def feed(self, pieces: Sequence[Any]) -> Decoded: ...
-
-    def finish(self) -> Decoded: ...
-
-
-class TokenDecoder:
-    """The text of the ordinary tokens of a tokenizer. Safe to share between threads."""
+    None for added tokens and for ids without a token. Filled on demand; safe to share between threads.
+    """
 
     def __init__(self, tokenizer: TemplateTokenizer) -> None:
-        self._body = tokenizer.body
-        self._kind = _kind_of(self._body)
-        self._pieces = _PieceTable(tokenizer, self._kind)
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._kind = _kind_of(tokenizer.body)
+        self._byte_of = _byte_of_character()
 
     def pieces(self, token_ids: Iterable[int]) -> list[Any]:
-        """The piece of each id for a `RunDecoder`; None for added tokens and for ids without a token."""
-        return list(map(self._pieces.__getitem__, token_ids))
+        """The piece of each id."""
+        return list(map(self.__getitem__, token_ids))
 
-    def new_run(self) -> RunDecoder:
+    def new_run(self) -> _Utf8Run | _ByteFallbackRun | _WholeRun:
+        """A decoder of one run: `feed` takes the next pieces; `finish` ends the run and returns the rest.
+
+        Its `whole` says whether `finish` returns the whole run at once, so that no token is known for a character.
+        """
         if isinstance(self._kind, _ByteFallback):
             return _ByteFallbackRun(self._kind.strip)
-        return _Utf8Run() if self._kind == "bytes" else _WholeRun(self._body)
-
-
-class _ByteFallback(NamedTuple):
-    """The decoder Replace, ByteFallback, Fuse and possibly Strip, as in SentencePiece."""
-
-    space: str
-    strip: int
-
-
-def _kind_of(body: Tokenizer) -> _ByteFallback | str:
-    definition = {} if body.decoder is None else json.loads(body.decoder.__getstate__())
-    if definition.get("type") == "ByteLevel":
-        return "bytes"
-    steps = definition.get("decoders") if definition.get("type") == "Sequence" else None
-    match steps:
-        case [{"type": "Replace", "pattern": {"String": space}, "content": " "}, *rest] if space:
-            match rest:
-                case [{"type": "ByteFallback"}, {"type": "Fuse"}]:
-                    return _ByteFallback(space, 0)
-                case [
-                    {"type": "ByteFallback"},
-                    {"type": "Fuse"},
-                    {"type": "Strip", "content": " ", "start": int(start), "stop": 0},
-                ]:
-                    return _ByteFallback(space, start)
-    return "whole"
-
-
-class _PieceTable(dict[int, Any]):
-    """id -> piece: bytes (byte-level), text or one byte (byte fallback), the id itself (any other decoder)."""
-
-    def __init__(self, tokenizer: TemplateTokenizer, kind: _ByteFallback | str) -> None:
-        self._tokenizer = tokenizer
-        self._kind = kind
-        self._byte_of = _byte_of_character()
+        return _Utf8Run() if self._kind == "bytes" else _WholeRun(self._tokenizer.body)
 
     def __missing__(self, token_id: int) -> Any:
         if self._tokenizer.added_token(token_id) is not None or not 0 <= token_id < self._tokenizer.vocab_size:
@@ -111,6 +73,35 @@ class _PieceTable(dict[int, Any]):
             piece = text if byte is None else bytes([byte])
         self[token_id] = piece
         return piece
+
+
+class _ByteFallback(NamedTuple):
+    """The decoder Replace, ByteFallback, Fuse and possibly Strip, as in SentencePiece."""
+
+    space: str
+    strip: int
+
+
+def _kind_of(body: Tokenizer) -> _ByteFallback | str:
+    definition = {} if body.decoder is None else json.loads(body.decoder.__getstate__())
+    if definition.get("type") == "ByteLevel":
+        return "bytes"
+    match definition:
+        case {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": space}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *rest,
+            ],
+        } if space:
+            match rest:
+                case []:
+                    return _ByteFallback(space, 0)
+                case [{"type": "Strip", "content": " ", "start": int(start), "stop": 0}]:
+                    return _ByteFallback(space, start)
+    return "whole"
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -188,49 +179,39 @@ class _ByteFallbackRun:
 
     def feed(self, pieces: Sequence[str | bytes]) -> Decoded:
         texts: list[str] = []
-        begun: list[int] = []
+        begun = [0]
         inside: list[int] = []
-        length = 0
         for piece in pieces:
             if isinstance(piece, bytes):
                 self._bytes += piece
                 continue
             if self._bytes:
-                length = self._add_bytes(texts, begun, inside, length)
-            text = self._stripped(piece)
-            texts.append(text)
-            length += len(text)
-            begun.append(length)
-        return Decoded("".join(texts), begun, inside)
+                texts.append(self._end_bytes(begun, inside))
+            texts.append(self._stripped(piece))
+            begun.append(begun[-1] + len(texts[-1]))
+        return Decoded("".join(texts), begun[1:], inside)
 
     def finish(self) -> Decoded:
-        if not self._bytes:
-            return _NOTHING
-        texts: list[str] = []
-        begun: list[int] = []
-        inside: list[int] = []
-        self._add_bytes(texts, begun, inside, 0)
-        return Decoded("".join(texts), begun, inside)
+        text, begun, inside = self.feed([""])  # text ends the bytes
+        return Decoded(text, begun[:-1], inside)
 
-    def _add_bytes(self, texts: list[str], begun: list[int], inside: list[int], length: int) -> int:
+    def _end_bytes(self, begun: list[int], inside: list[int]) -> str:
+        """The text of the byte tokens so far; their positions are added to `begun`, which starts at 0, and `inside`."""
         data, self._bytes = self._bytes, bytearray()
-        first = len(begun)
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            text = "\ufffd" * len(data)
-            begun += range(length + 1, length + len(data) + 1)
-        else:
-            kept = self._stripped(text)
-            dropped = len(text) - len(kept)  # spaces, so one byte each
-            for index, byte in enumerate(data):
-                if byte & 0xC0 == 0x80:
-                    inside.append(first + index)
-                begun.append((begun[-1] if begun else length) + (byte & 0xC0 != 0x80 and index >= dropped))
-            text = kept
-        self._strip = 0 if text else self._strip
-        texts.append(text)
-        return length + len(text)
+            begun += range(begun[-1] + 1, begun[-1] + len(data) + 1)
+            self._strip = 0
+            return "\ufffd" * len(data)
+        kept = self._stripped(text)
+        dropped = len(text) - len(kept)  # spaces, so one byte each
+        for index, byte in enumerate(data):
+            continues = byte & 0xC0 == 0x80
+            if continues:
+                inside.append(len(begun) - 1)
+            begun.append(begun[-1] + (not continues and index >= dropped))
+        return kept
 
     def _stripped(self, text: str) -> str:
         if self._strip and text:

@@ -64,13 +64,15 @@ def find_controls(
         while segments[index].end <= position:
             index += 1
         end = segments[index].end
-        inert = _is_inert(segments[index], roles, policies)  # no control token can begin in this segment
+        origin = segments[index].origin
+        # No control token can begin in content of the policy "text".
+        inert = origin is not None and policies[_role_of(origin, roles)] == "text"
         match = None if inert else tokenizer.find_control(text, position, len(text), before=end)
         if match is None or match.text_range[0] >= end:
             position = end
             continue
         first, last = match.text_range
-        from_template = segments[index].origin is None and segments[index].end >= last
+        from_template = origin is None and end >= last
         if from_template or _is_allowed(match, printed, index, roles, policies):
             found.append(PrintedControl(match.start, match.end, match.token_id, index, from_template))
             position = match.end
@@ -78,13 +80,6 @@ def find_controls(
             # Plain text of content; a control token of the template may begin inside it.
             position = first + 1
     return found
-
-
-def _is_inert(segment: Segment, roles: Sequence[str], policies: Mapping[str, BodyPolicy]) -> bool:
-    """Whether the segment is content in which the text of control tokens is plain text."""
-    if segment.origin is None:
-        return False
-    return policies[_role_of(segment.origin, roles)] == "text"
 
 
 def _role_of(origin: Origin, roles: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,6 @@ class EncodedRun(NamedTuple):
 
     ids: list[int]
     token_at: dict[int, int]
-
-    def cached_bytes(self, text: str) -> int:
-        """About how many bytes a cache entry takes: list slots and int objects, the string, dicts and their entries."""
-        return 4 * len(text) + 36 * len(self.ids) + 100 * len(self.token_at) + 400
 
 
 class TemplateTokenizer:
@@ -56,14 +52,15 @@ class TemplateTokenizer:
         self._control = ControlPattern([token for token in added if token.is_control])
         self._token_of = {token_id: content for content, token_id in self._control.id_of.items()}
         unknown_id, body_definition = _body_definition(definition, added)
-        self._body = _tokenizer(body_definition)
+        #: The tokenizer of ordinary text, without control tokens.
+        self.body = _tokenizer(body_definition)
         inner = _without_first_prefix(body_definition)
-        self._inner = self._body if inner is None else _tokenizer(inner)
+        self._inner = self.body if inner is None else _tokenizer(inner)
         # A cached word takes about 300 bytes: the string, its ids, their list and a dict entry.
-        self._ascii_encoder = AsciiEncoder.of(body_definition, self._body, max_words=cache_bytes // 300)
+        self._ascii_encoder = AsciiEncoder.of(body_definition, self.body, max_words=cache_bytes // 300)
         # Encoding unknown characters as the unknown token is correct.
         self._forbidden = frozenset(self._token_of.keys() - {unknown_id})
-        self.vocab_size = max([self._body.get_vocab_size(with_added_tokens=True) - 1, *self._added_token_of]) + 1
+        self.vocab_size = max([self.body.get_vocab_size(with_added_tokens=True) - 1, *self._added_token_of]) + 1
         self._runs: ByteLRU[tuple[bool, str], EncodedRun] = ByteLRU(cache_bytes)
 
     @classmethod
@@ -102,21 +99,23 @@ class TemplateTokenizer:
         """The first control token inside `text[start:end]`; with `before`, one that begins before that character."""
         return self._control.find(text, start, end, before=before)
 
+    def controls(self, text: str) -> Iterator[ControlMatch]:
+        """The control tokens in a text, from left to right."""
+        position = 0
+        while (found := self.find_control(text, position, len(text))) is not None:
+            yield found
+            position = found.end
+
     def encode_scaffold(self, scaffold: str) -> list[int]:
         """The ids of text as a template prints it: control tokens by table, the rest as ordinary text."""
         ids: list[int] = []
         position = 0
-        while (found := self.find_control(scaffold, position, len(scaffold))) is not None:
+        for found in self.controls(scaffold):
             ids += [*self.encode_run(scaffold[position : found.start]).ids, found.token_id]
             position = found.end
         return ids + self.encode_run(scaffold[position:]).ids
 
     # Text.
-
-    @property
-    def body(self) -> Tokenizer:
-        """The tokenizer of ordinary text, without control tokens."""
-        return self._body
 
     def added_token(self, token_id: int) -> str | None:
         """The text of an added token, control or not, or None for an id of the base vocabulary."""
@@ -130,8 +129,10 @@ class TemplateTokenizer:
         """
         run = self._runs.get((first, text))
         if run is None or not run.token_at.keys() >= set(cuts):
-            run = self._encode(text, cuts, self._body if first else self._inner)
-            self._runs.put((first, text), run, run.cached_bytes(text))
+            run = self._encode(text, cuts, self.body if first else self._inner)
+            # About: the string, list slots and int objects, dict entries, the rest.
+            size = 4 * len(text) + 36 * len(run.ids) + 100 * len(run.token_at) + 400
+            self._runs.put((first, text), run, size)
         return run
 
     def _encode(self, text: str, cuts: Sequence[int], body: Tokenizer) -> EncodedRun:
@@ -139,7 +140,13 @@ class TemplateTokenizer:
         if self._ascii_encoder is not None and text.isascii():
             encoded = self._ascii_encoder.encode(text, cuts)
         if encoded is None:
-            encoding = self._encoding(text, body)
+            try:
+                encoding = body.encode(text, add_special_tokens=False)
+            except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
+                raise TokenizerError(
+                    f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
+                    "source with errors='replace'."
+                ) from error
             encoded = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}
         ids, token_at = encoded
         if not self._forbidden.isdisjoint(ids):
@@ -149,15 +156,6 @@ class TemplateTokenizer:
                 "content could forge it. Remove the token from the base vocabulary or reject such content."
             )
         return EncodedRun(ids, token_at)
-
-    def _encoding(self, text: str, body: Tokenizer) -> Encoding:
-        try:
-            return body.encode(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
-            raise TokenizerError(
-                f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
-                "source with errors='replace'."
-            ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, that of control tokens included.
@@ -178,7 +176,7 @@ class TemplateTokenizer:
         return "".join(pieces)
 
     def _decode_run(self, token_ids: Sequence[int]) -> str:
-        return self._body.decode(list(token_ids), skip_special_tokens=False) if token_ids else ""
+        return self.body.decode(list(token_ids), skip_special_tokens=False) if token_ids else ""
 
 
 def _token_at(encoding: Encoding, character: int, end: int) -> int:

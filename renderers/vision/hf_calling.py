@@ -62,7 +62,15 @@ class ProcessorRunner:
         self._processor = processor
         self._lock = lock
         self._text_tensors = _TEXT_TENSORS | frozenset(processor.tokenizer.model_input_names)
-        self._controls = _control_tokens(processor.tokenizer)
+        added = [
+            AddedToken(
+                int(token_id),
+                str(token.content),
+                {flag: getattr(token, flag) for flag in ("special", "lstrip", "rstrip", "single_word")},
+            )
+            for token_id, token in processor.tokenizer.added_tokens_decoder.items()
+        ]
+        self._controls = ControlPattern([token for token in added if token.is_control])
 
     @property
     def part(self) -> Any:
@@ -82,7 +90,12 @@ class ProcessorRunner:
             options |= {"images": [[image] for image in media], "images_kwargs": {"return_tensors": "pt"}}
         else:
             clips = [medium for medium in media if isinstance(medium, Clip)]
-            metadata = [_metadata(clip) for clip in clips]
+            metadata = []  # `VideoMetadata` of transformers
+            for frames, fps in clips:
+                count, height, width, _ = frames.shape
+                duration = None if fps is None else count / fps
+                known = {"total_num_frames": count, "fps": fps, "width": width, "height": height, "duration": duration}
+                metadata.append({**known, "frames_indices": list(range(count))})
             options |= {
                 "videos": [clip.frames for clip in clips],
                 "videos_kwargs": {"return_tensors": "pt", "video_metadata": metadata},
@@ -133,31 +146,6 @@ class ProcessorRunner:
     def control_token(self, token_id: int) -> str | None:
         """The text of a control token of the tokenizer, or None for another id."""
         return next((token for token, known in self._controls.id_of.items() if known == token_id), None)
-
-
-def _control_tokens(tokenizer: Any) -> ControlPattern:
-    added = [
-        AddedToken(
-            int(token_id),
-            str(token.content),
-            {flag: getattr(token, flag) for flag in ("special", "lstrip", "rstrip", "single_word")},
-        )
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-    ]
-    return ControlPattern([token for token in added if token.is_control])
-
-
-def _metadata(clip: Clip) -> dict[str, Any]:
-    """A `VideoMetadata` of transformers."""
-    count, height, width, _ = clip.frames.shape
-    return {
-        "total_num_frames": count,
-        "fps": clip.fps,
-        "width": width,
-        "height": height,
-        "duration": None if clip.fps is None else count / clip.fps,
-        "frames_indices": list(range(count)),
-    }
 
 
 def _array(name: str, value: Any) -> np.ndarray:

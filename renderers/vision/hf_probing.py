@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from renderers.errors import LoadError, MediaError
-from renderers.media.item import TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale, TensorField
 from renderers.vision.batching import combine, same_bits
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorOutput, ProcessorRunner
 from renderers.vision.normalise import ScaledPixels
@@ -33,16 +31,14 @@ _TEXT = "one {} two three"
 class Layout:
     """How the tensors of single items become those of a batch, and which token stands for a row of features.
 
-    `example` is the text that the processor puts in place of the marker of one probe. `scale` turns the processor's
-    output without rescale and normalise into its floats, bit for bit, in the tensors `raw_names`; None where no scale
-    does.
+    `example` is the text that the processor puts in place of the marker of one probe. `scales` turn the processor's
+    output without rescale and normalise into its floats, bit for bit, for the tensors that they name.
     """
 
     fields: Mapping[str, TensorField]
     embed_token: str
     example: str
-    scale: PixelScale | None = None
-    raw_names: frozenset[str] = frozenset()
+    scales: Mapping[str, PixelScale]
 
 
 def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[str]) -> Layout:
@@ -50,7 +46,12 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
 
     `min_frames` is the number of frames that the processor needs; `embed_tokens` are those that config.json names.
     """
-    media = _images() if runner.modality == "image" else _clips(max(min_frames, _CLIP_FRAMES))
+    media: list[Medium]
+    if runner.modality == "image":
+        media = [Image.fromarray(_noise(width, height)) for width, height in _IMAGES]
+    else:
+        frames = max(min_frames, _CLIP_FRAMES)
+        media = [_clip(width, height, frames + more) for more, (width, height) in enumerate(_CLIPS)]
     try:
         single = [runner.run([medium]) for medium in media]
         batch = runner.run(media, text=_TEXT)
@@ -63,50 +64,42 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
         )
     fields = _fields(runner, single, batch)
     embed_token = _embed_token(runner, single, embed_tokens)
-    scale, raw_names = _scale(runner, media, single, fields)
-    return Layout(fields, embed_token, single[0].replacements[0], scale, raw_names)
+    return Layout(fields, embed_token, single[0].replacements[0], _scales(runner, media, single, fields))
 
 
-def _scale(
+def _scales(
     runner: ProcessorRunner,
     media: Sequence[Medium],
     single: Sequence[ProcessorOutput],
     fields: Mapping[str, TensorField],
-) -> tuple[PixelScale | None, frozenset[str]]:
-    """The scale that turns uint8 patches into exactly the processor's floats, and the names of those tensors.
+) -> dict[str, PixelScale]:
+    """By tensor, the scale that turns uint8 patches into exactly the processor's floats; empty where none does.
 
     The probes contain every value of every channel, and rescale and normalise treat each value by itself.
     """
-    settings = _scale_settings(runner.part)
-    if settings is None:
-        return None, frozenset()
+    part = runner.part
+    if not getattr(part, "do_rescale", False) or not getattr(part, "do_normalize", False):
+        return {}
     try:
+        factor, mean, std = (
+            float(part.rescale_factor),
+            tuple(map(float, part.image_mean)),
+            tuple(map(float, part.image_std)),
+        )
         raw = [runner.run([medium], raw=True) for medium in media]
-    except PROCESSOR_ERRORS:
-        return None, frozenset()  # the class has no such option: its floats are kept
+    except PROCESSOR_ERRORS:  # the class has no such settings or no such option: its floats are kept
+        return {}
+    if not (len(mean) == len(std) == 3 and factor > 0 and all(std)):
+        return {}
     if any(one.replacements != other.replacements for one, other in zip(raw, single, strict=True)):
-        return None, frozenset()
-    for fused in (True, False):
-        scale = PixelScale(*settings, fused)
+        return {}
+    for scale in (PixelScale(factor, mean, std, fused) for fused in (True, False)):
         names = [
             _scaled_names(scale, one.tensors, other.tensors, fields) for one, other in zip(raw, single, strict=True)
         ]
         if names[0] and all(each == names[0] for each in names):
-            return scale, names[0]
-    return None, frozenset()
-
-
-def _scale_settings(part: Any) -> tuple[float, tuple[float, ...], tuple[float, ...]] | None:
-    """Factor, mean and deviation of a processor that rescales and normalises three channels."""
-    if not getattr(part, "do_rescale", False) or not getattr(part, "do_normalize", False):
-        return None
-    try:
-        factor = float(part.rescale_factor)
-        mean = tuple(float(value) for value in part.image_mean)
-        std = tuple(float(value) for value in part.image_std)
-    except (AttributeError, TypeError, ValueError):
-        return None
-    return (factor, mean, std) if len(mean) == len(std) == 3 and factor > 0 and all(std) else None
+            return dict.fromkeys(names[0], scale)
+    return {}
 
 
 def _scaled_names(
@@ -114,27 +107,23 @@ def _scaled_names(
     raw: Mapping[str, np.ndarray],
     floats: Mapping[str, np.ndarray],
     fields: Mapping[str, TensorField],
-) -> frozenset[str] | None:
+) -> list[str] | None:
     """The names of tensors whose floats the scale makes of uint8 patches; None where another tensor differs."""
     if raw.keys() != floats.keys():
         return None
-    names = set()
+    names = []
     for name, pixels in raw.items():
         if same_bits(pixels, floats[name]):
             continue
-        if pixels.dtype != np.uint8 or fields[name].kind != "flat" or not _has_channels(pixels, len(scale.mean)):
+        if pixels.dtype != np.uint8 or fields[name].kind != "flat" or pixels.ndim < 2:
+            return None
+        # Rows are 3 * k values, channel by channel, or have an axis of channels.
+        if pixels.shape[1] % 3 if pixels.ndim == 2 else pixels.shape[1] != 3:
             return None
         if not same_bits(ScaledPixels(pixels, scale).unpack(), floats[name]):
             return None
-        names.add(name)
-    return frozenset(names)
-
-
-def _has_channels(pixels: np.ndarray, channels: int) -> bool:
-    """Whether rows are channels * k values, channel by channel, or have an axis of channels."""
-    if pixels.ndim == 2:
-        return bool(pixels.shape[1] % channels == 0)
-    return pixels.ndim > 2 and bool(pixels.shape[1] == channels)
+        names.append(name)
+    return names
 
 
 def _fields(
@@ -214,15 +203,8 @@ def _embed_token(runner: ProcessorRunner, single: Sequence[ProcessorOutput], nam
     return token
 
 
-def _images() -> list[Medium]:
-    return [Image.fromarray(_noise(width, height)) for width, height in _IMAGES]
-
-
-def _clips(min_frames: int) -> list[Medium]:
-    return [
-        Clip(np.stack([_noise(width, height + index)[:height] for index in range(min_frames + more)]), _CLIP_FPS)
-        for more, (width, height) in enumerate(_CLIPS)
-    ]
+def _clip(width: int, height: int, frames: int) -> Clip:
+    return Clip(np.stack([_noise(width, height + index)[:height] for index in range(frames)]), _CLIP_FPS)
 
 
 def _noise(width: int, height: int) -> np.ndarray:

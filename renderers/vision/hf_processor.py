@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from renderers.media.item import ExpansionPiece, MediaItem, Modality, PackedArra
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
-from renderers.media.video_decoding import decode_video, video_decoder_versions
+from renderers.media.video_decoding import decode_video, package_version, video_decoder_versions
 from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorRunner
 from renderers.vision.hf_probing import Layout, item_tensor, probe
 from renderers.vision.normalise import ScaledPixels
@@ -86,9 +86,13 @@ class HFProcessor(StoringProcessor):
                 f"this model's {self.modality}s cannot be taken: {layout}", digest=source.digest
             ) from layout
         fields = layout.fields
-        medium = _DECODERS[self.modality](source, self.policy)
+        medium: Medium
+        if self.modality == "image":
+            medium = decode_image(source, self.policy)
+        else:
+            medium = Clip(*decode_video(source, self.policy))
         try:
-            output = self._runner.run([medium], raw=layout.scale is not None)
+            output = self._runner.run([medium], raw=bool(layout.scales))
         except PROCESSOR_ERRORS as error:
             raise MediaError(
                 f"{self._runner.name} cannot take {self.modality} {source.digest[:12]}: {error}", digest=source.digest
@@ -99,44 +103,33 @@ class HFProcessor(StoringProcessor):
                 f"not {', '.join(fields)} as for every probe",
                 digest=source.digest,
             )
-        tensors = {name: item_tensor(name, array, fields[name]) for name, array in output.tensors.items()}
-        for array in tensors.values():
+        tensors: dict[str, np.ndarray | PackedArray] = {}
+        for name, rows in output.tensors.items():
+            array = item_tensor(name, rows, fields[name])
             array.setflags(write=False)
-        pieces = self._expansion(output.replacements[0])
+            scale = layout.scales.get(name)
+            if scale is not None and array.dtype != np.uint8:
+                raise MediaError(
+                    f"{self._runner.name} makes {array.dtype} and not uint8 of {self.modality} {source.digest[:12]} "
+                    "before it rescales, unlike for every probe",
+                    digest=source.digest,
+                )
+            tensors[name] = array if scale is None else ScaledPixels(array, scale)
+        pieces = tuple(
+            piece._replace(embed=True) if piece.text == self.embed_token else piece
+            for piece in self._runner.pieces(output.replacements[0])
+        )
         num_tokens = sum(piece.times for piece in pieces if piece.embed)
         only_markers = pieces == (ExpansionPiece(self.marker, num_tokens, embed=True),)
         return MediaItem(
             self.modality,
             self.mm_hash(source),
             source,
-            self._stored_tensors(source, tensors, layout),
+            tensors,
             num_tokens,
             scale=None,
             fields=fields,
             expansion=None if only_markers else pieces,
-        )
-
-    def _stored_tensors(
-        self, source: MediaSource, tensors: Mapping[str, np.ndarray], layout: Layout
-    ) -> dict[str, np.ndarray | PackedArray]:
-        """The tensors; raw pixels together with the scale that turns them into the processor's floats."""
-        stored: dict[str, np.ndarray | PackedArray] = {**tensors}
-        if layout.scale is None:
-            return stored
-        for name in layout.raw_names:
-            if tensors[name].dtype != np.uint8:
-                raise MediaError(
-                    f"{self._runner.name} makes {tensors[name].dtype} and not uint8 of {self.modality} "
-                    f"{source.digest[:12]} before it rescales, unlike for every probe",
-                    digest=source.digest,
-                )
-            stored[name] = ScaledPixels(tensors[name], layout.scale)
-        return stored
-
-    def _expansion(self, replacement: str) -> tuple[ExpansionPiece, ...]:
-        return tuple(
-            piece._replace(embed=True) if piece.text == self.embed_token else piece
-            for piece in self._runner.pieces(replacement)
         )
 
 
@@ -161,7 +154,7 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
         )
     lock = threading.Lock()
     loaded: dict[Modality, HFProcessor] = {}
-    for modality in _DECODERS:
+    for modality in get_args(Modality):
         marker = getattr(processor, f"{modality}_token", None)
         part = getattr(processor, f"{modality}_processor", None)
         if part is None:
@@ -189,16 +182,6 @@ def _layout(runner: ProcessorRunner, part: Any, config: Mapping[str, Any]) -> La
         if runner.modality == "image":
             raise
         return error  # a model whose videos cannot be read still reads images
-
-
-def _decode_clip(source: MediaSource, policy: MediaPolicy) -> Clip:
-    return Clip(*decode_video(source, policy))
-
-
-_DECODERS: Mapping[Modality, Callable[[MediaSource, MediaPolicy], Medium]] = {
-    "image": decode_image,
-    "video": _decode_clip,
-}
 
 
 def _load_processor(directory: Path) -> Any:
@@ -252,14 +235,7 @@ def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Lay
         "marker": runner.marker,
         "example": None if isinstance(layout, LoadError) else layout.example,
         "settings": settings,
-        "versions": {package: _version(package) for package in ("transformers", "torch", "torchvision", "pillow")},
+        "versions": {name: package_version(name) for name in ("transformers", "torch", "torchvision", "pillow")},
         "decoders": decoder_versions() if runner.modality == "image" else video_decoder_versions(),
     }
     return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

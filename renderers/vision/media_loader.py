@@ -6,6 +6,7 @@ resizing and hashing release the interpreter's lock); two callers with the same 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
-from renderers.media.event_loop import on_event_loop
 from renderers.media.item import MediaItem, Modality
 from renderers.media.source import MediaSource
 from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
@@ -66,7 +66,12 @@ class MediaLoader:
         missing = [part for part, item in zip(parts, items, strict=True) if item is None]
         if missing:
             self._check_may_wait(missing)
-            made = iter(self._new_items(missing))
+            if len(missing) == 1:
+                made = iter([self._item(missing[0])])
+            else:
+                futures = [self._pool().submit(self._item, part) for part in missing]
+                wait(futures)  # so that all have ended before the first error, in the order of the parts, is raised
+                made = iter([future.result() for future in futures])
             items = [next(made) if item is None else item for item in items]
         return [
             LocatedItem(part.message_index, part.part_index, item)
@@ -83,21 +88,21 @@ class MediaLoader:
         parts = self._parts(messages)
         futures = [self._pool().submit(self._item, part) for part in parts]
         all_items: Future[list[MediaItem]] = Future()
-        waiting = len(futures)
-        lock = threading.Lock()
+        done = itertools.count(1)  # its `next` is atomic
 
-        def count_done(_: Future[MediaItem]) -> None:
-            nonlocal waiting
-            with lock:
-                waiting -= 1
-                if waiting:
-                    return
-            _gather(futures, all_items)
+        def gather_after_the_last(_: Future[MediaItem]) -> None:
+            if next(done) < len(futures) or not all_items.set_running_or_notify_cancel():
+                return
+            error = next((error for future in futures if (error := future.exception()) is not None), None)
+            if error is not None:
+                all_items.set_exception(error)
+            else:
+                all_items.set_result([future.result() for future in futures])
 
         if not futures:
             all_items.set_result([])
         for future in futures:
-            future.add_done_callback(count_done)
+            future.add_done_callback(gather_after_the_last)
         return all_items
 
     def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
@@ -108,6 +113,10 @@ class MediaLoader:
             for index, message in enumerate(messages)
             for part_index, part in media_parts(message)
         ]
+
+    def modality(self, part: Mapping[str, Any], message_index: int, part_index: int) -> Modality:
+        """The modality of a part that is not loaded. Raises `UnsupportedModalityError` as `load` does."""
+        return self._processor(part["type"], message_index, part_index).modality
 
     def _processor(self, kind: str, message_index: int, part_index: int) -> MediaProcessor:
         modality: Modality = "image" if kind in IMAGE_PART_TYPES else "video"
@@ -125,35 +134,24 @@ class MediaLoader:
 
     def _cached_item(self, part: _Part) -> MediaItem | None:
         """The cached item of a part, or None."""
+        from renderers.media.reference import cached_source  # loads Pillow, which text-only models do not need
+
         try:
-            source = self._cached_source(part, _reference(part))
+            source = cached_source(part.part, part.processor.policy, part.processor.store)
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
         return None if source is None else part.processor.store.get(part.processor.mm_hash(source))
 
-    def _cached_source(self, part: _Part, reference: Any) -> MediaSource | None:
-        cached = part.processor.store.references.get(reference)
-        # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
-        # error. For raw pixels the policy limits their number, not their bytes.
-        if cached is None or (cached.nbytes > part.processor.policy.max_bytes and not cached.is_pixels):
-            return None
-        return cached
-
-    def _new_items(self, parts: Sequence[_Part]) -> list[MediaItem]:
-        """The items of parts, processed in parallel."""
-        if len(parts) == 1:
-            return [self._item(parts[0])]
-        made = [self._pool().submit(self._item, part) for part in parts]
-        wait(made)  # so that all have ended before the first error, in the order of the parts, is raised
-        return [future.result() for future in made]
-
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
         """Raise `BlockingFetchError` where a URL would be fetched on the thread of a running event loop."""
+        from renderers.media.fetching import on_event_loop
+        from renderers.media.reference import cached_source
+
         for part in parts:
             value = media_value(part.part)
             if not _holds_url(value) or not on_event_loop():
                 continue
-            if not _is_url(value) or self._cached_source(part, _reference(part)) is None:
+            if not _is_url(value) or cached_source(part.part, part.processor.policy, part.processor.store) is None:
                 raise BlockingFetchError(
                     "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
                     "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
@@ -161,30 +159,22 @@ class MediaLoader:
                 ).at(part.message_index, part.part_index)
 
     def _item(self, part: _Part) -> MediaItem:
+        from renderers.media.reference import load_source
+
         try:
-            reference = _reference(part)  # for a file: its state before it is read
-            source = self._cached_source(part, reference) or self._new_source(part, reference)
+            source = load_source(part.part, part.processor.policy, part.processor.store)
             return self._processed(source, part.processor)
         except MediaError as error:
             raise error.at(part.message_index, part.part_index) from error.__cause__
-
-    def _new_source(self, part: _Part, reference: Any) -> MediaSource:
-        from renderers.media.reference import source_of_part  # loads Pillow, which text-only models do not need
-
-        store = part.processor.store
-        return store.references.put(reference, store.add_source(source_of_part(part.part, part.processor.policy)))
 
     def _processed(self, source: MediaSource, processor: MediaProcessor) -> MediaItem:
         mm_hash = processor.mm_hash(source)
         cached = processor.store.get(mm_hash)
         if cached is not None:
             return cached
-        with self._lock:
-            running = self._in_flight.get(mm_hash)
-            if running is None:
-                own: Future[MediaItem] = Future()
-                self._in_flight[mm_hash] = own
-        if running is not None:
+        own: Future[MediaItem] = Future()
+        running = self._in_flight.setdefault(mm_hash, own)  # atomic
+        if running is not own:
             return running.result()
         try:
             item = processor.process(source)
@@ -194,43 +184,13 @@ class MediaLoader:
             own.set_exception(error)
             raise
         finally:
-            with self._lock:
-                del self._in_flight[mm_hash]
+            del self._in_flight[mm_hash]
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="media")
             return self._threads
-
-
-def _gather(futures: Sequence[Future[MediaItem]], all_items: Future[list[MediaItem]]) -> None:
-    if not all_items.set_running_or_notify_cancel():
-        return
-    error = next((error for future in futures if (error := future.exception()) is not None), None)
-    if error is not None:
-        all_items.set_exception(error)
-    else:
-        all_items.set_result([future.result() for future in futures])
-
-
-def _reference(part: _Part) -> Any:
-    """The key of a part in the reference cache, a file's being its state. Raises if the policy does not allow it."""
-    value, policy = media_value(part.part), part.processor.policy
-    if type(value) is bytes or (type(value) is str and value[:5].lower() == "data:"):
-        return value
-    if _is_url(value):
-        from renderers.media.urls import allowed_target
-
-        value = value.strip()
-        allowed_target(value, policy)
-    elif isinstance(value, (str, os.PathLike)):
-        from renderers.media.paths import file_state
-        from renderers.media.reference import path_of_reference
-
-        path = path_of_reference(value)
-        return None if path is None else file_state(path, policy)
-    return value
 
 
 def _is_url(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from renderers.errors import PlaceholderCountError
 from renderers.media.item import ExpansionPiece, MediaItem, Modality
-from renderers.template.chat_template import Printed, Segment
+from renderers.template.chat_template import Printed
 from renderers.tokens.encoding import PrintedControl
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -20,11 +20,11 @@ class LocatedItem(NamedTuple):
     part_index: int
     item: MediaItem
 
-    def slot(self, first_message: int = 0) -> MediaSlot:
-        """The slot of the item, where the first message is printed as message `first_message`."""
+    def slot(self) -> MediaSlot:
+        """The place and the placeholder tokens of the item."""
         item = self.item
         return MediaSlot(
-            self.message_index + first_message,
+            self.message_index,
             self.part_index,
             item.modality,
             item.num_tokens,
@@ -96,20 +96,18 @@ def replace_markers(
         for control in controls
         if control.start >= begin
         and control.token_id in markers
-        and not _is_message_text(printed.segments[control.segment])
+        # A marker of a message, not of the template, is text.
+        and ((origin := printed.segments[control.segment].origin) is None or origin.message_index < 0)
     ]
     slot_of = _slot_of_markers(marks, slots, markers, owners)
     placed = [slots[index] for index in slot_of]
     if all(slot.expansion is None for slot in placed):
         times = {control.start: slot.num_tokens for control, slot in zip(marks, placed, strict=True)}
         spans = [MediaSpan(control.start, control.end, (control.start,), True) for control in marks]
-        return ExpandedPrint(printed, controls, times, _in_slot_order(spans, slot_of))
-    expanded = _expand(printed, controls, marks, placed, tokenizer, begin)
-    return expanded._replace(spans=_in_slot_order(expanded.spans, slot_of))
-
-
-def _in_slot_order(spans: Sequence[MediaSpan], slot_of: Sequence[int]) -> list[MediaSpan]:
-    return [span for _, span in sorted(zip(slot_of, spans, strict=True))]
+        expanded = ExpandedPrint(printed, controls, times, spans)
+    else:
+        expanded = _expand(printed, controls, marks, placed, tokenizer, begin)
+    return expanded._replace(spans=[span for _, span in sorted(zip(slot_of, expanded.spans, strict=True))])
 
 
 def _slot_of_markers(
@@ -145,11 +143,6 @@ def _count_error(actual: Sequence[int], slots: Sequence[MediaSlot], modality: Mo
     return PlaceholderCountError(at, parts, actual.count(at), modality)
 
 
-def _is_message_text(segment: Segment) -> bool:
-    """Whether the text comes from a message, not from the template."""
-    return segment.origin is not None and segment.origin.message_index >= 0
-
-
 def _expand(
     printed: Printed,
     controls: Sequence[PrintedControl],
@@ -175,10 +168,13 @@ def _expand(
         expansion = _expanded(printed, marker, slot, tokenizer, length)
         found += expansion.controls
         times |= expansion.times
-        bounded = marker.start in borders, marker.end in borders
-        spans.append(_span(expansion, length, bounded))
+        end = length + len(expansion.text)
+        certain_start = length if marker.start in borders else expansion.controls[0].start
+        certain_end = end if marker.end in borders else expansion.controls[-1].end
+        whole = (certain_start, certain_end) == (length, end)
+        spans.append(MediaSpan(certain_start, certain_end, expansion.embeds, whole))
         text.append(expansion.text)
-        length += len(expansion.text)
+        length = end
         position = marker.end
         shifts.append(length - position)
     text.append(printed.text[position:])
@@ -229,11 +225,3 @@ def _expanded(
                 embeds.append(at)
         text += piece.text
     return _Expansion(text, controls, times, tuple(embeds))
-
-
-def _span(expansion: _Expansion, start: int, bounded: tuple[bool, bool]) -> MediaSpan:
-    """Characters that certainly begin and end with a token; `bounded`: no token crosses the start, the end."""
-    end = start + len(expansion.text)
-    first, last = expansion.controls[0].start, expansion.controls[-1].end
-    span = (start if bounded[0] else first, end if bounded[1] else last)
-    return MediaSpan(*span, expansion.embeds, whole=span == (start, end))

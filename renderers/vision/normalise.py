@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from renderers.bfloat16 import float32_to_bfloat16
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import MediaItem, PixelScale
 from renderers.vision.patches import StillPatches
-
-if TYPE_CHECKING:
-    from renderers.media.item import MediaItem
 
 FloatType = Literal["float32", "bfloat16"]
 

@@ -30,23 +30,17 @@ class StillPatches:
         return patches
 
 
-def still_patches(planes: np.ndarray, *, patch_size: int, merge_size: int, temporal_patch_size: int) -> StillPatches:
+def still_patches(planes: np.ndarray, patch_size: int, merge_size: int, temporal_patch_size: int) -> StillPatches:
     """uint8 planes (3, height, width), the sides multiples of patch_size * merge_size -> patches.
 
     The patches of one merge block (merge x merge) are neighbours; within a patch the order is channel, (time,) row,
     column.
     """
-    channels, height, width = planes.shape
-    block = patch_size * merge_size
-    runs = _runs(planes, patch_size).reshape(
-        channels, height // block, merge_size, patch_size, width // block, merge_size
-    )
-    # Block row, block column, row and column in the block, channel, pixel row.
-    packed = _pixels(np.ascontiguousarray(runs.transpose(1, 4, 2, 5, 0, 3)), -1, channels, patch_size**2)
-    return StillPatches(packed, temporal_patch_size)
+    patches = frame_patches(planes[None], patch_size, merge_size, temporal_patch_size=1)
+    return StillPatches(patches.reshape(len(patches), len(planes), -1), temporal_patch_size)
 
 
-def frame_patches(frames: np.ndarray, *, patch_size: int, merge_size: int, temporal_patch_size: int) -> np.ndarray:
+def frame_patches(frames: np.ndarray, patch_size: int, merge_size: int, temporal_patch_size: int) -> np.ndarray:
     """uint8 frames (count, 3, height, width) -> uint8 (patches, 3 * temporal * patch * patch), read-only.
 
     A patch spans `temporal_patch_size` frames; the last frame is repeated to complete the last group. Within a group of
@@ -56,27 +50,13 @@ def frame_patches(frames: np.ndarray, *, patch_size: int, merge_size: int, tempo
     if missing:
         frames = np.concatenate([frames, np.repeat(frames[-1:], missing, axis=0)])
     count, channels, height, width = frames.shape
-    block = patch_size * merge_size
-    runs = _runs(frames, patch_size).reshape(
-        count // temporal_patch_size,
-        temporal_patch_size,
-        channels,
-        height // block,
-        merge_size,
-        patch_size,
-        width // block,
-        merge_size,
-    )
+    groups = (count // temporal_patch_size, temporal_patch_size)
+    rows, columns = height // patch_size // merge_size, width // patch_size // merge_size
+    # Each row of a patch is one element, which numpy then moves as a whole.
+    runs = np.ascontiguousarray(frames).view(f"V{patch_size}")
+    runs = runs.reshape(*groups, channels, rows, merge_size, patch_size, columns, merge_size)
+    # Group, block row, block column, row and column in the block, channel, frame, pixel row.
     ordered = np.ascontiguousarray(runs.transpose(0, 3, 6, 4, 7, 2, 1, 5))
-    return _pixels(ordered, -1, channels * temporal_patch_size * patch_size**2)
-
-
-def _runs(pixels: np.ndarray, patch_size: int) -> np.ndarray:
-    """A view with each row of a patch as one element, which numpy then moves as a whole."""
-    return np.ascontiguousarray(pixels).view(f"V{patch_size}")
-
-
-def _pixels(runs: np.ndarray, *shape: int) -> np.ndarray:
-    pixels = runs.reshape(-1).view(np.uint8).reshape(shape)
-    pixels.setflags(write=False)
-    return pixels
+    patches = ordered.reshape(-1).view(np.uint8).reshape(-1, channels * temporal_patch_size * patch_size**2)
+    patches.setflags(write=False)
+    return patches

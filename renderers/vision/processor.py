@@ -17,29 +17,18 @@ ImageBackend = Literal["torchvision", "pillow"]
 class MediaProcessor(Protocol):
     """Turns the sources of one modality into `MediaItem`s. Safe to share between threads."""
 
-    @property
-    def modality(self) -> Modality: ...
-
-    @property
-    def marker(self) -> str:
-        """The control token that a chat template prints for an item."""
-        ...
-
-    @property
-    def embed_token(self) -> str:
-        """The control token that stands for one row of features; often equal to the marker."""
-        ...
+    modality: Modality
+    marker: str
+    """The control token that a chat template prints for an item."""
+    embed_token: str
+    """The control token that stands for one row of features; often equal to the marker."""
+    policy: MediaPolicy
+    store: MediaStore
 
     @property
     def fingerprint(self) -> str:
         """Identifies everything except the source that affects the tensors."""
         ...
-
-    @property
-    def policy(self) -> MediaPolicy: ...
-
-    @property
-    def store(self) -> MediaStore: ...
 
     def mm_hash(self, source: MediaSource) -> str:
         """The digest of the pixels as the model sees them: source digest + fingerprint."""
@@ -63,11 +52,9 @@ class StoringProcessor(ABC):
         self.store = store
 
     def mm_hash(self, source: MediaSource) -> str:
-        """The digest of the pixels as the model sees them: source digest + processor fingerprint."""
         return f"{source.digest}-{self.fingerprint}"
 
     def process(self, source: MediaSource) -> MediaItem:
-        """The item of a source, from the store when it was seen before. Raises `MediaError`."""
         cached = self.store.get(self.mm_hash(source))
         return self.store.put(self._item(source)) if cached is None else cached
 

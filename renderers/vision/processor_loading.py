@@ -45,7 +45,8 @@ def load_media(
         image = {}
     if not image and not video:
         return MediaLoader({}, model=model)
-    family = _processor_class(directory, joint, image)
+    named = [joint, image, read_json(directory / "tokenizer_config.json")]
+    family = next((str(config["processor_class"]) for config in named if config.get("processor_class")), None)
     if image and not video and family in _WITHOUT_VIDEO_FILE:
         video = {**image, "video_processor_type": "Qwen2VLVideoProcessor"}
     policy = policy or MediaPolicy()
@@ -70,9 +71,8 @@ def load_media(
     if video:
         video_config = QwenVLVideoConfig.from_dict(video, path=str(directory / _VIDEO_FILE), processor_class=family)
         processor = QwenVLVideoProcessor(video_config, policy=policy, store=store)
-        if (
-            tokenizer.control_id(processor.marker) is None
-        ):  # many models read images only, although they ship a file for videos
+        # Many models read images only, although they ship a file for videos.
+        if tokenizer.control_id(processor.marker) is None:
             missing["video"] = f"the tokenizer of {model} has no token {processor.marker!r} to stand for one"
         else:
             processors["video"] = processor
@@ -86,9 +86,3 @@ def _part(directory: Path, joint: Mapping[str, Any], name: str) -> dict[str, Any
             str(directory / _JOINT_FILE), f"{name} is an object with the numbers of a processor, not {short_repr(part)}"
         )
     return part
-
-
-def _processor_class(directory: Path, *configs: Mapping[str, Any]) -> str | None:
-    """The name of the processor class in the files of the directory."""
-    named = [*configs, read_json(directory / "tokenizer_config.json")]
-    return next((str(config["processor_class"]) for config in named if config.get("processor_class")), None)

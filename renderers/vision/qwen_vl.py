@@ -24,7 +24,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import PIL
@@ -32,8 +32,7 @@ from PIL import Image
 
 from renderers.errors import InvalidFileError, MediaLimitError, short_repr
 from renderers.media.decoding import decode_planes, decoder_versions
-from renderers.media.item import MediaItem, PackedArray, TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import MediaItem, Modality, PackedArray, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import image_planes, plane_image
 from renderers.media.source import MediaSource
@@ -56,11 +55,12 @@ def is_qwen_vl_image_config(config: Mapping[str, Any]) -> bool:
     return config.get("image_processor_type") in _PROCESSOR_TYPES
 
 
-@dataclass(frozen=True, slots=True)
-class QwenVLConfig:
-    """The settings of preprocessor_config.json that affect pixels. Pixel limits are products of width and height.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixelSettings:
+    """The settings that the files for images and for videos share.
 
-    `resample` is one of Pillow's filters; the torchvision backend knows 2 (bilinear) and 3 (bicubic).
+    min_pixels and max_pixels: of width times height. resample: one of Pillow's filters; the torchvision backend knows 2
+    (bilinear) and 3 (bicubic).
     """
 
     patch_size: int = 16
@@ -69,8 +69,19 @@ class QwenVLConfig:
     min_pixels: int = 65536
     max_pixels: int = 16777216
     resample: int = 3
-    backend: ImageBackend = "torchvision"
     scale: PixelScale = PixelScale(fused=True)
+
+    @property
+    def factor(self) -> int:
+        """Width and height after the resize are multiples of this many pixels."""
+        return self.patch_size * self.merge_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenVLConfig(PixelSettings):
+    """The settings of preprocessor_config.json that affect pixels."""
+
+    backend: ImageBackend = "torchvision"
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, path: str, backend: ImageBackend | None = None) -> Self:
@@ -86,13 +97,7 @@ class QwenVLConfig:
             )
         if backend is None:
             backend = "pillow" if kind.endswith("Pil") else "torchvision"
-        numbers = read_pixel_settings(config, path=path, fused=backend == "torchvision")
-        return cls(backend=backend, **numbers)
-
-    @property
-    def factor(self) -> int:
-        """Width and height of a resized image are multiples of this many pixels."""
-        return self.patch_size * self.merge_size
+        return cls(backend=backend, **read_pixel_settings(config, path=path, fused=backend == "torchvision"))
 
     @property
     def fingerprint(self) -> str:
@@ -104,7 +109,7 @@ class QwenVLConfig:
 class QwenVLProcessor(StoringProcessor):
     """Turns media sources into `MediaItem`s, each distinct image once."""
 
-    modality: Literal["image"] = "image"
+    modality: Modality = "image"
     marker = embed_token = "<|image_pad|>"
 
     def __init__(self, config: QwenVLConfig, *, policy: MediaPolicy, store: MediaStore) -> None:
@@ -119,12 +124,8 @@ class QwenVLProcessor(StoringProcessor):
         config = self.config
         planes = decode_planes(source, self.policy)
         width, height = resized_size(planes.shape[2], planes.shape[1], config, digest=source.digest)
-        patches = still_patches(
-            _resized(planes, width, height, config),
-            patch_size=config.patch_size,
-            merge_size=config.merge_size,
-            temporal_patch_size=config.temporal_patch_size,
-        )
+        resized = _resized(planes, width, height, config)
+        patches = still_patches(resized, config.patch_size, config.merge_size, config.temporal_patch_size)
         grid = np.array((1, height // config.patch_size, width // config.patch_size), dtype=np.int64)
         grid.setflags(write=False)
         tensors: dict[str, np.ndarray | PackedArray] = {"pixel_values": patches, "image_grid_thw": grid}
@@ -136,13 +137,9 @@ def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str |
     """(width, height) after the resize: multiples of `factor`, area within the pixel limits, similar aspect ratio.
 
     Source: `smart_resize` of transformers' Qwen2-VL image processor, banker's rounding included. Raises
-    `MediaLimitError` naming `digest` past `MAX_ASPECT_RATIO`.
+    `MediaLimitError` naming `digest` past `MAX_ASPECT_RATIO` and `MAX_RESIZED_PIXELS`.
     """
-    if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
-        raise MediaLimitError(
-            f"a {width}x{height} image is longer than {MAX_ASPECT_RATIO}:1; crop it first", digest=digest
-        )
-    resized = fitting_size(width, height, 1, config.factor, config.min_pixels, config.max_pixels)
+    resized = fitting_size(width, height, config.factor, config.min_pixels, config.max_pixels, digest=digest)
     if resized[0] * resized[1] > MAX_RESIZED_PIXELS:
         raise MediaLimitError(
             f"a {width}x{height} image would become {resized[0]}x{resized[1]} pixels by patch_size, merge_size "
@@ -153,12 +150,25 @@ def resized_size(width: int, height: int, config: QwenVLConfig, *, digest: str |
 
 
 def fitting_size(
-    width: int, height: int, frames: float, factor: int, min_pixels: int, max_pixels: int, rounded_frames: int = 1
+    width: int,
+    height: int,
+    factor: int,
+    min_pixels: int,
+    max_pixels: int,
+    *,
+    frames: int = 1,
+    rounded_frames: int = 1,
+    digest: str | None = None,
 ) -> tuple[int, int]:
     """Round a size to multiples of `factor` so that width * height * frames is within the pixel limits.
 
-    The limits are checked with `rounded_frames`; the scale is computed with `frames`.
+    The limits are checked with `rounded_frames`; the scale is computed with `frames`. Raises `MediaLimitError` past
+    `MAX_ASPECT_RATIO`.
     """
+    if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
+        raise MediaLimitError(
+            f"{width}x{height} pixels are longer than {MAX_ASPECT_RATIO}:1; crop them first", digest=digest
+        )
     new_width, new_height = round(width / factor) * factor, round(height / factor) * factor
     if rounded_frames * new_width * new_height > max_pixels:
         shrink = math.sqrt(frames * width * height / max_pixels)
@@ -200,20 +210,23 @@ def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) ->
     for name, edge, most in (("min_pixels", "shortest_edge", MAX_RESIZED_PIXELS), ("max_pixels", "longest_edge", None)):
         given = config.get(name) is not None
         numbers[name] = read_integer(config if given else edges, name if given else edge, maximum=most, path=path)
-    numbers["resample"] = read_integer(config, "resample", minimum=0, maximum=5, default=3, path=path)
-    if fused:
-        _check_resample(numbers["resample"], path=path)
+    resample = read_integer(config, "resample", minimum=0, maximum=5, default=3, path=path)
+    if fused and resample not in resampling.FILTERS:
+        known = " and ".join(f"{number} ({name})" for number, name in resampling.FILTERS.items())
+        raise InvalidFileError(
+            path,
+            f"resample is {resample}; as torchvision resizes, {known} are known. Change it, or name "
+            "Qwen2VLImageProcessorPil as image_processor_type, which resizes with Pillow",
+        )
     mean, std = (_rgb_triple(config, name, path=path) for name in ("image_mean", "image_std"))
     factor = config.get("rescale_factor", 1 / 255)
-    scaling = [*mean, *map(abs, std), factor]
-    if not all(_is_number(value) and abs(value) < 1e6 for value in scaling) or min(scaling[3:]) < 1e-6:
+    if not _is_number(factor) or min(factor, *map(abs, std)) < 1e-6 or max(factor, *map(abs, (*mean, *std))) >= 1e6:
         raise InvalidFileError(
             path,
             f"image_mean {list(mean)}, image_std {list(std)} and rescale_factor {short_repr(factor)} cannot scale "
             "pixels: three numbers each for red, green and blue, and none to divide by may be 0",
         )
-    mean, std, factor = tuple(map(float, mean)), tuple(map(float, std)), float(factor)
-    return {**numbers, "scale": PixelScale(factor, mean, std, fused)}
+    return {**numbers, "resample": resample, "scale": PixelScale(float(factor), mean, std, fused)}
 
 
 def read_integer(
@@ -233,38 +246,22 @@ def read_integer(
     return value
 
 
-def _rgb_triple(config: Mapping[str, Any], name: str, *, path: str) -> tuple[Any, ...]:
+def _rgb_triple(config: Mapping[str, Any], name: str, *, path: str) -> tuple[float, ...]:
     values = config.get(name)
     if values is None:
         raise InvalidFileError(path, f"misses {name!r}, which affects the pixels")
     if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
         raise InvalidFileError(path, f"{name} is {short_repr(values)}; it has to be three numbers: red, green, blue")
-    return tuple(values)
+    return tuple(map(float, values))
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _check_resample(resample: int, *, path: str) -> None:
-    """Raise `InvalidFileError` for a filter that torchvision's resampling, as it is built here, does not have."""
-    if resample not in resampling.FILTERS:
-        known = " and ".join(f"{number} ({name})" for number, name in resampling.FILTERS.items())
-        raise InvalidFileError(
-            path,
-            f"resample is {resample}; as torchvision resizes, {known} are known. Change it, or name "
-            "Qwen2VLImageProcessorPil as image_processor_type, which resizes with Pillow",
-        )
-
-
-def fingerprint(modality: str, config: Any, **versions: object) -> str:
+def fingerprint(modality: str, config: PixelSettings, **versions: object) -> str:
     """16 hex digits of a dataclass of settings and of the versions of the code that applies them."""
     # Pillow resizes in one backend, and converts palettes, CMYK and animations to RGB for both.
-    description = {
-        "processor": "qwen_vl",
-        "modality": modality,
-        "pillow": PIL.__version__,
-        **versions,
-        **asdict(config),
-    }
+    code = {"processor": "qwen_vl", "modality": modality, "pillow": PIL.__version__, **versions}
+    description = {**code, **asdict(config)}
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]

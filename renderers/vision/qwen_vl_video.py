@@ -17,8 +17,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError, short_repr
-from renderers.media.item import ExpansionPiece, MediaItem, PackedArray, TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import ExpansionPiece, MediaItem, Modality, PackedArray, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
@@ -27,8 +26,8 @@ from renderers.vision import resampling
 from renderers.vision.patches import frame_patches
 from renderers.vision.processor import StoringProcessor
 from renderers.vision.qwen_vl import (
-    MAX_ASPECT_RATIO,
     MAX_RESIZED_PIXELS,
+    PixelSettings,
     fingerprint,
     fitting_size,
     read_integer,
@@ -55,12 +54,11 @@ _FIELDS = {
 
 def is_qwen_vl_video_config(config: Mapping[str, Any]) -> bool:
     """Whether `QwenVLVideoConfig` reads this parsed video_preprocessor_config.json."""
-    kind = config.get("video_processor_type")
-    return isinstance(kind, str) and kind in _FAMILIES
+    return config.get("video_processor_type") in list(_FAMILIES)
 
 
-@dataclass(frozen=True, slots=True)
-class QwenVLVideoConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenVLVideoConfig(PixelSettings):
     """The settings of video_preprocessor_config.json that affect frames and pixels.
 
     family: the model family whose rules for sampling and sizes apply. min_pixels and max_pixels: width times height of
@@ -70,12 +68,8 @@ class QwenVLVideoConfig:
     """
 
     family: Family = "qwen3"
-    patch_size: int = 16
-    temporal_patch_size: int = 2
-    merge_size: int = 2
     min_pixels: int = 4096
     max_pixels: int = 25165824
-    resample: int = 3
     do_sample_frames: bool = True
     fps: float | None = 2
     num_frames: int | None = None
@@ -84,7 +78,6 @@ class QwenVLVideoConfig:
     cap_pixels_per_frame: bool = False
     max_video_tokens: int = 768
     seconds_per_grid: bool = False
-    scale: PixelScale = PixelScale(fused=True)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, path: str, processor_class: str | None = None) -> Self:
@@ -93,24 +86,17 @@ class QwenVLVideoConfig:
         `processor_class` is that key of the model's files; Qwen2_5_VLProcessor gives the model seconds.
         """
         kind = config.get("video_processor_type")
-        if not isinstance(kind, str) or kind not in _FAMILIES:
+        if not is_qwen_vl_video_config(config):
             raise InvalidFileError(
                 path, f"video_processor_type {short_repr(kind)} is not one of {', '.join(_FAMILIES)}"
             )
-        family = _FAMILIES[kind]
-        pixels = read_pixel_settings(config, path=path, fused=True)
-        sampling = _read_sampling({**_DEFAULTS[family], **config}, family, path=path)
+        family = _FAMILIES[str(kind)]
         return cls(
             family=family,
             seconds_per_grid=(processor_class or config.get("processor_class")) == "Qwen2_5_VLProcessor",
-            **pixels,
-            **sampling,
+            **read_pixel_settings(config, path=path, fused=True),
+            **_read_sampling({**_DEFAULTS[family], **config}, family, path=path),
         )
-
-    @property
-    def factor(self) -> int:
-        """Width and height of a resized frame are multiples of this many pixels."""
-        return self.patch_size * self.merge_size
 
     @property
     def fingerprint(self) -> str:
@@ -121,7 +107,7 @@ class QwenVLVideoConfig:
 class QwenVLVideoProcessor(StoringProcessor):
     """Turns media sources into `MediaItem`s, each distinct video once."""
 
-    modality: Literal["video"] = "video"
+    modality: Modality = "video"
     marker = embed_token = "<|video_pad|>"
 
     def __init__(self, config: QwenVLVideoConfig, *, policy: MediaPolicy, store: MediaStore) -> None:
@@ -136,17 +122,14 @@ class QwenVLVideoProcessor(StoringProcessor):
         """
         config = self.config
         video = sample_video(source, self.policy, lambda info: self._plan(info, source.digest))
-        patches = frame_patches(
-            video.frames,
-            patch_size=config.patch_size,
-            merge_size=config.merge_size,
-            temporal_patch_size=config.temporal_patch_size,
-        )
+        patches = frame_patches(video.frames, config.patch_size, config.merge_size, config.temporal_patch_size)
         count, _, height, width = video.frames.shape
         grid = (-(-count // config.temporal_patch_size), height // config.patch_size, width // config.patch_size)
         tensors = {"pixel_values_videos": patches, "video_grid_thw": np.array(grid, dtype=np.int64)}
         if config.seconds_per_grid:
-            seconds = config.temporal_patch_size / _sampled_fps(video)
+            fps = video.info.fps
+            sampled_fps = _ASSUMED_FPS if fps is None else len(video.indices) / video.info.frames * fps
+            seconds = config.temporal_patch_size / sampled_fps
             tensors["second_per_grid_ts"] = np.array(seconds, dtype=np.float32)
         for tensor in tensors.values():
             tensor.setflags(write=False)
@@ -165,12 +148,7 @@ class QwenVLVideoProcessor(StoringProcessor):
     def _plan(self, info: VideoInfo, digest: str) -> FramePlan:
         indices = sampled_indices(info.frames, info.fps, self.config, digest=digest)
         width, height = resized_frame_size(info.width, info.height, len(indices), self.config, digest=digest)
-        if width * height * len(indices) > self.policy.max_video_pixels:
-            raise MediaLimitError(
-                f"video {digest[:12]} has {len(indices)} sampled frames of {width}x{height} pixels, more than "
-                f"max_video_pixels={self.policy.max_video_pixels} of the policy; sample fewer frames",
-                digest=digest,
-            )
+        self.policy.check_frames(len(indices), width, height, digest=digest)
         return FramePlan(indices, lambda planes: resampling.resize(planes, height, width, self.config.resample))
 
     def _expansion(self, video: SampledVideo, frame_tokens: int) -> tuple[ExpansionPiece, ...]:
@@ -265,20 +243,10 @@ def resized_frame_size(
     elif config.cap_pixels_per_frame:
         budget = int(config.max_video_tokens * factor * factor * 0.9)
         largest = max(min(largest, budget * config.temporal_patch_size // frames), int(smallest * 1.05))
-    if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
-        raise MediaLimitError(
-            f"a video of {width}x{height} pixels is longer than {MAX_ASPECT_RATIO}:1; crop it first", digest=digest
-        )
     if config.family == "qwen2":
-        return fitting_size(width, height, 1, factor, smallest, largest)
+        return fitting_size(width, height, factor, smallest, largest, digest=digest)
     rounded = round(frames / config.temporal_patch_size) * config.temporal_patch_size
-    return fitting_size(width, height, frames, factor, smallest, largest, rounded)
-
-
-def _sampled_fps(video: SampledVideo) -> float:
-    if video.info.fps is None:
-        return _ASSUMED_FPS
-    return len(video.indices) / video.info.frames * video.info.fps
+    return fitting_size(width, height, factor, smallest, largest, frames=frames, rounded_frames=rounded, digest=digest)
 
 
 def _read_sampling(config: Mapping[str, Any], family: Family, *, path: str) -> dict[str, Any]:

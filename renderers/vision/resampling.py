@@ -7,7 +7,7 @@ the largest one leaves room for (Pillow keeps 22 bits), sums in integers, rounde
 (On x86 processors without AVX2, torch resizes bilinearly in floats; everywhere else in fixed point.)
 
 Here each direction is a product with a banded matrix, computed block by block in BLAS. Floats are exact: all terms and
-sums are integers below 2**24 for float32, below 2**53 for float64, and `_product_dtype` selects the type by that bound.
+sums are integers below 2**24 for float32, below 2**53 for float64, and the type is selected by that bound.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -39,11 +40,17 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
 
     `resample` is a key of `FILTERS`.
     """
-    planes = pixels.reshape(-1, *pixels.shape[-2:])
+    planes = np.ascontiguousarray(pixels).reshape(-1, *pixels.shape[-2:])
     if width != pixels.shape[-1]:
-        planes = _resize_rows_of(planes, _weights(pixels.shape[-1], width, resample))
+        resized = np.empty((*planes.shape[:2], width), dtype=np.uint8)
+        weights = _weights(pixels.shape[-1], width, resample)
+        _resize_rows(planes.reshape(1, -1, planes.shape[2]), weights, resized.reshape(1, -1, width))
+        planes = resized
     if height != pixels.shape[-2]:
-        planes = _resize_columns_of(planes, _weights(pixels.shape[-2], height, resample))
+        resized = np.empty((len(planes), height, width), dtype=np.uint8)
+        weights = _weights(pixels.shape[-2], height, resample)
+        _resize_rows(planes.transpose(0, 2, 1), weights, resized.transpose(0, 2, 1))
+        planes = resized
     return planes.reshape(*pixels.shape[:-2], height, width)
 
 
@@ -62,10 +69,6 @@ class _Weights:
     outputs: int
     fraction_bits: int
     blocks: tuple[_Block, ...]
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        return self.blocks[0].weights.dtype
 
 
 def _bilinear(x: np.ndarray) -> np.ndarray:
@@ -97,10 +100,14 @@ def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
     weights[taps >= count[:, None]] = 0.0
     # Sequential sums as in torch; numpy's own sum is pairwise and may differ in the last bit.
     weights /= np.add.accumulate(weights, axis=1)[:, -1:]
-    bits = _fraction_bits(float(weights.max()))
+    # As many fractional bits as the largest weight leaves in an int16.
+    bits, largest = 0, float(weights.max())
+    while bits < _MAX_FRACTION_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
+        bits += 1
     fixed = weights * (1 << bits)
     fixed = np.trunc(fixed + np.where(fixed < 0, -0.5, 0.5)).astype(np.int64)
-    dtype = _product_dtype(fixed)
+    # float32 if no sum of weight * (pixel - 128) can reach 2**24, whatever order BLAS adds in.
+    dtype = np.float32 if 128 * int(np.abs(fixed).sum(axis=1).max()) < 1 << 24 else np.float64
     blocks = []
     step = max(4, min(_OUTPUTS_PER_BLOCK, int(_INPUTS_PER_BLOCK / scale)))
     for start in range(0, outputs, step):
@@ -116,23 +123,22 @@ def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
     return _Weights(outputs, bits, tuple(blocks))
 
 
-def _fraction_bits(largest: float) -> int:
-    """The largest number of fractional bits with which the largest weight is an int16."""
-    bits = 0
-    while bits < _MAX_FRACTION_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
-        bits += 1
-    return bits
-
-
-def _product_dtype(fixed: np.ndarray) -> type[np.floating]:
-    """float32 if no sum of weight * (pixel - 128) can reach 2**24, whatever order BLAS adds in; else float64."""
-    bound = 128 * int(np.abs(fixed).sum(axis=1).max())
-    return np.float32 if bound < 1 << 24 else np.float64
-
-
-def _centred(pixels: np.ndarray, dtype: np.dtype[np.floating]) -> np.ndarray:
-    """pixel - 128, as floats: flipping the top bit subtracts 128 modulo 256."""
-    return (pixels ^ np.uint8(0x80)).view(np.int8).astype(dtype)
+def _resize_rows(planes: np.ndarray, weights: _Weights, out: np.ndarray) -> None:
+    """uint8 rows (planes, n, inputs) -> uint8 `out` (planes, n, outputs), which may both be views of columns."""
+    offset = np.concatenate([block.offset for block in weights.blocks])
+    dtype = weights.blocks[0].weights.dtype
+    _, rows, inputs = planes.shape
+    strip = max(16, _STRIP_FLOATS // inputs)
+    order: Literal["C", "F"] = "C" if planes.flags.c_contiguous else "F"
+    all_sums = np.empty((min(strip, rows), weights.outputs), dtype, order)
+    for plane, resized in zip(planes, out, strict=True):
+        for start in range(0, rows, strip):
+            # pixel - 128, as floats: flipping the top bit subtracts 128 modulo 256.
+            part = (plane[start : start + strip] ^ np.uint8(0x80)).view(np.int8).astype(dtype)
+            sums = all_sums[: len(part)]
+            for block in weights.blocks:
+                _multiply(part[:, block.inputs], block.weights, sums[:, block.outputs])
+            _finish(sums, offset, weights.fraction_bits, resized[start : start + strip])
 
 
 def _finish(sums: np.ndarray, offset: np.ndarray, fraction_bits: int, out: np.ndarray) -> None:
@@ -155,33 +161,3 @@ def _grouped(rows: np.ndarray) -> np.ndarray:
     (row, item), count = rows.strides, len(rows) // _ROWS_PER_PRODUCT
     shape = (count, _ROWS_PER_PRODUCT, rows.shape[1])
     return np.lib.stride_tricks.as_strided(rows, shape, (row * _ROWS_PER_PRODUCT, row, item))
-
-
-def _resize_rows_of(planes: np.ndarray, weights: _Weights) -> np.ndarray:
-    rows = np.ascontiguousarray(planes).reshape(-1, planes.shape[2])
-    out = np.empty((len(rows), weights.outputs), dtype=np.uint8)
-    offset = np.concatenate([block.offset for block in weights.blocks])
-    strip = max(1, _STRIP_FLOATS // rows.shape[1])
-    sums = np.empty((min(strip, len(rows)), weights.outputs), dtype=weights.dtype)
-    for start in range(0, len(rows), strip):
-        part = _centred(rows[start : start + strip], weights.dtype)
-        for block in weights.blocks:
-            _multiply(part[:, block.inputs], block.weights, sums[: len(part), block.outputs])
-        _finish(sums[: len(part)], offset, weights.fraction_bits, out[start : start + strip])
-    return out.reshape(*planes.shape[:2], weights.outputs)
-
-
-def _resize_columns_of(planes: np.ndarray, weights: _Weights) -> np.ndarray:
-    count, height, width = planes.shape
-    out = np.empty((count, weights.outputs, width), dtype=np.uint8)
-    offset = np.concatenate([block.offset for block in weights.blocks])[:, None]
-    strip = max(16, _STRIP_FLOATS // height)
-    sums = np.empty((weights.outputs, min(strip, width)), dtype=weights.dtype)
-    for plane, resized in zip(planes, out, strict=True):
-        for start in range(0, width, strip):
-            part = _centred(plane[:, start : start + strip], weights.dtype)
-            used = sums[:, : part.shape[1]]
-            for block in weights.blocks:
-                _multiply(part[block.inputs].T, block.weights, used[block.outputs].T)
-            _finish(used, offset, weights.fraction_bits, resized[:, start : start + strip])
-    return out

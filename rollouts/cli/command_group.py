@@ -5,18 +5,17 @@ Commands let errors pass, unless they add information to one. A traceback is a d
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 import sys
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from typer.core import TyperGroup
 
 from renderers import RendererError
 from rollouts.errors import RolloutsError
-from rollouts.terminal.text import escape_unencodable_output, print_error
+from rollouts.terminal.text import print_error
 from transport import TransportError
 
 FAILED: Final = 2
@@ -33,10 +32,11 @@ class CommandGroup(TyperGroup):
         if not options.get("standalone_mode", True):
             return super().main(*args, **options)
         if sys.stdout is None:  # closed by the parent process
-            _print_error("standard output is closed; send it to a file, or to /dev/null")
+            print_error("standard output is closed; send it to a file, or to /dev/null")
             sys.exit(FAILED)
         _install_named_output()
-        escape_unencodable_output()
+        if isinstance(sys.stdout, io.TextIOWrapper):  # characters that its encoding lacks are written as escapes
+            sys.stdout.reconfigure(errors="backslashreplace")
         code: int | str | None
         try:
             super().main(*args, **options)
@@ -47,7 +47,11 @@ class CommandGroup(TyperGroup):
             code = INTERRUPTED
         except _EXPECTED_ERRORS as error:
             code = _report(error)
-        _flush_and_exit(code)
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            code = _report(error)
+        sys.exit(code)
 
 
 def _report(error: Exception) -> int:
@@ -64,7 +68,7 @@ def _report(error: Exception) -> int:
         message = "a value in the file is nested too deep"
     else:
         message = str(error)
-    _print_error("; ".join([message, *getattr(error, "__notes__", ())]))
+    print_error("; ".join([message, *getattr(error, "__notes__", ())]))
     return FAILED
 
 
@@ -93,15 +97,6 @@ def _install_named_output() -> None:
         )
 
 
-def _flush_and_exit(code: int | str | None) -> NoReturn:
-    """Write everything that is buffered, report an error in that, and exit."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        code = _report(error)
-    sys.exit(code)
-
-
 def _discard_output() -> None:
     """Redirect buffered output that cannot be written to the null device: the interpreter writes it again at exit."""
     try:
@@ -110,8 +105,3 @@ def _discard_output() -> None:
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, sys.stdout.fileno())
         os.close(null_device)
-
-
-def _print_error(message: str) -> None:
-    with contextlib.suppress(OSError):  # stderr cannot be written to: there is nowhere to report it
-        print_error(message)

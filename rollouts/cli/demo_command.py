@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -98,19 +99,16 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
                 import sklearn.datasets  # noqa: F401, used later by `rollouts.demo.digits`
 
                 from rollouts.demo.progress import Progress
-                from rollouts.demo.run import local_policy, run_demo
-                from rollouts.demo.server_policy import serve_command, server_policy
+                from rollouts.demo.run import Demo, local_policy
+                from rollouts.demo.server_policy import ServerPolicy, serve_command
 
             collect_garbage_rarely()
             with Progress(console, recipe) as progress:
-                return run_demo(
-                    recipe=recipe,
-                    seed=seed,
-                    out=out,
-                    trainer=trainer,
-                    progress=progress,
-                    make_policy=server_policy(base_url, api_key) if base_url else local_policy,
+                make_policy = partial(ServerPolicy, base_url, api_key) if base_url else local_policy
+                demonstration = Demo(
+                    recipe=recipe, seed=seed, out=out, trainer=trainer, progress=progress, make_policy=make_policy
                 )
+                return demonstration.run()
     except (EpisodeError, ServerUnreachableError, CapabilityError) as error:
         cause = error.__cause__ if isinstance(error, EpisodeError) else error
         if not isinstance(cause, ServerUnreachableError | CapabilityError):

@@ -10,16 +10,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol
 
+import msgpack
 import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from renderers import TemplateRenderer, load_renderer
+from renderers import load_renderer
+from renderers.vision.processor import MediaProcessor
 from rollouts.demo.curriculum import Curriculum
 from rollouts.demo.digits import DigitsEnvironment, DigitSet, load_digit_sets
-from rollouts.demo.full_step_bytes import full_step_bytes
 from rollouts.demo.messages import Learn, WarmStart
 from rollouts.demo.output_directory import episodes_file, remove_earlier_episodes
 from rollouts.demo.progress import Progress
@@ -27,8 +29,8 @@ from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Engine, SamplingParams
-from rollouts.episodes.episode import derived_seed
-from rollouts.episodes.runner import EpisodeSpec, run_episodes
+from rollouts.episodes.episode import EpisodeSpec, derived_seed
+from rollouts.episodes.runner import run_episodes
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
@@ -91,7 +93,7 @@ class Results:
 
     @property
     def max_mismatch(self) -> float:
-        return max((step.max_mismatch for step in self.steps), default=float("nan"))
+        return max(step.max_mismatch for step in self.steps)
 
     @property
     def stale_mismatches(self) -> list[float]:
@@ -100,7 +102,7 @@ class Results:
 
     @property
     def mean_mismatch(self) -> float:
-        return sum(step.mean_mismatch for step in self.steps) / max(1, len(self.steps))
+        return fmean(step.mean_mismatch for step in self.steps)
 
     def missed_targets(self) -> list[str]:
         """Return a description of each missed target; empty if all are met."""
@@ -121,83 +123,113 @@ class Results:
         path.write_text(json.dumps({**asdict(self), **summary, "missed": self.missed_targets()}, indent=2) + "\n")
 
 
+def local_policy(model_directory: Path) -> Policy:
+    """Return a policy in this process."""
+    return LocalEngine.from_pretrained(model_directory, attn_implementation=ATTENTION)
+
+
 class Demo:
-    """One run of the demonstration, from random weights to the results."""
+    """The demonstration, from random weights to the results. It writes `model/` and `trajectories.mmr` to `out`.
+
+    `trainer` reads the model directory `out / "model"`, which is written here; `make_policy` gets the same path.
+    """
 
     def __init__(
         self,
         *,
         recipe: Recipe,
         seed: int,
-        model_directory: Path,
-        engine: Policy,
+        out: Path,
         trainer: TrainerProcess,
-        writer: RecordWriter,
         progress: Progress,
+        make_policy: Callable[[Path], Policy] = local_policy,
     ) -> None:
-        self.recipe, self.seed = recipe, seed
-        self.engine, self.trainer, self.writer, self.progress = engine, trainer, writer, progress
-        self.renderer: TemplateRenderer = load_renderer(model_directory)
-        self.train_digits, held_out = load_digit_sets()
-        self.held_out_digits = held_out.take(range(min(recipe.held_out_digits, len(held_out))))
-        self.sampling = SamplingParams(max_tokens=recipe.max_tokens)
-        self.results = Results(seed=seed, recipe=recipe)
-        self._curriculum = Curriculum(len(self.train_digits), kept_solved=recipe.kept_solved, seed=seed)
+        remove_earlier_episodes(out)
+        transformers_logging.disable_progress_bar()
+        torch.set_num_threads(trainer.threads)
+        model_directory = tiny_qwen3_vl(out / "model", seed)
+        self._recipe, self._seed, self._trainer, self._progress = recipe, seed, trainer, progress
+        self._episodes_file = episodes_file(out)
+        self._engine = make_policy(model_directory)
+        self._renderer = load_renderer(model_directory)
+        self._train_digits, held_out = load_digit_sets()
+        self._held_out_digits = held_out.take(range(min(recipe.held_out_digits, len(held_out))))
+        self._results = Results(seed=seed, recipe=recipe)
+        self._curriculum = Curriculum(len(self._train_digits), kept_solved=recipe.kept_solved, seed=seed)
         self._seen_images: set[str] = set()
 
-    async def run(self) -> Results:
+    def run(self) -> Results:
+        """Run it. After Ctrl-C it raises `KeyboardInterrupt`; the file then holds all finished episodes."""
+        results = self._results
+        with RecordWriter(self._episodes_file) as writer:
+            asyncio.run(self._run(writer))
+        self._trainer.stop()
+        bridging = self._renderer.bridge_stats
+        results.bridged, results.bridge_refused = bridging.bridged, bridging.refused.total()
+        results.file_bytes = self._episodes_file.stat().st_size
+        results.peak_memory_gb = _peak_memory_gb()
+        return results
+
+    async def _run(self, writer: RecordWriter) -> None:
+        results, recipe = self._results, self._recipe
         try:
             await self._warm_start()
-            self.results.before = await self._score(self.held_out_digits)
-            for step in range(self.recipe.rl_steps):
-                await self._learn(step)
-                last = step + 1 == self.recipe.rl_steps
-                if last or (step + 1) % self.recipe.evaluate_every == 0:
-                    score = await self._score(self.held_out_digits)
-                    self.results.held_out[step + 1] = score.accuracy
-                    self.progress.print_evaluation(step + 1, score.accuracy)
-                    self.results.after = score
-            self.results.blank = await self._score(self.held_out_digits, blank=True)
+            results.before = await self._score(self._held_out_digits)
+            for step in range(1, recipe.rl_steps + 1):
+                await self._learn(step, writer)
+                if step == recipe.rl_steps or step % recipe.evaluate_every == 0:
+                    results.after = await self._score(self._held_out_digits)
+                    results.held_out[step] = results.after.accuracy
+                    self._progress.print_evaluation(step, results.after.accuracy)
+            results.blank = await self._score(self._held_out_digits, blank=True)
         finally:
-            await self.engine.close()
-        stats = self.renderer.bridge_stats
-        self.results.bridged, self.results.bridge_refused = stats.bridged, stats.refused.total()
-        return self.results
+            await self._engine.close()
 
     async def _warm_start(self) -> None:
         """Make supervised steps until the sampled answers to unseen training digits reach `sft_target`."""
-        first = self.recipe.labelled
-        probe = self.train_digits.take(range(first, first + self.recipe.probe_digits))
-        while self.results.warm_steps < self.recipe.sft_max_steps:
-            steps = self.recipe.sft_chunk if self.results.warm_steps else self.recipe.sft_first_check
-            learned, _ = await self.trainer.request(WarmStart(steps))
-            self.results.warm_steps += steps
-            await self.engine.update_weights(learned.weights, f"warm-{self.results.warm_steps}")
+        first = self._recipe.labelled
+        probe = self._train_digits.take(range(first, first + self._recipe.probe_digits))
+        while self._results.warm_steps < self._recipe.sft_max_steps:
+            steps = self._recipe.sft_chunk if self._results.warm_steps else self._recipe.sft_first_check
+            learned, _ = await self._trainer.request(WarmStart(steps))
+            self._results.warm_steps += steps
+            await self._engine.update_weights(learned.weights, f"warm-{self._results.warm_steps}")
             score = await self._score(probe, max_turns=1)
-            self.progress.update_warm_start(self.results.warm_steps, learned.loss, score.accuracy)
-            if score.accuracy >= self.recipe.sft_target:
+            self._progress.update_warm_start(self._results.warm_steps, learned.loss, score.accuracy)
+            if score.accuracy >= self._recipe.sft_target:
                 return
 
-    async def _learn(self, step: int) -> None:
+    async def _learn(self, step: int, writer: RecordWriter) -> None:
+        """Make RL step `step`, from 1."""
         started = time.perf_counter()
-        digits = self._curriculum.next(self.recipe.groups)
-        trajectories = await self._run_episodes(self.train_digits, self._specs(step, digits))
-        right = np.array([_right_at_once(t) for t in trajectories]).reshape(len(digits), self.recipe.group_size)
+        digits = self._curriculum.next(self._recipe.groups)
+        specs = [
+            EpisodeSpec(
+                seed=int(digit),
+                sampling_seed=derived_seed(self._seed, "rl", step - 1, group, member),
+                group_id=f"{step - 1}-{group}",
+                episode_id=f"{step - 1}-{group}-{member}",
+            )
+            for group, digit in enumerate(digits)
+            for member in range(self._recipe.group_size)
+        ]
+        trajectories = await self._run_episodes(self._train_digits, specs)
+        right = np.array([_right_at_once(t) for t in trajectories]).reshape(len(digits), self._recipe.group_size)
         self._curriculum.record_results(digits, np.all(right, axis=1))
         # The local engine gets new weights at once, so there is no stale mismatch to measure.
-        request = Learn(trajectories, step / self.recipe.rl_steps, not isinstance(self.engine, LocalEngine))
-        learning = asyncio.create_task(self.trainer.request(request))
+        request = Learn(trajectories, (step - 1) / self._recipe.rl_steps, not isinstance(self._engine, LocalEngine))
+        learning = asyncio.create_task(self._trainer.request(request))
         await asyncio.sleep(0)  # the request is sent; the file is written while the other process trains
         for trajectory in trajectories:
-            self.writer.append(trajectory)
+            writer.append(trajectory)
         learned, sent = await learning
-        await self.engine.update_weights(learned.weights, f"rl-{step + 1}")
+        await self._engine.update_weights(learned.weights, f"rl-{step}")
         self._count(trajectories, sent)
         mismatch = learned.mismatch
         row = Step(
-            step=step + 1,
+            step=step,
             train_accuracy=float(right.mean()),
-            train_reward=_mean([t.reward for t in trajectories]),
+            train_reward=fmean(t.reward for t in trajectories),
             loss=learned.loss,
             max_mismatch=mismatch.max_abs,
             mean_mismatch=mismatch.mean_abs,
@@ -205,27 +237,13 @@ class Demo:
             seconds=time.perf_counter() - started,
             stale_mismatch=learned.mismatch_after.max_abs if learned.mismatch_after.tokens else None,
         )
-        self.results.steps.append(row)
-        self.progress.update_rl(row.step, row.train_accuracy, row.train_reward, row.max_mismatch, row.seconds)
-
-    def _specs(self, step: int, digits: np.ndarray) -> list[EpisodeSpec]:
-        """Return the episodes of an RL step: a group for each digit."""
-        members = range(self.recipe.group_size)
-        return [
-            EpisodeSpec(
-                seed=int(digit),
-                sampling_seed=derived_seed(self.seed, "rl", step, group, member),
-                group_id=f"{step}-{group}",
-                episode_id=f"{step}-{group}-{member}",
-            )
-            for group, digit in enumerate(digits)
-            for member in members
-        ]
+        self._results.steps.append(row)
+        self._progress.update_rl(row.step, row.train_accuracy, row.train_reward, row.max_mismatch, row.seconds)
 
     async def _score(self, digits: DigitSet, *, max_turns: int = 2, blank: bool = False) -> Score:
-        specs = [EpisodeSpec(index, derived_seed(self.seed, "score", index)) for index in range(len(digits))]
+        specs = [EpisodeSpec(index, derived_seed(self._seed, "score", index)) for index in range(len(digits))]
         trajectories = await self._run_episodes(digits, specs, max_turns=max_turns, blank=blank)
-        return Score(_mean([_right_at_once(t) for t in trajectories]), _mean([t.reward for t in trajectories]))
+        return Score(fmean(_right_at_once(t) for t in trajectories), fmean(t.reward for t in trajectories))
 
     async def _run_episodes(
         self, digits: DigitSet, specs: Sequence[EpisodeSpec], *, max_turns: int = 2, blank: bool = False
@@ -233,15 +251,15 @@ class Demo:
         return await run_episodes(
             lambda: DigitsEnvironment(digits, blank=blank),
             specs,
-            engine=self.engine,
-            renderer=self.renderer,
-            sampling=self.sampling,
+            engine=self._engine,
+            renderer=self._renderer,
+            sampling=SamplingParams(max_tokens=self._recipe.max_tokens),
             max_turns=max_turns,
             on_error="raise",
         )
 
     def _count(self, trajectories: Sequence[Trajectory], sent: int) -> None:
-        results = self.results
+        results = self._results
         results.episodes += len(trajectories)
         results.turns += sum(t.num_turns for t in trajectories)
         results.tokens += sum(len(node) for t in trajectories for node in t.nodes)
@@ -251,57 +269,28 @@ class Demo:
         self._seen_images.update(reference.mm_hash for reference in references)
         results.distinct_images = len(self._seen_images)
         results.wire_bytes += sent
-        results.full_step_bytes += full_step_bytes(trajectories, self.renderer.processors["image"])
-
-
-def local_policy(model_directory: Path) -> Policy:
-    """Return a policy in this process."""
-    return LocalEngine.from_pretrained(model_directory, attn_implementation=ATTENTION)
-
-
-def run_demo(
-    *,
-    recipe: Recipe,
-    seed: int,
-    out: Path,
-    trainer: TrainerProcess,
-    progress: Progress,
-    make_policy: Callable[[Path], Policy] = local_policy,
-) -> Results:
-    """Run the demonstration. It writes `model/` and `trajectories.mmr` to `out`.
-
-    `trainer` reads the model directory `out / "model"`, which is written here; `make_policy` gets the same path. After
-    Ctrl-C it raises `KeyboardInterrupt`; the file then holds all finished episodes.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    episodes = episodes_file(out)
-    remove_earlier_episodes(out)
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(trainer.threads)
-    model_directory = tiny_qwen3_vl(out / "model", seed)
-    with RecordWriter(episodes) as writer:
-        demo = Demo(
-            recipe=recipe,
-            seed=seed,
-            model_directory=model_directory,
-            engine=make_policy(model_directory),
-            trainer=trainer,
-            writer=writer,
-            progress=progress,
-        )
-        results = asyncio.run(demo.run())
-    trainer.stop()
-    results.file_bytes = episodes.stat().st_size
-    results.peak_memory_gb = _peak_memory_gb()
-    return results
+        results.full_step_bytes += full_step_bytes(trajectories, self._renderer.processors["image"])
 
 
 def _right_at_once(trajectory: Trajectory) -> bool:
     return bool(trajectory.turns[0].info["right"])
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
+def full_step_bytes(trajectories: Sequence[Trajectory], processor: MediaProcessor) -> int:
+    """Return the bytes of the same episodes in the common form in which each step holds its whole history.
+
+    A step is its prompt and completion as msgpack lists, log-probabilities as floats, and float32 pixels of all images
+    up to the step.
+    """
+    total = 0
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            ids, logprobs = trajectory.token_ids(turn.node), trajectory.nodes[turn.node].logprobs
+            total += len(msgpack.packb([ids.tolist(), logprobs.tolist()]))
+            for reference in trajectory.media(turn.node):
+                item = processor.process(reference.source)
+                total += item["pixel_values"].size * np.dtype(np.float32).itemsize + item["image_grid_thw"].nbytes
+    return total
 
 
 def _peak_memory_gb() -> float:

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from rollouts.engines.protocol import GenerateRequest, GenerateResult
 from rollouts.engines.vllm import VLLMEngine, write_tied_head
 
 
-class ServerPolicy:
-    """An `Engine` with replaceable weights, on a server that reads the same file system.
+class ServerPolicy(VLLMEngine):
+    """An engine with replaceable weights, on a server that reads the same file system.
 
-    `directory` holds the weights of the last two updates. The files that the server has loaded are never overwritten:
-    the server loads them again if the new weights cannot be loaded.
+    The weights of the last two updates lie beside `model_directory`. The files that the server has loaded are never
+    overwritten: the server loads them again if the new weights cannot be loaded.
     """
 
-    def __init__(self, engine: VLLMEngine, directory: Path) -> None:
-        self._engine = engine
+    def __init__(self, base_url: str, api_key: str | None, model_directory: Path) -> None:
+        super().__init__(base_url, api_key=api_key)
+        directory = model_directory.parent / "served-weights"
         self._loaded, self._spare = directory / "a", directory / "b"
-
-    @property
-    def weight_version(self) -> str:
-        return self._engine.weight_version
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        return await self._engine.generate(request)
 
     async def update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None:
         """Write float32 weights by parameter name, and make the server load them."""
@@ -38,18 +31,8 @@ class ServerPolicy:
         save_file(arrays, self._spare / "model.safetensors", metadata={"format": "pt"})
         (self._spare / "lm_head.safetensors").unlink(missing_ok=True)  # left by the previous update
         write_tied_head(self._spare)
-        await self._engine.control.update_weights_from_directory(self._spare.resolve(), version)
+        await self.control.update_weights_from_directory(self._spare.resolve(), version)
         self._loaded, self._spare = self._spare, self._loaded
-
-    async def close(self) -> None:
-        await self._engine.close()
-
-
-def server_policy(base_url: str, api_key: str | None = None) -> Callable[[Path], ServerPolicy]:
-    """Return a function from the model directory to the policy on the server at `base_url`."""
-    return lambda model_directory: ServerPolicy(
-        VLLMEngine(base_url, api_key=api_key), model_directory.parent / "served-weights"
-    )
 
 
 def serve_command(model_directory: Path) -> str:

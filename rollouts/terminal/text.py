@@ -5,8 +5,7 @@ The text may quote a file or a server: it is never read as markup, and control c
 
 from __future__ import annotations
 
-import io
-import sys
+import contextlib
 from typing import NoReturn
 
 import typer
@@ -30,20 +29,15 @@ def print_line(text: str) -> None:
 
 
 def print_error(message: str) -> None:
-    """Print one line to standard error."""
-    Console(stderr=True).print(Text(f"error: {printable_line(message)}"), soft_wrap=True)
+    """Print one line to standard error; an error in that is ignored, because there is nowhere to report it."""
+    with contextlib.suppress(OSError):
+        Console(stderr=True).print(Text(f"error: {printable_line(message)}"), soft_wrap=True)
 
 
 def exit_with_error(message: str) -> NoReturn:
     """Print one line to standard error and exit with code 2."""
     print_error(message)
     raise typer.Exit(2) from None
-
-
-def escape_unencodable_output() -> None:
-    """Make standard output write characters that its encoding lacks as escapes, instead of raising."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _printable_character(character: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from renderers import Message, RenderedTokens
 from renderers.placement import placement_error
+from rollouts.engines.completion_checks import logprobs_error
 from rollouts.engines.protocol import Completion, ending_error
 from rollouts.errors import InvalidTurnError
 from rollouts.trajectory.plain_copy import copied_mapping, plain_copy
@@ -30,25 +31,22 @@ def media_of(prompt: RenderedTokens) -> list[MediaReference]:
 def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
     """The node of a completion. Raises `InvalidTurnError`."""
     ids = token_array(completion.token_ids, "completion")
-    if (error := ending_error(completion)) is not None:
-        raise InvalidTurnError(f"completion: {error}")
+    logprobs = np.asarray(completion.logprobs)
+    if logprobs.dtype.kind == "f":
+        logprobs = read_only(logprobs, np.float32)
+    error = ending_error(completion) or logprobs_error(logprobs, len(ids))
     for name, rows in extras.items():
-        if (error := extra_error(name, rows, len(ids))) is not None:
-            raise InvalidTurnError(f"completion: {error}")
+        error = error or extra_error(name, rows, len(ids))
+    if error is not None:
+        raise InvalidTurnError(f"completion: {error}")
     return TokenNode(
         parent=parent,
         token_ids=ids,
         sampled=read_only(np.ones(len(ids), dtype=bool), np.bool_),
-        logprobs=_float32(completion.logprobs),
+        logprobs=logprobs,
         weight_spans=tuple(completion.weight_spans),
         extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
     )
-
-
-def _float32(logprobs: Any) -> np.ndarray:
-    """A read-only float32 copy; other values than floats are returned as they are, for `TokenNode` to refuse."""
-    array = np.asarray(logprobs)
-    return read_only(array, np.float32) if array.dtype.kind == "f" else array
 
 
 def prompt_node(

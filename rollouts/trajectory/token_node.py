@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,6 @@ from renderers import MediaItem, MediaSource, Message, PlaceholderRange
 from renderers.media.item import Modality
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.completion_checks import logprobs_error, token_ids_error
 from rollouts.engines.protocol import WeightSpan, weight_span_error
 from rollouts.error_texts import quoted
 from rollouts.errors import InvalidNodeError, InvalidTurnError, MissingProcessorError, PixelMismatchError
@@ -66,7 +66,8 @@ class TokenNode:
     this node, with `MediaSource`s for their media. `media` are in prompt order. `extras` are further arrays with one
     row per token, by name (`routed_experts`, `sampling_mask`, `advantages`).
 
-    Raises `InvalidNodeError` for values of another type, of another length, or out of range, also when decoded.
+    Raises `InvalidNodeError` for values of another type, shape or length, also when decoded. `Trajectory` and its
+    `add_turn` check that token ids and log-probabilities are in range.
     """
 
     parent: int
@@ -80,7 +81,31 @@ class TokenNode:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        error = _node_error(self)
+        # This runs for every decoded node: the usual dtypes and empty fields are compared first, which costs least.
+        ids, sampled, logprobs = self.token_ids, self.sampled, self.logprobs
+        error: str | None = None
+        if type(self.parent) is not int or self.parent < -1:
+            error = "its parent is neither the index of a node nor -1"
+        elif not isinstance(ids, np.ndarray) or ids.ndim != 1 or (ids.dtype != _INT32 and ids.dtype.kind not in "iu"):
+            error = f"token ids are {_kind(ids)}, not one row of integers"
+        elif not isinstance(sampled, np.ndarray) or sampled.shape != ids.shape or sampled.dtype != _BOOL:
+            error = f"sampled is {_kind(sampled)}, not bool ({len(ids)},)"
+        elif not isinstance(logprobs, np.ndarray) or (logprobs.dtype != _FLOAT32 and logprobs.dtype.kind != "f"):
+            error = f"log-probabilities are {_kind(logprobs)}, not one row of float32"
+        elif logprobs.shape != (np.count_nonzero(sampled),):
+            error = (
+                f"{np.count_nonzero(sampled)} tokens and {logprobs.size} log-probabilities of shape {logprobs.shape}"
+            )
+        elif self.content is not None and not _is_mask(self.content, len(ids)):
+            error = f"content is {_kind(self.content)}, not bool ({len(ids)},)"
+        elif self.messages is not _EMPTY and not _are_messages(self.messages):
+            error = "its messages are not a list of dicts"
+        elif type(self.extras) is not dict or self.extras:
+            error = _extras_error(self.extras, len(ids))
+        if error is None and self.weight_spans is not _EMPTY:
+            error = weight_span_error(self.weight_spans, len(logprobs))
+        if error is None and self.media is not _EMPTY:
+            error = _media_error(self.media, len(ids))
         if error is not None:
             raise InvalidNodeError(f"a node after node {quoted(self.parent)}: {error}")
 
@@ -88,35 +113,9 @@ class TokenNode:
         return len(self.token_ids)
 
 
-def _node_error(node: TokenNode) -> str | None:
-    """The first value that is wrong, in a sentence; every check relies on those before it."""
-    if type(node.parent) is not int or node.parent < -1:
-        return "its parent is neither the index of a node nor -1"
-    if (error := token_ids_error(node.token_ids)) is not None:
-        return error
-    count = len(node.token_ids)
-    if not _is_mask(node.sampled, count):
-        return f"sampled is not a bool array of its {count} tokens"
-    sampled_count = int(np.count_nonzero(node.sampled))
-    if (error := logprobs_error(node.logprobs, sampled_count)) is not None:
-        return f"sampled {error}"
-    if node.content is not None and not _is_mask(node.content, count):
-        return f"content is not a bool array of its {count} tokens"
-    if not isinstance(node.messages, _SEQUENCES):
-        return "its messages are not a list of dicts"
-    for message in node.messages:
-        if not isinstance(message, dict):
-            return "its messages are not a list of dicts"
-    # A dict is checked for first: an abstract class takes ten times as long, and this runs for every decoded node.
-    if not isinstance(node.extras, dict) and not isinstance(node.extras, Mapping):
-        return "its extras are not a mapping of names to arrays"
-    for name, rows in node.extras.items():
-        if (error := extra_error(name, rows, count)) is not None:
-            return error
-    error = weight_span_error(node.weight_spans, sampled_count) if node.weight_spans != () else None
-    if error is None and node.media != ():
-        error = _media_error(node.media, count)
-    return error
+_EMPTY: Final = ()
+_INT32, _BOOL, _FLOAT32 = np.dtype(np.int32), np.dtype(np.bool_), np.dtype(np.float32)
+_SEQUENCES = (tuple, list)
 
 
 def extra_error(name: object, rows: object, count: int) -> str | None:
@@ -130,11 +129,23 @@ def extra_error(name: object, rows: object, count: int) -> str | None:
     return None
 
 
-_SEQUENCES = (tuple, list)
+def _kind(value: object) -> str:
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def _is_mask(array: object, count: int) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.kind == "b" and array.shape == (count,)
+
+
+def _are_messages(messages: object) -> bool:
+    return isinstance(messages, _SEQUENCES) and all(isinstance(message, dict) for message in messages)
+
+
+def _extras_error(extras: object, count: int) -> str | None:
+    if not isinstance(extras, Mapping):
+        return "its extras are not a mapping of names to arrays"
+    errors = (extra_error(name, rows, count) for name, rows in extras.items())
+    return next((error for error in errors if error is not None), None)
 
 
 def _media_error(media: object, count: int) -> str | None:

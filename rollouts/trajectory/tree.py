@@ -21,6 +21,7 @@ import numpy as np
 from renderers import Message, MultiModalData, RenderedTokens
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
+from rollouts.engines.completion_checks import logprobs_error, token_ids_error
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.error_texts import is_unicode, quoted, short_repr
 from rollouts.errors import (
@@ -65,14 +66,19 @@ class Turn:
             )
         if not isinstance(self.message, dict) or not isinstance(self.info, dict):
             raise InvalidTurnError(f"the turn of node {self.node} has a message or an info that is not a dict")
-        for name in ("reward", "seconds"):
-            if not _is_number(value := getattr(self, name)):
-                raise InvalidTurnError(f"the {name} of the turn of node {self.node} is {quoted(value)}, not finite")
+        if not _is_number(self.reward) or not _is_number(self.seconds):
+            raise InvalidTurnError(
+                f"the turn of node {self.node} has the reward {quoted(self.reward)} and the seconds "
+                f"{quoted(self.seconds)}; both are finite numbers"
+            )
+
+
+_LARGEST: Final = sys.float_info.max
 
 
 def _is_number(value: object) -> bool:
     """Whether the value is a finite float, or an int that a float can hold. Called for every decoded turn."""
-    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
+    return (type(value) is float or type(value) is int) and -_LARGEST <= value <= _LARGEST
 
 
 class Branch(NamedTuple):
@@ -136,6 +142,8 @@ class Trajectory:
                 return f"node {index} is a {type(node).__name__}"
             if node.parent >= index:
                 return f"node {index} has the parent {node.parent}, which is not before it"
+        if self.nodes and (error := _range_error(self.nodes)) is not None:
+            return error
         for index, turn in enumerate(self.turns):
             if not isinstance(turn, Turn):
                 return f"turn {index} is a {type(turn).__name__}"
@@ -338,6 +346,26 @@ class Trajectory:
                 if end >= best_length:
                     best, best_length = index, end
         return best, best_length
+
+
+def _range_error(nodes: Sequence[TokenNode]) -> str | None:
+    """The first token id or log-probability that is out of range.
+
+    The arrays of all nodes are checked together: numpy takes as long for one short array as for forty. An array of
+    several nodes is taken once, so that no more memory is used than the arrays themselves use.
+    """
+    ids = {id(node.token_ids): node.token_ids for node in nodes}
+    logprobs = {id(node.logprobs): node.logprobs for node in nodes}
+    if _values_error(np.concatenate(list(ids.values())), np.concatenate(list(logprobs.values()))) is None:
+        return None
+    for index, node in enumerate(nodes):
+        if (error := _values_error(node.token_ids, node.logprobs)) is not None:
+            return f"node {index}: {error}"
+    return None  # together, arrays of several dtypes have yet another dtype
+
+
+def _values_error(token_ids: np.ndarray, logprobs: np.ndarray) -> str | None:
+    return token_ids_error(token_ids) or logprobs_error(logprobs, len(logprobs))
 
 
 def _copied(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:

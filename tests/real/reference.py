@@ -48,7 +48,7 @@ class Reference:
         media = rendered.multi_modal_data
         assert media is not None
         tensors = {}
-        for items in media.mm_items.values():
+        for items in media.media_items.values():
             tensors |= batch_tensors([_as_floats(item) for item in items])
         return {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
 

@@ -17,7 +17,7 @@ from make_checkpoint import make_checkpoint
 from PIL import Image
 from vllm_server import VLLMServer
 
-from renderers import RendererConfig, TemplateRenderer, load_renderer
+from renderers import RendererOptions, TemplateRenderer, load_renderer
 from renderers.errors import TemplateError
 
 # Model directories that a render server loads; it needs no weights.
@@ -139,7 +139,7 @@ def test_images_beside_strings_make_the_prompt_that_the_server_makes(
 
 def test_without_conversion_the_prompt_differs_where_the_template_reads_one_form_only(served: VLLMServer) -> None:
     """The planted fault: without conversion the comparison above fails."""
-    given = load_renderer(served.model_dir, config=RendererConfig(content_form="as_given"))
+    given = load_renderer(served.model_dir, config=RendererOptions(content_form="as_given"))
     expected = theirs(served, CONVERSATIONS["mixed"])
     try:
         ids = given.render(CONVERSATIONS["mixed"], add_generation_prompt=True).token_ids

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from make_checkpoint import make_checkpoint
 from safetensors.numpy import load_file, save_file
-from vllm_server import LONGEST_SECONDS
+from vllm_server import GENERATED, LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts.engines.vllm.capabilities import probe
@@ -235,15 +235,14 @@ async def test_pause_wait_returns_when_running_requests_are_finished(connection,
     scope="session",  # else pytest stops the server after this test
 )
 async def test_pause_keep_freezes_requests_and_their_tokens_are_labelled_with_their_weights(
-    connection, control, restored, clear_cache
+    connection, control, vllm_server, restored, clear_cache
 ):
     undisturbed = await generated(connection, tokens=1500)
     running = await in_flight(connection, tokens=1500)
     await control.pause("keep", clear_cache=clear_cache)
     await control.update_weight_version("later")
     assert await control.weight_version() == "later"
-    await asyncio.sleep(0.3)
-    assert not running.done()
+    await vllm_server.generates_nothing(running)
     await control.resume()
     ended = await running
     first, then = ended["weight_versions"]
@@ -253,11 +252,10 @@ async def test_pause_keep_freezes_requests_and_their_tokens_are_labelled_with_th
     np.testing.assert_allclose(logprobs(ended), logprobs(undisturbed), atol=1e-4)
 
 
-async def test_a_request_to_a_paused_server_waits(connection, control):
+async def test_a_request_to_a_paused_server_waits(connection, control, vllm_server):
     await control.pause()
     waiting = asyncio.ensure_future(generated(connection))
-    await asyncio.sleep(0.3)
-    assert not waiting.done()
+    await vllm_server.generates_nothing(waiting)
     await control.resume()
     assert (await waiting)["finish_reason"] == "length"
 
@@ -265,14 +263,13 @@ async def test_a_request_to_a_paused_server_waits(connection, control):
 # Sleep. On a CPU no memory is freed, but the server keeps the same state.
 
 
-async def test_a_sleeping_server_is_woken_and_not_resumed(connection, control):
+async def test_a_sleeping_server_is_woken_and_not_resumed(connection, control, vllm_server):
     await control.sleep(1)
     assert await control.is_sleeping()
     with pytest.raises(UnsafeControlError, match="level 1"):
         await control.resume()
     waiting = asyncio.ensure_future(generated(connection))
-    await asyncio.sleep(0.3)
-    assert not waiting.done()
+    await vllm_server.generates_nothing(waiting)
     await control.wake_up()
     await waiting
     assert not await control.is_sleeping()
@@ -295,12 +292,13 @@ async def test_another_process_sees_that_the_weights_were_dropped(connection, co
 # Aborts.
 
 
-async def test_an_abort_ends_the_named_request_and_no_other(connection, control):
+async def test_an_abort_ends_the_named_request_and_no_other(connection, control, vllm_server):
     running = await in_flight(connection, request_id="named")
-    beside = asyncio.ensure_future(generated(connection, tokens=200, request_id="beside"))
+    beside = asyncio.ensure_future(generated(connection, tokens=400, request_id="beside"))
     await control.abort([])
     await control.abort(["nobody"])
-    await asyncio.sleep(0.2)
+    before = (await vllm_server.metrics()).total(GENERATED)
+    await vllm_server.until(lambda now: now.running == 2 and now.total(GENERATED) > before, during=beside)
     assert not running.done()
     await control.abort(["named"])
     assert (await asyncio.wait_for(running, LONGEST_SECONDS))["finish_reason"] == "abort"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import io
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.console import Console
 
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import QUICK
-from rollouts.demo.run import run_demo
-from rollouts.demo.server_policy import server_policy
+from rollouts.demo.run import Demo
+from rollouts.demo.server_policy import ServerPolicy
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.vllm import VLLMEngine
 
@@ -33,14 +34,15 @@ SHORT = replace(
 def learned(vllm_server, tmp_path):
     progress = Progress(Console(file=io.StringIO()), SHORT)
     with TrainerProcess(tmp_path / "model", SHORT, 0) as trainer, progress:
-        yield run_demo(
+        demo = Demo(
             recipe=SHORT,
             seed=0,
             out=tmp_path,
             trainer=trainer,
             progress=progress,
-            make_policy=server_policy(vllm_server.base_url),
+            make_policy=partial(ServerPolicy, vllm_server.base_url, None),
         )
+        yield demo.run()
     asyncio.run(put_back(vllm_server))
 
 

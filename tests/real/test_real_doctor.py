@@ -18,7 +18,7 @@ from vllm_server import VLLMServer
 from renderers import load_renderer
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.finding import Outcome, ok
-from rollouts.cli.doctor.image_generation_checks import image_pixels
+from rollouts.cli.doctor.generation_checks import image_pixels
 from rollouts.cli.doctor.image_rendering_checks import image_rendering
 from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.target import Target, fresh_image

@@ -121,7 +121,7 @@ def test_one_changed_pixel_is_noticed(vllm_server):
     theirs = rendered_by(vllm_server, [shown])["features"]["kwargs_data"]["image"][0]
     shown[100, 100, 0] ^= 1
     media = rendered_by_us(vllm_server, [shown]).multi_modal_data
-    (item,) = media.mm_items["image"]
+    (item,) = media.media_items["image"]
     ours = b"".join(encode_item(item, pixel_dtype="uint8", siblings=[item])).decode()
     with pytest.raises(AssertionError):
         assert_same_bytes(ours, theirs)

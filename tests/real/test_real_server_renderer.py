@@ -16,8 +16,7 @@ from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
-from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
-from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ServerRenderer, TokenChunk
 from rollouts.engines.vllm.wire.feature_decoding import encoded_entries
 from rollouts.engines.vllm.wire.feature_encoding import PixelDtype, encode_features
 from rollouts.errors import CapabilityError

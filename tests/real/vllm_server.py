@@ -231,6 +231,17 @@ class VLLMServer:
         await self.until(lambda now: now.running >= requests and now.total(GENERATED) >= tokens, during=call)
         assert not call.done()
 
+    async def generates_nothing(self, *waiting: asyncio.Future[Any]) -> None:
+        """Check that a paused engine generates no token, and that calls wait, during 100 rounds of the engine's loop.
+
+        The engine answers `/is_paused` between two steps: after each answer it would take a step if it could.
+        """
+        before = (await self.metrics()).total(GENERATED)
+        for _ in range(100):
+            assert (await asyncio.to_thread(self.http.get, "/is_paused")).json() == {"is_paused": True}
+        assert (await self.metrics()).total(GENERATED) == before
+        assert not any(call.done() for call in waiting)
+
     async def until_dead(self) -> None:
         async with asyncio.timeout(LONGEST_SECONDS):
             while await asyncio.to_thread(self.is_healthy):

@@ -17,23 +17,32 @@ from renderers.vision.processor import ImageBackend
 from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor
 
 BACKENDS: dict[ImageBackend, type[Any]] = {"torchvision": Qwen2VLImageProcessor, "pillow": Qwen2VLImageProcessorPil}
-QWEN3_VL: dict[str, Any] = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+# What the files for images and for videos have in common.
+QWEN3_PATCHES: dict[str, Any] = {
     "patch_size": 16,
     "temporal_patch_size": 2,
     "merge_size": 2,
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
-QWEN2_VL: dict[str, Any] = {
-    **QWEN3_VL,
-    "image_processor_type": "Qwen2VLImageProcessor",
+QWEN2_PATCHES: dict[str, Any] = {
     "patch_size": 14,
-    "min_pixels": 3136,
-    "max_pixels": 200_000,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+QWEN3_VL: dict[str, Any] = {
+    **QWEN3_PATCHES,
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+}
+QWEN2_VL: dict[str, Any] = {
+    **QWEN3_VL,
+    **QWEN2_PATCHES,
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "min_pixels": 3136,
+    "max_pixels": 200_000,
 }
 CONFIGS = {"Qwen3-VL": QWEN3_VL, "Qwen2-VL": QWEN2_VL}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from renderers import MediaItem, MediaSource
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale
 from renderers.media.source_directory import source_files
 
 KB = 1024

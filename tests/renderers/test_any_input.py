@@ -26,8 +26,8 @@ from PIL import Image
 from renderers import (
     MediaPolicy,
     MediaStore,
-    RendererConfig,
     RendererError,
+    RendererOptions,
     TemplateRenderer,
     build_training_sample,
     load_renderer,
@@ -387,10 +387,10 @@ def test_an_option_of_another_type_is_refused_by_its_name(model: Path, value: An
     options = ["content_form", "thinking_retention", "history", "image_backend", "body_policies", "chat_template"]
     for option in options:
         with pytest.raises(ConfigError, match=option):
-            load_renderer(model, config=RendererConfig(**{option: value}))
+            load_renderer(model, config=RendererOptions(**{option: value}))
     if not isinstance(value, dict):
         with pytest.raises(ConfigError, match="chat_template_kwargs"):
-            RendererConfig(chat_template_kwargs=value)
+            RendererOptions(chat_template_kwargs=value)
     with pytest.raises(ConfigError, match="config is"):
         load_renderer(model, config=value)
 

@@ -211,7 +211,7 @@ def test_images_keep_their_offsets_and_new_ones_follow(renderer: TemplateRendere
     pad = ids_of(renderer, "<|image_pad|>")[0]
     for where in ranges:
         assert result.token_ids[where.offset : where.end] == [pad] * where.length
-    items = result.multi_modal_data.mm_items["image"]
+    items = result.multi_modal_data.media_items["image"]
     assert items[3] is items[0]
     assert prompt.multi_modal_data.mm_placeholders["image"] == before  # the caller's own data is not touched
 

@@ -11,7 +11,7 @@ from grafted import graft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from renderers import BridgeRefusal, RenderedTokens, RendererConfig, TemplateRenderer, load_renderer
+from renderers import BridgeRefusal, RenderedTokens, RendererOptions, TemplateRenderer, load_renderer
 from renderers.errors import ConfigError
 
 # Mistral's habits. Pixtral: a system message stands in the user's turn if that is the last message; a user may send
@@ -52,7 +52,7 @@ WITHOUT = WITH_SYSTEM[1:]
 
 @functools.cache
 def loaded(source: str, history: Any = "template") -> TemplateRenderer:
-    return load_renderer(graft("mistral", source), config=RendererConfig(history=history))
+    return load_renderer(graft("mistral", source), config=RendererOptions(history=history))
 
 
 def sampled(renderer: TemplateRenderer, messages: list[Any], turn: int, **options: Any) -> tuple[list[int], list[int]]:
@@ -176,7 +176,7 @@ def test_as_sampled_extends_the_tokens_that_the_policy_saw_and_is_counted() -> N
 
 
 def test_as_sampled_counts_nothing_where_the_history_is_not_rewritten() -> None:
-    renderer = load_renderer(graft("mistral", PIXTRAL), config=RendererConfig(history="as_sampled"))
+    renderer = load_renderer(graft("mistral", PIXTRAL), config=RendererOptions(history="as_sampled"))
     prompt, completion = sampled(renderer, WITHOUT, 1)
     outcome = renderer.try_bridge(prompt, completion, WITHOUT[2:], previous_messages=WITHOUT[:1])
     assert isinstance(outcome, RenderedTokens)
@@ -220,7 +220,7 @@ THINKING = """\
 
 def test_reasoning_is_kept_by_its_own_option_and_counted_by_its_own_reason() -> None:
     def bridge(**options: Any) -> tuple[Any, Any]:
-        renderer = load_renderer(graft("thinking", THINKING), config=RendererConfig(**options))
+        renderer = load_renderer(graft("thinking", THINKING), config=RendererOptions(**options))
         prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
         completion = renderer.tokenizer.encode_scaffold("<think>\nwhy\n</think>\n\nb<|im_end|>")
         return renderer.try_bridge(
@@ -236,4 +236,4 @@ def test_reasoning_is_kept_by_its_own_option_and_counted_by_its_own_reason() -> 
 
 def test_an_unknown_history_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="as_sampled"):
-        RendererConfig(history="sampled")  # type: ignore[arg-type]
+        RendererOptions(history="sampled")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from renderers import (
     BridgeRefusal,
     MultiModalData,
     RenderedTokens,
-    RendererConfig,
+    RendererOptions,
     TemplateRenderer,
     ThinkingRetention,
     load_renderer,
@@ -130,7 +130,7 @@ def test_a_bridge_is_refused_where_the_template_drops_earlier_reasoning_before_a
 def test_retention_decides_whether_reasoning_is_kept_before_a_user_message(
     tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool
 ) -> None:
-    config = RendererConfig(thinking_retention=retention, chat_template=FORGETFUL)
+    config = RendererOptions(thinking_retention=retention, chat_template=FORGETFUL)
     forgetful = load_renderer(tiny_model_dir, config=config)
     prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
     thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
@@ -152,7 +152,7 @@ ALWAYS_FORGETFUL = """{%- for m in messages -%}
 def test_retention_decides_whether_reasoning_is_kept_within_a_tool_cycle(
     tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool
 ) -> None:
-    config = RendererConfig(thinking_retention=retention, chat_template=ALWAYS_FORGETFUL)
+    config = RendererOptions(thinking_retention=retention, chat_template=ALWAYS_FORGETFUL)
     forgetful = load_renderer(tiny_model_dir, config=config)
     prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
     thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
@@ -228,6 +228,10 @@ def test_new_messages_that_the_template_refuses_are_refused(tiny_model_dir: Path
     prompt = strict.render(QUESTION, add_generation_prompt=True).token_ids
     new = [{"role": "tool", "content": "T"}]
     assert refusal(strict, prompt, ids_of(strict, "A", "<|im_end|>"), new) is BridgeRefusal.TEMPLATE_REFUSES
+
+
+def test_an_empty_prompt_is_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
+    assert refusal(renderer, [], completion, REPLY) is BridgeRefusal.NO_PROMPT
 
 
 def test_image_tokens_without_their_media_are_refused(renderer: TemplateRenderer, completion: list[int]) -> None:

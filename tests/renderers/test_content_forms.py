@@ -22,7 +22,7 @@ from transformers import AutoProcessor, PreTrainedTokenizerFast
 
 from renderers import (
     RenderedTokens,
-    RendererConfig,
+    RendererOptions,
     TemplateRenderer,
     build_training_sample,
     build_training_samples,
@@ -50,7 +50,7 @@ MIXED = """\
 {%- if m.role == 'user' %}{%- for part in m.content %}{{- part.text }}{%- endfor %}
 {%- else %}{{- m.content }}{%- endif %}{{- '<|im_end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-AS_GIVEN = RendererConfig(content_form="as_given")
+AS_GIVEN = RendererOptions(content_form="as_given")
 
 
 def loaded(source: str, **options: Any) -> TemplateRenderer:
@@ -301,7 +301,7 @@ def test_idefics3_prints_a_system_string() -> None:
 def test_as_given_prints_the_text_of_transformers_and_logs_lost_text(caplog: pytest.LogCaptureFixture) -> None:
     renderer = load_renderer(
         directory_of("trl/idefics3"),
-        config=RendererConfig(content_form="as_given", chat_template=corpus.templates()["trl/idefics3"]),
+        config=RendererOptions(content_form="as_given", chat_template=corpus.templates()["trl/idefics3"]),
     )
     messages = [user(text("a")), says("lost"), user(text("b"))]
     with caplog.at_level("WARNING", logger="renderers"):
@@ -313,7 +313,7 @@ def test_as_given_prints_the_text_of_transformers_and_logs_lost_text(caplog: pyt
 
 def test_an_unknown_content_form_is_refused() -> None:
     with pytest.raises(ConfigError, match="as_given"):
-        RendererConfig(content_form="openai")  # type: ignore[arg-type]
+        RendererOptions(content_form="openai")  # type: ignore[arg-type]
 
 
 def test_an_image_never_becomes_a_string() -> None:

@@ -11,7 +11,7 @@ import corpus
 import pytest
 from grafted import grafted_tokenizer_dir
 
-from renderers import BridgeRefusal, RenderedTokens, RendererConfig, TemplateRenderer, load_renderer
+from renderers import BridgeRefusal, RenderedTokens, RendererOptions, TemplateRenderer, load_renderer
 from renderers.errors import MissingTokenError, RendererError
 
 # Its tokenizer lacks a token that the template prints: refused at load, which is what should happen.
@@ -109,7 +109,7 @@ def test_a_history_that_the_template_keeps_is_bridged(template: str) -> None:
 def test_with_retention_all_reasoning_is_kept_and_only_the_new_text_is_added(template: str) -> None:
     tokenizer = corpus.tokenizer_of(template)
     directory = grafted_tokenizer_dir(template) if tokenizer is None else corpus.model_dir(tokenizer)
-    config = RendererConfig(thinking_retention="all", chat_template=corpus.templates()[template])
+    config = RendererOptions(thinking_retention="all", chat_template=corpus.templates()[template])
     keeping = load_renderer(directory, config=config)
     messages = [corpus.user("a"), corpus.says("b", "because"), corpus.user("c")]
     prompt = keeping.render(messages[:1], add_generation_prompt=True).token_ids

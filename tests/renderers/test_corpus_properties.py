@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from renderers import RenderedTokens, TemplateRenderer, create_renderer, load_renderer
 from renderers.errors import RendererError
-from renderers.parsing import ContentDelta, ReasoningDelta, ToolCallDelta
+from renderers.parsing.response import ContentDelta, ReasoningDelta, ToolCallDelta
 
 TEMPLATES = [
     "own/deepseek-v3.1",

@@ -129,8 +129,8 @@ def test_an_announced_number_of_frames_that_is_wrong_is_corrected(monkeypatch: p
     from renderers.media import video_decoding
 
     data = video_file(moving_square(6))
-    real = video_decoding._VideoFile._read_info
-    monkeypatch.setattr(video_decoding._VideoFile, "_read_info", lambda video: real(video)._replace(frames=9))
+    real = video_decoding._VideoFile.read_info
+    monkeypatch.setattr(video_decoding._VideoFile, "read_info", lambda video: real(video)._replace(frames=9))
     seen: list[int] = []
 
     def plan(info: VideoInfo) -> FramePlan:

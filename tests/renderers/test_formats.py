@@ -13,7 +13,7 @@ from grafted import graft, grafted_tokenizer_dir
 from renderers import Format, load_renderer
 from renderers.errors import LoadError, MissingTokenError, RendererError, UnknownFormatError
 from renderers.formats import ReasoningMarkers, by_name, detect_format, names
-from renderers.parsing.syntaxes import JsonCalls
+from renderers.parsing.syntaxes.json_calls import JsonCalls
 from renderers.template.chat_template import ChatTemplate
 from renderers.tokens.tokenizer import TemplateTokenizer
 

@@ -91,9 +91,10 @@ def test_an_audio_tokenizer_of_another_repository_is_refused(processor_directory
 def test_a_missing_package_is_named_with_the_extra_that_installs_it(
     processor_directory: Any, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
+    directory = processor_directory("pixtral")  # which takes the packages to write it
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=rf"{package}.*pip install 'mmrollouts\[processors\]'"):
-        load_processors(processor_directory("pixtral"))
+        load_processors(directory)
 
 
 @pytest.mark.skipif(BY_NAME["smolvlm"].runs_here, reason="num2words is installed")

@@ -18,8 +18,8 @@ from renderers import (
     MultiModalData,
     PlaceholderRange,
     RenderedTokens,
-    RendererConfig,
     RendererError,
+    RendererOptions,
     TemplateRenderer,
     load_renderer,
 )
@@ -128,7 +128,7 @@ def test_text_that_a_template_of_parts_does_not_print_is_logged_with_the_cure(
     template: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As given, transformers prints nothing of it either, and says nothing."""
-    config = RendererConfig(content_form="as_given", chat_template=templates()[template])
+    config = RendererOptions(content_form="as_given", chat_template=templates()[template])
     renderer = load_renderer(directory_of(template), config=config)
     with caplog.at_level("WARNING", logger="renderers"):
         shown = renderer.render([user([{"type": "text", "text": "shown"}])])
@@ -146,7 +146,7 @@ def test_parts_that_a_template_of_strings_prints_as_data_are_logged_with_the_cur
     template: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One prints nothing of them, the other the list as data."""
-    config = RendererConfig(content_form="as_given", chat_template=templates()[template])
+    config = RendererOptions(content_form="as_given", chat_template=templates()[template])
     renderer = load_renderer(directory_of(template), config=config)
     with caplog.at_level("WARNING", logger="renderers"):
         renderer.render([user("shown"), says("shown")])
@@ -311,7 +311,7 @@ def test_options_of_the_wrong_type_are_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match="format"):
         load_renderer(model, format=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="body_policies"):
-        RendererConfig(body_policies=["x"])  # type: ignore[arg-type]
+        RendererOptions(body_policies=["x"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="thinking_retention"):
-        RendererConfig(thinking_retention="some")  # type: ignore[arg-type]
+        RendererOptions(thinking_retention="some")  # type: ignore[arg-type]
     assert issubclass(ConfigError, RendererError)

@@ -384,7 +384,7 @@ def test_raw_pixels_are_named_by_mode_size_and_values() -> None:
 
 def test_the_image_is_a_snapshot_that_later_changes_do_not_reach(renderer: TemplateRenderer) -> None:
     array = np.full((32, 32, 3), 5, dtype=np.uint8)
-    item = render(renderer, array).multi_modal_data.mm_items["image"][0]
+    item = render(renderer, array).multi_modal_data.media_items["image"][0]
     array[:] = 9
     assert item["pixel_values"][0, 0] == 5
     with pytest.raises(ValueError, match="read-only"):
@@ -397,7 +397,7 @@ def test_the_image_is_a_snapshot_that_later_changes_do_not_reach(renderer: Templ
 def test_one_image_is_processed_once_and_shared_between_conversations(tiny_model_dir: Path) -> None:
     renderer = load_renderer(tiny_model_dir)
     data = encoded(Image.fromarray(NOISE))
-    items = [render(renderer, value).multi_modal_data.mm_items["image"][0] for value in (data, data_url(data))]
+    items = [render(renderer, value).multi_modal_data.media_items["image"][0] for value in (data, data_url(data))]
     assert items[0] is items[1]
 
 
@@ -405,7 +405,7 @@ def test_a_store_handed_to_two_renderers_is_shared(tiny_model_dir: Path) -> None
     store = MediaStore()
     one, other = (load_renderer(tiny_model_dir, media_store=store) for _ in range(2))
     data = encoded(Image.fromarray(NOISE))
-    items = [render(renderer, data).multi_modal_data.mm_items["image"][0] for renderer in (one, other)]
+    items = [render(renderer, data).multi_modal_data.media_items["image"][0] for renderer in (one, other)]
     assert items[0] is items[1]
     assert len(store) == 1
 

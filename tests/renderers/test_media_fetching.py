@@ -49,18 +49,6 @@ def test_urls_of_every_part_shape_are_fetched(server: HostileServer, part: dict[
     assert source_of_part(filled, policy()).data == PNG
 
 
-def test_a_given_fetch_function_is_used_instead(server: HostileServer) -> None:
-    asked: list[str] = []
-
-    def own(url: str, policy: MediaPolicy) -> bytes:
-        asked.append(url)
-        return PNG
-
-    assert source_of_part({"type": "image", "image": "https://example.org/x"}, MediaPolicy(), fetch=own).data == PNG
-    assert asked == ["https://example.org/x"]
-    assert server.connections == 0
-
-
 def test_chunked_bodies_and_bodies_that_end_with_the_connection_are_read(server: HostileServer) -> None:
     chunks = b"".join(f"{len(part):x}\r\n".encode() + part + b"\r\n" for part in (PNG[:100], PNG[100:])) + b"0\r\n\r\n"
     chunked = server.on("/chunked", lambda exchange: exchange.send(head("Transfer-Encoding: chunked") + chunks))

@@ -22,7 +22,7 @@ from renderers import (
     MediaSource,
     MediaStore,
     RenderedTokens,
-    RendererConfig,
+    RendererOptions,
     TemplateRenderer,
     load_renderer,
 )
@@ -106,7 +106,7 @@ def tokenizer_dir(template: str) -> Path:
 
 @functools.cache
 def renderer_of(template: str, **variables: Any) -> TemplateRenderer:
-    config = RendererConfig(chat_template_kwargs=variables)
+    config = RendererOptions(chat_template_kwargs=variables)
     plain = load_renderer(tokenizer_dir(template), chat_template=source_of(template), config=config)
     processors = {"image": Scripted("image", IMAGES), "video": Scripted("video", VIDEOS)}
     media = MediaLoader(processors, model="scripted")

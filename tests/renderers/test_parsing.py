@@ -110,13 +110,13 @@ STATUSES: dict[str, tuple[str, ToolCallParseStatus, str | None, dict[str, Any] |
         "look",
         {"a": "\U0001f600"},
     ),
-    "a list": ("[]", ToolCallParseStatus.MALFORMED, None, None),
-    "a string": ('"look"', ToolCallParseStatus.MALFORMED, None, None),
+    "a list": ("[]", ToolCallParseStatus.MALFORMED_STRUCTURE, None, None),
+    "a string": ('"look"', ToolCallParseStatus.MALFORMED_STRUCTURE, None, None),
     "missing name": ('{"arguments": {}}', ToolCallParseStatus.MISSING_NAME, None, None),
     "empty name": ('{"name": "", "arguments": {}}', ToolCallParseStatus.MISSING_NAME, None, None),
     "number for a name": ('{"name": 3, "arguments": {}}', ToolCallParseStatus.MISSING_NAME, None, None),
-    "list of arguments": ('{"name": "look", "arguments": [1]}', ToolCallParseStatus.MALFORMED, "look", None),
-    "arguments as text": ('{"name": "look", "arguments": "{}"}', ToolCallParseStatus.MALFORMED, "look", None),
+    "list of arguments": ('{"name": "look", "arguments": [1]}', ToolCallParseStatus.MALFORMED_STRUCTURE, "look", None),
+    "arguments as text": ('{"name": "look", "arguments": "{}"}', ToolCallParseStatus.MALFORMED_STRUCTURE, "look", None),
     "unknown": ('{"name": "jump", "arguments": {}}', ToolCallParseStatus.UNKNOWN_TOOL, "jump", {}),
     "deep": (
         '{"name": "look", "arguments": {"a": ' + "[" * 60 + "]" * 60 + "}}",
@@ -126,7 +126,7 @@ STATUSES: dict[str, tuple[str, ToolCallParseStatus, str | None, dict[str, Any] |
     ),
     "too deep": (
         '{"name": "look", "arguments": {"a": ' + "[" * 300 + "]" * 300 + "}}",
-        ToolCallParseStatus.MALFORMED,
+        ToolCallParseStatus.MALFORMED_STRUCTURE,
         "look",
         None,
     ),
@@ -148,15 +148,19 @@ def test_every_attempt_is_kept_with_its_status(renderer: TemplateRenderer, name:
 
 
 def test_the_table_above_has_every_status_but_unclosed() -> None:
-    assert {status for _, status, *_ in STATUSES.values()} == set(ToolCallParseStatus) - {ToolCallParseStatus.UNCLOSED}
+    assert {status for _, status, *_ in STATUSES.values()} == set(ToolCallParseStatus) - {
+        ToolCallParseStatus.UNCLOSED_BLOCK
+    }
 
 
 def test_a_call_that_is_never_closed_keeps_what_it_says(renderer: TemplateRenderer) -> None:
     block = '{"name": "look", "arguments": {}}'
     (call,) = parse(renderer, "<tool_call>", block, "<|im_end|>").tool_calls
-    assert call == ParsedToolCall(f"<tool_call>{block}", "look", {}, (0, 1 + len(block)), ToolCallParseStatus.UNCLOSED)
+    assert call == ParsedToolCall(
+        f"<tool_call>{block}", "look", {}, (0, 1 + len(block)), ToolCallParseStatus.UNCLOSED_BLOCK
+    )
     (empty,) = parse(renderer, "<tool_call>").tool_calls
-    assert (empty.token_span, empty.status) == ((0, 1), ToolCallParseStatus.UNCLOSED)
+    assert (empty.token_span, empty.status) == ((0, 1), ToolCallParseStatus.UNCLOSED_BLOCK)
 
 
 def test_a_marker_inside_a_call_belongs_to_the_call(renderer: TemplateRenderer) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tool_call_texts import CONTROL, TOOLS, parse, parse_single, tokenizer_for
 
 from renderers.formats import by_name
-from renderers.parsing import parse_response
-from renderers.parsing.json_text import MAX_DEPTH, is_deeper_than
+from renderers.parsing.literals import MAX_DEPTH, is_deeper_than
+from renderers.parsing.parser import parse_response
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from renderers import ParsedResponse, TemplateRenderer, ToolCallParseStatus, loa
 from renderers.formats import detect_format
 from renderers.formats.prompts.deepseek_v4 import SOURCE, deepseek_v4_prompt
 from renderers.messages import check_messages
-from renderers.parsing import ResponseParser, ends_in_reasoning, parse_response
+from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
 from renderers.template.chat_template import ChatTemplate
 from renderers.template.python_template import PythonTemplate
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -305,9 +305,9 @@ def test_harmony_reasoning_without_its_end_is_open() -> None:
 def test_harmony_calls_that_are_cut_off_or_no_json_are_kept() -> None:
     renderer = renderer_of("trl/gptoss")
     header = "<|channel|>commentary to=functions.look_up<|message|>"
-    assert parse_text(renderer, header + '{"count": 1').tool_calls[0].status is ToolCallParseStatus.UNCLOSED
+    assert parse_text(renderer, header + '{"count": 1').tool_calls[0].status is ToolCallParseStatus.UNCLOSED_BLOCK
     assert parse_text(renderer, header + '{"count"<|call|>').tool_calls[0].status is ToolCallParseStatus.INVALID_JSON
-    assert parse_text(renderer, header + "[1]<|call|>").tool_calls[0].status is ToolCallParseStatus.MALFORMED
+    assert parse_text(renderer, header + "[1]<|call|>").tool_calls[0].status is ToolCallParseStatus.MALFORMED_STRUCTURE
     unknown = "<|channel|>commentary to=functions.jump<|message|>{}<|call|>"
     assert parse_text(renderer, unknown, tools=TOOLS).tool_calls[0].status is ToolCallParseStatus.UNKNOWN_TOOL
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from tool_call_texts import MALFORMED, OK, UNCLOSED, fenced, m3, parse
+from tool_call_texts import MALFORMED_STRUCTURE, OK, UNCLOSED_BLOCK, fenced, m3, parse
 
 SEVERAL = {
     "minimax-m2": ('<minimax:tool_call>\n{}\n{}\n</minimax:tool_call>', '<invoke name="{}">\n</invoke>'),
@@ -42,7 +42,11 @@ def test_several_calls_in_one_block_each_have_their_own_text_and_span(name: str)
 def test_text_between_calls_is_kept_as_a_malformed_call(name: str) -> None:
     block, template = SEVERAL[name]
     parsed = parse(name, block.format(template.format("look") + "junk", template.format("see")))
-    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", OK), (None, MALFORMED), ("see", OK)]
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [
+        ("look", OK),
+        (None, MALFORMED_STRUCTURE),
+        ("see", OK),
+    ]
     assert parsed.tool_calls[1].raw.strip() == "junk"
 
 
@@ -52,4 +56,4 @@ def test_a_call_without_its_end_marker_is_unclosed_and_the_next_call_is_parsed(n
     begun = template.format("look")
     end = begun.rindex("<") if name != "minimax-m3" else begun.rindex("]<]")
     parsed = parse(name, block.format(begun[:end], template.format("see")))
-    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", UNCLOSED), ("see", OK)]
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", UNCLOSED_BLOCK), ("see", OK)]

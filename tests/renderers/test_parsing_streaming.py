@@ -15,14 +15,8 @@ from hypothesis import strategies as st
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.formats import Format, by_name
-from renderers.parsing import (
-    ContentDelta,
-    Delta,
-    ReasoningDelta,
-    ResponseParser,
-    ToolCallDelta,
-    parse_response,
-)
+from renderers.parsing.parser import ResponseParser, parse_response
+from renderers.parsing.response import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 #: family -> (tokens that its tokenizer has, texts that take part in its markers)
@@ -149,7 +143,7 @@ def test_a_call_comes_as_text_and_then_as_a_call() -> None:
     assert feed(parser, "\n<tool_call>")[-1] == ToolCallDelta(1, "<tool_call>")
     response = parser.finish()
     assert response.content == "I"
-    assert [made.status for made in response.tool_calls] == [ToolCallParseStatus.OK, ToolCallParseStatus.UNCLOSED]
+    assert [made.status for made in response.tool_calls] == [ToolCallParseStatus.OK, ToolCallParseStatus.UNCLOSED_BLOCK]
 
 
 def test_an_incomplete_character_waits_for_its_bytes() -> None:

@@ -7,11 +7,11 @@ from bytewise import bytewise_tokenizer, ids_of_text
 from tool_call_texts import (
     BLOCKS,
     INVALID_JSON,
-    MALFORMED,
+    MALFORMED_STRUCTURE,
     MISSING_NAME,
     OK,
     TOOLS,
-    UNCLOSED,
+    UNCLOSED_BLOCK,
     Case,
     parse,
     parse_single,
@@ -20,7 +20,7 @@ from tool_call_texts import (
 
 from renderers import ToolCallParseStatus
 from renderers.formats import Format, by_name, names
-from renderers.parsing import parse_response
+from renderers.parsing.parser import parse_response
 
 CASES = [(name, case) for name, cases in BLOCKS.items() for case in cases]
 
@@ -66,7 +66,7 @@ def test_every_syntax_with_markers_has_every_status_that_it_can_have() -> None:
         if name == "lfm2" or name.startswith("llama-4"):
             possible -= {MISSING_NAME}  # a call without a name is no call of Python's
         if name in ("mistral", "llama-3.1", "llama-4-pythonic"):
-            possible -= {UNCLOSED}  # nothing closes these but the end of the turn
+            possible -= {UNCLOSED_BLOCK}  # nothing closes these but the end of the turn
         assert {case.status for case in cases} == possible, name
 
 
@@ -106,7 +106,7 @@ def test_a_closing_tag_in_ordinary_tokens_inside_an_argument_is_part_of_it() -> 
     ],
 )
 def test_an_argument_that_comes_twice_makes_a_call_malformed(name: str, text: str) -> None:
-    assert parse_single(name, text).status is MALFORMED
+    assert parse_single(name, text).status is MALFORMED_STRUCTURE
 
 
 def test_the_tool_call_texts_cover_every_syntax() -> None:

@@ -27,7 +27,7 @@ from renderers import (
     BridgeRefusal,
     MultiModalData,
     RenderedTokens,
-    RendererConfig,
+    RendererOptions,
     TemplateRenderer,
     is_multimodal,
     load_renderer,
@@ -280,7 +280,7 @@ BESIDE_IMAGES = [
 @pytest.fixture(scope="module", params=["trl/qwen3_vl", "trl/qwen3_5_think"])
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
     directory = finetune(request.param, tmp_path_factory.mktemp("models"))
-    return load_renderer(directory, config=RendererConfig(thinking_retention="all"))
+    return load_renderer(directory, config=RendererOptions(thinking_retention="all"))
 
 
 @pytest.mark.parametrize("parts", BESIDE_IMAGES)
@@ -315,7 +315,7 @@ def test_a_bridge_trims_beside_images_as_a_rendering_does(
 
 
 def test_the_numbers_of_images_continue_after_a_bridge(tmp_path: Path) -> None:
-    config = RendererConfig(chat_template_kwargs={"add_vision_id": True})
+    config = RendererOptions(chat_template_kwargs={"add_vision_id": True})
     numbering = load_renderer(finetune("trl/qwen3_vl", tmp_path), config=config)
     messages = [corpus.user([image(0), image(1)]), corpus.says("A"), corpus.user([image(2)])]
     prompt = numbering.render(messages[:1], add_generation_prompt=True)

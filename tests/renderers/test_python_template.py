@@ -9,11 +9,7 @@ import pytest
 
 from renderers.errors import PromptRefusedError, TemplateError
 from renderers.template.chat_template import ChatTemplate
-from renderers.template.python_template import (
-    PythonTemplate,
-    message_mark,
-    messages_end_mark,
-)
+from renderers.template.python_template import PythonTemplate, message_mark
 from renderers.template.traced import traced_join
 from tests.renderers.corpus import says, user
 
@@ -33,7 +29,7 @@ def _shout(
             if message["content"] == "quiet":
                 raise PromptRefusedError("too quiet", cure="Speak up.", message_index=index)
             yield from (message_mark(index), "[", message["content"], mark, "]")
-        yield messages_end_mark()
+        yield message_mark(None)
         if add_generation_prompt:
             yield "[" + ("tools" if tools else "")
 

@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor
 
 from renderers.errors import InvalidFileError
 from renderers.media.decoding import decoder_versions
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale
 from renderers.vision.processor import ImageBackend
 from renderers.vision.qwen_vl import QwenVLConfig, is_qwen_vl_image_config
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from qwen_vl_reference import QWEN2_PATCHES, QWEN3_PATCHES
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl import video_processing_qwen2_vl as qwen2
 from transformers.models.qwen3_vl import video_processing_qwen3_vl as qwen3
@@ -34,23 +35,15 @@ from renderers.vision.qwen_vl_video import (
 )
 
 QWEN3_VL: dict[str, Any] = {
+    **QWEN3_PATCHES,
     "video_processor_type": "Qwen3VLVideoProcessor",
     "size": {"shortest_edge": 4096, "longest_edge": 25165824},
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
 }
 QWEN2_VL: dict[str, Any] = {
+    **QWEN2_PATCHES,
     "video_processor_type": "Qwen2VLVideoProcessor",
     "min_pixels": 3136,
     "max_pixels": 100_352,
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 CONFIGS = {
     "Qwen3-VL": QWEN3_VL,

@@ -147,9 +147,9 @@ def test_content_never_adds_a_control_token_and_decodes_to_itself(
 
 
 def test_the_control_token_check_finds_a_planted_fault(tiny_model_dir: Path) -> None:
-    from renderers import RendererConfig, load_renderer
+    from renderers import RendererOptions, load_renderer
 
-    forging = load_renderer(tiny_model_dir, config=RendererConfig(body_policies={"user": "parse"}))
+    forging = load_renderer(tiny_model_dir, config=RendererOptions(body_policies={"user": "parse"}))
     rendered = forging.render([{"role": "user", "content": "<|im_end|>"}])
     assert count(rendered, control_id(forging, "<|im_end|>")) == 2
 
@@ -416,7 +416,7 @@ def test_placeholder_tokens_are_content_of_the_message_with_the_image(renderer: 
 def test_the_same_image_twice_is_one_item_with_two_ranges(renderer: TemplateRenderer) -> None:
     rendered = renderer.render([{"role": "user", "content": [image_part(), image_part()]}])
     assert rendered.multi_modal_data is not None
-    first, second = rendered.multi_modal_data.mm_items["image"]
+    first, second = rendered.multi_modal_data.media_items["image"]
     assert first is second
     assert len(set(rendered.multi_modal_data.mm_hashes["image"])) == 1
     offsets = [where.offset for where in rendered.multi_modal_data.mm_placeholders["image"]]
@@ -428,7 +428,7 @@ def test_images_of_equal_size_are_not_mixed_up_by_any_cache(renderer: TemplateRe
     for colour in (10, 20, 10):
         rendered = renderer.render([{"role": "user", "content": [image_part(colour=colour)]}])
         assert rendered.multi_modal_data is not None
-        item = rendered.multi_modal_data.mm_items["image"][0]
+        item = rendered.multi_modal_data.media_items["image"][0]
         assert item["pixel_values"][0, 0] == colour
         hashes.append(item.mm_hash)
     assert hashes[0] == hashes[2] != hashes[1]

@@ -64,14 +64,14 @@ def test_large_images_give_the_pixels_of_torch(before: tuple[int, int], after: t
 
 def test_floats_of_32_bits_are_taken_only_where_their_sums_are_exact() -> None:
     """Strong shrinking leaves more fractional bits than 24-bit sums hold; both products are covered above."""
-    kinds = {scale: resampling._weights(100 * scale, 100, 3).dtype for scale in (1, 2, 4, 16)}
+    kinds = {scale: resampling._weights(100 * scale, 100, 3).blocks[0].weights.dtype for scale in (1, 2, 4, 16)}
     assert kinds == {1: np.float32, 2: np.float32, 4: np.float32, 16: np.float64}
     for scale in (1, 2, 4, 16):
         weights = resampling._weights(100 * scale, 100, 3)
         for block in weights.blocks:
             assert (block.weights == np.rint(block.weights)).all()
             largest = 128 * int(np.abs(block.weights).sum(axis=0).max())
-            assert largest < (1 << 24 if weights.dtype == np.float32 else 1 << 53)
+            assert largest < (1 << 24 if block.weights.dtype == np.float32 else 1 << 53)
 
 
 def test_leading_axes_are_planes_of_their_own() -> None:

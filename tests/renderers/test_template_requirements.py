@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from renderers import (
     BridgeRefusal,
     RenderedTokens,
-    RendererConfig,
+    RendererOptions,
     TemplateRenderer,
     ToolCallParseStatus,
     create_renderer,
@@ -186,7 +186,7 @@ def test_a_template_is_chosen_by_its_name_for_conversations_of_every_kind(tmp_pa
     directory = model_with(NAMED, tmp_path)
     always = load_renderer(directory, chat_template="default")
     assert always.render(ASKED, tools=TOOLS).token_ids == hugging_face(NAMED, ASKED, chat_template="default")
-    config = RendererConfig(chat_template="rag", chat_template_kwargs={"documents": [{"text": "a fact"}]})
+    config = RendererOptions(chat_template="rag", chat_template_kwargs={"documents": [{"text": "a fact"}]})
     expected = hugging_face(NAMED, ASKED, chat_template="rag", documents=[{"text": "a fact"}])
     assert load_renderer(directory, config=config).render(ASKED).token_ids == expected
     assert create_renderer(PreTrainedTokenizerFast.from_pretrained(directory), config).render_ids(ASKED) == expected

@@ -15,6 +15,7 @@ from renderers.errors import MessageError, TemplateError, UnknownRoleError
 from renderers.training_sample import (
     MessageLossMaskError,
     NoTrainedTokensError,
+    RenderedTrainingSample,
     build_training_sample,
     build_training_samples,
 )
@@ -28,16 +29,13 @@ def test_tokens_equal_those_of_the_rendering_and_sampled_tokens_carry_loss(name:
         rendered = renderer.render(messages, tools=tools)
     except TemplateError:
         pytest.skip("the template refuses this conversation")
-    if not any(rendered.sampled_mask):
-        with pytest.raises(NoTrainedTokensError):
-            build_training_sample(renderer, messages, tools=tools)
-        return
     sample = build_training_sample(renderer, messages, tools=tools)
     assert sample.token_ids == rendered.token_ids
     assert sample.loss_mask == rendered.sampled_mask
     assert sample.message_indices == rendered.message_indices
     assert sample.num_trained_tokens == sum(rendered.sampled_mask)
-    assert sample.trained_messages == tuple(i for i, m in enumerate(messages) if m["role"] == "assistant")
+    trained = tuple(i for i, m in enumerate(messages) if m["role"] == "assistant")
+    assert sample.trained_messages == (trained if sample.num_trained_tokens else ())
     assert sample.multi_modal_data is None
     assert sample.mm_token_type_ids is None
 
@@ -118,7 +116,6 @@ def test_an_unknown_body_role_is_refused() -> None:
         build_training_sample(renderer_of("trl/qwen2_5"), [QUESTION, says("b")], content_sft_roles={"tools"})
 
 
-@pytest.mark.parametrize("build", [build_training_sample, build_training_samples])
 @pytest.mark.parametrize(
     ("messages", "options", "reason"),
     [
@@ -132,11 +129,23 @@ def test_an_unknown_body_role_is_refused() -> None:
         ),
     ],
 )
-def test_an_error_for_a_conversation_without_loss_names_the_reason(
-    build: Any, messages: Any, options: Any, reason: str
+def test_a_conversation_without_loss_is_one_sample_without_loss_and_an_error_that_names_the_reason_for_several(
+    messages: Any, options: Any, reason: str
 ) -> None:
+    renderer = renderer_of("trl/qwen2_5")
+    sample = build_training_sample(renderer, messages, **options)
+    assert sample.loss_mask == [False] * len(sample)
     with pytest.raises(NoTrainedTokensError, match=reason):
-        build(renderer_of("trl/qwen2_5"), messages, **options)
+        build_training_samples(renderer, messages, **options)
+
+
+def test_a_sample_of_columns_reads_back_as_these_columns() -> None:
+    sample = RenderedTrainingSample(token_ids=[5, 6, 7, 8], loss_mask=[False, True, True, False])
+    assert (sample.token_ids, sample.loss_mask) == ([5, 6, 7, 8], [False, True, True, False])
+    assert sample.loss_ranges == ((1, 3),)
+    assert (sample.multi_modal_data, sample.mm_token_type_ids) == (None, None)
+    typed = RenderedTrainingSample(token_ids=[5], loss_mask=[True], mm_token_type_ids=[1])
+    assert typed.mm_token_type_ids == [1]
 
 
 def test_a_stop_token_that_the_template_prints_is_not_added_again() -> None:

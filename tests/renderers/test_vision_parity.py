@@ -73,14 +73,14 @@ def check_equal(family: str, messages: Messages) -> RenderedTokens:
     assert np.all(theirs.pop("attention_mask") == 1)
     assert rendered.multi_modal_data is not None
     for modality, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
-        items = rendered.multi_modal_data.mm_items.get(modality, [])
+        items = rendered.multi_modal_data.media_items.get(modality, [])
         if items:
             floats = [normalise(item[pixels], item.scale) for item in items if item.scale is not None]
             np.testing.assert_array_equal(np.concatenate(floats), theirs.pop(pixels))
             name = f"{modality}_grid_thw"
             np.testing.assert_array_equal(np.stack([item[name] for item in items]), theirs.pop(name))
     if "second_per_grid_ts" in theirs:
-        ours = [item["second_per_grid_ts"] for item in rendered.multi_modal_data.mm_items["video"]]
+        ours = [item["second_per_grid_ts"] for item in rendered.multi_modal_data.media_items["video"]]
         # Models take it in float32, in which a tensor of Python floats comes.
         np.testing.assert_array_equal(np.stack(ours), np.asarray(theirs.pop("second_per_grid_ts"), dtype=np.float32))
     assert not theirs, f"not compared: {sorted(theirs)}"
@@ -190,7 +190,7 @@ def test_a_sum_of_ranges_is_the_sum_of_grids() -> None:
     rendered = renderer_of("qwen3-vl").render(CONVERSATIONS["videos and images"])
     assert rendered.multi_modal_data is not None
     for modality, ranges in rendered.multi_modal_data.mm_placeholders.items():
-        grids = [item[f"{modality}_grid_thw"] for item in rendered.multi_modal_data.mm_items[modality]]
+        grids = [item[f"{modality}_grid_thw"] for item in rendered.multi_modal_data.media_items[modality]]
         assert sum(where.num_embeds for where in ranges) == sum(int(np.prod(grid)) // 4 for grid in grids)
 
 

@@ -10,14 +10,14 @@ from bytewise import bytewise_tokenizer, ids_of_text
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.formats import by_name
-from renderers.parsing import parse_response
+from renderers.parsing.parser import parse_response
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 OK = ToolCallParseStatus.OK
 INVALID_JSON = ToolCallParseStatus.INVALID_JSON
-UNCLOSED = ToolCallParseStatus.UNCLOSED
+UNCLOSED_BLOCK = ToolCallParseStatus.UNCLOSED_BLOCK
 MISSING_NAME = ToolCallParseStatus.MISSING_NAME
-MALFORMED = ToolCallParseStatus.MALFORMED
+MALFORMED_STRUCTURE = ToolCallParseStatus.MALFORMED_STRUCTURE
 UNKNOWN_TOOL = ToolCallParseStatus.UNKNOWN_TOOL
 #: Control tokens that the tokenizers of each family have.
 CONTROL: dict[str, tuple[str, ...]] = {
@@ -84,7 +84,7 @@ class Case(NamedTuple):
     text: str
     status: ToolCallParseStatus
     name: str | None = None
-    arguments: dict[str, Any] | None = None
+    arguments: dict[str, Any] | str | None = None
 
 
 def m3(text: str) -> str:
@@ -103,14 +103,14 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<tool_call>\n<function=look>\n</function>\n</tool_call>", OK, "look", {}),
         Case("<tool_call><function=look><parameter=n>two</parameter></function></tool_call>", INVALID_JSON, "look",
              {"n": "two"}),
-        Case("<tool_call><function=look><parameter=q>x</function></tool_call>", MALFORMED, "look", {}),
-        Case("<tool_call><function=look>junk</function></tool_call>", MALFORMED, "look", {}),
-        Case("<tool_call><function=look", UNCLOSED),
-        Case("<tool_call><function=look></tool_call>", UNCLOSED, "look", {}),
+        Case("<tool_call><function=look><parameter=q>x</function></tool_call>", MALFORMED_STRUCTURE, "look", {}),
+        Case("<tool_call><function=look>junk</function></tool_call>", MALFORMED_STRUCTURE, "look", {}),
+        Case("<tool_call><function=look", UNCLOSED_BLOCK),
+        Case("<tool_call><function=look></tool_call>", UNCLOSED_BLOCK, "look", {}),
         Case("<tool_call><function=></function></tool_call>", MISSING_NAME),
-        Case("<tool_call>look</tool_call>", MALFORMED),
-        Case("<tool_call></tool_call>", MALFORMED),
-        Case("<tool_call><function=look><parameter=q>\nx\n</parameter></function>", UNCLOSED, "look", {"q": "x"}),
+        Case("<tool_call>look</tool_call>", MALFORMED_STRUCTURE),
+        Case("<tool_call></tool_call>", MALFORMED_STRUCTURE),
+        Case("<tool_call><function=look><parameter=q>\nx\n</parameter></function>", UNCLOSED_BLOCK, "look", {"q": "x"}),
         Case("<tool_call><function=jump></function></tool_call>", UNKNOWN_TOOL, "jump", {}),
     ],
     "glm-4.5": [
@@ -118,12 +118,12 @@ BLOCKS: dict[str, list[Case]] = {
              "</arg_value>\n</tool_call>", OK, "look", {"q": "1", "n": 2}),
         Case("<tool_call>look<arg_key>n</arg_key><arg_value>x</arg_value></tool_call>", INVALID_JSON, "look",
              {"n": "x"}),
-        Case("<tool_call>look<arg_key>q</arg_key></tool_call>", MALFORMED, "look", {}),
-        Case("<tool_call>look<arg_key>q<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>", MALFORMED, "look",
+        Case("<tool_call>look<arg_key>q</arg_key></tool_call>", MALFORMED_STRUCTURE, "look", {}),
+        Case("<tool_call>look<arg_key>q<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>", MALFORMED_STRUCTURE, "look",
              {"n": 1}),
-        Case("<tool_call>look<arg_key>q</arg_key><arg_value>x</tool_call>", MALFORMED, "look", {}),
+        Case("<tool_call>look<arg_key>q</arg_key><arg_value>x</tool_call>", MALFORMED_STRUCTURE, "look", {}),
         Case("<tool_call><arg_key>q</arg_key><arg_value>x</arg_value></tool_call>", MISSING_NAME),
-        Case("<tool_call>look<arg_key>q</arg_key><arg_value>x</arg_value>", UNCLOSED, "look", {"q": "x"}),
+        Case("<tool_call>look<arg_key>q</arg_key><arg_value>x</arg_value>", UNCLOSED_BLOCK, "look", {"q": "x"}),
         Case("<tool_call>jump</tool_call>", UNKNOWN_TOOL, "jump", {}),
     ],
     "minimax-m2": [
@@ -131,48 +131,48 @@ BLOCKS: dict[str, list[Case]] = {
              "</parameter>\n</invoke>\n</minimax:tool_call>", OK, "look", {"q": "a", "xs": [1]}),
         Case('<minimax:tool_call><invoke name="look"><parameter name="n">x</parameter></invoke></minimax:tool_call>',
              INVALID_JSON, "look", {"n": "x"}),
-        Case('<minimax:tool_call><invoke name="look"><parameter name="n">1</invoke></minimax:tool_call>', MALFORMED,
+        Case('<minimax:tool_call><invoke name="look"><parameter name="n">1</invoke></minimax:tool_call>', MALFORMED_STRUCTURE,
              "look", {}),
-        Case("<minimax:tool_call><invoke name=look></invoke></minimax:tool_call>", MALFORMED),
+        Case("<minimax:tool_call><invoke name=look></invoke></minimax:tool_call>", MALFORMED_STRUCTURE),
         Case('<minimax:tool_call><invoke name=""></invoke></minimax:tool_call>', MISSING_NAME),
-        Case('<minimax:tool_call><invoke name="look">', UNCLOSED, "look", {}),
-        Case("<minimax:tool_call>look()</minimax:tool_call>", MALFORMED),
+        Case('<minimax:tool_call><invoke name="look">', UNCLOSED_BLOCK, "look", {}),
+        Case("<minimax:tool_call>look()</minimax:tool_call>", MALFORMED_STRUCTURE),
         Case('<minimax:tool_call><invoke name="jump"></invoke></minimax:tool_call>', UNKNOWN_TOOL, "jump", {}),
     ],
     "minimax-m3": [
         Case(m3('<tool_call>\n<invoke name="look"><q>a</q><n>2</n><xs><item>1</item><item>b</item></xs></invoke>\n'
                 "</tool_call>"), OK, "look", {"q": "a", "n": 2, "xs": [1, "b"]}),
         Case(m3('<tool_call><invoke name="look"><n>x</n></invoke></tool_call>'), INVALID_JSON, "look"),
-        Case(m3('<tool_call><invoke name="look"><n>1</q></invoke></tool_call>'), MALFORMED, "look"),
-        Case(m3('<tool_call><invoke name="look"></n></invoke></tool_call>'), MALFORMED, "look"),
-        Case(m3('<tool_call><invoke name="look"><n></invoke></tool_call>'), MALFORMED, "look"),
+        Case(m3('<tool_call><invoke name="look"><n>1</q></invoke></tool_call>'), MALFORMED_STRUCTURE, "look"),
+        Case(m3('<tool_call><invoke name="look"></n></invoke></tool_call>'), MALFORMED_STRUCTURE, "look"),
+        Case(m3('<tool_call><invoke name="look"><n></invoke></tool_call>'), MALFORMED_STRUCTURE, "look"),
         Case(m3('<tool_call><invoke name=""></invoke></tool_call>'), MISSING_NAME),
-        Case(m3("<tool_call><invoke look></invoke></tool_call>"), MALFORMED),
-        Case(m3('<tool_call><invoke name="look">' + "<a>" * 99 + "</a>" * 99 + "</invoke></tool_call>"), MALFORMED,
+        Case(m3("<tool_call><invoke look></invoke></tool_call>"), MALFORMED_STRUCTURE),
+        Case(m3('<tool_call><invoke name="look">' + "<a>" * 99 + "</a>" * 99 + "</invoke></tool_call>"), MALFORMED_STRUCTURE,
              "look"),
-        Case(m3('<tool_call><invoke name="look"><q>a'), UNCLOSED, "look"),
+        Case(m3('<tool_call><invoke name="look"><q>a'), UNCLOSED_BLOCK, "look"),
         Case(m3('<tool_call><invoke name="jump"></invoke></tool_call>'), UNKNOWN_TOOL, "jump", {}),
     ],
     "deepseek-v3": [
         Case(fenced('<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{"q": "a"}\n```<｜tool▁call▁end｜>'), OK,
              "look", {"q": "a"}),
         Case(fenced("<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{q}\n```<｜tool▁call▁end｜>"),
-             INVALID_JSON, "look"),
-        Case(fenced('<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n{"q": "a"}<｜tool▁call▁end｜>'), MALFORMED, "look"),
-        Case(fenced("<｜tool▁call▁begin｜>function look<｜tool▁call▁end｜>"), MALFORMED),
+             INVALID_JSON, "look", "{q}"),
+        Case(fenced('<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n{"q": "a"}<｜tool▁call▁end｜>'), MALFORMED_STRUCTURE, "look"),
+        Case(fenced("<｜tool▁call▁begin｜>function look<｜tool▁call▁end｜>"), MALFORMED_STRUCTURE),
         Case(fenced("<｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json\n{}\n```<｜tool▁call▁end｜>"), MISSING_NAME),
-        Case(fenced("look"), MALFORMED),
-        Case(fenced(""), MALFORMED),
-        Case("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{}", UNCLOSED, "look"),
+        Case(fenced("look"), MALFORMED_STRUCTURE),
+        Case(fenced(""), MALFORMED_STRUCTURE),
+        Case("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{}", UNCLOSED_BLOCK, "look"),
         Case(fenced("<｜tool▁call▁begin｜>function<｜tool▁sep｜>jump\n```json\n{}\n```<｜tool▁call▁end｜>"), UNKNOWN_TOOL,
              "jump", {}),
     ],
     "deepseek-v3.1": [
         Case(fenced('<｜tool▁call▁begin｜>look<｜tool▁sep｜>{"q": "a"}<｜tool▁call▁end｜>'), OK, "look", {"q": "a"}),
-        Case(fenced("<｜tool▁call▁begin｜>look<｜tool▁sep｜>{<｜tool▁call▁end｜>"), INVALID_JSON, "look"),
-        Case(fenced("<｜tool▁call▁begin｜>look<｜tool▁sep｜>[]<｜tool▁call▁end｜>"), MALFORMED, "look"),
+        Case(fenced("<｜tool▁call▁begin｜>look<｜tool▁sep｜>{<｜tool▁call▁end｜>"), INVALID_JSON, "look", "{"),
+        Case(fenced("<｜tool▁call▁begin｜>look<｜tool▁sep｜>[]<｜tool▁call▁end｜>"), MALFORMED_STRUCTURE, "look"),
         Case(fenced("<｜tool▁call▁begin｜><｜tool▁sep｜>{}<｜tool▁call▁end｜>"), MISSING_NAME),
-        Case("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{}", UNCLOSED, "look", {}),
+        Case("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{}", UNCLOSED_BLOCK, "look", {}),
         Case(fenced("<｜tool▁call▁begin｜>jump<｜tool▁sep｜>{}<｜tool▁call▁end｜>"), UNKNOWN_TOOL, "jump", {}),
     ],
     "deepseek-v4": [
@@ -182,8 +182,8 @@ BLOCKS: dict[str, list[Case]] = {
         Case('<｜DSML｜tool_calls><｜DSML｜invoke name="look"><｜DSML｜parameter name="n" string="false">x'
              "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>", INVALID_JSON, "look", {"n": "x"}),
         Case('<｜DSML｜tool_calls><｜DSML｜invoke name="look"><｜DSML｜parameter name="n" string="maybe">x'
-             "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>", MALFORMED, "look", {}),
-        Case('<｜DSML｜tool_calls><｜DSML｜invoke name="look">', UNCLOSED, "look", {}),
+             "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>", MALFORMED_STRUCTURE, "look", {}),
+        Case('<｜DSML｜tool_calls><｜DSML｜invoke name="look">', UNCLOSED_BLOCK, "look", {}),
         Case('<｜DSML｜tool_calls><｜DSML｜invoke name=""></｜DSML｜invoke></｜DSML｜tool_calls>', MISSING_NAME),
         Case('<｜DSML｜tool_calls><｜DSML｜invoke name="jump"></｜DSML｜invoke></｜DSML｜tool_calls>', UNKNOWN_TOOL,
              "jump", {}),
@@ -192,14 +192,14 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{\"n\": 1}"
              "<|tool_call_end|><|tool_calls_section_end|>", OK, "look", {"n": 1}),
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>n"
-             "<|tool_call_end|><|tool_calls_section_end|>", INVALID_JSON, "look"),
+             "<|tool_call_end|><|tool_calls_section_end|>", INVALID_JSON, "look", "n"),
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_end|>"
-             "<|tool_calls_section_end|>", MALFORMED),
+             "<|tool_calls_section_end|>", MALFORMED_STRUCTURE),
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}"
              "<|tool_call_end|><|tool_calls_section_end|>", MISSING_NAME),
-        Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{}", UNCLOSED,
+        Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{}", UNCLOSED_BLOCK,
              "look", {}),
-        Case("<|tool_calls_section_begin|>look<|tool_calls_section_end|>", MALFORMED),
+        Case("<|tool_calls_section_begin|>look<|tool_calls_section_end|>", MALFORMED_STRUCTURE),
         Case("<|tool_calls_section_begin|><|tool_call_begin|>jump<|tool_call_argument_begin|>{}<|tool_call_end|>"
              "<|tool_calls_section_end|>", UNKNOWN_TOOL, "jump", {}),
     ],
@@ -207,9 +207,9 @@ BLOCKS: dict[str, list[Case]] = {
         Case('[TOOL_CALLS][{"name": "look", "arguments": {"n": 1}, "id": "abcdefghi"}]', OK, "look", {"n": 1}),
         Case('[TOOL_CALLS]look[ARGS]{"n": 1}', OK, "look", {"n": 1}),
         Case('[TOOL_CALLS]look[CALL_ID]abcdefghi[ARGS]{"n": 1}', OK, "look", {"n": 1}),
-        Case("[TOOL_CALLS]look[ARGS]{", INVALID_JSON, "look"),
+        Case("[TOOL_CALLS]look[ARGS]{", INVALID_JSON, "look", "{"),
         Case("[TOOL_CALLS][ARGS]{}", MISSING_NAME),
-        Case("[TOOL_CALLS]look", MALFORMED),
+        Case("[TOOL_CALLS]look", MALFORMED_STRUCTURE),
         Case('[TOOL_CALLS][{"arguments": {}}]', MISSING_NAME),
         Case('[TOOL_CALLS][{"name": ', INVALID_JSON),
         Case("[TOOL_CALLS]jump[ARGS]{}", UNKNOWN_TOOL, "jump", {}),
@@ -218,37 +218,37 @@ BLOCKS: dict[str, list[Case]] = {
         Case('<|tool_call>call:look{n:2,q:<|"|>a "b" {,<|"|>,xs:[1,{k:null}]}<tool_call|>', OK, "look",
              {"q": 'a "b" {,', "n": 2, "xs": [1, {"k": None}]}),
         Case("<|tool_call>call:look{}<tool_call|>", OK, "look", {}),
-        Case("<|tool_call>call:look{n:}<tool_call|>", MALFORMED, "look"),
-        Case("<|tool_call>call:look{n:1<tool_call|>", MALFORMED, "look"),
-        Case("<|tool_call>call:look{n:1}}<tool_call|>", MALFORMED, "look", {"n": 1}),
-        Case("<|tool_call>call:look{n:" + "[" * 99 + "]" * 99 + "}<tool_call|>", MALFORMED, "look"),
-        Case('<|tool_call>{"name": "look"}<tool_call|>', MALFORMED),
+        Case("<|tool_call>call:look{n:}<tool_call|>", MALFORMED_STRUCTURE, "look"),
+        Case("<|tool_call>call:look{n:1<tool_call|>", MALFORMED_STRUCTURE, "look"),
+        Case("<|tool_call>call:look{n:1}}<tool_call|>", MALFORMED_STRUCTURE, "look", {"n": 1}),
+        Case("<|tool_call>call:look{n:" + "[" * 99 + "]" * 99 + "}<tool_call|>", MALFORMED_STRUCTURE, "look"),
+        Case('<|tool_call>{"name": "look"}<tool_call|>', MALFORMED_STRUCTURE),
         Case("<|tool_call>call:{}<tool_call|>", MISSING_NAME),
-        Case("<|tool_call>call:look{}", UNCLOSED, "look", {}),
+        Case("<|tool_call>call:look{}", UNCLOSED_BLOCK, "look", {}),
         Case("<|tool_call>call:jump{}<tool_call|>", UNKNOWN_TOOL, "jump", {}),
     ],
     "lfm2": [
         Case("<|tool_call_start|>[look(q='a\\n\"b\"', n=-2, xs=[True, null, 1.5e3])]<|tool_call_end|>", OK, "look",
              {"q": 'a\n"b"', "n": -2, "xs": [True, None, 1500.0]}),
-        Case("<|tool_call_start|>[look(q=__import__('os'))]<|tool_call_end|>", MALFORMED),
-        Case("<|tool_call_start|>[look('a')]<|tool_call_end|>", MALFORMED),
-        Case("<|tool_call_start|>look<|tool_call_end|>", MALFORMED),
-        Case("<|tool_call_start|>[look(n=" + "[" * 9000 + ")]<|tool_call_end|>", MALFORMED),
-        Case("<|tool_call_start|>[look(q='a", UNCLOSED),
+        Case("<|tool_call_start|>[look(q=__import__('os'))]<|tool_call_end|>", MALFORMED_STRUCTURE),
+        Case("<|tool_call_start|>[look('a')]<|tool_call_end|>", MALFORMED_STRUCTURE),
+        Case("<|tool_call_start|>look<|tool_call_end|>", MALFORMED_STRUCTURE),
+        Case("<|tool_call_start|>[look(n=" + "[" * 9000 + ")]<|tool_call_end|>", MALFORMED_STRUCTURE),
+        Case("<|tool_call_start|>[look(q='a", UNCLOSED_BLOCK),
         Case("<|tool_call_start|>[jump()]<|tool_call_end|>", UNKNOWN_TOOL, "jump", {}),
     ],
     "llama-3.1": [
         Case('{"name": "look", "parameters": {"n": 1}}', OK, "look", {"n": 1}),
         Case('{"type": "function", "name": "look", "parameters": {}}', OK, "look", {}),
         Case('{"name": "look", "parameters": {"n": }}', INVALID_JSON),
-        Case('{"name": "look", "parameters": [1]}', MALFORMED, "look"),
+        Case('{"name": "look", "parameters": [1]}', MALFORMED_STRUCTURE, "look"),
         Case('{"name": "", "parameters": {}}', MISSING_NAME),
-        Case("<|python_tag|>print(1)", MALFORMED),
+        Case("<|python_tag|>print(1)", MALFORMED_STRUCTURE),
         Case('{"name": "jump", "parameters": {}}', UNKNOWN_TOOL, "jump", {}),
     ],
     "llama-4-pythonic": [
         Case("[look(n=1)]", OK, "look", {"n": 1}),
-        Case("[look(n=x)]", MALFORMED),
+        Case("[look(n=x)]", MALFORMED_STRUCTURE),
         Case("[jump()]", UNKNOWN_TOOL, "jump", {}),
     ],
 }  # fmt: skip

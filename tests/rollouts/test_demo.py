@@ -18,7 +18,7 @@ from rollouts.demo.messages import Learn
 from rollouts.demo.progress import Progress
 from rollouts.demo.recipe import QUICK
 from rollouts.demo.report import plot_curves, print_results
-from rollouts.demo.run import run_demo
+from rollouts.demo.run import Demo
 from rollouts.demo.trainer_process import TrainerProcess
 from transport import RecordReader, read_records
 
@@ -39,7 +39,7 @@ SHORT = replace(
 def run(out, seed=0):
     console = Console(file=io.StringIO())
     with TrainerProcess(out / "model", SHORT, seed) as trainer, Progress(console, SHORT) as progress:
-        return run_demo(recipe=SHORT, seed=seed, out=out, trainer=trainer, progress=progress)
+        return Demo(recipe=SHORT, seed=seed, out=out, trainer=trainer, progress=progress).run()
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from rollouts.cli.doctor import run_checks, server_checks
 from rollouts.cli.doctor.command import doctor
-from rollouts.cli.doctor.finding import Outcome, absent, failed, ok, skipped
+from rollouts.cli.doctor.finding import Outcome, absent, failed, ok, print_findings, skipped, summary
 from rollouts.cli.doctor.mismatch_check import mismatch
-from rollouts.cli.doctor.report import print_findings, summary
 from rollouts.cli.doctor.run_checks import Check
 from rollouts.cli.doctor.server_checks import keep_alive
 from rollouts.cli.doctor.target import Target
@@ -209,7 +208,7 @@ async def test_what_stops_a_check_is_a_failure_and_a_prompt_without_room_is_none
 
 def test_a_secret_in_an_answer_is_never_shown():
     found = failed("the key s3cret is wrong", "not s3cret", check="a").without("s3cret")
-    assert "s3cret" not in json.dumps(found.as_json())
+    assert "s3cret" not in str(found)
 
 
 def test_the_table_shows_the_cure_beside_every_failure_and_nothing_raw():

@@ -16,8 +16,9 @@ from rollouts import (
     ThreadedEnvironment,
     run_episode,
 )
+from rollouts.episodes.episode import EpisodeSpec
 from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeError
-from rollouts.episodes.runner import EpisodeSpec, run_episodes
+from rollouts.episodes.runner import run_episodes
 from rollouts.errors import MissingLogProbsError
 
 IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
@@ -114,7 +115,7 @@ def test_earlier_images_are_carried_forward_at_unchanged_places(renderer):
     first, second = (request.multi_modal_data for request in engine.requests)
     assert second.mm_placeholders["image"][0] == first.mm_placeholders["image"][0]
     assert second.mm_hashes["image"][0] == first.mm_hashes["image"][0]
-    assert len(second.mm_items["image"]) == 2
+    assert len(second.media_items["image"]) == 2
     assert len(list(trajectory.all_media())) == 2, "each image once, on the node that introduced it"
 
 

@@ -422,7 +422,7 @@ def test_a_batch_whose_calls_were_all_cancelled_does_not_run(engine, renderer, m
 def test_malformed_requests_are_refused_before_the_model_sees_them(engine, renderer):
     rendered = prompt(renderer, images=[noise(1)])
     media = rendered.multi_modal_data
-    (item,), (where,) = media.mm_items["image"], media.mm_placeholders["image"]
+    (item,), (where,) = media.media_items["image"], media.mm_placeholders["image"]
 
     def moved(by: int) -> MultiModalData:
         return MultiModalData.from_items([(item, PlaceholderRange(where.offset + by, where.length))])
@@ -430,7 +430,7 @@ def test_malformed_requests_are_refused_before_the_model_sees_them(engine, rende
     bad = {
         "empty": ([], None),
         "vocabulary": ([1, 2, 999], None),
-        "from -1": ([1, -1], None),
+        "token 1 of the prompt is -1": ([1, -1], None),
         "not all the image placeholder": (rendered.token_ids, moved(1)),
         "outside of": (rendered.token_ids, moved(1000)),
         "before the end of the previous": (

@@ -11,15 +11,15 @@ from PIL import Image
 from renderers import MediaSource
 from renderers.media.raw import array_to_raw
 from renderers.media.raw_video import frames_to_raw
-from rollouts.cli.media.contact_sheet import contact_sheet
-from rollouts.cli.media.inventory import read_inventory
-from rollouts.cli.media.thumbnail import thumbnail
+from rollouts.cli.media.contact_sheet import contact_sheet, thumbnail
+from rollouts.cli.media.inventory import open_inventory
 
 
 def sheet_of(directory: Path, *data: bytes, max_thumbnails: int = 400) -> tuple[np.ndarray, list[str]]:
     """The pixels of a contact sheet of a store, and the digests in its order."""
     digests = sorted(store_of(directory, *data))
-    return np.asarray(contact_sheet(read_inventory(directory), "title", max_thumbnails)), digests
+    with open_inventory(directory) as inventory:
+        return np.asarray(contact_sheet(inventory, "title", max_thumbnails)), digests
 
 
 def pixels_of_colour(sheet: np.ndarray, colour: tuple[int, int, int]) -> int:
@@ -56,10 +56,10 @@ def test_exif_rotation_is_applied_and_transparency_becomes_white(tmp_path: Path)
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter
     turned = encoded(Image.new("RGB", (100, 40), (250, 20, 30)), "PNG", exif=exif)
-    small = thumbnail(MediaSource.of(turned), 144)
+    small = thumbnail(MediaSource.of(turned))
     assert small is not None
     assert small.size == (40, 100)
-    clear = thumbnail(MediaSource.of(array_to_raw(np.zeros((9, 9, 4), dtype=np.uint8))), 144)
+    clear = thumbnail(MediaSource.of(array_to_raw(np.zeros((9, 9, 4), dtype=np.uint8))))
     assert clear is not None
     assert clear.getpixel((4, 4)) == (255, 255, 255)
 
@@ -70,7 +70,7 @@ def test_a_video_has_its_first_frame_or_a_tile_with_text(tmp_path: Path) -> None
     sheet, _ = sheet_of(tmp_path / "raw", frames_to_raw(red))
     assert pixels_of_colour(sheet, COLOURS[0]) > 1000
     assert pixels_of_colour(sheet, COLOURS[1]) == 0
-    assert thumbnail(MediaSource.of(encoded_video()), 144) is None
+    assert thumbnail(MediaSource.of(encoded_video())) is None
     for name, data in (("encoded_video", encoded_video()), ("text", b"not an image"), ("broken", RAW[:-1])):
         sheet, _ = sheet_of(tmp_path / name, data)
         tile = sheet[34 : 34 + 144, 10 : 10 + 144]

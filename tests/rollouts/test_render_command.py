@@ -240,7 +240,7 @@ def test_what_cannot_be_shown_is_explained_on_stderr_with_exit_code_2(
 
 def test_a_missing_file_and_one_that_is_not_text_are_named(tiny_model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    for name, words in (("absent.json", "No such file"), ("binary.json", "not UTF-8"), (".", "cannot be read")):
+    for name, words in (("absent.json", "No such file"), ("binary.json", "not UTF-8"), (".", "Is a directory")):
         result = CliRunner().invoke(app, ["render", str(tmp_path / name), "--model", str(tiny_model_dir)])
         assert result.exit_code == 2
         assert words in result.stderr

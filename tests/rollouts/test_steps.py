@@ -47,7 +47,7 @@ def plain(data: MultiModalData) -> dict[str, Any]:
                 {"pixel_values": item["pixel_values"].astype(np.float32), "image_grid_thw": item["image_grid_thw"]}
                 for item in items
             ]
-            for modality, items in data.mm_items.items()
+            for modality, items in data.media_items.items()
         },
     }
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale
 from rollouts import Completion, FinishReason, Trajectory, WeightSpan
 from transport import decode, encode
 

@@ -388,6 +388,36 @@ def test_a_decoded_trajectory_is_checked_as_a_constructed_one():
         decode(encode(trajectory))
 
 
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "reason"),
+    [
+        ([5, -3], [-1, -1], "token 1 has id -3"),
+        ([5, 6], [-1, np.nan], "token 1 has log-probability nan"),
+        ([5, 6], [-1, 0.5], "token 1 has log-probability 0.5"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_node_and_its_token(ids, logprobs, reason):
+    def node(parent, ids, logprobs):
+        return TokenNode(parent, np.array(ids, np.int32), np.ones(2, bool), np.array(logprobs, np.float32))
+
+    nodes = [node(-1, [1, 2], [-1, -1]), node(0, ids, logprobs)]
+    with pytest.raises(InvalidTrajectoryError, match=f"episode 'e': node 1: {reason}"):
+        Trajectory("e", nodes=nodes)
+    trajectory = Trajectory("e")
+    trajectory.nodes += nodes
+    with pytest.raises(MalformedError, match=f"episode 'e': node 1: {reason}"):
+        decode(encode(trajectory))
+
+
+def test_an_array_of_many_nodes_is_checked_without_a_copy_for_each(monkeypatch):
+    ids, sampled, logprobs = np.arange(1000, dtype=np.int32), np.zeros(1000, bool), np.empty(0, np.float32)
+    sizes = []
+    concatenate = np.concatenate
+    monkeypatch.setattr(np, "concatenate", lambda arrays: sizes.append(sum(map(len, arrays))) or concatenate(arrays))
+    Trajectory("e", nodes=[TokenNode(index - 1, ids, sampled, logprobs) for index in range(100)])
+    assert sizes == [1000, 0]
+
+
 def test_an_index_without_a_node_is_refused():
     trajectory = Trajectory("e")
     trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))

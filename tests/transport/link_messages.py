@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from renderers.media.source import MediaSource
 from transport import DecodeLimits
 from transport.link.application_types import LinkStats
 from transport.link.limits import Credit, LinkLimits
-from transport.link.media_cache import MediaCache
-from transport.link.message_streams import Payload
+from transport.link.message_streams import MediaCache, Payload
 from transport.link.messages import (
     NO_SESSION,
     Greeting,
@@ -30,7 +28,7 @@ def payload(number: int, media: list[int]) -> Payload:
 
 
 def greeting(session: bytes = b"s" * 16, **changes: Any) -> Greeting:
-    return dataclasses.replace(Greeting(session, 1, NO_SESSION, 0, 0, Credit(10, 10_000), 1 << 20), **changes)
+    return Greeting(session, 1, NO_SESSION, 0, 0, Credit(10, 10_000), 1 << 20)._replace(**changes)
 
 
 def open_peer() -> Peer:
@@ -43,6 +41,6 @@ def open_peer() -> Peer:
 def sent_by(peer: Peer) -> list[LinkMessage]:
     sent: list[LinkMessage] = []
     while (due := peer.next_to_send()) is not None:
-        sent.append(due.message)
-        due.done()
+        sent.append(due)
+        peer.mark_sent(due)
     return sent

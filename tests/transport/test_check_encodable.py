@@ -1,11 +1,13 @@
 """What is kept now and encoded later is refused now, and the place of what is wrong is named."""
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from renderers import MediaSource
+from rollouts.engines.protocol import WeightSpan
 from transport import EncodeError, encode
 from transport.wire.codec import check_encodable, is_plain
 
@@ -33,6 +35,28 @@ def test_the_path_leads_to_what_cannot_be_encoded(value, path):
         check_encodable(value, "info")
     assert refusal.value.path == path
     assert str(refusal.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 77])
+@pytest.mark.parametrize(
+    "shell",
+    [
+        lambda ext: ext,
+        lambda ext: [[1], ext],
+        lambda ext: {"a": {"b": ext}},
+        lambda ext: (ext,),
+        lambda ext: [(1,), np.zeros(3), [ext]],
+        lambda ext: [WeightSpan("v", 0, 1), WeightSpan("v", 1, ext), WeightSpan("v", 2, 3)],
+        lambda ext: [WeightSpan("v", 0, 1), WeightSpan("v", 1, [ext]), WeightSpan("v", 2, 3)],
+    ],
+)
+def test_an_extension_value_of_msgpack_is_refused_because_it_would_be_decoded_as_a_reference(code, shell):
+    value = shell(msgpack.ExtType(code, b"\0"))
+    assert not is_plain(value)
+    with pytest.raises(EncodeError, match="ExtType"):
+        encode(value)
+    with pytest.raises(EncodeError, match=r"info.*ExtType"):
+        check_encodable(value, "info")
 
 
 def nested(depth, shell):

@@ -190,12 +190,12 @@ with RecordWriter(path) as out:
 end = os.path.getsize(path)
 with open(path, "ab") as file:
     file.write(bytes(1 << 20))
-walk = layout._find_records
+walk = layout.find_complete
 def cut_first(source, *rest):
     assert source.size == end + (1 << 20)
     os.truncate(path, end)
     return walk(source, *rest)
-layout._find_records = cut_first
+layout.find_complete = cut_first
 with RecordReader(path) as reader:
     assert list(reader) == ["first"]
 """

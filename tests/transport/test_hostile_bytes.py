@@ -144,7 +144,7 @@ def test_media_whose_bytes_changed_is_a_checksum_error() -> None:
         decode(encode(MediaSource("0" * 64, b"image")))
 
 
-MALFORMED = {
+MALFORMED_STRUCTURE = {
     "no frames": [],
     "empty header": [b""],
     "other magic": [b"XXXX" + encode_frames(1)[0][4:]],
@@ -225,7 +225,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED.keys())
+@pytest.mark.parametrize("frames", MALFORMED_STRUCTURE.values(), ids=MALFORMED_STRUCTURE.keys())
 def test_malformed_messages_are_errors(frames: list[Any]) -> None:
     with pytest.raises((MalformedError, TruncatedError)):
         decode_frames(frames)

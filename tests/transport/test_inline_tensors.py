@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
-from renderers.media.item import ExpansionPiece, TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import ExpansionPiece, PixelScale, TensorField
 from rollouts import FinishReason, WeightSpan
 from transport import (
     ChecksumError,
@@ -279,7 +278,7 @@ def test_the_media_values_of_renderers_come_back_as_what_they_were(way: str) -> 
     data = media_data()
     back = WAYS[way]({"tokens": {"multi_modal_data": data}})["tokens"]["multi_modal_data"]
     assert same_media(back, data)
-    assert type(back.mm_items["image"][0].expansion[1]) is ExpansionPiece
+    assert type(back.media_items["image"][0].expansion[1]) is ExpansionPiece
     assert back.mm_placeholders["image"][1].embed_runs == ((0, 1), (2, 3))
 
 

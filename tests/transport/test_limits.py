@@ -22,7 +22,7 @@ from transport import (
     repair_record_file,
 )
 from transport.link.limits import LinkLimits
-from transport.link.waiting import Deadline
+from transport.link.shared_state import Deadline
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.5, "5", None, True, -1, np.float64(3)], ids=repr)

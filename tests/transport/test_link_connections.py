@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from renderers.media.source import MediaSource
@@ -51,8 +49,8 @@ class Server:
     def answer(self, peer: Peer) -> list[LinkMessage]:
         said = []
         while (due := peer.next_to_send()) is not None:
-            said.append(due.message)
-            due.done()
+            said.append(due)
+            peer.mark_sent(due)
         return said
 
     def handed_out(self) -> list[bytes]:
@@ -161,7 +159,7 @@ def test_a_greeting_that_claims_more_than_was_sent_is_malformed_and_costs_only_i
         server.arrive(b"second", Hello(lie, "worker"))
     server.connections.reject(ReceivedFrames(b"second", "", []), caught.value)
     assert set(server.state.peers) == {"honest"}
-    server.arrive(b"second", Hello(dataclasses.replace(lie, received=0, acknowledged=0), "worker"))
+    server.arrive(b"second", Hello(lie._replace(received=0, acknowledged=0), "worker"))
     assert set(server.state.peers) == {"honest"}  # a refused connection is not listened to again
     assert any(isinstance(message, Refused) for _, message in server.state.final_messages)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from link_messages import LIMITS, WINDOW, greeting, open_peer, sent_by
 
 from transport import DecodeError, MalformedError
 from transport.link.application_types import LinkStats
 from transport.link.limits import Credit
-from transport.link.media_cache import MediaCache
-from transport.link.message_streams import Inbox, Outbox, Payload
+from transport.link.message_streams import Inbox, MediaCache, Outbox, Payload
 from transport.link.messages import (
     Ack,
     Data,
@@ -33,7 +30,7 @@ from transport.link.peer import Peer
 def test_messages_that_violate_the_protocol_are_decode_errors(message: Data | Ack) -> None:
     peer = open_peer()
     if isinstance(message, Ack):
-        message = dataclasses.replace(message, session=peer.session)
+        message = message._replace(session=peer.session)
     with pytest.raises(DecodeError):
         peer.receive(message)
 

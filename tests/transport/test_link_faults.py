@@ -368,7 +368,7 @@ def test_a_peer_that_says_what_it_must_not_is_dropped_and_the_others_go_on(what:
             stranger.greet()
             until(lambda: "stranger" in server.peers())
             for message in HOSTILE[what]:
-                if isinstance(message, tuple):
+                if type(message) is tuple:
                     stranger.say(*message)
                 else:
                     stranger.message(message)

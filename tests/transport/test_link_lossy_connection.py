@@ -13,8 +13,7 @@ from link_messages import LIMITS, WINDOW, payload
 from renderers.media.source import MediaSource
 from transport.link.application_types import LinkStats
 from transport.link.limits import Credit
-from transport.link.media_cache import MediaCache
-from transport.link.message_streams import Incoming
+from transport.link.message_streams import Incoming, MediaCache
 from transport.link.messages import (
     Ack,
     Blob,
@@ -78,7 +77,7 @@ class LossyLink(RuleBasedStateMachine):
 
     def values(self, sender: int) -> list[int]:
         outbox = self.ends[sender].peer.outbox
-        return [int.from_bytes(outbox._kept[number].payload.frames[0], "big") for number in outbox.unacknowledged]
+        return [int.from_bytes(outbox._kept[number].frames[0], "big") for number in outbox.unacknowledged]
 
     @rule(sender=st.sampled_from([0, 1]), media=st.lists(st.integers(0, 5), max_size=3, unique=True))
     def send(self, sender: int, media: list[int]) -> None:
@@ -111,8 +110,8 @@ class LossyLink(RuleBasedStateMachine):
             due = self.ends[sender].peer.next_to_send()
             if due is None:
                 return
-            self.ends[1 - sender].queue.append(to_frames(due.message))
-            due.done()
+            self.ends[1 - sender].queue.append(to_frames(due))
+            self.ends[sender].peer.mark_sent(due)
 
     @rule(receiver=st.sampled_from([0, 1]), count=st.integers(1, 6))
     def arrive(self, receiver: int, count: int) -> None:
@@ -180,7 +179,7 @@ class LossyLink(RuleBasedStateMachine):
             inbox = end.peer.inbox
             assert len(inbox._unacknowledged) + len(inbox._previous_unacknowledged) <= 2 * WINDOW.messages
             assert len(end.peer.outbox) <= LIMITS.send_messages
-            assert end.peer.outbox.bytes == sum(each.payload.size for each in end.peer.outbox._kept.values())
+            assert end.peer.outbox.bytes == sum(each.size for each in end.peer.outbox._kept.values())
 
     def teardown(self) -> None:
         """A connection that holds brings everything over that is not acknowledged, in order."""

@@ -9,8 +9,7 @@ from renderers.media.source import MediaSource
 from transport import MalformedError
 from transport.link.application_types import LinkStats
 from transport.link.limits import Credit
-from transport.link.media_cache import MediaCache
-from transport.link.message_streams import Inbox
+from transport.link.message_streams import Inbox, MediaCache
 from transport.link.messages import (
     Ack,
     Blob,
@@ -47,8 +46,8 @@ def test_a_message_is_not_delivered_before_an_earlier_one_that_waits_for_media()
     peer.receive(Data(2, (), [b"second"]))
     assert not peer.inbox.ready
     due = peer.next_to_send()
-    while due is not None and due.message != Pull((SOURCES[0].digest,)):
-        due.done()
+    while due is not None and due != Pull((SOURCES[0].digest,)):
+        peer.mark_sent(due)
         due = peer.next_to_send()
     assert due is not None
     peer.receive(SOURCES[0])

@@ -221,8 +221,8 @@ def connect(sender: Peer, receiver: Peer) -> None:
 def carry(sender: Peer, receiver: Peer, most: int | None = None) -> None:
     """Let what the one has to say arrive at the other, up to so many messages."""
     while (most is None or most > 0) and (due := sender.next_to_send()) is not None:
-        due.done()
-        receiver.receive(due.message)
+        sender.mark_sent(due)
+        receiver.receive(due)
         most = None if most is None else most - 1
 
 
@@ -242,7 +242,7 @@ def test_a_rejection_is_said_once_however_often_the_connection_breaks(seed: int)
             for _ in range(moments.randint(0, 5)):
                 due = peer.next_to_send()
                 if due is not None:
-                    due.done()
+                    peer.mark_sent(due)
         connect(sender, receiver)
 
     def drain() -> None:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from transport.errors import NotEncodableError
 from transport.wire.arrays import array_bytes, is_tensor, tensor_parts
-from transport.wire.errors import UnsupportedArrayError
 
 _PLAIN = (str, int, bytes, bool, type(None))
 _MAX_DEPTH: Final = 100
@@ -61,6 +61,6 @@ def _same_tensors(one: Any, other: Any) -> bool:
     try:
         name, shape, data = tensor_parts(one)
         other_name, other_shape, other_data = tensor_parts(other)
-    except UnsupportedArrayError:
+    except NotEncodableError:
         return False
     return name == other_name and shape == other_shape and np.array_equal(data, other_data)

@@ -8,10 +8,9 @@ import uuid
 from transport.link.client_connection import ClientConnection
 from transport.link.keys import ClientKeys
 from transport.link.limits import LinkLimits
-from transport.link.link_endpoint import Link, check_times, require_zmq
+from transport.link.link_endpoint import Link, check_requirements
 from transport.link.messages import MAX_NAME_BYTES
-from transport.link.shared_state import SharedState
-from transport.link.waiting import Deadline
+from transport.link.shared_state import Deadline, SharedState
 
 
 class LinkClient(Link):
@@ -39,8 +38,7 @@ class LinkClient(Link):
         peer_timeout: float = 10.0,
         linger: float = 5.0,
     ) -> None:
-        check_times(heartbeat, peer_timeout)
-        require_zmq()
+        check_requirements(heartbeat, peer_timeout)
         from transport.link.zmq_sockets import DealerSocket
 
         self.name = name = uuid.uuid4().hex if name is None else name
@@ -73,12 +71,12 @@ class LinkClient(Link):
         `PeerLostError`, `LinkRefusedError`, `EncodeError`, `MessageTooLargeError`.
         """
         attempt = self._send_attempt(lambda: self._server, self._encode(obj))
-        return self._wait(attempt, Deadline(timeout), "room in the queue")
+        return self._state.wait(attempt, Deadline(timeout), "room in the queue")
 
     async def send_async(self, obj: object) -> int:
         """`send` for an event loop; encoding runs in a thread."""
         attempt = self._send_attempt(lambda: self._server, await asyncio.to_thread(self._encode, obj))
-        return await self._wait_async(attempt)
+        return await self._state.wait_async(attempt)
 
     def unacknowledged(self) -> tuple[int, ...]:
         """Return the sequence numbers of the sent messages that are not acknowledged."""

@@ -12,7 +12,7 @@ from transport.link.application_types import PeerChange
 from transport.link.client_connection import ClientConnection
 from transport.link.errors import LinkError
 from transport.link.messages import Blob, Refused, Reject, Signal, from_frames, to_frames
-from transport.link.peer import Peer, ToSend
+from transport.link.peer import Peer
 from transport.link.server_connections import ServerConnections
 from transport.link.shared_state import SharedState
 from transport.wire.unpacking import build_media
@@ -66,7 +66,7 @@ class IoThread(threading.Thread):
         state = self._state
         with state.lock:
             self._wake.clear()
-            state.mark_awake()
+            state.wake_requested = False
         self._connections.handle_socket_changes(poller)
         drained = self._read()
         if drained:
@@ -129,33 +129,28 @@ class IoThread(threading.Thread):
 
     def _send_to_peer(self, peer: Peer, now: float) -> float:
         """Send the messages that a peer is to get now. Returns the seconds until the next attempt."""
+        from transport.link.zmq_sockets import Sent
+
         heartbeat, leaving = self._state.heartbeat, self._state.closing
         for _ in range(_BATCH):
             if peer.route is None or peer.broken:
                 return heartbeat / 2
-            due = peer.next_to_send(leaving=leaving)
-            if due is None:
+            message = peer.next_to_send(leaving=leaving)
+            if message is None:
                 if not peer.open or leaving or now - peer.last_sent < heartbeat:
                     return heartbeat / 2
-                due = peer.ping()
-            if not self._send_one(peer, peer.route, due, now):
+                message = Signal.PING
+            frames = to_frames(message)
+            outcome = self._socket.send(peer.route, frames)
+            if outcome is Sent.FULL:
                 return _FULL_RETRY
+            if outcome is Sent.NO_ROUTE:
+                self._connections.handle_lost_connection(peer)
+                continue
+            peer.mark_sent(message)
+            peer.last_sent = now
+            self._state.stats.bytes_sent += _size(frames)
         return 0.0
-
-    def _send_one(self, peer: Peer, route: bytes, due: ToSend, now: float) -> bool:
-        from transport.link.zmq_sockets import Sent
-
-        frames = to_frames(due.message)
-        outcome = self._socket.send(route, frames)
-        if outcome is Sent.FULL:
-            return False
-        if outcome is Sent.NO_ROUTE:
-            self._connections.handle_lost_connection(peer)
-            return True
-        due.done()
-        peer.last_sent = now
-        self._state.stats.bytes_sent += _size(frames)
-        return True
 
     def _may_close(self) -> bool:
         """Whether the link is closing and every reachable peer has answered BYE with BYE, or `close_by` has passed.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from transport.wire.limits import DecodeLimits, checked_limit
 
@@ -13,10 +14,7 @@ FRAME_COST = 512
 # The largest values that fit the fields of an ACK header.
 _MOST_MESSAGES = (1 << 32) - 1
 _MOST_BYTES = (1 << 63) - 1
-
-
-def _message_limits() -> DecodeLimits:
-    return DecodeLimits(max_frames=1 << 14, max_total_bytes=1 << 30)
+_MESSAGE_LIMITS = DecodeLimits(max_frames=1 << 14, max_total_bytes=1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +36,19 @@ class LinkLimits:
     blob_bytes: int = 512 << 20
     known_blobs: int = 1 << 16
     peers: int = 1024
-    decode: DecodeLimits = field(default_factory=_message_limits)
+    decode: DecodeLimits = _MESSAGE_LIMITS
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            if each.name == "decode":
-                continue
-            value = checked_limit(f"LinkLimits.{each.name}", getattr(self, each.name), 1)
-            object.__setattr__(self, each.name, value)
-            most = _MOST_BYTES if each.name.endswith("_bytes") else _MOST_MESSAGES
-            if value > most:
-                raise ValueError(f"LinkLimits.{each.name} is {value} and must be at most {most}.")
+            if each.name != "decode":
+                value = checked_limit(f"LinkLimits.{each.name}", getattr(self, each.name), 1)
+                object.__setattr__(self, each.name, value)
+                most = _MOST_BYTES if each.name.endswith("_bytes") else _MOST_MESSAGES
+                if value > most:
+                    raise ValueError(f"LinkLimits.{each.name} is {value} and must be at most {most}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(NamedTuple):
     """The number of messages, and of bytes, that may be unacknowledged."""
 
     messages: int

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from renderers.media.source import MediaSource
@@ -29,8 +28,7 @@ from transport.link.io_thread import Connections, IoThread
 from transport.link.limits import LinkLimits
 from transport.link.message_streams import Incoming, Payload
 from transport.link.peer import Peer
-from transport.link.shared_state import SharedState
-from transport.link.waiting import Deadline
+from transport.link.shared_state import Deadline, SharedState
 from transport.wire.codec import decode_frames, encode_frames
 
 if TYPE_CHECKING:
@@ -43,17 +41,13 @@ _MIN_CLOSE_SECONDS = 0.2  # seconds
 _EVERYTHING = "acknowledgement of everything sent"
 
 
-def check_times(heartbeat: float, peer_timeout: float) -> None:
-    """Raise `ValueError` unless `peer_timeout` is at least two heartbeats."""
+def check_requirements(heartbeat: float, peer_timeout: float) -> None:
+    """Raise `ValueError` unless `peer_timeout` is at least two heartbeats, `MissingExtraError` without pyzmq."""
     if not 0 < 2 * heartbeat <= peer_timeout:
         raise ValueError(
             f"peer_timeout is {peer_timeout:g} s and heartbeat {heartbeat:g} s. "
             "Make the heartbeat positive and the timeout at least twice that."
         )
-
-
-def require_zmq() -> None:
-    """Raise `MissingExtraError` unless pyzmq can be imported."""
     try:
         import zmq  # noqa: F401
     except ModuleNotFoundError as error:
@@ -98,7 +92,7 @@ class Link:
         `MessageRejectedError` if the server could not decode a message.
         """
         deadline = Deadline(timeout)
-        peer, incoming = self._wait(self._receive_attempt(), deadline, "a message")
+        peer, incoming = self._state.wait(self._receive_attempt(), deadline, "a message")
         with self._returned_if_interrupted(peer, incoming):
             delivery = self._decode(peer, incoming)
         if acknowledge:
@@ -110,7 +104,7 @@ class Link:
 
         A cancelled call loses no message: the next call returns it.
         """
-        peer, incoming = await self._wait_async(self._receive_attempt())
+        peer, incoming = await self._state.wait_async(self._receive_attempt())
         with self._returned_if_interrupted(peer, incoming):
             delivery = await asyncio.to_thread(self._decode, peer, incoming)
         if acknowledge:
@@ -137,16 +131,16 @@ class Link:
         Raises `LinkTimeoutError`, `LinkClosedError`, `PeerLostError` for a lost peer, `MessageRejectedError` if a
         peer could not decode a message, on a client `LinkRefusedError`.
         """
-        self._wait(self._flush_attempt(), Deadline(timeout), _EVERYTHING)
+        self._state.wait(self._flush_attempt(), Deadline(timeout), _EVERYTHING)
 
     async def flush_async(self) -> None:
         """`flush` for an event loop."""
-        await self._wait_async(self._flush_attempt())
+        await self._state.wait_async(self._flush_attempt())
 
     def next_event(self, timeout: float | None = None) -> PeerEvent:
         """Return the next `PeerEvent`; the last 10,000 are kept. Raises the errors of `recv`."""
         events = self._state.events
-        return self._wait(lambda: events.popleft() if events else None, Deadline(timeout), "an event")
+        return self._state.wait(lambda: events.popleft() if events else None, Deadline(timeout), "an event")
 
     def stats(self) -> LinkStats:
         """Return a copy of the counters."""
@@ -162,7 +156,7 @@ class Link:
         """
         deadline = Deadline(self._linger if timeout is None else timeout)
         try:
-            self._wait(self._drain_attempt(), deadline, _EVERYTHING)
+            self._state.wait(self._drain_attempt(), deadline, _EVERYTHING)
         except (LinkError, DecodeError):
             pass  # the unacknowledged messages are counted below
         finally:
@@ -178,9 +172,7 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         else:
@@ -258,19 +250,6 @@ class Link:
             raise
 
     # -- waiting
-
-    def _wait(self, attempt: Callable[[], T | None], deadline: Deadline, what: str) -> T:
-        return self._state.wait(self._while_usable(attempt), deadline, what)
-
-    async def _wait_async(self, attempt: Callable[[], T | None]) -> T:
-        return await self._state.wait_async(self._while_usable(attempt))
-
-    def _while_usable(self, attempt: Callable[[], T | None]) -> Callable[[], T | None]:
-        def checked() -> T | None:
-            self._state.check_usable()
-            return attempt()
-
-        return checked
 
     def _flush_attempt(self) -> Callable[[], bool | None]:
         since = self._state.active_seconds

@@ -15,7 +15,6 @@ from renderers.byte_lru import ByteLRU
 from renderers.media.source import MediaSource
 from transport.errors import MalformedError
 from transport.link.limits import FRAME_COST, NO_CREDIT, Credit
-from transport.link.media_cache import MediaCache
 from transport.link.messages import NO_SESSION
 from transport.wire.wire_format import Buffer
 
@@ -41,10 +40,13 @@ class Payload:
         return cls(frames, tuple(sources), message_size(frames, [source.nbytes for source in sources]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outgoing:
-    sequence: int
-    payload: Payload
+class MediaCache(ByteLRU[str, MediaSource]):
+    """The media sources that a link shares between its peers, by digest; each counts 512 bytes more than its data."""
+
+    def keep(self, source: MediaSource) -> None:
+        """Store a source. The caller has checked its bytes against its digest."""
+        if source.digest not in self:
+            self.put(source.digest, source, source.nbytes + FRAME_COST)
 
 
 class Outbox:
@@ -54,15 +56,14 @@ class Outbox:
         self.acknowledged = 0
         self.bytes = 0
         self._limit = limit
-        self._kept: dict[int, Outgoing] = {}  # ascending
+        self._kept: dict[int, Payload] = {}  # by sequence number, ascending
         self._last = 0  # the highest number assigned
         self._cursor = 1  # the next number to send over this connection
         self._highest_sent = 0  # the highest number sent over any connection
         self._in_flight_bytes = 0  # bytes of the kept messages before the cursor
         self._credit = NO_CREDIT
-        self._known: ByteLRU[str, bool] = ByteLRU(
-            known_blobs
-        )  # digests that the peer has; an evicted one causes one resend
+        # Digests that the peer has; an evicted one causes one resend.
+        self._known: ByteLRU[str, bool] = ByteLRU(known_blobs)
         self._reference_counts: dict[str, int] = {}  # digest -> kept messages that refer to it
         self._sources: dict[str, MediaSource] = {}
         self._requested: dict[str, None] = {}
@@ -82,16 +83,15 @@ class Outbox:
     @property
     def largest(self) -> int:
         """Size in bytes of the largest kept message."""
-        return max((each.payload.size for each in self._kept.values()), default=0)
+        return max((each.size for each in self._kept.values()), default=0)
 
     def has_room(self, size: int) -> bool:
         fits = len(self._kept) < self._limit.messages and self.bytes + size <= self._limit.bytes
         return fits or not self._kept
 
     def put(self, payload: Payload) -> int:
-        """Add a message and return its sequence number."""
         self._last += 1
-        self._kept[self._last] = Outgoing(self._last, payload)
+        self._kept[self._last] = payload
         self.bytes += payload.size
         for source in payload.sources:
             self._reference_counts[source.digest] = self._reference_counts.get(source.digest, 0) + 1
@@ -115,7 +115,7 @@ class Outbox:
                 )
             self._cursor = received + 1
             settled = self._release(acknowledged)
-        self._in_flight_bytes = sum(each.payload.size for number, each in self._kept.items() if number < self._cursor)
+        self._in_flight_bytes = sum(each.size for number, each in self._kept.items() if number < self._cursor)
         self._credit = credit
         return settled
 
@@ -135,55 +135,49 @@ class Outbox:
         self._rejected.add(sequence)
         return True
 
-    def next(self) -> Outgoing | None:
-        """Return the next message, if credit allows it; the same one until `advance`."""
-        outgoing = self._kept.get(self._cursor)
-        if outgoing is None:
+    def next(self) -> tuple[int, Payload] | None:
+        """Return the next message and its number, if credit allows it; the same one until `advance`."""
+        payload = self._kept.get(self._cursor)
+        in_flight = self._cursor - self.first_kept
+        if payload is None or in_flight >= self._credit.messages:
             return None
-        flying = self._cursor - self.first_kept
-        if flying >= self._credit.messages:
+        if in_flight and self._in_flight_bytes + payload.size > self._credit.bytes:
             return None
-        if flying and self._in_flight_bytes + outgoing.payload.size > self._credit.bytes:
-            return None
-        return outgoing
+        return self._cursor, payload
 
     def advance(self) -> bool:
         """The message of `next` was sent. Returns True if it was sent for the first time."""
-        self._in_flight_bytes += self._kept[self._cursor].payload.size
+        self._in_flight_bytes += self._kept[self._cursor].size
         self._cursor += 1
         first_time = self._cursor - 1 > self._highest_sent
         self._highest_sent = max(self._highest_sent, self._cursor - 1)
         return first_time
 
-    def blob_for(self, outgoing: Outgoing) -> MediaSource | None:
-        """Return a media source that must be sent before this message."""
-        return next((source for source in outgoing.payload.sources if source.digest not in self._known), None)
+    def next_blob(self, needed: Sequence[MediaSource]) -> MediaSource | None:
+        """Return a media source to send now: one that the peer requested, or a `needed` one that it does not have."""
+        requested = next(iter(self._requested), None)
+        if requested is not None:
+            return self._sources[requested]
+        return next((source for source in needed if source.digest not in self._known), None)
 
-    def requested_blob(self) -> MediaSource | None:
-        """Return a media source that the peer requested."""
-        digest = next(iter(self._requested), None)
-        return None if digest is None else self._sources[digest]
+    def peer_has(self, digest: str) -> None:
+        """The peer sent this media source, so it has it; a request of the peer for it is still answered."""
+        self._known.put(digest, True, 1)
 
     def blob_sent(self, digest: str) -> None:
         self._known.put(digest, True, 1)
         self._requested.pop(digest, None)
 
-    def peer_has(self, digest: str) -> None:
-        """The peer sent this media source, so it has it."""
-        self._known.put(digest, True, 1)
-
-    def pull(self, digest: str) -> bool:
-        """The peer requests a media source. False if no kept message refers to it."""
-        if digest not in self._sources:
-            return False
-        self._requested[digest] = None
-        return True
+    def pull(self, digest: str) -> None:
+        """The peer requests a media source; ignored if no kept message refers to it."""
+        if digest in self._sources:
+            self._requested[digest] = None
 
     def _release(self, acknowledged: int) -> int:
         count = 0
         while self.acknowledged < acknowledged:
             self.acknowledged += 1
-            payload = self._kept.pop(self.acknowledged).payload
+            payload = self._kept.pop(self.acknowledged)
             self.bytes -= payload.size
             self._in_flight_bytes -= payload.size
             count += self.acknowledged not in self._rejected
@@ -222,12 +216,12 @@ class Inbox:
         self._previous_unacknowledged: dict[tuple[bytes, int], int] = {}  # the same for earlier sessions
         self._previous_bytes = 0
         self._waiting: dict[str, list[Incoming]] = {}  # missing digest -> messages
-        self._digests_to_pull: dict[str, None] = {}  # ordered set
+        self.digests_to_pull: dict[str, None] = {}  # to request from the peer; an ordered set
         self._pull_sent: set[str] = set()  # digests requested over this connection
         # Sequence -> reason of messages of the current session that could not be decoded, ascending. An entry is
         # removed when a greeting of the peer shows that it no longer keeps the message, hence received the rejection.
         self._rejected: dict[int, str] = {}
-        self._rejections_to_send: dict[int, str] = {}  # to send over this connection
+        self.rejections_to_send: dict[int, str] = {}  # sequence -> reason, to send over this connection
 
     @property
     def received(self) -> int:
@@ -259,11 +253,6 @@ class Inbox:
             max(self.window.messages - len(self._previous_unacknowledged), 0), self.window.bytes - self._previous_bytes
         )
 
-    @property
-    def digests_to_pull(self) -> tuple[str, ...]:
-        """Digests to request from the peer."""
-        return tuple(self._digests_to_pull)
-
     def start(self, session: bytes, first: int) -> None:
         """A connection opened. The peer's `session` still keeps its messages from `first` on."""
         if session == self.session:
@@ -274,9 +263,9 @@ class Inbox:
             self.session, self.expected = session, first
             self._rejected.clear()
         self._rejected = {number: reason for number, reason in self._rejected.items() if number >= first}
-        self._rejections_to_send = dict(self._rejected)
+        self.rejections_to_send = dict(self._rejected)
         self._pull_sent.clear()
-        self._digests_to_pull = dict.fromkeys(self._waiting)
+        self.digests_to_pull = dict.fromkeys(self._waiting)
 
     def grant(self, window: Credit) -> bool:
         """Change the window. Returns True if the peer must be notified."""
@@ -315,16 +304,15 @@ class Inbox:
 
     def receive_blob(self, source: MediaSource) -> None:
         """A media source was received; its bytes have been checked against its digest."""
-        self._digests_to_pull.pop(source.digest, None)
+        self.digests_to_pull.pop(source.digest, None)
         self._pull_sent.discard(source.digest)
         for incoming in self._waiting.pop(source.digest, ()):
             _check_size(source, incoming.missing.pop(source.digest))
             incoming.media[source.digest] = source
 
     def mark_pull_sent(self, digests: Sequence[str]) -> None:
-        """These digests were requested from the peer."""
         for digest in digests:
-            self._digests_to_pull.pop(digest, None)
+            self.digests_to_pull.pop(digest, None)
             self._pull_sent.add(digest)
 
     @property
@@ -355,16 +343,9 @@ class Inbox:
         if not self.acknowledge(session, sequence):
             return False
         if session == self.session:
-            self._rejected[sequence] = self._rejections_to_send[sequence] = reason
+            self._rejected[sequence] = self.rejections_to_send[sequence] = reason
             self._rejected = dict(sorted(self._rejected.items())[-_REJECTED_KEPT:])
         return True
-
-    def next_rejection(self) -> tuple[int, str] | None:
-        """Return the next rejection to send (sequence, reason); the same one until `mark_rejection_sent`."""
-        return next(iter(self._rejections_to_send.items()), None)
-
-    def mark_rejection_sent(self, sequence: int) -> None:
-        del self._rejections_to_send[sequence]
 
     def _look_up(self, incoming: Incoming, digest: str, size: int, store: MediaCache) -> None:
         source = store.get(digest)
@@ -372,7 +353,7 @@ class Inbox:
             incoming.missing[digest] = size
             self._waiting.setdefault(digest, []).append(incoming)
             if digest not in self._pull_sent:
-                self._digests_to_pull[digest] = None
+                self.digests_to_pull[digest] = None
             return
         _check_size(source, size)
         incoming.media[digest] = source

@@ -24,8 +24,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from transport.errors import MalformedError, VersionError
 from transport.link.limits import Credit
@@ -64,8 +63,7 @@ class Kind(enum.IntEnum):
     REJECT = 11
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
+class Greeting(NamedTuple):
     """The state of both directions, as one side knows it. `max_message` is in bytes."""
 
     session: bytes
@@ -77,51 +75,43 @@ class Greeting:
     max_message: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     greeting: Greeting
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(NamedTuple):
     greeting: Greeting
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(NamedTuple):
     sequence: int
     media: tuple[tuple[str, int], ...]  # digest and size
     frames: list[Buffer]
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     session: bytes
     acknowledged: int
     credit: Credit
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(NamedTuple):
     session: bytes
     sequence: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(NamedTuple):
     digest: str
     data: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(NamedTuple):
     digests: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     reason: str
 
 
@@ -143,7 +133,7 @@ def to_frames(message: LinkMessage) -> list[Buffer]:
             described = b"".join([_MEDIA.pack(bytes.fromhex(digest), size) for digest, size in media])
             return [_header(Kind.DATA) + _SEQUENCE.pack(sequence) + described, *frames]
         case Ack(session, acknowledged, credit):
-            return [_header(Kind.ACK) + _ACK.pack(session, acknowledged, credit.messages, credit.bytes)]
+            return [_header(Kind.ACK) + _ACK.pack(session, acknowledged, *credit)]
         case Reject(session, sequence, reason):
             return [_header(Kind.REJECT) + _REJECT.pack(session, sequence) + _shortened(reason)]
         case Blob(digest, data):
@@ -196,16 +186,8 @@ def _header(kind: Kind) -> bytes:
 
 
 def _pack_greeting(greeting: Greeting) -> bytes:
-    return _GREETING.pack(
-        greeting.session,
-        greeting.first_kept,
-        greeting.receiving_session,
-        greeting.received,
-        greeting.acknowledged,
-        greeting.credit.messages,
-        greeting.credit.bytes,
-        greeting.max_message,
-    )
+    *positions, credit, max_message = greeting
+    return _GREETING.pack(*positions, *credit, max_message)
 
 
 def _parse(kind: Kind, body: bytes, frames: list[Buffer]) -> LinkMessage:
@@ -216,8 +198,8 @@ def _parse(kind: Kind, body: bytes, frames: list[Buffer]) -> LinkMessage:
             raise MalformedError("DATA names one media source twice")
         return Data(sequence, media, frames)
     if kind is Kind.ACK:
-        session, acknowledged, messages, size = _ACK.unpack(body)
-        return Ack(session, acknowledged, Credit(messages, size))
+        session, acknowledged, *credit = _ACK.unpack(body)
+        return Ack(session, acknowledged, Credit(*credit))
     if kind is Kind.REJECT:
         session, sequence = _REJECT.unpack_from(body)
         return Reject(session, sequence, _reason(body[_REJECT.size :]))

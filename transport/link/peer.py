@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple
 
 from renderers.media.source import MediaSource
 from transport.link.application_types import LinkStats, PeerChange
 from transport.link.errors import MessageRejectedError, MessageTooLargeError, PeerLostError
 from transport.link.limits import Credit, LinkLimits
-from transport.link.media_cache import MediaCache
-from transport.link.message_streams import Inbox, Outbox, Payload, message_size
+from transport.link.message_streams import Inbox, MediaCache, Outbox, Payload, message_size
 from transport.link.messages import (
     PULL_BATCH,
     Ack,
@@ -26,13 +23,6 @@ from transport.link.messages import (
     Signal,
     Welcome,
 )
-
-
-class ToSend(NamedTuple):
-    """A message to send, and a function to call after it was sent."""
-
-    message: LinkMessage
-    done: Callable[[], None]
 
 
 class Peer:
@@ -105,8 +95,14 @@ class Peer:
     def receive(self, message: Data | Ack | Reject | MediaSource | Pull) -> None:
         """Handle a message; a blob comes as its media source. Raises `DecodeError` for a protocol violation."""
         match message:
-            case Data():
-                self._receive_data(message)
+            case Data(sequence, media, frames):
+                limits = self._limits.decode
+                limits.check("max_frames", len(frames) + len(media))
+                limits.check("max_total_bytes", message_size(frames, [size for _, size in media]))
+                if self.inbox.receive(sequence, frames, media, self._store):
+                    self._stats.received += 1
+                else:
+                    self._stats.duplicates_dropped += 1
             case Ack(session, acknowledged, credit):
                 if session == self.session:
                     self._stats.acknowledged += self.outbox.acknowledge(acknowledged, credit)
@@ -123,28 +119,57 @@ class Peer:
                 for digest in digests:
                     self.outbox.pull(digest)
 
-    def next_to_send(self, *, leaving: bool = False) -> ToSend | None:
-        """Return the next message to send; the same one until its `done` was called. Data needs a greeting and credit.
+    def next_to_send(self, *, leaving: bool = False) -> LinkMessage | None:
+        """Return the next message to send; the same one until `mark_sent`. Data needs a greeting and credit.
 
         A link that is `leaving` sends no more data, only acknowledgements and then BYE.
         """
         if self.greeting is not None:
-            return ToSend(self.greeting(self._position()), self._mark_greeting_sent)
+            return self.greeting(self._position())
         if not self.open:
             return None
-        rejected = self.inbox.next_rejection()
-        if rejected is not None:
-            sequence, reason = rejected
-            sent = functools.partial(self.inbox.mark_rejection_sent, sequence)
-            return ToSend(Reject(self.inbox.session, sequence, reason), sent)
+        rejection = next(iter(self.inbox.rejections_to_send.items()), None)
+        if rejection is not None:
+            return Reject(self.inbox.session, *rejection)
         if self.ack_needed:
-            return ToSend(self.acknowledgement(), self._mark_ack_sent)
+            return self.acknowledgement()
         if leaving:
-            return None if self.bye_sent else ToSend(Signal.BYE, self._mark_bye_sent)
-        wanted = self.inbox.digests_to_pull[:PULL_BATCH]
+            return None if self.bye_sent else Signal.BYE
+        wanted = tuple(self.inbox.digests_to_pull)[:PULL_BATCH]
         if wanted:
-            return ToSend(Pull(wanted), functools.partial(self._pull_sent, wanted))
-        return self._next_data()
+            return Pull(wanted)
+        outgoing = self.outbox.next()
+        source = self.outbox.next_blob(outgoing[1].sources if outgoing is not None else ())
+        if source is not None:
+            return Blob(source.digest, source.data)
+        if outgoing is None:
+            return None
+        sequence, payload = outgoing
+        return Data(sequence, tuple((each.digest, each.nbytes) for each in payload.sources), payload.frames)
+
+    def mark_sent(self, message: LinkMessage) -> None:
+        """A message of `next_to_send` was sent."""
+        match message:
+            case Hello() | Welcome():
+                self.greeting, self.ack_needed = None, False
+            case Reject(_, sequence):
+                del self.inbox.rejections_to_send[sequence]
+            case Ack():
+                self.ack_needed = False
+            case Signal.BYE:
+                self.bye_sent = True
+            case Pull(digests):
+                self.inbox.mark_pull_sent(digests)
+                self._stats.blobs_pulled += len(digests)
+            case Blob(digest, data):
+                self._store.keep(MediaSource(digest, memoryview(data)))  # so that the peer need not send it to us
+                self.outbox.blob_sent(digest)
+                self._stats.blobs_sent += 1
+            case Data():
+                if self.outbox.advance():
+                    self._stats.sent += 1
+                else:
+                    self._stats.resent += 1
 
     def acknowledgement(self) -> Ack:
         return Ack(self.inbox.session, self.inbox.acknowledged, self.inbox.grant_credit())
@@ -154,30 +179,6 @@ class Peer:
         if not self.open or self.broken or self.bye_sent:
             return []
         return [self.acknowledgement(), Signal.BYE] if self.ack_needed else [Signal.BYE]
-
-    def ping(self) -> ToSend:
-        return ToSend(Signal.PING, lambda: None)
-
-    def _receive_data(self, data: Data) -> None:
-        limits = self._limits.decode
-        limits.check("max_frames", len(data.frames) + len(data.media))
-        limits.check("max_total_bytes", message_size(data.frames, [size for _, size in data.media]))
-        if self.inbox.receive(data.sequence, data.frames, data.media, self._store):
-            self._stats.received += 1
-        else:
-            self._stats.duplicates_dropped += 1
-
-    def _next_data(self) -> ToSend | None:
-        outgoing = self.outbox.next()
-        source = self.outbox.requested_blob()
-        if source is None and outgoing is not None:
-            source = self.outbox.blob_for(outgoing)
-        if source is not None:
-            return ToSend(Blob(source.digest, source.data), functools.partial(self._blob_sent, source))
-        if outgoing is None:
-            return None
-        media = tuple((each.digest, each.nbytes) for each in outgoing.payload.sources)
-        return ToSend(Data(outgoing.sequence, media, outgoing.payload.frames), self._data_sent)
 
     def _position(self) -> Greeting:
         return Greeting(
@@ -189,28 +190,3 @@ class Peer:
             self.inbox.grant_credit(),
             self._limits.decode.max_total_bytes,
         )
-
-    def _mark_greeting_sent(self) -> None:
-        self.greeting = None
-        self.ack_needed = False
-
-    def _mark_ack_sent(self) -> None:
-        self.ack_needed = False
-
-    def _mark_bye_sent(self) -> None:
-        self.bye_sent = True
-
-    def _pull_sent(self, digests: tuple[str, ...]) -> None:
-        self.inbox.mark_pull_sent(digests)
-        self._stats.blobs_pulled += len(digests)
-
-    def _blob_sent(self, source: MediaSource) -> None:
-        self._store.keep(source)  # so that the peer need not send it to us
-        self.outbox.blob_sent(source.digest)
-        self._stats.blobs_sent += 1
-
-    def _data_sent(self) -> None:
-        if self.outbox.advance():
-            self._stats.sent += 1
-        else:
-            self._stats.resent += 1

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from transport.link.application_types import PeerChange
 from transport.link.keys import ServerKeys
 from transport.link.limits import LinkLimits
-from transport.link.link_endpoint import Link, check_times, require_zmq
+from transport.link.link_endpoint import Link, check_requirements
 from transport.link.server_connections import ServerConnections
-from transport.link.shared_state import SharedState
-from transport.link.waiting import Deadline
+from transport.link.shared_state import Deadline, SharedState
 
 
 class LinkServer(Link):
@@ -45,8 +44,7 @@ class LinkServer(Link):
         peer_timeout: float = 10.0,
         linger: float = 5.0,
     ) -> None:
-        check_times(heartbeat, peer_timeout)
-        require_zmq()
+        check_requirements(heartbeat, peer_timeout)
         from transport.link.zmq_sockets import RouterSocket
 
         limits = limits or LinkLimits()
@@ -66,14 +64,14 @@ class LinkServer(Link):
         `PeerLostError` for a peer that is lost, has left or is unknown, `EncodeError`, `MessageTooLargeError`.
         """
         attempt = self._send_attempt(lambda: self._clients.connected_peer(peer), self._encode(obj))
-        return self._wait(attempt, Deadline(timeout), f"room in the queue to {peer!r}")
+        return self._state.wait(attempt, Deadline(timeout), f"room in the queue to {peer!r}")
 
     async def send_async(self, peer: str, obj: object) -> int:
         """`send` for an event loop; encoding runs in a thread."""
         attempt = self._send_attempt(
             lambda: self._clients.connected_peer(peer), await asyncio.to_thread(self._encode, obj)
         )
-        return await self._wait_async(attempt)
+        return await self._state.wait_async(attempt)
 
     def peers(self) -> dict[str, PeerChange]:
         """Return the last event of each peer; `CONNECTED` for connected peers."""

@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from transport.link.application_types import LinkStats, PeerChange, PeerEvent
-from transport.link.errors import LinkClosedError
+from transport.link.errors import LinkClosedError, LinkTimeoutError
 from transport.link.limits import Credit, LinkLimits
-from transport.link.media_cache import MediaCache
-from transport.link.message_streams import Incoming
+from transport.link.message_streams import Incoming, MediaCache
 from transport.link.messages import LinkMessage
 from transport.link.peer import Peer
-from transport.link.waiting import Waiters
+
+T = TypeVar("T")
 
 _EVENTS_KEPT = 10_000
 
 
-class SharedState(Waiters):
-    """All methods except the constructor and `wait` are called under `lock`. `wake` ends the poll of the I/O thread."""
+class Deadline:
+    """The time `timeout` seconds from now; None: no deadline. Raises `ValueError` for NaN."""
+
+    def __init__(self, timeout: float | None) -> None:
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError(f"timeout is {timeout}. Pass a number of seconds, or None for no limit.")
+        self._timeout = math.inf if timeout is None else timeout
+        self._end = time.monotonic() + self._timeout
+
+    def left(self) -> float:
+        return max(self._end - time.monotonic(), 0.0)
+
+    def step(self, what: str, most: float) -> float:
+        """Return the seconds to wait, at most `most`. Raises `LinkTimeoutError` after the deadline."""
+        left = self.left()
+        if not left:
+            raise LinkTimeoutError(what, self._timeout)
+        return min(left, most)
+
+
+class SharedState:
+    """All methods except the constructor, `wait` and `wait_async` are called under `lock`.
+
+    `wake` ends the poll of the I/O thread. Callers that wait check their condition after each notification and every
+    `heartbeat` seconds: the silence of a peer causes no notification.
+    """
 
     def __init__(
         self, address: str, limits: LinkLimits, heartbeat: float, peer_timeout: float, wake: Callable[[], None]
     ) -> None:
-        super().__init__(poll_seconds=heartbeat)
+        self.lock = threading.Condition()
         self.address = address
         self.limits = limits
         self.heartbeat = heartbeat
@@ -44,7 +73,8 @@ class SharedState(Waiters):
         self._last_advance = time.monotonic()
         self._ready: dict[str, None] = {}  # names of peers with a complete message, in turn (an ordered set)
         self._wake = wake
-        self._wake_requested = False
+        self.wake_requested = False  # reset by the I/O thread when it starts a run
+        self._async_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def check_usable(self) -> None:
         """Raise the error that ended the link, if it has ended."""
@@ -53,15 +83,50 @@ class SharedState(Waiters):
         if self.closing or self.ended:
             raise LinkClosedError(self.address)
 
-    def wake_io_thread(self) -> None:
-        """Make the I/O thread run once."""
-        if not self._wake_requested:
-            self._wake_requested = True
-            self._wake()
+    def wait(self, attempt: Callable[[], T | None], deadline: Deadline, what: str) -> T:
+        """Call `attempt` under the lock until it returns a value other than None; return that value.
 
-    def mark_awake(self) -> None:
-        """Called by the I/O thread when it starts a run; a later request wakes it again."""
-        self._wake_requested = False
+        Raises the error that ended the link, if it has ended.
+        """
+        with self.lock:
+            while True:
+                self.check_usable()
+                result = attempt()
+                if result is not None:
+                    return result
+                self.lock.wait(deadline.step(what, self.heartbeat))
+
+    async def wait_async(self, attempt: Callable[[], T | None]) -> T:
+        """`wait` for an event loop."""
+        event = asyncio.Event()
+        sleeper = (asyncio.get_running_loop(), event)
+        try:
+            while True:
+                with self.lock:
+                    event.clear()
+                    self.check_usable()
+                    result = attempt()
+                    if result is not None:
+                        return result
+                    self._async_waiters.add(sleeper)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), self.heartbeat)
+        finally:
+            with self.lock:
+                self._async_waiters.discard(sleeper)
+
+    def notify_waiters(self) -> None:
+        """Wake all waiting callers. Called under the lock."""
+        self.lock.notify_all()
+        for loop, event in self._async_waiters:
+            with contextlib.suppress(RuntimeError):  # the loop was closed during the call
+                loop.call_soon_threadsafe(event.set)
+        self._async_waiters.clear()
+
+    def wake_io_thread(self) -> None:
+        if not self.wake_requested:
+            self.wake_requested = True
+            self._wake()
 
     def advance_clock(self, now: float) -> None:
         """Let `clock` follow the time, but for no longer than a heartbeat at once."""

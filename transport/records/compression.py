@@ -1,8 +1,9 @@
-"""zstd compression with Python's own library (3.14) or the package `zstandard`; the output size is always limited."""
+"""zstd compression with Python's `compression.zstd` (3.14) or its backport; the output size is always limited."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -24,11 +25,9 @@ def find_compressor(compression: str | None) -> Callable[[Buffer], bytes] | None
         return None
     if compression != "zstd":
         raise ValueError(f'compression {compression!r} is neither "zstd" nor None')
-    standard, package = _find_library()
-    if package is not None:
-        compress: Callable[[Buffer], bytes] = package.ZstdCompressor(level=_LEVEL).compress
-        return compress
-    return lambda data: standard.compress(data, level=_LEVEL)
+    zstd = _import_zstd()
+    compressor = zstd.ZstdCompressor(level=_LEVEL)
+    return lambda data: compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
 
 
 class Decompression:
@@ -46,17 +45,19 @@ class Decompression:
         for anything but one whole zstd frame of the announced size, `LimitError`, `MemoryLimitError`,
         `MissingExtraError`.
         """
-        standard, package = _find_library()
-        zstd_error = package.ZstdError if package is not None else standard.ZstdError
+        zstd = _import_zstd()
         try:
-            size = _announced_size(data, standard, package)
+            size = _announced_size(data, zstd.get_frame_info(data).decompressed_size)
             self._count(size)
             try:
-                whole = _decompress(data, size, standard, package)
+                decompressor = zstd.ZstdDecompressor()
+                whole: bytes = decompressor.decompress(data, max_length=size)
+                if not decompressor.eof or decompressor.unused_data or len(whole) != size:
+                    raise MalformedError(f"compressed record is not one whole zstd frame of {size} bytes")
             except BaseException:
                 self._count(-size)
                 raise
-        except zstd_error as error:
+        except zstd.ZstdError as error:
             raise MalformedError(f"compressed record is not a zstd frame: {error}") from error
         except MemoryError as error:
             raise MemoryLimitError(size) from error
@@ -75,40 +76,16 @@ class Decompression:
             self._in_use += nbytes
 
 
-def _decompress(data: memoryview, size: int, standard: Any, package: Any) -> bytes:
-    if package is not None:
-        whole: bytes = package.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
-    else:
-        decompressor = standard.ZstdDecompressor()
-        whole = decompressor.decompress(data, max_length=size)
-        if not decompressor.eof or decompressor.unused_data:
-            raise MalformedError("compressed record is not one whole zstd frame")
-    if len(whole) != size:
-        raise MalformedError(f"compressed record announces {size} bytes and holds {len(whole)}")
-    return whole
-
-
-def _announced_size(data: memoryview, standard: Any, package: Any) -> int:
-    if package is not None:
-        size = package.get_frame_parameters(data).content_size
-        unknown = size == package.CONTENTSIZE_UNKNOWN
-    else:
-        size = standard.get_frame_info(data).decompressed_size
-        unknown = size is None
-    if unknown:
+def _announced_size(data: memoryview, size: int | None) -> int:
+    if size is None:
         raise MalformedError("compressed record does not say how large it is")
     if size > data.nbytes * _MAX_EXPANSION:
         raise MalformedError(f"compressed record announces {size} bytes and {data.nbytes} bytes of zstd hold fewer")
-    return int(size)
+    return size
 
 
-def _find_library() -> tuple[Any, Any]:
-    """(`compression.zstd`, None) or (None, `zstandard`)."""
+def _import_zstd() -> Any:
     try:
-        return importlib.import_module("compression.zstd"), None
-    except ImportError:
-        pass
-    try:
-        return None, importlib.import_module("zstandard")
-    except ImportError:
-        raise MissingExtraError("zstd compression", "zstd", "zstandard") from None
+        return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    except ImportError as error:
+        raise MissingExtraError("zstd compression", "zstd", "backports.zstd") from error

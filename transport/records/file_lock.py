@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from transport.errors import FileLockedError, LockingUnavailableError
-from transport.records.layout import Holder, open_regular, read_holder
+from transport.records.layout import open_regular, read_holder
 
 if sys.platform == "win32":
     import msvcrt
@@ -55,11 +55,6 @@ else:
         except (OSError, OverflowError):  # a process of another user; a number out of range
             return True
         return True
-
-
-def this_process() -> Holder:
-    """The holder that a writer stores in the header of its file, for the error of a second writer."""
-    return Holder(os.getpid(), socket.gethostname())
 
 
 def open_locked(path: str, mode: Literal["a+", "r+", "r"]) -> io.FileIO:
@@ -112,16 +107,12 @@ def _acquire(file: io.FileIO, path: str) -> None:
     try:
         _lock(file)
     except BlockingIOError as error:
-        raise FileLockedError(path, *_running_holder(read_holder(file))) from error
+        holder = read_holder(file)
+        if holder is not None and holder[1] == socket.gethostname() and not _is_alive(holder[0]):
+            holder = None  # a writer that was killed
+        raise FileLockedError(path, *(holder or ())) from error
     except OSError as error:
         raise LockingUnavailableError(path, error.strerror or str(error)) from error
-
-
-def _running_holder(holder: Holder | None) -> tuple[int | None, str | None]:
-    """The process and host of a holder; None for one that does not run, which is a writer that was killed."""
-    if holder is None or (holder.host == socket.gethostname() and not _is_alive(holder.pid)):
-        return None, None
-    return holder.pid, holder.host
 
 
 def _is_at(file: io.FileIO, path: str) -> bool:

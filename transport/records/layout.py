@@ -41,27 +41,18 @@ _READ_BYTES: Final = 1 << 20
 _FIRST_SEARCH_BYTES: Final = 1 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The process that has a file open for writing."""
-
-    pid: int
-    host: str
-
-
-def file_header(version: int, holder: Holder | None = None) -> bytes:
+def file_header(version: int, pid: int = 0, host: str = "") -> bytes:
     """The first 64 bytes of a file of this version. A host name of more than 50 bytes is cut off."""
-    pid, host = (holder.pid, holder.host) if holder is not None else (0, "")
     return _FILE.pack(_FILE_MAGIC, version, pid, host.encode("utf-8", "replace"))
 
 
-def read_holder(file: io.FileIO) -> Holder | None:
-    """The writer that is named in the header of the file, None if there is none."""
+def read_holder(file: io.FileIO) -> tuple[int, str] | None:
+    """The process id and the host of the writer that is named in the header of the file, None if there is none."""
     header = FileBytes(file).read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
         return None
     _, _, pid, host = _FILE.unpack(header)
-    return Holder(pid, host.rstrip(b"\0").decode("utf-8", "replace")) if pid else None
+    return (pid, host.rstrip(b"\0").decode("utf-8", "replace")) if pid else None
 
 
 def open_regular(path: str, mode: Literal["r", "r+", "a+"]) -> io.FileIO:
@@ -196,7 +187,6 @@ def find_appended(source: FileBytes, index: Index) -> AppendedRecords:
 
 
 def add_records(index: Index, found: AppendedRecords) -> None:
-    """Add records to the index."""
     for record in found.records:
         # Before the record itself: after a damaged header of an object the next record may be a blob.
         lost = range(len(index.objects), record.objects_before)
@@ -210,11 +200,25 @@ def add_records(index: Index, found: AppendedRecords) -> None:
 
 
 def find_complete(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
-    """The records from `start` to the last complete one, and `gaps` as in `AppendedRecords`.
+    """The records from `start` to the last complete one, and the offset of the damage before each that follows damage.
 
     `objects` is the number of objects before `start`.
     """
-    records, gaps = _find_records(source, start, objects)
+    records: list[Record] = []
+    gaps: dict[int, int] = {}
+    position: int | None = start
+    while position is not None and position < source.size:
+        least = records[-1].objects_before + (not records[-1].digest) if records else objects
+        record = _read_header(source, position, least)
+        if record is None:
+            damage, position = position, _find_next_header(source, position, least)
+            if position is not None:
+                gaps[position] = damage
+            continue
+        if record.end > source.size:
+            break  # incomplete: its writer was killed, or is writing it
+        records.append(record)
+        position = record.end
     # A crash can leave the last record with its full length and bytes that were never written.
     while records and not records[-1].is_complete(source):
         records.pop()
@@ -237,26 +241,6 @@ def _read_file_header(source: FileBytes) -> int:
     if version > COMPRESSED_VERSION:
         raise VersionError("record file", version, COMPRESSED_VERSION)
     return version
-
-
-def _find_records(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
-    """The records from `start`, and the offset of the damage before each record that follows damage."""
-    records: list[Record] = []
-    gaps: dict[int, int] = {}
-    position: int | None = start
-    while position is not None and position < source.size:
-        least = records[-1].objects_before + (not records[-1].digest) if records else objects
-        record = _read_header(source, position, least)
-        if record is None:
-            damage, position = position, _find_next_header(source, position, least)
-            if position is not None:
-                gaps[position] = damage
-            continue
-        if record.end > source.size:
-            break  # incomplete: its writer was killed, or is writing it
-        records.append(record)
-        position = record.end
-    return records, gaps
 
 
 def _read_header(source: FileBytes, start: int, least: int) -> Record | None:

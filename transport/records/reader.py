@@ -12,9 +12,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 from renderers.media.source import MediaSource
@@ -26,8 +24,7 @@ from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.unpacking import build_media, omitted_digests
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredRecord(NamedTuple):
     """The bytes of one record as stored in a file, compressed or not, and the digests of its media."""
 
     payload: memoryview
@@ -113,9 +110,7 @@ class RecordReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def stored(self, index: int) -> StoredRecord:
@@ -129,8 +124,7 @@ class RecordReader:
         for digest in digests:
             if digest not in self._verified and self._find_media(digest) is None:
                 raise self._media_lost(record, digest)
-        payload = record.payload(self._mapping.view)
-        return StoredRecord(payload, record.compressed, digests)
+        return StoredRecord(record.payload(self._mapping.view), record.compressed, digests)
 
     def media(self, digest: str) -> MediaSource:
         """A media source that records of this file refer to, verified. Raises `DecodeError`."""

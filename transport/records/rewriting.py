@@ -50,13 +50,8 @@ def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = D
     read here: `LimitError`, `VersionError`, `MissingExtraError`, `MemoryLimitError`.
     """
     path = Path(path).resolve()
-    with locked(path), _add_path_to_errors(path):
-        return _repair(path, limits)
-
-
-def _repair(path: Path, limits: DecodeLimits) -> RepairReport:
     dropped = []
-    with RecordReader(path, limits=limits) as reader:
+    with locked(path), _add_path_to_errors(path), RecordReader(path, limits=limits) as reader:
         size = path.stat().st_size
         for index in range(len(reader)):
             try:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 import threading
-from types import TracebackType
 from typing import Literal, Self
 from weakref import WeakSet
 
 from renderers.media.source import MediaSource
 from transport.errors import FileChangedError, FileDeletedError, WriterBusyError, WriterClosedError
 from transport.records.compression import find_compressor
-from transport.records.file_lock import open_locked, this_process, unlock
+from transport.records.file_lock import open_locked, unlock
 from transport.records.layout import (
     COMPRESSED_VERSION,
     PLAIN_VERSION,
@@ -69,7 +69,7 @@ class RecordWriter:
                 self._write_header(file_header(self._version))
             # An error here is ignored: the holder is only part of the error text of another writer.
             with contextlib.suppress(OSError, FileChangedError):
-                self._write_header(file_header(self._version, this_process()))
+                self._write_header(file_header(self._version, os.getpid(), socket.gethostname()))
         except BaseException:
             unlock(self._file)
             self._file.close()
@@ -116,9 +116,7 @@ class RecordWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _append(self, obj: object) -> int:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from transport.errors import MalformedError, UnknownTypeError
-from transport.wire.errors import UnsupportedArrayError
-from transport.wire.quoting import quoted
+from transport.errors import MalformedError, NotEncodableError, UnknownTypeError
+from transport.wire.error_texts import quoted
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ _COMMON_CODES = {dtype: code for code, dtype in enumerate(_COMMON_DTYPES)}
 # Nearly every array of such a dtype has this dtype object; hashing a dtype takes ten times as long as its id().
 _COMMON_IDS = {id(dtype): code for code, dtype in enumerate(_COMMON_DTYPES)}
 
-_TENSOR_ITEM_BYTES = {
+TENSOR_ITEM_BYTES = {
     "bool": 1,
     **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
     **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),  # float4_e2m1fn_x2 has two numbers per element
@@ -78,21 +77,16 @@ def is_tensor(obj: object) -> bool:
     return torch is not None and (type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter)
 
 
-def is_tensor_dtype(name: str) -> bool:
-    """Whether tensors of torch's dtype of this name can be sent."""
-    return name in _TENSOR_ITEM_BYTES
-
-
 def describe_dtype(dtype: np.dtype[Any]) -> DtypeName:
-    """The dtype's wire name, for a structured one a list (see `wire_format`). Raises `UnsupportedArrayError`."""
+    """The dtype's wire name, for a structured one a list (see `wire_format`). Raises `NotEncodableError`."""
     if dtype.hasobject:
-        raise UnsupportedArrayError(
+        raise NotEncodableError(
             f"dtype {dtype} holds Python objects", "Convert it to a numeric dtype, or send a list with .tolist()."
         )
     name = dtype.str if dtype.names is None else _describe_fields(dtype)
     # The name of every third-party element type (ml_dtypes.bfloat16) is '<V2'; they would come back as plain bytes.
     if dtype.names is None and (not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype):
-        raise UnsupportedArrayError(
+        raise NotEncodableError(
             f"dtype {dtype} has no name on the wire", "Send array.view(numpy.uint8) beside its name."
         )
     return name
@@ -106,7 +100,7 @@ def _describe_fields(dtype: np.dtype[Any], depth: int = 0) -> list[object]:
         inner, offset, *title = dtype.fields[name]
         base, shape = inner.subdtype or (inner, ())
         if title or dtype.type is not np.void or depth == _MAX_NESTED_DTYPES:
-            raise UnsupportedArrayError(
+            raise NotEncodableError(
                 f"structured dtype {dtype} with titles or of its own class", "Send one array per field."
             )
         described = _describe_fields(base, depth + 1) if base.names is not None else describe_dtype(base)
@@ -126,7 +120,7 @@ def vector_code(array: npt.NDArray[Any]) -> int | None:
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
     """The elements as flat uint8, sharing memory with a C-contiguous array; any other layout is copied once."""
     if array.dtype.itemsize == 0:
-        raise UnsupportedArrayError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
+        raise NotEncodableError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
     if array.dtype.names is not None:
@@ -142,19 +136,17 @@ def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
     """
     if isinstance(tensor, RawTensor):
         if min(tensor.shape, default=0) < 0 or (
-            math.prod(tensor.shape) * _TENSOR_ITEM_BYTES.get(tensor.dtype, -1) != tensor.data.nbytes
+            math.prod(tensor.shape) * TENSOR_ITEM_BYTES.get(tensor.dtype, -1) != tensor.data.nbytes
         ):
-            raise UnsupportedArrayError(
-                f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size."
-            )
+            raise NotEncodableError(f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size.")
         return tensor.dtype, list(tensor.shape), array_bytes(tensor.data)
     import torch
 
     name = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout is not torch.strided or tensor.is_meta or name not in _TENSOR_ITEM_BYTES:
-        raise UnsupportedArrayError(
+    if tensor.layout is not torch.strided or tensor.is_meta or name not in TENSOR_ITEM_BYTES:
+        raise NotEncodableError(
             f"torch tensor with layout {tensor.layout}, dtype {tensor.dtype}, device {tensor.device}",
-            "Send a dense tensor that holds data, in one of: " + ", ".join(_TENSOR_ITEM_BYTES) + ".",
+            "Send a dense tensor that holds data, in one of: " + ", ".join(TENSOR_ITEM_BYTES) + ".",
         )
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if dense.numel() == 0:
@@ -216,9 +208,10 @@ def build_vector(code: int, data: object) -> npt.NDArray[Any]:
     if not 0 <= code < len(_COMMON_DTYPES):
         raise MalformedError(f"array dtype number {code} is unknown", "Update mmrollouts here.")
     dtype = _COMMON_DTYPES[code]
-    if len(data) % dtype.itemsize:
-        raise MalformedError(f"array of dtype {dtype} came with {len(data)} bytes")
-    return np.frombuffer(data, dtype) if data else np.ndarray(0, dtype, buffer=data)
+    try:
+        return np.frombuffer(data, dtype) if data else np.ndarray(0, dtype, buffer=data)
+    except ValueError as error:  # the bytes are no multiple of an element
+        raise MalformedError(f"array of dtype {dtype} came with {len(data)} bytes") from error
 
 
 def build_array(name: object, shape: object, data: bytes | memoryview) -> npt.NDArray[Any]:
@@ -257,9 +250,9 @@ def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch
 
 def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> RawTensor:
     """A `RawTensor` with a read-only view on `data`."""
-    if type(name) is not str or name not in _TENSOR_ITEM_BYTES:
+    if type(name) is not str or name not in TENSOR_ITEM_BYTES:
         raise UnknownTypeError(f"torch.{name:.80}" if type(name) is str else quoted(name))
-    dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], len(data))
+    dims = _read_shape(shape, TENSOR_ITEM_BYTES[name], len(data))
     raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     raw.setflags(write=False)
     return RawTensor(name, dims, raw)
@@ -269,7 +262,7 @@ def pack_scalar(scalar: np.generic) -> list[object]:
     """A numpy scalar as [dtype name, bytes]."""
     name = describe_dtype(scalar.dtype)
     if scalar.dtype.kind in "SU" and np.asarray(scalar)[()] != scalar:
-        raise UnsupportedArrayError("numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
+        raise NotEncodableError("numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
     return [name, scalar.tobytes()[: scalar.dtype.itemsize]]  # numpy returns four bytes for an empty string
 
 

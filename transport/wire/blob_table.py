@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias
 import numpy.typing as npt
 
 from renderers.media.source import MediaSource
+from transport.errors import NotEncodableError
 from transport.wire import wire_format
 from transport.wire.arrays import Bytes, array_bytes, describe_dtype, tensor_parts, vector_code
-from transport.wire.errors import NotEncodableError
 
 OmitMedia: TypeAlias = Callable[[MediaSource], bool]
 
@@ -33,7 +33,7 @@ class BlobTable:
         self._alive: list[object] = []  # the owners of these id(): another object could get the id() of a freed one
 
     def add_array(self, array: npt.NDArray[Any]) -> int:
-        """The number of the array's row. Raises `UnsupportedArrayError`."""
+        """The number of the array's row. Raises `NotEncodableError`."""
         number = self.numbers.get(id(array))
         if number is not None:
             return number
@@ -60,7 +60,7 @@ class BlobTable:
         return range(first, first + len(keys)) if all_new else numbers
 
     def add_tensor(self, tensor: Any) -> int:
-        """The number of the tensor's row. Raises `UnsupportedArrayError`."""
+        """The number of the tensor's row. Raises `NotEncodableError`."""
         number = self.numbers.get(id(tensor))
         if number is not None:
             return number

@@ -15,10 +15,9 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any, Final
 
-from transport.errors import MalformedError
+from transport.errors import MalformedError, NotEncodableError
 from transport.wire import wire_format
-from transport.wire.errors import NotEncodableError
-from transport.wire.quoting import quoted
+from transport.wire.error_texts import quoted
 
 _POSIX: Final = "posix"
 _WINDOWS: Final = "windows"
@@ -30,14 +29,6 @@ _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(?:/[A-Za-z0-9_+-]{1,32}){0,3}")
 # What these constructors raise for wrong arguments: LookupError for a zone that does not exist, OSError for the name of
 # a folder of zones.
 _CONSTRUCTOR_ERRORS: Final = (ArithmeticError, LookupError, OSError, TypeError, ValueError)
-
-
-def _pack_int(number: int) -> bytes:
-    return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
-
-
-def _build_int(payload: bytes) -> int:
-    return int.from_bytes(payload, "big", signed=True)
 
 
 def _pack_path(path: pathlib.PurePath) -> list[object]:
@@ -65,10 +56,8 @@ def _pack_datetime(moment: datetime.datetime) -> list[object]:
     return [moment.year, moment.month, moment.day, *_pack_time(moment.timetz())]
 
 
-def _build_datetime(
-    year: int, month: int, day: int, hour: int, minute: int, second: int, microsecond: int, fold: int, zone: Any
-) -> datetime.datetime:
-    return datetime.datetime(year, month, day, hour, minute, second, microsecond, zone, fold=fold)
+def _build_datetime(year: int, month: int, day: int, *time: Any) -> datetime.datetime:
+    return datetime.datetime.combine(datetime.date(year, month, day), _build_time(*time))
 
 
 def _pack_timedelta(span: datetime.timedelta) -> list[object]:
@@ -104,7 +93,7 @@ _TIME = (*[_INT] * 5, _ZONES)
 
 # class -> tag, how an instance becomes a payload
 PACKERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
-    int: (wire_format.TAG_INT, _pack_int),
+    int: (wire_format.TAG_INT, lambda value: value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)),
     complex: (wire_format.TAG_COMPLEX, lambda value: [value.real, value.imag]),
     decimal.Decimal: (wire_format.TAG_DECIMAL, str),
     uuid.UUID: (wire_format.TAG_UUID, lambda value: value.bytes),
@@ -123,7 +112,7 @@ PACKERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
 # tag -> name of the value for errors, the types of its parts, the constructor. The types are exact, because a
 # constructor may accept others: datetime accepts bytes as a pickled state.
 BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
-    wire_format.TAG_INT: ("integer", ((bytes,),), _build_int),
+    wire_format.TAG_INT: ("integer", ((bytes,),), lambda data: int.from_bytes(data, "big", signed=True)),
     wire_format.TAG_COMPLEX: ("complex number", ((float,), (float,)), complex),
     wire_format.TAG_DECIMAL: ("decimal number", (_TEXT,), decimal.Decimal),
     wire_format.TAG_UUID: ("UUID", ((bytes,),), lambda data: uuid.UUID(bytes=data)),
@@ -137,20 +126,17 @@ BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[...,
 }
 
 
-def _quoted_parts(parts: list[Any]) -> str:
-    """At most ten parts, for an error."""
-    return ", ".join(map(quoted, parts[:10]))
-
-
 def build_builtin(tag: int, payload: object) -> object:
     """The value of a payload. Raises `MalformedError`."""
     name, kinds, build = BUILDERS[tag]
     parts = payload if type(payload) is list and len(kinds) > 1 else [payload]
     if len(parts) != len(kinds) or any(type(part) not in allowed for part, allowed in zip(parts, kinds, strict=True)):
-        raise MalformedError(f"{name} of {_quoted_parts(parts)} has parts of other types or another number")
+        printed = ", ".join(map(quoted, parts[:10]))
+        raise MalformedError(f"{name} of {printed} has parts of other types or another number")
     try:
         return build(*parts)
     except _CONSTRUCTOR_ERRORS as error:
         is_zone = tag == wire_format.TAG_ZONE
         cure = "Install the package tzdata here." if is_zone else "Ask the sender for the message again."
-        raise MalformedError(f"{name} of {_quoted_parts(parts)} does not exist here: {error}", cure) from error
+        printed = ", ".join(map(quoted, parts))
+        raise MalformedError(f"{name} of {printed} does not exist here: {error}", cure) from error

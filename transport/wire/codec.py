@@ -7,36 +7,20 @@ from typing import Any, Final
 
 import msgpack
 
-from renderers.media.source import MediaSource
 from transport.errors import EncodeError
 from transport.wire import container
 from transport.wire.blob_table import OmitMedia
+from transport.wire.error_texts import parts_of
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
-from transport.wire.object_paths import parts_of
-from transport.wire.packing import pack
+from transport.wire.packing import may_hold_extensions, pack
 from transport.wire.unpacking import FindMedia, unpack
 from transport.wire.wire_format import Buffer
 
-#: The number of objects, and of lists, that `check_encodable` assumes around the value.
-_ENCLOSING: Final = 8
-
-#: The longest path that `check_encodable` gives for the part that cannot be encoded, in steps.
-_LONGEST_PATH: Final = 32
+_ENCLOSING: Final = 8  # objects, and lists, that `check_encodable` assumes around the value
+_LONGEST_PATH: Final = 32  # steps of the path that `check_encodable` gives for the part that cannot be encoded
 
 
-def _omit_none(source: MediaSource) -> bool:
-    return False
-
-
-def _omit_all(source: MediaSource) -> bool:
-    return True
-
-
-def _find_none(digest: str) -> MediaSource | None:
-    return None
-
-
-def encode_frames(obj: object, *, omit_media: OmitMedia = _omit_none) -> list[Buffer]:
+def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) -> list[Buffer]:
     """`obj` as a header frame and one frame per media source and per array or tensor of more than 1024 bytes.
 
     Supported: None, bool, int, float, complex, Decimal, str, bytes, UUID, paths, dates, times, datetimes, timedeltas,
@@ -44,8 +28,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = _omit_none) -> list[Bu
     scalars of every dtype without Python objects (structured ones without titles), torch tensors, `MediaSource`, and
     dataclasses, named tuples, pydantic models and enums registered with `wire_type`; nested up to 1000 deep, without
     cycles. bytearray and memoryview come back as bytes, a path of this machine's kind as a path of the receiver's.
-    Exact types only: a subclass of str or dict is an `EncodeError`; it is not sent as a str or dict. `msgpack.ExtType`
-    is not supported; msgpack packs it without a call to this library, so it is an error of the receiver only.
+    Exact types only: a subclass of str or dict is an `EncodeError`; it is not sent as a str or dict.
 
     A frame of a C-contiguous array shares the array's memory, so send it before changing the array; other layouts are
     copied once, and smaller arrays are copied into the header. A media source and an array object are sent once however
@@ -60,7 +43,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = _omit_none) -> list[Bu
 
 
 def decode_frames(
-    frames: Sequence[Buffer], *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = _find_none
+    frames: Sequence[Buffer], *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = lambda digest: None
 ) -> Any:
     """The object that was passed to `encode_frames`.
 
@@ -71,12 +54,14 @@ def decode_frames(
     return unpack(frames, limits, find_media)
 
 
-def encode(obj: object, *, omit_media: OmitMedia = _omit_none) -> bytes:
+def encode(obj: object, *, omit_media: OmitMedia = lambda source: False) -> bytes:
     """`encode_frames` in one container: each frame at a multiple of 64 bytes, the header under a CRC-32."""
-    return container.join_parts(*pack(obj, omit_media))
+    return container.join(*pack(obj, omit_media))
 
 
-def decode(buffer: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = _find_none) -> Any:
+def decode(
+    buffer: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = lambda digest: None
+) -> Any:
     """The object that was passed to `encode`, as `decode_frames` gives it. Large arrays are views on `buffer`."""
     return unpack(container.split(buffer, require_limits(limits)), limits, find_media)
 
@@ -111,19 +96,21 @@ def is_plain(value: object) -> bool:
     packer = msgpack.Packer(default=_refuse, strict_types=True, use_bin_type=True)
     try:
         # The same depth as in `check_encodable`, in an entry of a message.
-        packer.pack([0, 0, [[[[[[[[value]]]]]]]]])
+        packed = packer.pack([0, 0, [[[[[[[[value]]]]]]]]])
+        if may_hold_extensions(packed):
+            msgpack.unpackb(packed, ext_hook=_refuse, strict_map_key=False)
     except (TypeError, ValueError, OverflowError, BufferError):  # also text that is not Unicode, and cycles
         return False
     return True
 
 
-def _refuse(value: object) -> None:
+def _refuse(*value: object) -> None:
     raise TypeError
 
 
 def _encode_error(value: object, *, depth: int = 0) -> EncodeError | None:
     try:
-        pack(value, _omit_all, depth=depth)
+        pack(value, lambda source: True, depth=depth)
     except EncodeError as error:
         return error
     return None

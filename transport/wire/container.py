@@ -36,13 +36,8 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def join(frames: Sequence[Buffer]) -> bytes:
-    """The frames as one container; every byte is copied once."""
-    return join_parts(frames[:1], frames[1:])
-
-
-def join_parts(header: Sequence[Buffer], frames: Sequence[Buffer]) -> bytes:
-    """`join` for a first frame that is given in parts."""
+def join(header: Sequence[Buffer], frames: Sequence[Buffer]) -> bytes:
+    """One container of a first frame, which is given in parts, and other frames; every byte is copied once."""
     sizes = [sum(memoryview(part).nbytes for part in header), *[memoryview(frame).nbytes for frame in frames]]
     lengths = struct.pack(f"<{len(sizes)}Q", *sizes)
     start = _START.pack(_MAGIC, _VERSION, len(sizes))
@@ -71,14 +66,9 @@ def split(buffer: Buffer, limits: DecodeLimits) -> list[memoryview]:
     lengths_end = _LENGTHS_START + 8 * count
     if view.nbytes < lengths_end:
         raise TruncatedError("table of frame lengths", lengths_end, view.nbytes)
-    frames = _split_frames(view, lengths_end, np.frombuffer(view[_LENGTHS_START:lengths_end], "<u8").tolist())
-    _check_header(view, lengths_end, frames)
-    return frames
-
-
-def _split_frames(view: memoryview, end: int, lengths: list[int]) -> list[memoryview]:
     frames: list[memoryview] = []
-    for length in lengths:
+    end = lengths_end
+    for length in np.frombuffer(view[_LENGTHS_START:lengths_end], "<u8").tolist():
         start = aligned(end)
         end = start + length
         if end > view.nbytes:
@@ -86,14 +76,11 @@ def _split_frames(view: memoryview, end: int, lengths: list[int]) -> list[memory
         frames.append(view[start:end])
     if end != view.nbytes:
         raise MalformedError(f"message container is followed by {view.nbytes - end} bytes that are not part of it")
-    return frames
-
-
-def _check_header(view: memoryview, lengths_end: int, frames: list[memoryview]) -> None:
     (expected,) = _CHECKSUM.unpack_from(view, _START.size)
     actual = _crc(view[: _START.size], view[_LENGTHS_START:lengths_end], *frames[:1])
     if actual != expected:
         raise ChecksumError("message header", f"{expected:08x}", f"{actual:08x}")
+    return frames
 
 
 def _crc(*parts: Buffer) -> int:

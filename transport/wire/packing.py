@@ -17,14 +17,13 @@ import msgpack
 import numpy as np
 
 from renderers.media.source import MediaSource
-from transport.errors import EncodeError
+from transport.errors import EncodeError, NotEncodableError
 from transport.wire import registry, wire_format
 from transport.wire.arrays import is_array, is_tensor, pack_scalar
 from transport.wire.blob_table import BlobTable, OmitMedia
 from transport.wire.builtin_values import PACKERS
-from transport.wire.errors import NotEncodableError
+from transport.wire.error_texts import find_path
 from transport.wire.limits import MAX_DEPTH
-from transport.wire.object_paths import find_path
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -37,9 +36,11 @@ def _reference(code: int, number: int) -> msgpack.ExtType:
 _ARRAY: Final = np.ndarray
 _EMPTY_TUPLE: Final[tuple[()]] = ()
 _EMPTY_TUPLE_REFERENCE: Final = msgpack.ExtType(wire_format.EMPTY_TUPLE, b"")
+# What can hold a dict key or an extension value; msgpack packs a user's ExtType without a call of `reference_to`.
+_CHECKED: Final = {list, dict, msgpack.ExtType}
+_EXTENSION_MARKS: Final = b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"  # msgpack begins an extension value with one of these
 _ONLY_ARRAYS: Final = {np.ndarray}
 _ONLY_TUPLES: Final = {tuple}
-_CONTAINERS: Final = {list, dict}  # the types through which a payload can hold a dict
 _Add: TypeAlias = "Callable[[_Packing, Any], msgpack.ExtType]"
 
 
@@ -95,7 +96,9 @@ class _Packing:
         self.adders: dict[type, _Add] = {}  # how an instance of each class is added to the message
         self.types: list[list[object]] = []
         # The tag of each class of entries, and the function that gives the payload of an instance.
-        self.entry_packers: dict[type, tuple[int, Callable[[Any], object]]] = {_Root: (wire_format.TAG_ROOT, _identity)}
+        self.entry_packers: dict[type, tuple[int, Callable[[Any], object]]] = {
+            _Root: (wire_format.TAG_ROOT, lambda obj: obj)
+        }
         self.readers: dict[type, Sequence[Callable[[Any], Any]]] = {}  # of the classes that are packed in runs
         self.blobs = BlobTable(omit_media)
         self.blob_numbers = self.blobs.numbers
@@ -106,7 +109,10 @@ class _Packing:
         self.depths: list[int] = [depth]  # of each entry; wrong if `refers_backwards`
         self.refers_backwards = False  # whether an entry refers to one that was packed before it, or to itself
         self.found_objects = False  # whether the current entry refers to something that may be a key of a dict
-        self.may_have_object_keys: list[int] = []  # the places, among the packed entries, of those that may
+        self.references = 0  # extension values in the current entry, without those of the user
+        # The places, among the packed entries, of those that may have wrong keys or an extension value of the user, and
+        # their number of references.
+        self.to_check: list[tuple[int, int]] = []
         self.current = 0  # the entry that is being packed, or the last entry of the run that is being packed
         self.child_depth = 1  # the depth of what the current entry refers to
 
@@ -128,7 +134,7 @@ class _Packing:
             if self.refers_backwards:
                 raise _RunsImpossibleError
             first = end
-        self.check_keys(packed)
+        self.check_entries(packed)
         if max(self.depths) > MAX_DEPTH:
             raise _RunsImpossibleError
         packed.reverse()
@@ -138,7 +144,7 @@ class _Packing:
         """All entries, children first."""
         # The list grows during the loop: packing an entry queues the objects that it refers to.
         packed = [self.pack_entry(pack, number, obj) for number, obj in enumerate(self.objects)]
-        self.check_keys(packed)
+        self.check_entries(packed)
         return [packed[number] for number in self.children_first()]
 
     def end_of_run(self, first: int) -> int:
@@ -154,14 +160,14 @@ class _Packing:
         kind = type(objects[0])
         self.current = end - 1
         self.child_depth = max(self.depths[first:end]) + 1
-        self.found_objects = False
+        self.found_objects, self.references = False, 0
         try:
             columns = [self.column([read(obj) for obj in objects]) for read in self.readers[kind]]
             packed = pack([first, self.entry_packers[kind][0], end - first, columns])
         except (AttributeError, NotEncodableError, UnicodeEncodeError, ValueError, OverflowError, BufferError) as error:
             raise _RunsImpossibleError from error
-        if self.found_objects and any(map(_may_hold_keys, columns)):
-            self.may_have_object_keys.append(len(self.children_ends))
+        if (self.found_objects or may_hold_extensions(packed)) and any(map(_needs_check, columns)):
+            self.to_check.append((len(self.children_ends), self.references))
         self.children_ends.append(len(self.children))
         return packed
 
@@ -172,6 +178,7 @@ class _Packing:
             numbers = self.blobs.add_arrays(values)
             if isinstance(numbers, range):
                 return numbers.start
+            self.references += len(numbers)
             return [_reference(wire_format.REF_BLOB, number) for number in numbers]
         if kinds == _ONLY_TUPLES and max(map(len, values)) <= 1:  # a longer one may be shared, and is then sent once
             return {wire_format.TUPLES: list(map(list, values))}
@@ -180,7 +187,7 @@ class _Packing:
     def pack_entry(self, pack: Callable[[object], bytes], number: int, obj: Any) -> bytes:
         self.current = number
         self.child_depth = self.depths[number] + 1
-        self.found_objects = False
+        self.found_objects, self.references = False, 0
         tag, pack_payload = self.entry_packers[type(obj) if number else _Root]
         try:
             payload: Any = pack_payload(obj)
@@ -197,14 +204,15 @@ class _Packing:
                 f"msgpack cannot pack it: {error}",
                 "Remove cycles, lists nested over 1000 deep, non-contiguous memoryviews and strings over 4 GiB.",
             ) from error
-        if self.found_objects and (not number or [part for part in payload if type(part) in _CONTAINERS and part]):
-            self.may_have_object_keys.append(len(self.children_ends))
+        if (self.found_objects or may_hold_extensions(packed)) and (not number or _needs_check(payload)):
+            self.to_check.append((len(self.children_ends), self.references))
         self.children_ends.append(len(self.children))
         return packed
 
     def reference_to(self, obj: Any) -> msgpack.ExtType:
         """What msgpack writes in place of an object that it cannot pack. A new object becomes an entry or a blob."""
         kind = type(obj)
+        self.references += 1
         if kind is _ARRAY:
             number = self.blob_numbers.get(id(obj))
             return self.add(kind, obj) if number is None else _reference(wire_format.REF_BLOB, number)
@@ -284,18 +292,22 @@ class _Packing:
             raise NotEncodableError(f"set with members of type {names}", "Send a list.")
         return self.add_entry(members)
 
-    def check_keys(self, packed: list[bytes]) -> None:
-        """Refuse a dict key that the receiver would refuse.
+    def check_entries(self, packed: list[bytes]) -> None:
+        """Refuse a dict key that the receiver would refuse, and a user's extension value: it would be a reference.
 
         msgpack does not say whether the object that it hands back is a key or a value. Unpacking the entries with a
         list, which cannot be a key, in place of every reference finds the keys.
         """
-        entries = b"".join([packed[place] for place in self.may_have_object_keys])
+        entries = b"".join([packed[place] for place, _ in self.to_check])
+        found: list[int] = []
         unpacker = msgpack.Unpacker(
-            strict_map_key=False, ext_hook=lambda code, data: [], max_buffer_size=max(len(entries), 1)
+            strict_map_key=False,
+            ext_hook=lambda code, data: found.append(code) or [],  # type: ignore[func-returns-value]
+            max_buffer_size=max(len(entries), 1),
         )
         unpacker.feed(entries)
-        for place in self.may_have_object_keys:
+        for place, references in self.to_check:
+            found.clear()
             try:
                 unpacker.unpack()
             except TypeError as error:
@@ -304,6 +316,12 @@ class _Packing:
                     "dict with a key that is neither str nor an int of 64 bits",
                     "Use str or int keys.",
                 ) from error
+            if len(found) != references:
+                raise EncodeError(
+                    self.path(place),
+                    "msgpack.ExtType, which the receiver could mistake for a reference",
+                    "Send its code and data.",
+                )
 
     def children_first(self) -> Sequence[int]:
         """Every entry after its children. Raises `EncodeError` for a cycle and for objects that nest too deep."""
@@ -373,13 +391,13 @@ def _unsupported(obj: object) -> NotEncodableError:
     )
 
 
-def _may_hold_keys(column: Any) -> bool:
-    """Whether a value in a column is, or holds, a dict with a key."""
-    values = column if type(column) is list else column.get(wire_format.TUPLES, ()) if type(column) is dict else ()
-    return not _CONTAINERS.isdisjoint(map(type, values)) and any(
-        type(value) in _CONTAINERS and value for value in values
-    )
+def may_hold_extensions(packed: bytes) -> bool:
+    """False if no value in these msgpack bytes is an extension value."""
+    return any(map(packed.__contains__, _EXTENSION_MARKS))
 
 
-def _identity(obj: Any) -> Any:
-    return obj
+def _needs_check(values: Any) -> bool:
+    """Whether a value in a payload or in a column of a run is, or holds, a dict with a key or an extension value."""
+    if type(values) is dict:
+        values = values[wire_format.TUPLES]
+    return type(values) is list and any(type(value) in _CHECKED and value for value in values)

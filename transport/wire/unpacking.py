@@ -19,12 +19,13 @@ from transport.errors import ChecksumError, MalformedError, MissingMediaError, T
 from transport.wire import registry, wire_format
 from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
 from transport.wire.builtin_values import BUILDERS, build_builtin
+from transport.wire.error_texts import quoted
 from transport.wire.limits import DecodeLimits, require_limits
-from transport.wire.quoting import quoted
 
 FindMedia: TypeAlias = Callable[[str], MediaSource | None]
 
 _TYPE_ROW_LENGTHS: Final = (wire_format.TYPE_ROW_LENGTH, wire_format.TYPE_ROW_LENGTH + 1)
+_ONLY_LISTS: Final = frozenset({list})
 # The exceptions that msgpack documents for bytes it cannot read, and those that it was found to raise.
 _MSGPACK_ERRORS: Final = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
 
@@ -49,7 +50,9 @@ def unpack(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, find_medi
             build(read())
     except _MSGPACK_ERRORS as error:
         raise MalformedError(f"message header is not valid: {error}") from error
-    return building.root()
+    if len(building.roots) != 1:
+        raise MalformedError(f"message has {len(building.roots)} roots instead of one")
+    return building.roots[0]
 
 
 def omitted_digests(header: memoryview) -> list[str]:
@@ -110,6 +113,8 @@ def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
     """A dict whose keys are distinct and safe to hash (see `wire_format.KEY_TYPES`)."""
     for key, _ in pairs:
         kind = type(key)
+        if kind is str:
+            continue
         if kind is int and key.bit_length() > wire_format.KEY_BITS:
             raise MalformedError("dict key of more than 64 bits", "Use str keys.")
         if kind not in wire_format.KEY_TYPES:
@@ -136,7 +141,7 @@ class _Building:
 
     def resolve(self, code: int, data: bytes) -> object:
         """The object of a reference; msgpack calls this for each extension value."""
-        number = int.from_bytes(data, "big")
+        number = int.from_bytes(data)
         if code == wire_format.REF_ENTRY:
             built = self.built.get(number)
             if built is not None:
@@ -168,6 +173,9 @@ class _Building:
         framed = sum(row[0] != wire_format.BLOB_OMITTED for row in not_inline)
         if framed != len(frames):
             raise MalformedError(f"message describes {framed} arrays and media and carries {len(frames)}")
+        if not others:
+            self.blobs = list(itertools.starmap(build_vector, table))
+            return
         frames_left = iter(frames)
         self.blobs = [
             build_vector(*row) if type(row[0]) is int and len(row) == 2 else self.build_blob(row, frames_left)
@@ -241,7 +249,7 @@ class _Building:
             values = self.blobs[column : column + count]
         elif type(column) is dict and list(column) == [wire_format.TUPLES]:
             values = column[wire_format.TUPLES]
-            if type(values) is not list or any(type(value) is not list for value in values):
+            if type(values) is not list or not _ONLY_LISTS.issuperset(map(type, values)):
                 raise MalformedError("column of tuples is not a list of lists")
             values = list(map(tuple, values))
         if type(values) is not list or len(values) != count:
@@ -259,11 +267,6 @@ class _Building:
         if depth > self.limits.max_depth:
             self.limits.check("max_depth", depth)
         return depth
-
-    def root(self) -> object:
-        if len(self.roots) != 1:
-            raise MalformedError(f"message has {len(self.roots)} roots instead of one")
-        return self.roots[0]
 
 
 def _find_type(name: object, version: object, fields: object, declared_in: object = "") -> registry.SentType:

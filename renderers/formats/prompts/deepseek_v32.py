@@ -20,12 +20,14 @@ preamble come (both copies lost them).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from renderers.errors import PromptRefusedError
 from renderers.formats.prompts import dsml
-from renderers.formats.prompts.dsml import ASSISTANT, BOS, CONTROL_TOKENS, DSML, END_THINK, EOS, THINK, USER
-from renderers.template.python_template import message_mark, messages_end_mark
+from renderers.formats.prompts.dsml import ASSISTANT, BOS, DSML, END_THINK, EOS, THINK, USER
+from renderers.template.chat_template import Messages, Tools
+from renderers.template.python_template import message_mark
 from renderers.template.traced import traced_join
 
 SOURCE = (
@@ -33,8 +35,6 @@ SOURCE = (
     f"<{DSML}function_calls>calls</{DSML}function_calls>{EOS}\n\n"
     "<function_results>\n<result>result</result>\n</function_results>"
 )
-
-REQUIRED_TOKENS = CONTROL_TOKENS
 
 _TOOLS_HEAD = f"""## Tools
 
@@ -75,11 +75,7 @@ _TOOLS_TAIL = "\n</functions>\n"
 
 
 def deepseek_v32_prompt(
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    *,
-    add_generation_prompt: bool,
-    thinking_mode: str = "chat",
+    messages: Messages, tools: Tools | None, *, add_generation_prompt: bool, thinking_mode: str = "chat"
 ) -> str:
     """Print a conversation for DeepSeek V3.2; `thinking_mode` is "chat" or "thinking".
 
@@ -95,7 +91,6 @@ def deepseek_v32_prompt(
     results = _ToolResults()
     for place, (index, message) in enumerate(numbered):
         role = message["role"]
-        dsml.check_role(role, index)
         if index >= 0:
             pieces.append(message_mark(index))
         if role != "tool":
@@ -115,7 +110,7 @@ def deepseek_v32_prompt(
         if following is None and not add_generation_prompt:
             continue
         if following is None:
-            pieces.append(messages_end_mark())
+            pieces.append(message_mark(None))
         elif following[1]["role"] == "assistant" and role != "tool":
             pieces.append(message_mark(following[0]))
         # No assistant token follows results. The text behind results belongs to their message, so that the region of
@@ -125,13 +120,13 @@ def deepseek_v32_prompt(
     return traced_join("", pieces)
 
 
+@dataclass(slots=True)
 class _ToolResults:
     """The results of the calls of one assistant message, counted while they are printed."""
 
-    def __init__(self, index: int = -1, calls: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.index = index
-        self.calls = calls
-        self.count = 0
+    index: int = -1
+    calls: Sequence[Mapping[str, Any]] = ()
+    count: int = 0
 
     @property
     def missing(self) -> int:
@@ -142,8 +137,16 @@ class _ToolResults:
             raise PromptRefusedError(
                 "a result without a call", cure="Put it behind the assistant message that calls.", message_index=index
             )
-        self._check_order(message, index)
-        text = dsml.required_text(message, index)
+        call_id, expected = message.get("tool_call_id"), self.calls[self.count].get("id")
+        ids = [call.get("id") for call in self.calls]
+        if call_id is not None and expected is not None and call_id != expected and call_id in ids:
+            raise PromptRefusedError(
+                f"the result of call {str.__str__(call_id)!r} where that of {str.__str__(expected)!r} is expected; the "
+                "format distinguishes results by their order only",
+                cure="Put the results into the order of the calls.",
+                message_index=index,
+            )
+        text = dsml.message_text(message, index)
         head = [] if self.count else ["\n\n<function_results>"]
         self.count += 1
         tail = [] if self.missing else ["\n</function_results>"]
@@ -158,22 +161,11 @@ class _ToolResults:
                 message_index=self.index,
             )
 
-    def _check_order(self, message: Mapping[str, Any], index: int) -> None:
-        call_id, expected = message.get("tool_call_id"), self.calls[self.count].get("id")
-        ids = [call.get("id") for call in self.calls]
-        if call_id is not None and expected is not None and call_id != expected and call_id in ids:
-            raise PromptRefusedError(
-                f"the result of call {str.__str__(call_id)!r} where that of {str.__str__(expected)!r} is expected; the "
-                "format distinguishes results by their order only",
-                cure="Put the results into the order of the calls.",
-                message_index=index,
-            )
-
 
 def _printed_text(message: Mapping[str, Any], index: int) -> list[str]:
     if message["role"] == "user":
-        return [USER, dsml.required_text(message, index)]
+        return [USER, dsml.message_text(message, index)]
     sections = dsml.sections(message, _TOOLS_HEAD, _TOOLS_TAIL)
     if message["role"] == "system":
         return [dsml.message_text(message, index), *sections]
-    return [USER, *sections, "\n\n# The user's message is: ", dsml.developer_text(message, index)]
+    return [USER, *sections, "\n\n# The user's message is: ", dsml.message_text(message, index)]

@@ -21,14 +21,15 @@ silently, are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from renderers.errors import PromptRefusedError
 from renderers.formats.prompts import dsml
 from renderers.formats.prompts.dsml import ASSISTANT, BOS, CONTROL_TOKENS, DSML, END_THINK, EOS, THINK, USER
-from renderers.template.python_template import message_mark, messages_end_mark
+from renderers.template.chat_template import Messages, Tools
+from renderers.template.python_template import message_mark
 from renderers.template.traced import traced_join
 
 SOURCE = (
@@ -42,8 +43,7 @@ _TASK_TOKENS = MappingProxyType(
 )
 
 #: The control tokens of this format, of which `<｜latest_reminder｜>` and the task tokens are V4's own.
-V4_TOKENS = ("<｜latest_reminder｜>", *_TASK_TOKENS.values())
-REQUIRED_TOKENS = (*CONTROL_TOKENS, *V4_TOKENS)
+REQUIRED_TOKENS = (*CONTROL_TOKENS, "<｜latest_reminder｜>", *_TASK_TOKENS.values())
 
 _THOROUGH = (
     "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
@@ -106,19 +106,18 @@ class _Block:
 
     index: int
     text: str
-    call_id: str | None = None
+    call_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Turn:
     """A message, or consecutive user and tool messages with a block for each; index -1 for none."""
 
     index: int
     role: str
     message: Mapping[str, Any]
-    blocks: tuple[_Block, ...] = ()
-    tools: Sequence[Mapping[str, Any]] = ()
-    task: str | None = None
+    task: str | None
+    blocks: list[_Block] = field(default_factory=list)
 
     @property
     def is_query(self) -> bool:
@@ -126,8 +125,8 @@ class _Turn:
 
 
 def deepseek_v4_prompt(
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
+    messages: Messages,
+    tools: Tools | None,
     *,
     add_generation_prompt: bool,
     thinking_mode: str = "chat",
@@ -146,9 +145,10 @@ def deepseek_v4_prompt(
     thinking = dsml.check_thinking_mode(thinking_mode)
     effort_text = _effort_text(reasoning_effort, release)
     turns = _turns(dsml.with_tools(messages, tools))
-    drop = drop_thinking and not any(turn.tools for turn in turns)
+    drop = drop_thinking and not any(turn.role != "user" and turn.message.get("tools") for turn in turns)
     if thinking and drop:
-        turns = _without_old_developers(turns)
+        first_kept = _last_query(turns)
+        turns = [turn for place, turn in enumerate(turns) if turn.role != "developer" or place >= first_kept]
     last_query = _last_query(turns)
 
     pieces = [BOS]
@@ -162,7 +162,7 @@ def deepseek_v4_prompt(
         if following is None and not add_generation_prompt:
             continue
         if following is None or following.role == "assistant":
-            pieces.append(messages_end_mark() if following is None else message_mark(following.index))
+            pieces.append(message_mark(None) if following is None else message_mark(following.index))
             opens = thinking and (not drop or position >= last_query)
             pieces.append(_transition(turn, thinking, opens))
     return traced_join("", pieces)
@@ -194,54 +194,36 @@ def _effort_text(effort: str | None, release: str | None) -> str:
 def _turns(numbered: Sequence[tuple[int, Mapping[str, Any]]]) -> list[_Turn]:
     turns: list[_Turn] = []
     for index, message in numbered:
-        role = message["role"]
-        dsml.check_role(role, index)
-        if role in ("user", "tool"):
-            _add_block(turns, message, index)
-        else:
-            turns.append(_Turn(index, role, message, tools=message.get("tools") or (), task=message.get("task")))
-    return _in_call_order(turns)
+        role, task = message["role"], message.get("task")
+        if role not in ("user", "tool"):
+            turns.append(_Turn(index, role, message, task))
+            continue
+        call_id = message.get("tool_call_id", "") if role == "tool" else None
+        last = turns[-1] if turns else None
+        if last is None or last.role != "user" or (call_id is None and last.task is not None):
+            last = _Turn(index, "user", message, task if call_id is None else None)
+            turns.append(last)
+        elif task is not None:
+            raise PromptRefusedError(
+                "a task on a message that continues a turn, where the encoder would drop it",
+                cure=f"Put the task on message {last.index}, or combine the messages.",
+                message_index=index,
+            )
+        last.blocks.append(_Block(index, dsml.message_text(message, index, between_parts="\n\n"), call_id))
+    _sort_results(turns)
+    return turns
 
 
-def _add_block(turns: list[_Turn], message: Mapping[str, Any], index: int) -> None:
-    block = _Block(index, dsml.required_text(message, index, between_parts="\n\n"))
-    if message["role"] == "tool":
-        block = replace(block, call_id=message.get("tool_call_id", ""))
-    last = turns[-1] if turns else None
-    if last is None or last.role != "user" or (block.call_id is None and last.task is not None):
-        task = message.get("task") if block.call_id is None else None
-        turns.append(_Turn(index, "user", message, (block,), task=task))
-        return
-    if message.get("task") is not None:
-        raise PromptRefusedError(
-            "a task on a message that continues a turn, where the encoder would drop it",
-            cure=f"Put the task on message {last.index}, or combine the messages.",
-            message_index=index,
-        )
-    turns[-1] = replace(last, blocks=(*last.blocks, block))
-
-
-def _in_call_order(turns: Sequence[_Turn]) -> list[_Turn]:
+def _sort_results(turns: Sequence[_Turn]) -> None:
     """Sort tool results into the order of the calls; user messages between them stay in place."""
-    ordered: list[_Turn] = []
     place_of: dict[str, int] = {}
     for turn in turns:
-        calls = turn.message.get("tool_calls") if turn.role == "assistant" else None
-        if calls:
-            place_of = {call["id"]: place for place, call in enumerate(calls) if call.get("id")}
+        if turn.role == "assistant" and turn.message.get("tool_calls"):
+            place_of = {call["id"]: place for place, call in enumerate(turn.message["tool_calls"]) if call.get("id")}
         results = [block for block in turn.blocks if block.call_id is not None]
-        if len(results) > 1:
-            # A result without a call is put first, as in the encoder.
-            in_order = iter(sorted(results, key=lambda block: place_of.get(block.call_id or "", 0)))
-            blocks = tuple(block if block.call_id is None else next(in_order) for block in turn.blocks)
-            turn = replace(turn, blocks=blocks)
-        ordered.append(turn)
-    return ordered
-
-
-def _without_old_developers(turns: Sequence[_Turn]) -> list[_Turn]:
-    last_query = _last_query(turns)
-    return [turn for position, turn in enumerate(turns) if turn.role != "developer" or position >= last_query]
+        # A result without a call is put first, as in the encoder.
+        in_order = iter(sorted(results, key=lambda block: place_of.get(block.call_id or "", 0)))
+        turn.blocks = [block if block.call_id is None else next(in_order) for block in turn.blocks]
 
 
 def _last_query(turns: Sequence[_Turn]) -> int:
@@ -252,25 +234,21 @@ def _last_query(turns: Sequence[_Turn]) -> int:
 
 
 def _printed_turn(turn: _Turn, thinks: bool) -> list[str]:
+    pieces: list[str] = []
     if turn.role == "user":
-        return _printed_blocks(turn.blocks)
-    pieces: list[str] = [] if turn.index < 0 else [message_mark(turn.index)]
+        for number, block in enumerate(turn.blocks):
+            pieces += [message_mark(block.index), "\n\n" if number else USER]
+            pieces += [block.text] if block.call_id is None else ["<tool_result>", block.text, "</tool_result>"]
+        return pieces
+    if turn.index >= 0:
+        pieces.append(message_mark(turn.index))
     if turn.role == "assistant":
         pieces += dsml.assistant_turn(turn.message, turn.index, "tool_calls", thinks=thinks)
         return pieces if turn.message.get("wo_eos") else [*pieces, EOS]
     if turn.role == "developer":
-        pieces += [USER, dsml.developer_text(turn.message, turn.index)]
-    else:
-        pieces.append(dsml.message_text(turn.message, turn.index))
+        pieces.append(USER)
+    pieces.append(dsml.message_text(turn.message, turn.index))
     return pieces + dsml.sections(turn.message, _TOOLS_HEAD, _TOOLS_TAIL)
-
-
-def _printed_blocks(blocks: Sequence[_Block]) -> list[str]:
-    pieces: list[str] = []
-    for number, block in enumerate(blocks):
-        pieces += [message_mark(block.index), "\n\n" if number else USER]
-        pieces += [block.text] if block.call_id is None else ["<tool_result>", block.text, "</tool_result>"]
-    return pieces
 
 
 def _transition(turn: _Turn, thinking: bool, opens: bool) -> str:

@@ -14,11 +14,12 @@ with strings as they are and every other value as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from renderers.errors import PromptRefusedError, short_repr
 from renderers.messages import ROLES
+from renderers.template.chat_template import Messages, Tools
 from renderers.template.json_dump import traced_json
 from renderers.template.traced import plain, traced_join
 from renderers.template.traced_inputs import traced_value
@@ -42,21 +43,18 @@ def check_thinking_mode(mode: object) -> bool:
     return mode == "thinking"
 
 
-def check_role(role: object, index: int) -> None:
-    """Raise `PromptRefusedError` for a role that the encoders cannot print."""
-    if role not in ROLES:
-        raise PromptRefusedError(
-            f"unknown role {short_repr(role)}", cure=f"A role is one of {', '.join(ROLES)}.", message_index=index
-        )
-
-
-def with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-) -> list[tuple[int, Mapping[str, Any]]]:
-    """The messages with their indices; `tools` are added to the system message at the start.
+def with_tools(messages: Messages, tools: Tools | None) -> list[tuple[int, Mapping[str, Any]]]:
+    """The messages with their indices, their roles checked; `tools` are added to the system message at the start.
 
     The encoders read tools from a message. Without a system message at the start, an empty one with index -1 is added.
     """
+    for index, message in enumerate(messages):
+        if message["role"] not in ROLES:
+            raise PromptRefusedError(
+                f"unknown role {short_repr(message['role'])}",
+                cure=f"A role is one of {', '.join(ROLES)}.",
+                message_index=index,
+            )
     numbered: list[tuple[int, Mapping[str, Any]]] = list(enumerate(messages))
     if not tools:
         return numbered
@@ -72,9 +70,22 @@ def with_tools(
 
 
 def message_text(message: Mapping[str, Any], index: int, *, between_parts: str | None = None) -> str:
-    """The content of a message as one text; `between_parts` joins several text parts, None refuses them."""
-    content = message.get("content")
-    if content is None:
+    """The content of a message as one text; `between_parts` joins several text parts, None refuses them.
+
+    Only system and assistant messages may have no content, and that of a developer message must not be empty.
+    """
+    role, content = message["role"], message.get("content")
+    if content is None and role not in ("system", "assistant"):
+        raise PromptRefusedError(
+            f"a message of role {role!r} without content",
+            cure="Give it a text; an empty one is fine.",
+            message_index=index,
+        )
+    if not content:
+        if role == "developer":
+            raise PromptRefusedError(
+                "an empty developer message", cure="Leave it out, or give it a text.", message_index=index
+            )
         return ""
     if isinstance(content, str):
         return content
@@ -87,33 +98,11 @@ def message_text(message: Mapping[str, Any], index: int, *, between_parts: str |
             )
     if len(content) > 1 and between_parts is None:
         raise PromptRefusedError(
-            f"{len(content)} text parts, but this format does not define their separator in a message of role "
-            f"{message['role']!r}",
+            f"{len(content)} text parts, but this format does not define their separator in a message of role {role!r}",
             cure="Join them into one text.",
             message_index=index,
         )
     return traced_join(between_parts or "", [part["text"] for part in content])
-
-
-def developer_text(message: Mapping[str, Any], index: int) -> str:
-    """`required_text` of a developer message, which must not be empty."""
-    text = required_text(message, index)
-    if not text:
-        raise PromptRefusedError(
-            "an empty developer message", cure="Leave it out, or give it a text.", message_index=index
-        )
-    return text
-
-
-def required_text(message: Mapping[str, Any], index: int, *, between_parts: str | None = None) -> str:
-    """`message_text` for roles whose content must not be None."""
-    if message.get("content") is None:
-        raise PromptRefusedError(
-            f"a message of role {message['role']!r} without content",
-            cure="Give it a text; an empty one is fine.",
-            message_index=index,
-        )
-    return message_text(message, index, between_parts=between_parts)
 
 
 def json_text(value: Any, where: str) -> str:
@@ -126,26 +115,17 @@ def json_text(value: Any, where: str) -> str:
         ) from error
 
 
-def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> str:
-    """One line of JSON per tool: the value of its key `function`."""
-    return traced_join("\n", [_schema(tool, index) for index, tool in enumerate(tools)])
-
-
-def _schema(tool: Mapping[str, Any], index: int) -> str:
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        raise PromptRefusedError(
-            f"tools[{index}] has no function",
-            cure='A tool is {"type": "function", "function": {"name": ..., "parameters": ...}}.',
-        )
-    return json_text(function, f"tools[{index}]")
-
-
 def sections(message: Mapping[str, Any], tools_head: str, tools_tail: str) -> list[str]:
     """The sections of a system or developer message: its tools between head and tail, the schema of replies."""
-    pieces: list[str] = []
-    if message.get("tools"):
-        pieces += ["\n\n", tools_head, tool_schemas(message["tools"]), tools_tail]
+    schemas: list[str] = []
+    for index, tool in enumerate(message.get("tools") or ()):
+        if not isinstance(tool.get("function"), Mapping):
+            raise PromptRefusedError(
+                f"tools[{index}] has no function",
+                cure='A tool is {"type": "function", "function": {"name": ..., "parameters": ...}}.',
+            )
+        schemas.append(json_text(tool["function"], f"tools[{index}]"))
+    pieces = ["\n\n", tools_head, traced_join("\n", schemas), tools_tail] if schemas else []
     if message.get("response_format"):
         head = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
         pieces += [head, json_text(message["response_format"], "response_format")]
@@ -157,21 +137,21 @@ def assistant_turn(message: Mapping[str, Any], index: int, block: str, *, thinks
     pieces = [message.get("reasoning_content") or "", END_THINK] if thinks else []
     pieces.append(message_text(message, index))
     if message.get("tool_calls"):
-        pieces += ["\n\n", tool_calls_block(block, message["tool_calls"], index)]
+        calls = [_invocation(call["function"], index, number) for number, call in enumerate(message["tool_calls"])]
+        pieces += ["\n\n", traced_join("\n", (f"<{DSML}{block}>", *calls, f"</{DSML}{block}>"))]
     return pieces
-
-
-def tool_calls_block(name: str, calls: Sequence[Mapping[str, Any]], index: int) -> str:
-    """`<｜DSML｜name>`, the calls of message `index`, `</｜DSML｜name>`, each on lines of its own."""
-    invocations = [_invocation(call["function"], index, number) for number, call in enumerate(calls)]
-    return traced_join("\n", (f"<{DSML}{name}>", *invocations, f"</{DSML}{name}>"))
 
 
 def _invocation(function: Mapping[str, Any], index: int, number: int) -> str:
     path = f"tool_calls[{number}].function.arguments"
-    parameters = traced_join("\n", _parameters(_arguments(function["arguments"], index, path), path))
+    parameters: list[str] = []
+    for name, value in _arguments(function["arguments"], index, path).items():
+        is_text = isinstance(value, str)
+        text = value if is_text else json_text(value, f"{path}.{plain(str(name))}")
+        attribute = f'" string="{"true" if is_text else "false"}">'
+        parameters.append(traced_join("", (f'<{DSML}parameter name="', name, attribute, text, f"</{DSML}parameter>")))
     opening = traced_join("", (f'<{DSML}invoke name="', function["name"], '">'))
-    return traced_join("\n", (opening, parameters, f"</{DSML}invoke>"))
+    return traced_join("\n", (opening, traced_join("\n", parameters), f"</{DSML}invoke>"))
 
 
 def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
@@ -189,18 +169,3 @@ def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
             message_index=index,
         )
     return arguments
-
-
-def _parameters(arguments: Mapping[str, Any], path: str) -> Iterator[str]:
-    for name, value in arguments.items():
-        is_text = isinstance(value, str)
-        yield traced_join(
-            "",
-            (
-                f'<{DSML}parameter name="',
-                name,
-                f'" string="{"true" if is_text else "false"}">',
-                value if is_text else json_text(value, f"{path}.{plain(str(name))}"),
-                f"</{DSML}parameter>",
-            ),
-        )

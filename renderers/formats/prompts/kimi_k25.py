@@ -24,10 +24,10 @@ on a schema, the tokenizer falls back to JSON, and so does `tool_variables`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from renderers.errors import PromptRefusedError, TemplateLimitError
-from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Printed
+from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Messages, Printed, Tools
 from renderers.template.json_dump import traced_json
 from renderers.template.traced import TracedStr, plain, traced_join, traced_text
 from renderers.template.traced_inputs import traced_value
@@ -64,7 +64,7 @@ def reads_typescript(template_source: str) -> bool:
     return _VARIABLE in template_source
 
 
-def tool_variables(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+def tool_variables(tools: Tools | None) -> dict[str, Any]:
     """Variables for such a template: `tools`, keys sorted, and `tools_ts_str` where a declaration can be made."""
     if not tools:
         return {"tools": tools}
@@ -76,7 +76,7 @@ def tool_variables(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     return variables
 
 
-def typescript_declarations(tools: Sequence[Mapping[str, Any]]) -> TracedStr:
+def typescript_declarations(tools: Tools) -> TracedStr:
     """The namespace that declares `tools`; empty if none is a function.
 
     Names, descriptions and values are content of `Origin(-1, "tools[i]...")`, everything else is the format's own text.
@@ -110,12 +110,7 @@ class TypeScriptToolTemplate:
         self._template = template
 
     def print(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        **variables: Any,
+        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False, **variables: Any
     ) -> Printed:
         """As `ChatTemplate.print`."""
         try:
@@ -125,12 +120,8 @@ class TypeScriptToolTemplate:
         return self._template.print(messages, add_generation_prompt=add_generation_prompt, **declared)
 
 
-class _Member(NamedTuple):
-    """A property of an object; `text` is its line or lines, comment included."""
-
-    name: str
-    optional: bool
-    text: str
+#: A property of an object: whether it is optional, its name, and its line or lines, comment included.
+_Member = tuple[bool, str, str]
 
 
 class _Declaration:
@@ -151,7 +142,7 @@ class _Declaration:
         is_root_named = self._refers_to_root
         lines: list[str] = []
         if is_root_named:
-            fields = traced_join(",\n", [member.text for member in members])
+            fields = traced_join(",\n", [text for _, _, text in members])
             lines.append(traced_join("", ("interface parameters {", *(("\n", fields, "\n") if fields else ()), "}")))
         # Definitions inside definitions may be referenced, but get no interface.
         lines += [self._interface(name, schema) for name, schema in list(self._definitions.items())]
@@ -212,7 +203,7 @@ class _Declaration:
             text = repr(default) if isinstance(default, (int, float)) else traced_json(default)
             pieces += [indent, "// Default: ", text, "\n"]
         pieces += [indent, name, "?: " if optional else ": ", self._type(schema, indent)]
-        return _Member(name, optional, traced_join("", pieces))
+        return optional, name, traced_join("", pieces)
 
     def _array(self, schema: Mapping[str, Any], indent: str) -> str:
         items = schema.get("items")
@@ -267,7 +258,9 @@ class _Declaration:
         pieces: list[str] = []
         if schema.get("description"):
             pieces += [self._comment_lines(schema["description"], indent), "\n"]
-        limits = [traced_join("", (key, ": ", traced_text(schema[key]))) for key in _limits(schema) if key in schema]
+        kind = None if schema.keys() & {"$ref", "anyOf", "enum"} else schema.get("type")
+        keys = _COMMENTED_LIMITS.get(kind, ()) if isinstance(kind, str) else ()
+        limits = [traced_join("", (key, ": ", traced_text(schema[key]))) for key in keys if key in schema]
         if limits:
             pieces += [indent, "// ", traced_join(", ", limits), "\n"]
         return pieces
@@ -298,16 +291,9 @@ class _Declaration:
         )
 
 
-def _limits(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    if any(key in schema for key in ("$ref", "anyOf", "enum")):
-        return ()
-    kind = schema.get("type")
-    return _COMMENTED_LIMITS.get(kind, ()) if isinstance(kind, str) else ()
-
-
 def _braced(members: Sequence[_Member], rest: str | None, indent: str) -> str:
     """An object type, required properties first, each group by name."""
-    lines = [member.text for member in sorted(members, key=lambda member: (member.optional, member.name))]
+    lines = [text for _, _, text in sorted(members)]
     if rest is not None:
         lines.append(traced_join("", (indent, _INDENT, "[k: string]: ", rest)))
     return traced_join("", ("{\n", traced_join(",\n", lines), "\n", indent, "}")) if lines else "{}"

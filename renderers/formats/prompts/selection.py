@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from renderers.formats.prompts import deepseek_v4, deepseek_v32, dsml
@@ -19,33 +19,19 @@ def prompt_for(
     A model is recognised only if its tokenizer has every control token that the prompt may print and the settings name
     the same first and last token. Settings with a chat template need no prompt function: None.
     """
-    if settings.get("chat_template") is not None or not _has_deepseek_bos_and_eos(settings):
+    if settings.get("chat_template") is not None:
         return None
-    if _has_all(tokenizer, deepseek_v4.REQUIRED_TOKENS):
-        return PythonTemplate(
-            deepseek_v4.deepseek_v4_prompt, source=deepseek_v4.SOURCE, model=tokenizer.model, variables=variables
-        )
-    # A tokenizer with only some tokens of V4 belongs to neither release.
-    if _has_all(tokenizer, deepseek_v32.REQUIRED_TOKENS) and not _has_any(tokenizer, deepseek_v4.V4_TOKENS):
-        return PythonTemplate(
-            deepseek_v32.deepseek_v32_prompt, source=deepseek_v32.SOURCE, model=tokenizer.model, variables=variables
-        )
-    return None
-
-
-def _has_all(tokenizer: TemplateTokenizer, tokens: Iterable[str]) -> bool:
-    return all(tokenizer.control_id(token) is not None for token in tokens)
-
-
-def _has_any(tokenizer: TemplateTokenizer, tokens: Iterable[str]) -> bool:
-    return any(tokenizer.control_id(token) is not None for token in tokens)
-
-
-def _has_deepseek_bos_and_eos(settings: Mapping[str, Any]) -> bool:
-    """Whether bos and eos, where the settings name them, are DeepSeek's."""
     for key, expected in (("bos_token", dsml.BOS), ("eos_token", dsml.EOS)):
         named = settings.get(key)
-        text = named.get("content") if isinstance(named, Mapping) else named
-        if text is not None and text != expected:
-            return False
-    return True
+        if (named.get("content") if isinstance(named, Mapping) else named) not in (None, expected):
+            return None
+    # A tokenizer with only some tokens of V4 belongs to neither release.
+    tokens = {token for token in deepseek_v4.REQUIRED_TOKENS if tokenizer.control_id(token) is not None}
+    prompt: Callable[..., str]
+    if tokens == set(deepseek_v4.REQUIRED_TOKENS):
+        prompt, source = deepseek_v4.deepseek_v4_prompt, deepseek_v4.SOURCE
+    elif tokens == set(dsml.CONTROL_TOKENS):
+        prompt, source = deepseek_v32.deepseek_v32_prompt, deepseek_v32.SOURCE
+    else:
+        return None
+    return PythonTemplate(prompt, source=source, model=tokenizer.model, variables=variables)

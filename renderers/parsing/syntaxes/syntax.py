@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
+from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import ToolSchemas
@@ -24,55 +24,41 @@ class Attempt(NamedTuple):
     id: str | None = None
 
 
-class CallRegion(NamedTuple):
-    """The characters `start:end` of a block that one call occupies; `body` is the range between its markers.
+class CallText(NamedTuple):
+    """The characters `start:end` of an encoded text: one call, or a block of calls.
 
-    `closed` is False where the closing marker is missing.
+    `body` is the range between the markers; `closed` is False where the closing marker is missing.
     """
 
+    text: str
     start: int
     end: int
     body: tuple[int, int]
     closed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The encoded text of one block, its start and end markers included; `closed` if it has the end marker."""
-
-    text: str
-    closed: bool
     encoding: MarkerEncoding
     tools: ToolSchemas
+
+    @property
+    def body_text(self) -> str:
+        """The encoded text between the markers."""
+        return self.text[slice(*self.body)]
 
     def plain_text(self, start: int, end: int) -> str:
         """The characters `start:end` with marker characters replaced by the markers' texts."""
         return self.encoding.decode(self.text[start:end])
 
-    def region(self, syntax: ToolCallSyntax) -> CallRegion:
-        """The whole block as the region of one call."""
-        body = self._body(syntax)
-        return CallRegion(0, len(self.text), body, self.closed)
+    def read_calls(self, opening: str, closing: str, read: Callable[[CallText], Attempt]) -> Iterator[Attempt]:
+        """Read each call from `opening` to `closing`. Other text than white space between them is malformed.
 
-    def read_calls(
-        self, syntax: ToolCallSyntax, opening: str, closing: str, read: Callable[[CallRegion], Attempt]
-    ) -> list[Attempt]:
-        """Read each region from `opening` to `closing`. Other text than white space between them is malformed.
-
-        A region in which the next one begins, or which reaches the end of the block, is not closed.
+        A call in which the next one begins, or which reaches the end of the block, is not closed.
         """
-        return list(self._read_calls(*self._body(syntax), opening, closing, read))
-
-    def _read_calls(
-        self, position: int, end: int, opening: str, closing: str, read: Callable[[CallRegion], Attempt]
-    ) -> Iterator[Attempt]:
-        text = self.text
+        text, (position, end) = self.text, self.body
         while position < end:
             begin = text.find(opening, position, end)
             if begin < 0:
                 begin = end
             if text[position:begin].strip():
-                yield stray_text(position, begin)
+                yield Attempt(position, begin, None, None, Status.MALFORMED_STRUCTURE)
             if begin == end:
                 return
             inner = begin + len(opening)
@@ -82,16 +68,37 @@ class Block:
             if following >= 0:
                 close, limit = -1, following
             position = limit if close < 0 else close + len(closing)
-            yield read(CallRegion(begin, position, (inner, limit), close >= 0))
+            yield read(self._replace(start=begin, end=position, body=(inner, limit), closed=close >= 0))
 
-    def _body(self, syntax: ToolCallSyntax) -> tuple[int, int]:
-        """The range between the start and the end marker."""
-        start = self._marker_length(syntax.start_markers, self.text.startswith)
-        end = len(self.text) - (self._marker_length(syntax.end_markers, self.text.endswith) if self.closed else 0)
-        return start, max(start, end)
+    def attempt(self, name: Any, arguments: Any, *, error: Status | None = None, id: str | None = None) -> Attempt:
+        """An attempt with the first status that applies: unclosed, `error`, missing name, malformed, unknown tool, ok.
 
-    def _marker_length(self, markers: Sequence[str], is_at: Callable[[str], bool]) -> int:
-        return next((len(marker) for marker in map(self.encoding.__getitem__, markers) if is_at(marker)), 0)
+        An `id` that is empty counts as absent. With the error `INVALID_JSON`, arguments may be the text that is not
+        JSON: it is kept, so that no caller takes the call for one without arguments.
+        """
+        status = error
+        if not isinstance(name, str) or not name:
+            name, arguments = None, None
+            status = status or Status.MISSING_NAME
+        elif not isinstance(arguments, dict) or is_deeper_than(arguments, MAX_DEPTH):
+            arguments = arguments if error is Status.INVALID_JSON and isinstance(arguments, str) else None
+            status = status or Status.MALFORMED_STRUCTURE
+        elif not self.tools.knows(name):
+            status = status or Status.UNKNOWN_TOOL
+        if not self.closed:
+            status = Status.UNCLOSED_BLOCK
+        return Attempt(self.start, self.end, name, arguments, status or Status.OK, id or None)
+
+    def failed(self, error: Status = Status.MALFORMED_STRUCTURE, name: str | None = None) -> Attempt:
+        """An attempt without arguments."""
+        return self.attempt(name, None, error=error)
+
+    def json_attempt(self, name: str, arguments: str, *, id: str | None = None) -> Attempt:
+        """An attempt with arguments that are a JSON text."""
+        try:
+            return self.attempt(name, parse_json(arguments), id=id)
+        except InvalidJsonError:
+            return self.attempt(name, arguments, error=Status.INVALID_JSON, id=id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,43 +116,14 @@ class ToolCallSyntax(ABC):
     inner_markers: tuple[str, ...] = ()
     unmarked_starts: str = ""
 
+    def decode(self, block: CallText) -> list[Attempt]:
+        """Every attempt in the block, in order; `closed` says whether it has the end marker. Never raises."""
+        text, encoded = block.text, block.encoding.__getitem__
+        start = next((len(marker) for marker in map(encoded, self.start_markers) if text.startswith(marker)), 0)
+        end_markers = self.end_markers if block.closed else ()
+        end = len(text) - next((len(marker) for marker in map(encoded, end_markers) if text.endswith(marker)), 0)
+        return list(self._attempts(block._replace(body=(start, max(start, end)))))
+
     @abstractmethod
-    def decode(self, block: Block) -> list[Attempt]:
-        """Every attempt in the block, in order. Never raises."""
-
-
-def stray_text(start: int, end: int) -> Attempt:
-    """Text between calls, kept as a malformed attempt."""
-    return Attempt(start, end, None, None, Status.MALFORMED)
-
-
-def make_attempt(
-    block: Block, region: CallRegion, name: Any, arguments: Any, *, error: Status | None = None, id: str | None = None
-) -> Attempt:
-    """An attempt with the first status that applies: unclosed, `error`, missing name, malformed, unknown tool, ok."""
-    status = error
-    if not isinstance(name, str) or not name:
-        name, arguments = None, None
-        status = status or Status.MISSING_NAME
-    elif not isinstance(arguments, dict) or is_deeper_than(arguments, MAX_DEPTH):
-        arguments = None
-        status = status or Status.MALFORMED
-    elif not block.tools.knows(name):
-        status = status or Status.UNKNOWN_TOOL
-    if not region.closed:
-        status = Status.UNCLOSED
-    return Attempt(region.start, region.end, name, arguments, status or Status.OK, id)
-
-
-def make_malformed_attempt(block: Block, region: CallRegion) -> Attempt:
-    """An attempt without a name, malformed or unclosed."""
-    return make_attempt(block, region, None, None, error=Status.MALFORMED)
-
-
-def make_json_attempt(block: Block, region: CallRegion, name: str, arguments: str, *, id: str | None = None) -> Attempt:
-    """`make_attempt` with arguments that are a JSON text."""
-    try:
-        value = parse_json(arguments)
-    except InvalidJsonError:
-        return make_attempt(block, region, name, None, error=Status.INVALID_JSON, id=id)
-    return make_attempt(block, region, name, value, id=id)
+    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+        """The attempts in a block whose `body` is the range between the markers."""

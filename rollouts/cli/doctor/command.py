@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +35,7 @@ def doctor(
     requests like any other client; it never resets a cache.
     """
     from renderers import RendererError
-    from rollouts.cli.doctor.finding import Outcome
-    from rollouts.cli.doctor.report import print_findings, summary
+    from rollouts.cli.doctor.finding import Outcome, print_findings, summary
     from rollouts.cli.doctor.run_checks import Options, run_checks
     from rollouts.errors import ApiKeyError, RolloutsError
 
@@ -50,7 +50,7 @@ def doctor(
         exit_with_error(f"could not run: {message}")
     failures = sum(finding.outcome is Outcome.FAILED for finding in findings)
     if as_json:
-        report = {"ok": not failures, "findings": [finding.as_json() for finding in findings]}
+        report = {"ok": not failures, "findings": [asdict(finding) for finding in findings]}
         sys.stdout.write(json.dumps(report) + "\n")
     else:
         print_findings(findings)

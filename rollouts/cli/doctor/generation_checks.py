@@ -1,4 +1,4 @@
-"""Completions of text: their log-probabilities, and aborting a request."""
+"""What the server generates: log-probabilities, aborted requests, images, and images from its cache."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from renderers import RenderedTokens
 from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
-from rollouts.cli.doctor.target import GENERATE_PATH, Target, sampled_tokens
-from rollouts.engines.vllm.http.response import HttpResponse
+from rollouts.cli.doctor.image_rendering_checks import rendered_pixels
+from rollouts.cli.doctor.target import GENERATE_PATH, Target, completion_of, fresh_image
+from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 # A request is aborted after the first delay; if it has ended by then, another one is aborted after the next delay.
@@ -22,6 +24,10 @@ _GRACE_SECONDS = 0.1
 _TOP_LOGPROBS = 20
 
 _RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
+_ABORT_CURE = (
+    "the abort did not reach the process that runs the request: start `vllm serve` with --api-server-count 1, and give "
+    "each server an address of its own"
+)
 
 
 async def text_request(target: Target) -> Finding:
@@ -76,9 +82,10 @@ async def _total_probability(target: Target) -> float | None:
 
 async def aborting(target: Target) -> Finding:
     """Abort a long request by its id. A request that has ended by itself before that proves nothing."""
-    room = target.capabilities.max_model_len - len(target.text_prompt().token_ids)
+    prompt = target.text_prompt()
+    room = target.capabilities.max_model_len - len(prompt.token_ids)
     for seconds in _ABORT_AFTER_SECONDS:
-        finding = await _abort_after(target, room, seconds)
+        finding = await _abort_after(target, prompt, room, seconds)
         if finding is not None:
             return finding
     return skipped(
@@ -87,13 +94,13 @@ async def aborting(target: Target) -> Finding:
     )
 
 
-async def _abort_after(target: Target, room: int, seconds: float) -> Finding | None:
+async def _abort_after(target: Target, prompt: RenderedTokens, room: int, seconds: float) -> Finding | None:
     """The finding of an abort after so many seconds; None if the request had ended by itself."""
     request_id = uuid.uuid4().hex
     body = {
         "model": target.capabilities.model,
         "request_id": request_id,
-        "token_ids": target.text_prompt().token_ids,
+        "token_ids": prompt.token_ids,
         "sampling_params": {"max_tokens": room, "ignore_eos": True, "temperature": 1.0, "logprobs": 0},
     }
     running = asyncio.ensure_future(target.post(GENERATE_PATH, body, "a request to be aborted"))
@@ -108,20 +115,98 @@ async def _abort_after(target: Target, room: int, seconds: float) -> Finding | N
         return failed("the request ran on for 30 s after it was aborted", _ABORT_CURE)
     finally:
         running.cancel()
-    return _abort_finding(response, room, ended_at_once=ended_at_once)
-
-
-def _abort_finding(response: HttpResponse, room: int, *, ended_at_once: bool) -> Finding | None:
-    count = len(sampled_tokens(response, "an aborted request").token_ids)
-    reason = response.json()["choices"][0].get("finish_reason")
-    if reason == "abort":
+    completion = completion_of(response, prompt, "an aborted request")
+    count, reason = len(completion.token_ids), completion.finish_reason
+    if reason is FinishReason.ABORT:
         return ok(f"a running request ended after {count} of {room} tokens")
     if ended_at_once and count == room:
         return None
     return failed(f"the request ended with the reason {reason} after {count} of {room} tokens", _ABORT_CURE)
 
 
-_ABORT_CURE = (
-    "the abort did not reach the process that runs the request: start `vllm serve` with --api-server-count 1, and give "
-    "each server an address of its own"
-)
+# Images.
+
+
+async def image_request(target: Target) -> Finding:
+    """Two different images must give different log-probabilities."""
+    first, second = target.image_prompt(fresh_image()), target.image_prompt(fresh_image())
+    difference = _max_logprob_difference(await target.sample(first), await target.sample(second))
+    if difference > 1e-6:
+        return ok(f"two images give different completions (log-probabilities differ by up to {difference:.2g})")
+    return failed(
+        "two different images give exactly the same completion: the server ignores images",
+        'send files: VLLMEngine(media="content_parts"); features may be normalised twice',
+    )
+
+
+async def image_pixels(target: Target) -> Finding:
+    """The engine's pixels must give the log-probabilities that the server's own processing of the same file gives."""
+    if target.image_mode != "features":
+        return await rendered_pixels(target)
+    if not target.capabilities.content_parts:
+        return skipped(f"vLLM {target.capabilities.version} takes no `content_parts` to compare with")
+    rendered = target.image_prompt(fresh_image())
+    difference = _max_logprob_difference(
+        await target.sample(rendered), await target.sample(rendered, engine=target.server_side)
+    )
+    if difference <= target.tolerance:
+        return ok(f"log-probabilities equal those after the server's own processing (at most {difference:.2g} apart)")
+    return failed(
+        f"log-probabilities are up to {difference:.2g} from those after the server's own processing of the same file",
+        'send files: VLLMEngine(media="content_parts")',
+    )
+
+
+async def image_cache(target: Target) -> Finding:
+    """An image that the server has seen must be found by its hash alone."""
+    rendered = target.image_prompt(fresh_image())
+    first = await target.sample(rendered)
+    request = target.request(rendered)
+    payload = target.image_payload(request)
+    response = await target.post_hashes_only(request, payload)
+    if response.status != 200 and payload.is_cache_miss(response.status, response.body.decode(errors="replace")):
+        return failed(
+            "an image that was just sent is not found by its hash: every request has to carry the data of its images",
+            "start `vllm serve` without --mm-processor-cache-gb 0, and with --api-server-count 1: each API server has "
+            "a cache of its own",
+        )
+    difference = _max_logprob_difference(first, completion_of(response, rendered, "a request with known media"))
+    if difference <= target.tolerance:
+        return ok(f"an image sent as its hash alone gives the same completion (at most {difference:.2g} apart)")
+    return failed(
+        f"the same image sent as its hash alone gives log-probabilities {difference:.2g} from those of the first time",
+        "the server's cache mixes up images: stop `vllm serve` and start it again",
+    )
+
+
+async def unknown_image(target: Target) -> Finding:
+    """A hash that the server does not know must be refused in the way on which sending the image again relies."""
+    request = target.request(target.image_prompt(fresh_image()), max_tokens=1)
+    payload = target.image_payload(request)
+    response = await target.post_hashes_only(request, payload)
+    version = target.capabilities.version
+    if await target.health() != 200:
+        return failed(
+            "an unknown image hash has ended the server's engine",
+            f"start `vllm serve` again, after pip install --upgrade vllm (this is {version})",
+        )
+    if response.status == 200:
+        return failed(
+            "the server answers a request about an image that it never received",
+            f"pip install --upgrade vllm (this is {version}): its completions cannot be trusted",
+        )
+    if payload.is_cache_miss(response.status, response.body.decode(errors="replace")):
+        return ok(f"an unknown hash is refused with {response.status}, and the server lives: images are resent")
+    return failed(
+        f"an unknown hash is answered with {response.status}, which does not say that the image has to be resent",
+        "pip install --upgrade mmrollouts: this version of vLLM reports a cache miss in another way",
+    )
+
+
+def _max_logprob_difference(first: Completion, second: Completion) -> float:
+    """The largest difference of log-probabilities, up to and including the first token that differs."""
+    count = min(len(first.token_ids), len(second.token_ids))
+    differing = np.flatnonzero(first.token_ids[:count] != second.token_ids[:count])
+    if len(differing):
+        count = int(differing[0]) + 1
+    return float(np.abs(first.logprobs[:count] - second.logprobs[:count]).max())

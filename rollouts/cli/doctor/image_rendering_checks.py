@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from renderers import MultiModalData, RenderedTokens
+from renderers import RenderedTokens
 from renderers.vision.normalise import normalised
 from rollouts.cli.doctor.finding import Finding, Outcome, absent, failed, ok, skipped
 from rollouts.cli.doctor.normalisation import (
@@ -19,11 +20,15 @@ from rollouts.cli.doctor.normalisation import (
     written_normalisation,
     wrong_normalisation,
 )
-from rollouts.cli.doctor.target import RENDERING, Target, fresh_image
+from rollouts.cli.doctor.target import RENDERING, Target, fresh_image, images_of
 from rollouts.cli.doctor.token_checks import first_difference
 from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item, encoded_entries
-from rollouts.engines.vllm.wire.render_response import RenderedMedia, RenderResponse, parse_render_response
+from rollouts.engines.vllm.wire.render_response import RenderResponse, parse_render_response
+from rollouts.engines.vllm.wire.tensors import tensor_type
+
+# The largest difference between floats that were rounded to a dtype, relative to the largest float.
+_ROUNDING = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 async def image_rendering(target: Target) -> list[Finding]:
@@ -57,8 +62,7 @@ async def image_rendering(target: Target) -> list[Finding]:
 
 async def _tokens(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
     """Compare the whole prompt; if the text tokens are known to differ, only the placeholder tokens of the images."""
-    media = ours.multi_modal_data or MultiModalData()
-    our_ranges = [(placeholder.offset, placeholder.end) for _, placeholder in media.items_with_ranges()]
+    our_ranges = [(placeholder.offset, placeholder.end) for _, placeholder in images_of(ours)]
     their_ranges = [(medium.placeholder.offset, medium.placeholder.end) for medium in theirs.media]
     whole_prompt = target.is_ok("text tokens")
     our_ids = ours.token_ids if whole_prompt else _ids_in(ours.token_ids, our_ranges)
@@ -69,11 +73,50 @@ async def _tokens(target: Target, ours: RenderedTokens, theirs: RenderResponse) 
     if difference is None:
         kind = "ids" if whole_prompt else "ids of the images"
         return ok(f"{len(our_ids)} {kind}, all equal", check="image tokens")
-    return failed(difference, same_processor_cure(target), check="image tokens")
+    return failed(difference, _same_processor_cure(target), check="image tokens")
 
 
 def _ids_in(ids: list[int], ranges: list[tuple[int, int]]) -> list[int]:
     return [token for start, end in ranges for token in ids[start:end]]
+
+
+# Pixels.
+
+
+def _pixels(ours: RenderedTokens, theirs: RenderResponse) -> Iterator[tuple[str, np.ndarray, np.ndarray, str]]:
+    """For each pixel tensor of each image: its name, our values, the server's, and torch's name of the server's dtype.
+
+    Ours are normalised unless both sides hold uint8.
+    """
+    for (item, _), medium in zip(images_of(ours), theirs.media, strict=True):
+        tensors = {} if medium.encoded is None else decode_item(medium.encoded)
+        for name in sorted(tensors.keys() & item.keys()):
+            if name.startswith("pixel_values"):
+                raw = tensors[name].dtype == tensor_type(item.tensors[name]).dtype == "uint8"
+                our_values = item[name] if raw else normalised(item, name)
+                yield name, our_values, _as_array(tensors[name]), tensors[name].dtype
+
+
+async def rendered_pixels(target: Target) -> Finding:
+    """Where files are sent: whether the renderer, and so the trainer, makes the same pixels of them as the server."""
+    ours = target.image_prompt(fresh_image())
+    response = await target.render(ours)
+    if response.status != 200:
+        raise response_error(RENDERING, response, "comparing pixels")
+    names = []
+    for name, our_pixels, their_pixels, dtype in _pixels(ours, parse_render_response(response.body, RENDERING)):
+        if our_pixels.size != their_pixels.size or (dtype == "uint8") != (our_pixels.dtype == np.uint8):
+            return skipped(
+                f"{name} has the shape {their_pixels.shape} in the server and {our_pixels.shape} in the renderer: "
+                "the layouts cannot be compared"
+            )
+        difference = float(np.abs(our_pixels.astype(np.float64) - their_pixels.reshape(our_pixels.shape)).max())
+        if difference > _ROUNDING.get(dtype, 0) * float(np.abs(our_pixels).max()):
+            return failed(f"{name} is up to {difference:.2g} from the server's", _same_pixels_cure(target))
+        names.append(name)
+    if not names:
+        return skipped("the server shows no pixels under a name of the renderer's")
+    return ok(f"{', '.join(names)} of an image equal the server's")
 
 
 # Normalisation.
@@ -82,34 +125,21 @@ def _ids_in(ids: list[int], ranges: list[tuple[int, int]]) -> list[int]:
 def _compared_normalisation(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding | None:
     """Compare the server's image_mean and image_std, estimated from its floats; None if it shows no floats."""
     written = written_normalisation(target.directory)
-    if written is None or not (pairs := _float_pairs(ours, theirs, len(written.mean))):
+    if written is None:
         return None
-    maps = [linear_map(our_floats, their_floats, len(written.mean)) for our_floats, their_floats in pairs]
+    channels = len(written.mean)
+    maps = [
+        linear_map(our_floats, their_floats.reshape(our_floats.shape), channels)
+        for _, our_floats, their_floats, dtype in _pixels(ours, theirs)
+        if dtype != "uint8" and our_floats.dtype.kind == "f" and our_floats.size == their_floats.size
+        if _has_channels(our_floats, channels)
+    ]
     found = [each for each in maps if each is not None]
-    if len(found) < len(maps):  # the pixels differ by more than a normalisation: the check "image features" reports it
+    if not maps or len(found) < len(maps):  # of pixels that differ by more than that, "image features" reports it
         return None
     if all(each.is_identity(target.capabilities.pixel_dtype or "") for each in found):
         return ok(f"the server's floats are those of {written}", check=NORMALISATION)
     return wrong_normalisation(target.directory, written, found[0].of(written), "the server's floats are those of")
-
-
-def _float_pairs(ours: RenderedTokens, theirs: RenderResponse, channels: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The floats of each image, ours and the server's, where both have the same number in a known layout."""
-    pairs = []
-    media = ours.multi_modal_data or MultiModalData()
-    for (item, _), medium in zip(media.items_with_ranges(), theirs.media, strict=True):
-        tensors = decoded_tensors(medium)
-        for name in tensors.keys() & item.keys():
-            if not name.startswith("pixel_values") or tensors[name].dtype == "uint8":
-                continue
-            our_floats, their_floats = normalised(item, name), as_array(tensors[name])
-            if (
-                our_floats.size == their_floats.size
-                and our_floats.dtype.kind == "f"
-                and _has_channels(our_floats, channels)
-            ):
-                pairs.append((our_floats, their_floats.reshape(our_floats.shape)))
-    return pairs
 
 
 def _has_channels(pixels: np.ndarray, channels: int) -> bool:
@@ -200,40 +230,35 @@ def _difference(target: Target, our_item: str, their_item: str) -> tuple[str, st
                 f"leave pixel_dtype out of ExpectedCapabilities; start `vllm serve` {flag} "
                 "--no-mm-device-do-normalize on every server behind this address",
             )
-        our_array, their_array = as_array(our_tensor), as_array(their_tensor)
+        our_array, their_array = _as_array(our_tensor), _as_array(their_tensor)
         if our_array.shape != their_array.shape:
             return (
                 f"{name} has the shape {our_array.shape} in the renderer and {their_array.shape} in the server",
-                same_processor_cure(target),
+                _same_processor_cure(target),
             )
         if not np.array_equal(our_array, their_array):
             count = int(np.count_nonzero(our_array != their_array))
-            return f"{count} of {our_array.size} values of {name} differ", same_pixels_cure(target)
+            return f"{count} of {our_array.size} values of {name} differ", _same_pixels_cure(target)
     return (
         "the tensors are equal and their encodings differ",
         "pip install --upgrade mmrollouts: this vLLM encodes features in another way",
     )
 
 
-def decoded_tensors(medium: RenderedMedia) -> dict[str, DecodedTensor]:
-    """The tensors that the server shows of an item, by name; none if it shows none."""
-    return {} if medium.encoded is None else decode_item(medium.encoded)
-
-
-def as_array(decoded: DecodedTensor) -> np.ndarray:
+def _as_array(decoded: DecodedTensor) -> np.ndarray:
     tensor = decoded.tensor
     return tensor if isinstance(tensor, np.ndarray) else tensor.unpack()
 
 
-def same_processor_cure(target: Target) -> str:
+def _same_processor_cure(target: Target) -> str:
     return (
         f"copy {processor_file(target.directory).name} from the directory that is served, or start `vllm serve "
         f"{target.directory}` without --mm-processor-kwargs and --chat-template"
     )
 
 
-def same_pixels_cure(target: Target) -> str:
+def _same_pixels_cure(target: Target) -> str:
     return (
-        f"{same_processor_cure(target)}; if few values differ, the two resample differently: "
-        'load_renderer(..., config=RendererConfig(image_backend="torchvision")), or "pillow", as the server does'
+        f"{_same_processor_cure(target)}; if few values differ, the two resample differently: "
+        'load_renderer(..., config=RendererOptions(image_backend="torchvision")), or "pillow", as the server does'
     )

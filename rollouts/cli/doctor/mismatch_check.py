@@ -59,21 +59,18 @@ async def mismatch(target: Target, *, max_gigabytes: float) -> list[Finding]:
     """Compare completions of text and images, sampled at temperature 1 and scored again by transformers."""
     if (reason := _reason_to_skip(target.directory, max_gigabytes)) is not None:
         return [reason]
-    prompts = [("text", target.text_prompt())] * _PROMPTS
+    prompts = [target.text_prompt()] * _PROMPTS
     if target.is_ok("image request"):
-        prompts += [("image", target.image_prompt(fresh_image(64 + 32 * n, 96))) for n in range(_PROMPTS)]
+        prompts += [target.image_prompt(fresh_image(64 + 32 * n, 96)) for n in range(_PROMPTS)]
     completions = await asyncio.gather(
         *(
             target.sample(rendered, max_tokens=_SAMPLED_TOKENS, temperature=1.0, seed=seed)
-            for seed, (_, rendered) in enumerate(prompts)
+            for seed, rendered in enumerate(prompts)
         )
     )
-    scored = [
-        ScoredPrompt(kind, rendered, completion)
-        for (kind, rendered), completion in zip(prompts, completions, strict=True)
-    ]
+    scored = [ScoredPrompt(*pair) for pair in zip(prompts, completions, strict=True)]
     try:
-        return await asyncio.to_thread(_findings, target, scored)
+        return await asyncio.to_thread(_findings, target, scored[:_PROMPTS], scored[_PROMPTS:])
     except PROCESSOR_ERRORS as error:  # what transformers raises for a model that it cannot load or run
         return [skipped(f"transformers cannot run {target.directory}: {type(error).__name__}: {error}")]
 
@@ -93,27 +90,31 @@ def _reason_to_skip(directory: Path, max_gigabytes: float) -> Finding | None:
     return None
 
 
-def _findings(target: Target, prompts: Sequence[ScoredPrompt]) -> list[Finding]:
+def _findings(target: Target, texts: Sequence[ScoredPrompt], images: Sequence[ScoredPrompt]) -> list[Finding]:
     model = load_reference(target)
-    text = [logprob_differences(model, prompt) for prompt in prompts if prompt.kind == "text"]
-    findings = [_finding(target, "text", text, _OTHER_WEIGHTS_CURE)]
-    images = [prompt for prompt in prompts if prompt.kind == "image"]
+    differences = _differences(model, texts)
+    findings = [_finding(target, "text", differences, _OTHER_WEIGHTS_CURE)]
     if not images:
         return findings
-    if not _agrees(target, text):
+    if not _agrees(target, differences):
         return [*findings, skipped(f"not checked, because of: {_CHECK}, text failed", check=f"{_CHECK}, image")]
-    differences = [logprob_differences(model, prompt) for prompt in images]
-    if _agrees(target, differences):
-        return [
-            *findings,
-            _finding(target, "image", differences, ""),
-            *_normalisation(target, model, images, differences),
-        ]
-    return [*findings, *_image_failures(target, model, images, differences)]
+    differences = _differences(model, images)
+    if not _agrees(target, differences):
+        return [*findings, *_image_failures(target, model, images, differences)]
+    return [
+        *findings,
+        _finding(target, "image", differences, ""),
+        *_normalisation(target, model, images, differences),
+    ]
+
+
+def _differences(model: Any, prompts: Sequence[ScoredPrompt], **options: Any) -> np.ndarray:
+    """float32 (scored,): `logprob_differences` of all prompts."""
+    return np.concatenate([logprob_differences(model, prompt, **options) for prompt in prompts])
 
 
 def _normalisation(
-    target: Target, model: Any, images: Sequence[ScoredPrompt], differences: Sequence[np.ndarray]
+    target: Target, model: Any, images: Sequence[ScoredPrompt], differences: np.ndarray
 ) -> list[Finding]:
     """Whether the directory's normalisation explains the server's log-probabilities better than others; else nothing.
 
@@ -124,13 +125,10 @@ def _normalisation(
     normalises = target.capabilities.pixel_dtype == "uint8" or target.image_mode == "content_parts"
     if written is None or not normalises or NORMALISATION in target.findings:
         return []
-    own = float(np.concatenate(differences).mean())
+    own = float(differences.mean())
     others = {
-        other: float(
-            np.concatenate([logprob_differences(model, each, renormalise=(written, other)) for each in images]).mean()
-        )
-        for other in _COMMON.values()
-        if len(other.mean) == len(written.mean) and not other.is_near(written)
+        other: float(_differences(model, images, renormalise=(written, other)).mean())
+        for other in _others(written).values()
     }
     best = min(others, key=others.__getitem__, default=None)
     if best is None or others[best] > _CLEARLY_WORSE * own:
@@ -140,19 +138,26 @@ def _normalisation(
     return []
 
 
+def _others(written: Normalisation) -> dict[str, Normalisation]:
+    """The common normalisations that are not `written`."""
+    return {
+        name: other
+        for name, other in _COMMON.items()
+        if len(other.mean) == len(written.mean) and not other.is_near(written)
+    }
+
+
 def _image_failures(
-    target: Target, model: Any, images: Sequence[ScoredPrompt], differences: Sequence[np.ndarray]
+    target: Target, model: Any, images: Sequence[ScoredPrompt], differences: np.ndarray
 ) -> list[Finding]:
     """The cause where text agrees and images do not: attention, normalisation, or the vision tower's weights."""
-    if has_bidirectional_images(model) and _agrees(
-        target, [logprob_differences(model, each, causal=True) for each in images]
-    ):
+    if has_bidirectional_images(model) and _agrees(target, _differences(model, images, causal=True)):
         return [_finding(target, "image", differences, _CAUSAL_CURE)]
     written = written_normalisation(target.directory)
-    for name, other in _COMMON.items():
-        if written is None or len(written.mean) != len(other.mean) or other.is_near(written):
-            continue
-        if _agrees(target, [logprob_differences(model, each, renormalise=(written, other)) for each in images]):
+    if written is None:
+        return [_finding(target, "image", differences, _OTHER_IMAGES_CURE)]
+    for name, other in _others(written).items():
+        if _agrees(target, _differences(model, images, renormalise=(written, other))):
             evidence = f"the server's log-probabilities are those of {name} normalisation,"
             return [
                 wrong_normalisation(target.directory, written, other, evidence),
@@ -161,17 +166,15 @@ def _image_failures(
     return [_finding(target, "image", differences, _OTHER_IMAGES_CURE)]
 
 
-def _agrees(target: Target, rows: Sequence[np.ndarray]) -> bool:
-    differences = np.concatenate(rows)
+def _agrees(target: Target, differences: np.ndarray) -> bool:
     if not len(differences):  # each completion began with the token of an image
         return True
     max_difference, max_mean = _LIMITS.get(target.dtype, _LIMITS["bfloat16"])
     return bool(differences.max() <= max_difference and differences.mean() <= max_mean)
 
 
-def _finding(target: Target, kind: str, rows: Sequence[np.ndarray], cure: str) -> Finding:
+def _finding(target: Target, kind: str, differences: np.ndarray, cure: str) -> Finding:
     check = f"{_CHECK}, {kind}"
-    differences = np.concatenate(rows)
     if not len(differences):
         return skipped("each completion began with the token of an image", check=check)
     max_difference, max_mean = _LIMITS.get(target.dtype, _LIMITS["bfloat16"])
@@ -180,4 +183,4 @@ def _finding(target: Target, kind: str, rows: Sequence[np.ndarray], cure: str) -
         f"over {len(differences)} tokens; {max_difference:g} and {max_mean:g} allowed for {target.dtype} weights "
         f"({target.dtype_source})"
     )
-    return ok(seen, check=check) if _agrees(target, rows) else failed(seen, cure, check=check)
+    return ok(seen, check=check) if _agrees(target, differences) else failed(seen, cure, check=check)

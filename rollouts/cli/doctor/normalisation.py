@@ -29,17 +29,18 @@ class Normalisation(NamedTuple):
     std: tuple[float, ...]
 
     def __str__(self) -> str:
-        return f"image_mean {_rounded(self.mean)}, image_std {_rounded(self.std)}"
+        mean, std = ([round(number, 4) for number in numbers] for numbers in self)
+        return f"image_mean {mean}, image_std {std}"
 
     def is_near(self, other: Normalisation) -> bool:
         return bool(np.allclose([*self.mean, *self.std], [*other.mean, *other.std], atol=1e-3))
 
 
 class LinearMap(NamedTuple):
-    """theirs = factor * ours + offset, by channel."""
+    """theirs = factor * ours + offset, float64 (channels,) each."""
 
-    factor: tuple[float, ...]
-    offset: tuple[float, ...]
+    factor: np.ndarray
+    offset: np.ndarray
 
     def is_identity(self, dtype: str) -> bool:
         """Whether both sides hold the same floats, as far as torch's `dtype` can tell."""
@@ -48,9 +49,8 @@ class LinearMap(NamedTuple):
 
     def of(self, ours: Normalisation) -> Normalisation:
         """Their normalisation, given ours."""
-        std = [each / factor for each, factor in zip(ours.std, self.factor, strict=True)]
-        mean = [m - offset * s for m, offset, s in zip(ours.mean, self.offset, std, strict=True)]
-        return Normalisation(tuple(mean), tuple(std))
+        std = ours.std / self.factor
+        return Normalisation(tuple((ours.mean - self.offset * std).tolist()), tuple(std.tolist()))
 
 
 def written_normalisation(directory: Path) -> Normalisation | None:
@@ -92,45 +92,29 @@ def linear_map(ours: np.ndarray, theirs: np.ndarray, channels: int) -> LinearMap
 
     Both of one shape: patches (n, channels * k), or (..., channels, height, width).
     """
-    factors, offsets = [], []
-    for x, y in zip(_by_channel(ours, channels), _by_channel(theirs, channels), strict=True):
-        pixels = (x != 0) | (y != 0)
-        x, y = x[pixels], y[pixels]
+    lines = []
+    by_channel = (_with_channel_axis(pixels, channels).transpose(1, 0, 2) for pixels in (ours, theirs))
+    for x, y in zip(*by_channel, strict=True):
+        counted = (x != 0) | (y != 0)
+        x, y = x[counted], y[counted]
         if len(x) < _MIN_PIXELS or np.ptp(x) == 0:
             return None
         factor, offset = np.polyfit(x, y, 1)
         if np.var(y - (factor * x + offset)) > _MAX_RESIDUAL * np.var(y) or factor <= 0:
             return None
-        factors.append(float(factor))
-        offsets.append(float(offset))
-    return LinearMap(tuple(factors), tuple(offsets))
+        lines.append((factor, offset))
+    return LinearMap(*np.array(lines).T)
 
 
 def renormalised(pixels: np.ndarray, used: Normalisation, wanted: Normalisation) -> np.ndarray:
     """Floats with the normalisation `used`, converted to `wanted`: float32, the same shape."""
-    channels = len(used.mean)
-    converted = []
-    for x, m, s, new_m, new_s in zip(
-        _by_channel(pixels, channels), used.mean, used.std, wanted.mean, wanted.std, strict=True
-    ):
-        converted.append((x * s + m - new_m) / new_s)
-    return _from_channels(np.stack(converted), pixels.shape, channels)
+    mean, std, new_mean, new_std = (np.array(numbers)[:, None] for numbers in (*used, *wanted))
+    unit = _with_channel_axis(pixels, len(used.mean)) * std + mean
+    converted: np.ndarray = ((unit - new_mean) / new_std).reshape(pixels.shape)
+    return converted.astype(np.float32)
 
 
-def _by_channel(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """float64 (channels, values)."""
-    if pixels.ndim == 2:
-        split = pixels.reshape(len(pixels), channels, -1)
-    else:
-        split = pixels.reshape(-1, channels, pixels.shape[-2] * pixels.shape[-1])
-    return split.transpose(1, 0, 2).reshape(channels, -1).astype(np.float64)
-
-
-def _from_channels(split: np.ndarray, shape: tuple[int, ...], channels: int) -> np.ndarray:
-    """The reverse of `_by_channel`."""
-    outer = shape[0] if len(shape) == 2 else int(np.prod(shape[:-3]))
-    return split.reshape(channels, outer, -1).transpose(1, 0, 2).reshape(shape).astype(np.float32)
-
-
-def _rounded(numbers: tuple[float, ...]) -> list[float]:
-    return [round(number, 4) for number in numbers]
+def _with_channel_axis(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """float64 (n, channels, values)."""
+    values = pixels.shape[1] // channels if pixels.ndim == 2 else pixels.shape[-2] * pixels.shape[-1]
+    return pixels.reshape(-1, channels, values).astype(np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -10,22 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from renderers import RendererError, load_renderer
+from rollouts.cli.doctor import generation_checks, server_checks
 from rollouts.cli.doctor.finding import Finding, Outcome, failed, skipped
-from rollouts.cli.doctor.generation_checks import aborting, logprobs_mode, text_request
-from rollouts.cli.doctor.image_generation_checks import image_cache, image_pixels, image_request, unknown_image
 from rollouts.cli.doctor.image_rendering_checks import hidden_normalisation, image_rendering
 from rollouts.cli.doctor.mismatch_check import mismatch
-from rollouts.cli.doctor.server_checks import (
-    control_routes,
-    keep_alive,
-    pause_and_resume,
-    pixel_dtype,
-    reachable,
-    running,
-    scale_out,
-    served_model,
-    version,
-)
 from rollouts.cli.doctor.target import Target, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
@@ -82,8 +71,14 @@ async def run_checks(base_url: str, directory: Path, options: Options) -> list[F
             dtype=dtype,
             dtype_source=dtype_source,
         )
-        findings = await all_findings(target, options)
-        return [finding.without(options.api_key) for finding in findings]
+        findings = await outcome_of(Check("reachable", server_checks.reachable), target)
+        keep_alive = Check("keep-alive", server_checks.keep_alive, ("reachable",))
+        idle = asyncio.ensure_future(outcome_of(keep_alive, target))  # waits for seconds, while the other checks run
+        try:
+            others = [finding for check in _checks(options) for finding in await outcome_of(check, target)]
+            return [finding.without(options.api_key) for finding in (*findings, *await idle, *others)]
+        finally:
+            idle.cancel()
     finally:
         await asyncio.gather(engine.close(), server_side.close(), connection.close())
 
@@ -94,55 +89,41 @@ async def _capabilities(connection: ServerConnection, model: str | None) -> Serv
         return await probe(connection, model=model)
     except ApiKeyError:
         raise
-    except CapabilityError as error:
-        try:
+    except CapabilityError:
+        with contextlib.suppress(CapabilityError):
             return await probe(connection, model=model, expected=ExpectedCapabilities(scale_out=False))
-        except CapabilityError:
-            raise error from None
-
-
-async def all_findings(target: Target, options: Options) -> list[Finding]:
-    """The findings of all checks, or why they did not run; they are also kept in `target.findings`."""
-    first = await outcome_of(Check("reachable", reachable), target)
-    # Waits for seconds, while the other checks run.
-    idle = asyncio.ensure_future(outcome_of(Check("keep-alive", keep_alive, ("reachable",)), target))
-    try:
-        findings = []
-        for check in _checks(options):
-            findings += await outcome_of(check, target)
-        return [*first, *await idle, *findings]
-    finally:
-        idle.cancel()
+        raise
 
 
 def _checks(options: Options) -> list[Check]:
     limited_mismatch = partial(mismatch, max_gigabytes=options.reference_gigabytes)
     checks = [
-        Check("version", version, ("reachable",)),
-        Check("served model", served_model, ("reachable",)),
-        Check("token endpoint", scale_out, ("reachable",)),
-        Check("control routes", control_routes, ("reachable",)),
-        Check("running", running, ("control routes",)),
-        Check("pixel dtype", pixel_dtype, ("token endpoint",)),
+        Check("version", server_checks.version, ("reachable",)),
+        Check("served model", server_checks.served_model, ("reachable",)),
+        Check("token endpoint", server_checks.scale_out, ("reachable",)),
+        Check("control routes", server_checks.control_routes, ("reachable",)),
+        Check("running", server_checks.running, ("control routes",)),
+        Check("pixel dtype", server_checks.pixel_dtype, ("token endpoint",)),
         Check("text tokens", text_tokens, ("reachable",)),
         Check("image tokens", image_rendering, ("pixel dtype",)),
-        Check("text request", text_request, ("token endpoint",), unless_failed=("running",)),
-        Check("image request", image_request, ("text request", "pixel dtype")),
+        Check("text request", generation_checks.text_request, ("token endpoint",), unless_failed=("running",)),
+        Check("image request", generation_checks.image_request, ("text request", "pixel dtype")),
         Check(
             "image pixels",
-            image_pixels,
+            generation_checks.image_pixels,
             ("image request", "image tokens"),
             unless_failed=("image features", "image normalisation"),
         ),
-        Check("image cache", image_cache, ("image request",)),
-        Check("log-probabilities", logprobs_mode, ("text request",)),
-        Check("abort", aborting, ("text request",)),
+        Check("image cache", generation_checks.image_cache, ("image request",)),
+        Check("log-probabilities", generation_checks.logprobs_mode, ("text request",)),
+        Check("abort", generation_checks.aborting, ("text request",)),
         Check("mismatch", limited_mismatch, ("text request",), unless_failed=("log-probabilities",)),
         Check("image normalisation", hidden_normalisation, ("image tokens",)),
-        Check("cache miss", unknown_image, ("image request",)),  # the last with an image: it has ended servers
+        # The last with an image: it has ended servers.
+        Check("cache miss", generation_checks.unknown_image, ("image request",)),
     ]
     if options.control:
-        checks.append(Check("pause, resume", pause_and_resume, ("running",)))
+        checks.append(Check("pause, resume", server_checks.pause_and_resume, ("running",)))
     return checks
 
 

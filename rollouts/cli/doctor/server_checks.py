@@ -20,8 +20,8 @@ from rollouts.errors import EngineError
 KNOWN_VERSIONS = ((0, 20), (0, 33))
 
 _PINGS = 9
-
 _KEEP_ALIVE_TRIES = 3
+_CONVERSATION_TOKENS = 8192  # a token limit that has room for a conversation
 
 
 async def reachable(target: Target) -> Finding:
@@ -31,9 +31,8 @@ async def reachable(target: Target) -> Finding:
         status = await target.health()
         seconds.append(time.perf_counter() - started)
         if status != 200:
-            return failed(
-                f"/health answers {status}: the server's engine is dead", "read its log, then start `vllm serve` again"
-            )
+            cure = "read its log, then start `vllm serve` again"
+            return failed(f"/health answers {status}: the server's engine is dead", cure)
     first, typical = seconds[0] * 1000, statistics.median(seconds[1:]) * 1000
     return ok(f"first response after {first:.1f} ms, later ones {typical:.1f} ms")
 
@@ -98,26 +97,18 @@ async def served_model(target: Target) -> Finding:
             f"{seen}, but config.json has {positions} positions; beyond them the completions of a model are garbage",
             f"start `vllm serve` with --max-model-len {positions}, or pass --model the directory that is served",
         )
-    needed = await asyncio.to_thread(_longest_request, target)
+    if target.has_images:
+        prompt, content = await asyncio.to_thread(target.image_prompt, fresh_image()), " with one small image"
+    else:
+        prompt, content = target.text_prompt(), ""
+    needed = len(prompt.token_ids) + SAMPLED_TOKENS
     if capabilities.max_model_len < needed:
-        room = max(needed, min(positions, _CONVERSATION_TOKENS) if isinstance(positions, int) else _CONVERSATION_TOKENS)
+        room = min(positions, _CONVERSATION_TOKENS) if isinstance(positions, int) else _CONVERSATION_TOKENS
         return failed(
-            f"{seen}: a short prompt with one small image and its completion take {needed}"
-            if target.has_images
-            else f"{seen}: a short prompt and its completion take {needed}",
-            f"start `vllm serve` with --max-model-len {room}",
+            f"{seen}: a short prompt{content} and its completion take {needed}",
+            f"start `vllm serve` with --max-model-len {max(needed, room)}",
         )
     return ok(f"{seen} of {positions} that config.json allows" if positions else seen)
-
-
-#: A token limit that has room for a conversation.
-_CONVERSATION_TOKENS = 8192
-
-
-def _longest_request(target: Target) -> int:
-    """The number of tokens of the longest prompt of a check and its completion."""
-    prompt = target.image_prompt(fresh_image()) if target.has_images else target.text_prompt()
-    return len(prompt.token_ids) + SAMPLED_TOKENS
 
 
 async def scale_out(target: Target) -> Finding:
@@ -181,20 +172,16 @@ async def _resume(target: Target) -> None:
 async def pixel_dtype(target: Target) -> Finding:
     """The dtype of pixels that the server takes, and the mode in which `media="auto"` sends images."""
     if not target.has_images:
-        return skipped(f"no images are processed here: {_reason_without_images(target)}")
+        try:
+            target.image_prompt(fresh_image())
+        except RendererError as error:
+            return skipped(f"no images are processed here: {error}")
+        return skipped("no images are processed here: the renderer has no processor")
     dtype = target.capabilities.pixel_dtype
     if dtype is None:
         return await _no_pixels(target)
     where = "on its device" if dtype == "uint8" else "in its processor, on the CPU"
     return ok(f'{dtype}: the server normalises {where}; media="auto" sends images as {target.image_mode}')
-
-
-def _reason_without_images(target: Target) -> str:
-    try:
-        target.image_prompt(fresh_image())
-    except RendererError as error:
-        return str(error)
-    return "the renderer has no processor"
 
 
 async def _no_pixels(target: Target) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import uuid
@@ -10,22 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from renderers import MultiModalData, RenderedTokens, TemplateRenderer
+from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens, TemplateRenderer
 from renderers.file_reading import read_json
 from rollouts.cli.doctor.finding import Finding, Outcome
-from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
+from rollouts.engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.media.image_file import image_file
 from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload, select_mode
+from rollouts.engines.vllm.media.source_files import image_file
+from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.engines.vllm.wire.request_body import request_body
-from rollouts.errors import MalformedResultError, OverlongPromptError
+from rollouts.errors import OverlongPromptError
 
 RENDERING = "rendering images"
 GENERATE_PATH = "/inference/v1/generate"
@@ -36,13 +36,6 @@ SAMPLED_TOKENS = 16
 _DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
 # The largest difference between log-probabilities of equal computations whose additions are in another order, by dtype.
 _TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
-
-
-class SampledTokens(NamedTuple):
-    """Sampled ids int32 (n,) and their log-probabilities float32 (n,)."""
-
-    token_ids: np.ndarray
-    logprobs: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +107,8 @@ class Target:
             placeholder_token_ids=rendered.placeholder_token_ids,
         )
 
-    async def sample(self, rendered: RenderedTokens, *, engine: Engine | None = None, **sampling: Any) -> SampledTokens:
-        result = await (engine or self.engine).generate(self.request(rendered, **sampling))
-        completion = result.completions[0]
-        return SampledTokens(completion.token_ids, completion.logprobs)
+    async def sample(self, rendered: RenderedTokens, *, engine: Engine | None = None, **sampling: Any) -> Completion:
+        return (await (engine or self.engine).generate(self.request(rendered, **sampling))).completions[0]
 
     # Requests that the engine never sends by itself.
 
@@ -132,9 +123,8 @@ class Target:
         if len(prompt.token_ids) >= self.capabilities.max_model_len:
             raise OverlongPromptError(RENDERING, len(prompt.token_ids), self.capabilities.max_model_len)
         policy = self.renderer.processors["image"].policy
-        media = prompt.multi_modal_data or MultiModalData()
-        files = [image_file(item.source, policy) for item, _ in media.items_with_ranges()]
-        urls = [f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}" for file in files]
+        files = [image_file(item.source, policy) for item, _ in images_of(prompt)]
+        urls = [b"".join(file.data_url()).decode() for file in files]
         (message,) = image_messages()
         content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), *message["content"]]
         body = {
@@ -165,15 +155,6 @@ class Target:
         return (await self.connection.request("GET", "/health", name="asking for its health")).status
 
 
-def max_logprob_difference(first: SampledTokens, second: SampledTokens) -> float:
-    """The largest difference of log-probabilities, up to and including the first token that differs."""
-    count = min(len(first.token_ids), len(second.token_ids))
-    differing = np.flatnonzero(first.token_ids[:count] != second.token_ids[:count])
-    if len(differing):
-        count = int(differing[0]) + 1
-    return float(np.abs(first.logprobs[:count] - second.logprobs[:count]).max())
-
-
 def image_messages(*images: np.ndarray) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
@@ -184,19 +165,17 @@ def fresh_image(height: int = 128, width: int = 192) -> np.ndarray:
     return np.random.default_rng().integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def sampled_tokens(response: HttpResponse, name: str) -> SampledTokens:
-    """The first completion of a response of the server; `name` names the request in errors."""
+def images_of(rendered: RenderedTokens) -> list[tuple[MediaItem, PlaceholderRange]]:
+    return (rendered.multi_modal_data or MultiModalData()).items_with_ranges()
+
+
+def completion_of(response: HttpResponse, rendered: RenderedTokens, name: str) -> Completion:
+    """The completion in a response of the server to a prompt; `name` names the request in errors."""
     if response.status != 200:
         raise response_error(name, response, name)
-    try:
-        choice = response.json()["choices"][0]
-        token_ids = np.array(choice["token_ids"], dtype=np.int32)
-        logprobs = np.array([token["logprob"] for token in choice["logprobs"]["content"]], dtype=np.float32)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise MalformedResultError(name, f"a response without log-probabilities: {error!r}") from error
-    if len(token_ids) != len(logprobs) or not len(token_ids):
-        raise MalformedResultError(name, f"{len(token_ids)} tokens came with {len(logprobs)} log-probabilities")
-    return SampledTokens(token_ids, logprobs)
+    generation = Generation(name, 1)
+    generation.add_response(response.body)
+    return generation.completions(len(rendered.token_ids), "")[0]
 
 
 async def weights_dtype(connection: ServerConnection, directory: Path) -> tuple[str, str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rollouts.cli.errors import ExportError
-from rollouts.cli.media.inventory import Inventory, read_inventory
+from rollouts.cli.media.inventory import Inventory, open_inventory
 from rollouts.terminal.text import exit_with_error, print_error, print_line
 
 media_commands = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -36,7 +35,7 @@ def ls(
     """
     from rollouts.cli.media.listing import media_as_json, print_media
 
-    with closing(read_inventory(target)) as inventory:
+    with open_inventory(target) as inventory:
         if as_json:
             sys.stdout.write(json.dumps(media_as_json(inventory)) + "\n")
         elif inventory.media:
@@ -54,7 +53,7 @@ def verify(target: Target) -> None:
     """Compare every medium with its digest and decode it. Exits with 1 and names the failures, if there are any."""
     from rollouts.cli.media.verification import find_problem
 
-    with closing(read_inventory(target)) as inventory:
+    with open_inventory(target) as inventory:
         failed = len(inventory.problems)
         for unreadable in inventory.problems:
             print_line(unreadable)
@@ -79,7 +78,7 @@ def export(
     """Write each medium once to a file of its own; pixels that were never in a file become a PNG of the same pixels."""
     from rollouts.cli.media.export import export_medium
 
-    with closing(read_inventory(target)) as inventory:
+    with open_inventory(target) as inventory:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import math
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
-from renderers.errors import MediaDigestError
+from renderers import MediaSource
+from renderers.errors import MediaDigestError, MediaError
+from renderers.media.decoding import FORMATS, to_rgb
+from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_to_image
+from renderers.media.raw_video import is_raw_video, raw_video_frames
 from rollouts.cli.media.description import Description, describe
 from rollouts.cli.media.inventory import Inventory, Medium
-from rollouts.cli.media.thumbnail import thumbnail
 
 MAX_THUMBNAILS = 400
 _SIDE = 144
@@ -34,21 +38,18 @@ def contact_sheet(inventory: Inventory, title: str, max_thumbnails: int = MAX_TH
     across, down = _SIDE + _MARGIN, _SIDE + _CAPTION + _MARGIN
     sheet = Image.new("RGB", (_MARGIN + columns * across, _TITLE + _MARGIN + rows * down), _BACKGROUND)
     draw = ImageDraw.Draw(sheet)
-    draw.text((_MARGIN, 8), _shortened(draw, _title(inventory, title, len(media)), sheet.width - 2 * _MARGIN), _TEXT)
+    count = len(inventory.media)
+    more = f"; the first {len(media)} are shown, {count - len(media)} more are not" if len(media) < count else ""
+    heading = f"{count} media, {inventory.nbytes:,} bytes{more}: {title}"
+    draw.text((_MARGIN, 8), _shortened(draw, heading, sheet.width - 2 * _MARGIN), _TEXT)
     for place, medium in enumerate(media):
         row, column = divmod(place, columns)
         _draw_tile(sheet, draw, _MARGIN + column * across, _TITLE + _MARGIN + row * down, place + 1, medium)
     return sheet
 
 
-def _title(inventory: Inventory, title: str, thumbnails: int) -> str:
-    count = len(inventory.media)
-    more = f"; the first {thumbnails} are shown, {count - thumbnails} more are not" if thumbnails < count else ""
-    return f"{count} media, {inventory.nbytes:,} bytes{more}: {title}"
-
-
 def _draw_tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: int, number: int, medium: Medium) -> None:
-    described, image, reason = _thumbnail(medium)
+    described, image, reason = _described_thumbnail(medium)
     if image is None:
         draw.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _PLACEHOLDER, _FRAME)
         draw.multiline_text((left + _SIDE / 2, top + _SIDE / 2), reason, _SECONDARY_TEXT, anchor="mm", align="center")
@@ -57,14 +58,17 @@ def _draw_tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: in
         draw.rectangle((at[0] - 1, at[1] - 1, at[0] + image.width, at[1] + image.height), None, _FRAME)
         sheet.paste(image, at)
     if described is not None and described.is_video:
-        _draw_play_symbol(draw, left + 6, top + 6)
-    kind = "" if described is None else described.format + ("" if described.width is None else f" {described.size}")
+        draw.rectangle((left + 6, top + 6, left + 25, top + 21), _TEXT)
+        draw.polygon(((left + 13, top + 9), (left + 13, top + 18), (left + 20, top + 13.5)), _BACKGROUND)
+    kind = "" if described is None else described.format
+    if described is not None and described.width is not None:
+        kind += f" {described.width}x{described.height}"
     below = top + _SIDE + 3
     draw.text((left, below), _shortened(draw, f"#{number}  {medium.digest[:16]}", _SIDE), _TEXT)
     draw.text((left, below + _LINE), _shortened(draw, kind, _SIDE), _SECONDARY_TEXT)
 
 
-def _thumbnail(medium: Medium) -> tuple[Description | None, Image.Image | None, str]:
+def _described_thumbnail(medium: Medium) -> tuple[Description | None, Image.Image | None, str]:
     """Its description, its thumbnail, and the reason to show where there is no thumbnail."""
     try:
         source = medium.read()
@@ -74,22 +78,27 @@ def _thumbnail(medium: Medium) -> tuple[Description | None, Image.Image | None, 
         return None, None, "unreadable"
     except MediaDigestError:
         return None, None, "damaged"
-    reason = f"{described.format}\nvideo" if described.is_video else f"{described.format}\nnot decodable"
-    image = thumbnail(source, _SIDE)
-    return described, image and _enlarged(image), reason
+    image = thumbnail(source)
+    if image is not None and (factor := _SIDE // max(image.size)) > 1:  # each pixel of a small image becomes a square
+        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    return described, image, f"{described.format}\n{'video' if described.is_video else 'not decodable'}"
 
 
-def _enlarged(image: Image.Image) -> Image.Image:
-    """A small image with each pixel enlarged to a square."""
-    factor = _SIDE // max(image.size)
-    if factor < 2:
-        return image
-    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-
-
-def _draw_play_symbol(draw: ImageDraw.ImageDraw, left: int, top: int) -> None:
-    draw.rectangle((left, top, left + 19, top + 15), _TEXT)
-    draw.polygon(((left + 7, top + 3), (left + 7, top + 12), (left + 14, top + 7.5)), _BACKGROUND)
+def thumbnail(source: MediaSource) -> Image.Image | None:
+    """RGB, rotated as EXIF data say; of a video the first frame. None if Pillow cannot read the medium."""
+    try:
+        if is_raw_video(source.data):
+            image = Image.fromarray(raw_video_frames(source.data)[0][0])
+        elif is_raw(source.data):
+            image = to_rgb(raw_to_image(source.data))
+        else:
+            with Image.open(io.BytesIO(source.data), formats=FORMATS) as file:
+                file.draft("RGB", (2 * _SIDE, 2 * _SIDE))  # a JPEG is decoded at a fraction of its size
+                image = to_rgb(ImageOps.exif_transpose(file))
+        image.thumbnail((_SIDE, _SIDE))
+    except (MediaError, Image.DecompressionBombError, *PILLOW_ERRORS):
+        return None
+    return image
 
 
 def _shortened(draw: ImageDraw.ImageDraw, text: str, width: int) -> str:

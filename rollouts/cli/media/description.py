@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 from PIL import Image
 
-from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaError
-from renderers.media.decoding import FORMATS, decode_image
+from renderers.media.decoding import FORMATS
 from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_size
 from renderers.media.raw_video import is_raw_video, raw_video_size
 from renderers.media.sniffing import sniff
-from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
 from rollouts.cli.media.inventory import Medium
 
-# The media passed the policy of the program that stored them; these limits only protect this machine.
-PERMISSIVE = MediaPolicy(
-    max_bytes=2**40,
-    max_pixels=2**28,
-    max_frames=2**20,
-    max_aspect_ratio=float("inf"),
-    max_video_pixels=2**40,
-    timeout=600,
-)
 _HEAD = 1024
 _VIDEO_NAMES = {"quicktime": "mov", "x-matroska": "mkv", "x-msvideo": "avi", "mp2t": "ts", "x-ms-asf": "asf"}
 _SUFFIXES = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2", "unknown": "bin"}
@@ -37,10 +25,6 @@ class Description(NamedTuple):
     width: int | None
     height: int | None
     is_video: bool
-
-    @property
-    def size(self) -> str:
-        return "-" if self.width is None else f"{self.width}x{self.height}"
 
     @property
     def suffix(self) -> str:
@@ -60,30 +44,13 @@ def describe(medium: Medium) -> Description:
         if kind == "video":
             return Description(_VIDEO_NAMES.get(name, name.removeprefix("x-")), None, None, is_video=True)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                with Image.open(file, formats=FORMATS) as image:
-                    name = (image.format or name or "unknown").lower()
-                    # An MPO is a photo followed by a preview, not an animation.
-                    animated = name != "mpo" and bool(getattr(image, "is_animated", False))
-                    return Description(name, image.width, image.height, is_video=animated)
+            with Image.open(file, formats=FORMATS) as image:
+                name = (image.format or name or "unknown").lower()
+                # An MPO is a photo followed by a preview, not an animation.
+                animated = name != "mpo" and bool(getattr(image, "is_animated", False))
+                return Description(name, image.width, image.height, is_video=animated)
         except (Image.DecompressionBombError, *PILLOW_ERRORS):
             return Description(name or "unknown", None, None, is_video=False)
-
-
-def check_decodes(source: MediaSource, described: Description) -> None:
-    """Decode all of it, every frame of a video. Raises `MediaError`."""
-    if described.is_video:
-        sample_video(source, PERMISSIVE, _every_frame)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            decode_image(source, PERMISSIVE)
-
-
-def _every_frame(info: VideoInfo) -> FramePlan:
-    """A plan that decodes all frames and keeps one pixel of each."""
-    return FramePlan(range(info.frames), lambda planes: planes[:, :1, :1].copy())
 
 
 def _describe_raw(data: bytes) -> Description:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
+
+from PIL import Image
 
 from renderers import MediaSource
 from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
 from rollouts.cli.errors import CommandFileError
-from rollouts.cli.trajectory_file.episodes import UnreadableRecord, open_reader, read_episodes
+from rollouts.cli.trajectory_file.episodes import open_reader, read_episodes
 from rollouts.trajectory.pixel_forms import AbsentSource
 from transport import RecordReader, TransportError
 
@@ -54,33 +59,31 @@ class Inventory:
     """`media` in the order of digests for a store, of first use for trajectories.
 
     `problems` names what cannot be read: records with a wrong checksum, files that are not named by a digest.
-    `references` is None for a store. Media of a record file are readable until `close`.
+    `references` is None for a store.
     """
 
     media: list[Medium]
     problems: list[str]
     references: int | None = None
-    reader: RecordReader | None = None
-
-    def close(self) -> None:
-        """Close the record file."""
-        if self.reader is not None:
-            self.reader.close()
 
     @property
     def nbytes(self) -> int:
         return sum(medium.nbytes for medium in self.media)
 
 
-def read_inventory(target: Path) -> Inventory:
-    """List what a store directory or a record file holds, without reading the media of a store.
+@contextmanager
+def open_inventory(target: Path) -> Iterator[Inventory]:
+    """List what a store directory or a record file holds; the media of a record file are readable in the block.
 
-    Raises `CommandFileError` if it is neither.
+    Raises `CommandFileError` if it is neither, and `OSError`.
     """
-    try:
-        return _of_store(target) if target.is_dir() else _of_records(target)
-    except OSError as error:
-        raise CommandFileError(target, f"cannot be read: {error.strerror or error}") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        if target.is_dir():
+            yield _of_store(target)
+        else:
+            with open_reader(target, "neither a media store nor a trajectory file") as reader:
+                yield _of_episodes(reader)
 
 
 def _of_store(directory: Path) -> Inventory:
@@ -102,32 +105,20 @@ def _of_store(directory: Path) -> Inventory:
     return Inventory(media, problems)
 
 
-def _of_records(path: Path) -> Inventory:
-    reader = open_reader(path, "neither a media store nor a trajectory file")
-    try:
-        return _of_episodes(reader)
-    except BaseException:
-        reader.close()
-        raise
-
-
 def _of_episodes(reader: RecordReader) -> Inventory:
     media: dict[str, Medium] = {}
     references = 0
-    problems: dict[str, None] = {}
-    for found in read_episodes(reader):
-        if isinstance(found, UnreadableRecord):
-            problems[found.reason] = None
-            continue
-        for reference in found.trajectory.all_media():
+    problems: list[str] = []
+    for episode in read_episodes(reader, problems):
+        for reference in episode.trajectory.all_media():
             source = reference.source
             if isinstance(source, AbsentSource):
-                problems[f"{source.digest}: its bytes are not in this file"] = None
+                problems.append(f"{source.digest}: its bytes are not in this file")
                 continue
             medium = media.setdefault(source.digest, Medium(source.digest, source.nbytes, reader=reader))
             medium.uses += 1
-            medium.episodes[found.trajectory.episode_id] = None
+            medium.episodes[episode.trajectory.episode_id] = None
             references += 1
     if reader.truncated_bytes:
-        problems[f"{reader.truncated_bytes} bytes at the end are an incomplete record"] = None
-    return Inventory(list(media.values()), list(problems), references, reader)
+        problems.append(f"{reader.truncated_bytes} bytes at the end are an incomplete record")
+    return Inventory(list(media.values()), list(dict.fromkeys(problems)), references)

@@ -5,12 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from rollouts.cli.media.description import Description, describe
-from rollouts.cli.media.inventory import Inventory, Medium
+from rollouts.cli.media.inventory import Inventory
 from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import printable_line
 
 _DIGITS = 16
 _EPISODES = 3
+
+
+def media_as_json(inventory: Inventory) -> list[dict[str, Any]]:
+    """Plain data, one object a medium; `uses` and `episodes` only for trajectories."""
+    listed = []
+    for medium in inventory.media:
+        try:
+            described = describe(medium)
+        except OSError:
+            described = Description("unreadable", None, None, is_video=False)
+        entry = {
+            "digest": medium.digest,
+            "type": described.format,
+            "video": described.is_video,
+            "width": described.width,
+            "height": described.height,
+            "bytes": medium.nbytes,
+        }
+        if inventory.references is not None:
+            entry |= {"uses": medium.uses, "episodes": list(medium.episodes)}
+        listed.append(entry)
+    return listed
 
 
 def print_media(inventory: Inventory) -> None:
@@ -27,47 +49,13 @@ def print_media(inventory: Inventory) -> None:
             Column("episodes", min_width=16, drop_order=1),
         ]
     rows = []
-    for medium in inventory.media:
-        described = _described(medium)
-        row = [medium.digest[:_DIGITS], _type(described), described.size, f"{medium.nbytes:,}"]
+    for entry in media_as_json(inventory):
+        kind = f"{entry['type']} video" if entry["video"] and not entry["type"].endswith("video") else entry["type"]
+        size = "-" if entry["width"] is None else f"{entry['width']}x{entry['height']}"
+        row = [entry["digest"][:_DIGITS], kind, size, f"{entry['bytes']:,}"]
         if inventory.references is not None:
-            row += [f"{medium.uses:,}", _episodes(medium)]
+            names = ", ".join(map(printable_line, entry["episodes"][:_EPISODES]))
+            more = len(entry["episodes"]) - _EPISODES
+            row += [f"{entry['uses']:,}", f"{names} and {more} more" if more > 0 else names]
         rows.append(row)
     print_table(columns, rows)
-
-
-def media_as_json(inventory: Inventory) -> list[dict[str, Any]]:
-    """Plain data, one object a medium; `uses` and `episodes` only for trajectories."""
-    listed = []
-    for medium in inventory.media:
-        described = _described(medium)
-        entry = {
-            "digest": medium.digest,
-            "type": described.format,
-            "video": described.is_video,
-            "width": described.width,
-            "height": described.height,
-            "bytes": medium.nbytes,
-        }
-        if inventory.references is not None:
-            entry |= {"uses": medium.uses, "episodes": list(medium.episodes)}
-        listed.append(entry)
-    return listed
-
-
-def _described(medium: Medium) -> Description:
-    try:
-        return describe(medium)
-    except OSError:
-        return Description("unreadable", None, None, is_video=False)
-
-
-def _type(described: Description) -> str:
-    named = not described.is_video or described.format.endswith("video")
-    return described.format if named else f"{described.format} video"
-
-
-def _episodes(medium: Medium) -> str:
-    names = [printable_line(name) for name in list(medium.episodes)[:_EPISODES]]
-    more = len(medium.episodes) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")

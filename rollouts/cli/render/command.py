@@ -13,8 +13,7 @@ from rich.text import Text
 
 from renderers import load_renderer
 from rollouts.cli.render.conversation_file import read_conversation, read_tools
-from rollouts.cli.render.token_cells import token_cells
-from rollouts.cli.render.token_json import tokens_as_json
+from rollouts.cli.render.token_cells import token_cells, tokens_as_json
 from rollouts.cli.render.token_view import By, View, legend, print_counts, token_lines
 from rollouts.terminal.text import printable
 

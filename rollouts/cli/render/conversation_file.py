@@ -58,14 +58,9 @@ def _read(path: Path, line: int | None = None) -> str:
     try:
         with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as file:
             text = file.read() if line is None else next(islice(file, line - 1, None), None)
-    except OSError as error:
-        raise CommandFileError(path, f"cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise CommandFileError(
-            path, "is not UTF-8 text" + (f", at byte {error.start}" if line is None else "")
-        ) from error
-    except ValueError as error:
-        raise CommandFileError(path, f"not a valid file name: {error}") from error
+        place = f", at byte {error.start}" if line is None else ""
+        raise CommandFileError(path, f"is not UTF-8 text{place}") from error
     if text is None:
         raise CommandFileError(path, f"has no row {(line or 0) - 1}; rows count from 0")
     return text if line is None else text.rstrip()

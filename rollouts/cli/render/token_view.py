@@ -167,13 +167,10 @@ def _add_cell(lines: list[Text], cell: TokenCell, style: str, view: View) -> Non
     if view.ids:
         # The id of a token that ends in a line break stands on the line that the token ends.
         target = lines[-1] if rest or not ended_lines else lines[-2]
-        target.append(f"⟨{_ids_of(cell)}⟩", "dim" if view.colours else "")
-
-
-def _ids_of(cell: TokenCell) -> str:
-    if cell.image is not None:
-        return f"{cell.token_ids[0]} x{len(cell.token_ids)}"
-    return " ".join(map(str, cell.token_ids))
+        ids = " ".join(map(str, cell.token_ids))
+        if cell.image is not None:
+            ids = f"{cell.token_ids[0]} x{len(cell.token_ids)}"
+        target.append(f"⟨{ids}⟩", "dim" if view.colours else "")
 
 
 def _with_margin(line: Text, margin: str, width: int | None) -> Iterator[Text]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from rollouts.cli.traj.listing import describe_episode, ending, print_episodes
+from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.new_file import new_file
-from rollouts.cli.traj.tree import tree_lines
-from rollouts.cli.traj.verification import Verification
-from rollouts.cli.trajectory_file.episodes import Episode, UnreadableRecord, open_reader, read_episodes
+from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
+from rollouts.cli.trajectory_file.episodes import Episode, open_reader, read_episodes
+from rollouts.error_texts import quoted
 from rollouts.terminal.text import exit_with_error, print_error, print_line, printable_line
+from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.step_lists import is_step_source
 from transport import RecordReader
 from transport.records.file_lock import locked
 from transport.records.rewriting import merge_record_files, repair_record_file
@@ -24,6 +27,7 @@ from transport.records.rewriting import merge_record_files, repair_record_file
 traj_commands = typer.Typer(no_args_is_help=True, add_completion=False)
 
 File = Annotated[Path, typer.Argument(help="A trajectory file (.mmr).")]
+T = TypeVar("T")
 
 
 @traj_commands.callback()
@@ -41,7 +45,7 @@ def ls(
     """
     problems: list[str] = []
     with open_reader(file) as reader:
-        described = [describe_episode(episode) for episode in _valid_episodes(reader, problems)]
+        described = [describe_episode(episode) for episode in _printable_episodes(reader, problems)]
     if as_json:
         sys.stdout.write(json.dumps(described) + "\n")
     elif described:
@@ -61,12 +65,13 @@ def show(
     ids: Annotated[bool, typer.Option("--ids", help="Show each node's token ids.")] = False,
 ) -> None:
     """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text."""
+    problems: list[str] = []
     with open_reader(file) as reader:
-        unreadable: list[str] = []
-        found = _find_episode(reader, episode, unreadable)
+        found = _find_episode(reader, episode, problems)
         if found is None:
-            reasons = "".join(f"; {reason}" for reason in unreadable[:1])
-            exit_with_error(f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them{reasons}")
+            exit_with_error(
+                "; ".join([f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them", *problems[:1]])
+            )
         if found.violation is not None:
             exit_with_error(f"{found.name}: {found.violation}")
         described = describe_episode(found)
@@ -90,39 +95,47 @@ def export(
     parquet: Annotated[Path | None, typer.Option(help="Write a table of one row a node to this new file.")] = None,
 ) -> None:
     """Write the episodes as JSON lines or Parquet, and each image once, by digest, into OUT-media/ beside OUT."""
-    from rollouts.cli.traj.jsonl import write_jsonl
+    from rollouts.cli.traj.jsonl import json_line, write_jsonl
     from rollouts.cli.traj.media_files import MediaFiles
-    from rollouts.cli.traj.parquet import write_parquet
+    from rollouts.cli.traj.parquet import node_rows, write_parquet
 
     if jsonl is None and parquet is None:
         exit_with_error("no output file given: pass --jsonl OUT, --parquet OUT, or both")
-    failed = False
+    all_problems: list[str] = []
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
-        files = MediaFiles(out.parent / f"{out.stem}-media")
+        files = MediaFiles(out.parent / f"{out.stem}-media", problems)
         with open_reader(file) as reader, new_file(out) as path:
-            episodes = _valid_episodes(reader, problems)
-            write = write_jsonl if out is jsonl else write_parquet
-            written = write(episodes, path, files, problems)
+            episodes = _printable_episodes(reader, problems)
+            if out is jsonl:
+                written = write_jsonl(_converted(episodes, partial(json_line, files=files), problems), path)
+            else:
+                written = write_parquet(_converted(episodes, partial(node_rows, files=files), problems), path)
         print_line(f"{written} episodes in {out}, {len(files)} media")
-        for problem in (*problems, *files.failures):
+        for problem in problems:
             print_error(f"not exported: {problem}")
-            failed = True
-    if failed:
+        all_problems += problems
+    if all_problems:
         raise typer.Exit(1)
 
 
 @traj_commands.command()
 def verify(file: File) -> None:
     """Check every record, every digest and every tree. Exits with 1 and names the failures, if there are any."""
-    verification = Verification(file)
-    failures = 0
-    for failure in verification.failures():
-        print_line(failure)
-        failures += 1
-    counts = f"{verification.records} records, {verification.episodes} episodes, {len(verification.media)} media"
-    if failures:
-        print_line(f"{failures} failed, {counts} checked; `rollouts traj repair` keeps the complete records")
+    problems: list[str] = []
+    media: set[str] = set()
+    episodes = 0
+    with open_reader(file) as reader:
+        for episode in read_episodes(reader, problems):
+            episodes += 1
+            problems += _violations(episode, media)
+        if reader.truncated_bytes:
+            problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
+        counts = f"{len(reader)} records, {episodes} episodes, {len(media)} media"
+    for problem in problems:
+        print_line(problem)
+    if problems:
+        print_line(f"{len(problems)} failed, {counts} checked; `rollouts traj repair` keeps the complete records")
         raise typer.Exit(1)
     print_line(f"{counts}: every checksum, digest and tree is correct")
 
@@ -152,25 +165,47 @@ def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")])
     )
 
 
-def _valid_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
+def _printable_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
     """The episodes that can be printed; the reasons for all others are appended to `problems`."""
-    for found in read_episodes(reader):
-        if isinstance(found, UnreadableRecord):
-            problems.append(found.reason)
-        elif found.violation is not None:
-            problems.append(f"{found.name}: {found.violation}")
+    for episode in read_episodes(reader, problems):
+        if episode.violation is None:
+            yield episode
         else:
-            yield found
+            problems.append(f"{episode.name}: {episode.violation}")
 
 
-def _find_episode(reader: RecordReader, name: str, unreadable: list[str]) -> Episode | None:
-    """The episode with this id, else with this number. The reasons of unreadable records go to `unreadable`."""
+def _find_episode(reader: RecordReader, name: str, problems: list[str]) -> Episode | None:
+    """The episode with this id, else with this number."""
     by_number = None
-    for found in read_episodes(reader):
-        if isinstance(found, UnreadableRecord):
-            unreadable.append(found.reason)
-        elif found.trajectory.episode_id == name:
-            return found
-        elif str(found.number) == name:
-            by_number = found
+    for episode in read_episodes(reader, problems):
+        if episode.trajectory.episode_id == name:
+            return episode
+        if str(episode.number) == name:
+            by_number = episode
     return by_number
+
+
+def _converted(episodes: Iterator[Episode], convert: Callable[[Episode], T], problems: list[str]) -> Iterator[T]:
+    """Each episode, converted; `problems` gets a line for each that has a value without a JSON form."""
+    for episode in episodes:
+        try:
+            yield convert(episode)
+        except NoJsonFormError as error:
+            problems.append(f"{episode.name}: {error}")
+
+
+def _violations(episode: Episode, media: set[str]) -> Iterator[str]:
+    """The violations of one episode; the digests of its media are added to `media`."""
+    if episode.violation is not None:
+        yield f"{episode.name}: {episode.violation}"
+        return
+    for reference in episode.trajectory.all_media():
+        source = reference.source
+        if isinstance(source, AbsentSource):
+            continue
+        media.add(source.digest)
+        if reference.mm_hash.partition("-")[0] != source.digest and not is_step_source(source):
+            yield (
+                f"{episode.name}: {reference.modality} {quoted(reference.mm_hash)} has the source {source.digest}, and "
+                "its name begins with another digest"
+            )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.media_files import MediaFiles
 from rollouts.cli.traj.plain import plain, short_float
 from rollouts.cli.trajectory_file.episodes import Episode
@@ -15,21 +14,12 @@ from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Turn
 
 
-def write_jsonl(episodes: Iterable[Episode], path: Path, files: MediaFiles, problems: list[str]) -> int:
-    """Write the episodes to the new file `path`, a line each; returns their number.
-
-    `problems` gets a line for each episode that was left out because a value cannot be written as JSON. Raises
-    `OSError`.
-    """
+def write_jsonl(lines: Iterable[str], path: Path) -> int:
+    """Write the lines of episodes to the new file `path`; returns their number. Raises `OSError`."""
     written = 0
-    with path.open("w", encoding="ascii") as lines:
-        for episode in episodes:
-            try:
-                line = json_line(episode, files)
-            except NoJsonFormError as error:
-                problems.append(f"{episode.name}: {error}")
-                continue
-            lines.write(line)
+    with path.open("w", encoding="ascii") as file:
+        for line in lines:
+            file.write(line)
             written += 1
     return written
 
@@ -55,21 +45,6 @@ def json_line(episode: Episode, files: MediaFiles) -> str:
     return json.dumps(entry, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def media_entries(node: TokenNode, files: MediaFiles) -> Iterator[dict[str, Any]]:
-    """The media of a node; offsets count from the node's first token."""
-    for reference in node.media:
-        runs = reference.placeholder.embed_runs
-        yield {
-            "modality": reference.modality,
-            "mm_hash": reference.mm_hash,
-            "digest": reference.source.digest,
-            "file": files.file_of(reference),
-            "offset": reference.placeholder.offset,
-            "length": reference.placeholder.length,
-            "embed_runs": None if runs is None else [list(run) for run in runs],
-        }
-
-
 def _node(node: TokenNode, files: MediaFiles) -> dict[str, Any]:
     return {
         "parent": node.parent,
@@ -78,7 +53,7 @@ def _node(node: TokenNode, files: MediaFiles) -> dict[str, Any]:
         "content": None if node.content is None else node.content.astype(int).tolist(),
         "logprobs": [short_float(value) for value in node.logprobs],
         "weight_spans": [[span.version, span.start, span.end] for span in node.weight_spans],
-        "media": list(media_entries(node, files)),
+        "media": files.entries(node),
         "messages": plain(node.messages),
         "extras": plain(node.extras),
     }

@@ -7,13 +7,11 @@ not show which tokens are trained twice. A branch is the rows from a node along 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollouts.cli.errors import NoJsonFormError
-from rollouts.cli.traj.jsonl import media_entries
 from rollouts.cli.traj.media_files import MediaFiles
 from rollouts.cli.traj.plain import plain
 from rollouts.cli.trajectory_file.episodes import Episode
@@ -26,16 +24,13 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 1024
 
 
-def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, problems: list[str]) -> int:
-    """Write the nodes of the episodes to the new file `path`; returns the number of episodes.
+def write_parquet(episodes: Iterable[list[dict[str, Any]]], path: Path) -> int:
+    """Write the `node_rows` of episodes to the new file `path`; returns the number of episodes.
 
-    Columns: `number` (of the episode in its file), `episode_id`, `group_id`, `seed`, `episode_reward`, `done`,
-    `truncated`, `error`, `provenance` (JSON); `node`, `parent` (-1 at a root), `token_ids` list<int32>, `sampled` and
-    `content` list<bool>, `logprobs` list<float> (sampled tokens only), `weight_spans`, `media` (offsets count from the
-    node's first token), `messages` (JSON), `extras` (each an array as bytes, with its name, dtype and shape); for a
-    node that is a completion `turn`, `finish_reason`, `reward`, and `message` and `info` as JSON, else null. An episode
-    without nodes has no row. `problems` gets a line for each episode that was left out because a value
-    cannot be written as JSON. Raises `MissingExtraError`, `OSError`.
+    `_schema` has the columns and their types. `number` counts the episodes of the file, `parent` is -1 at a root,
+    `logprobs` has the sampled tokens only, offsets of `media` count from the node's first token; `provenance`,
+    `messages`, `message` and `info` are JSON. The columns from `turn` on are null for a node that is no completion. An
+    episode without nodes has no row. Raises `MissingExtraError`, `OSError`.
     """
     try:
         import pyarrow
@@ -46,12 +41,8 @@ def write_parquet(episodes: Iterable[Episode], path: Path, files: MediaFiles, pr
     written = 0
     rows: list[dict[str, Any]] = []
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for episode in episodes:
-            try:
-                rows += list(_rows(episode, files))  # all of them or none
-            except NoJsonFormError as error:
-                problems.append(f"{episode.name}: {error}")
-                continue
+        for nodes in episodes:
+            rows += nodes
             written += 1
             if len(rows) >= _ROWS_AT_ONCE:
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema))
@@ -98,7 +89,9 @@ def _schema(pyarrow: Any) -> Any:
     )
 
 
-def _rows(episode: Episode, files: MediaFiles) -> Iterator[dict[str, Any]]:
+def node_rows(episode: Episode, files: MediaFiles) -> list[dict[str, Any]]:
+    """The rows of one episode. Raises `NoJsonFormError`."""
+    rows = []
     trajectory = episode.trajectory
     turns = {turn.node: (number, turn) for number, turn in enumerate(trajectory.turns)}
     shared = {
@@ -123,7 +116,7 @@ def _rows(episode: Episode, files: MediaFiles) -> Iterator[dict[str, Any]]:
             "weight_spans": [
                 {"version": str(span.version), "start": span.start, "end": span.end} for span in node.weight_spans
             ],
-            "media": list(media_entries(node, files)),
+            "media": files.entries(node),
             "messages": _json(node.messages),
             "extras": [
                 {"name": name, "dtype": array.dtype.str, "shape": array.shape, "data": bytes(array_bytes(array))}
@@ -139,7 +132,8 @@ def _rows(episode: Episode, files: MediaFiles) -> Iterator[dict[str, Any]]:
                 "message": _json(turn.message),
                 "info": _json(turn.info),
             }
-        yield row
+        rows.append(row)
+    return rows
 
 
 def _json(value: Any) -> str:

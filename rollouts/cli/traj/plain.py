@@ -76,15 +76,10 @@ def short_float(value: float | np.floating[Any]) -> float | None:
 
 
 def _mapping(value: Mapping[Any, Any]) -> Any:
-    named = {key if isinstance(key, str) else _key(key): one for key, one in value.items()}
+    named = {key if isinstance(key, str) else str(plain(key)): one for key, one in value.items()}
     if len(named) < len(value):
         return [[plain(key), plain(one)] for key, one in value.items()]
     return {key: plain(one) for key, one in named.items()}
-
-
-def _key(key: Any) -> str:
-    key = plain(key)
-    return key if isinstance(key, str) else str(key)
 
 
 def _scalar(value: np.generic) -> Any:

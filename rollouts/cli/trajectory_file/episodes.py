@@ -31,44 +31,38 @@ class Episode:
         return f"record {self.record}, episode {quoted(self.trajectory.episode_id)}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableRecord:
-    """A record, or a part of one, that holds no episode. `reason` names the record."""
+def read_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
+    """Every episode in order; one record holds one, or a list of them.
 
-    reason: str
-
-
-def read_episodes(reader: RecordReader) -> Iterator[Episode | UnreadableRecord]:
-    """Every episode in order; one record holds one, or a list of them."""
+    `problems` gets a line for each record, or part of one, that holds no episode.
+    """
     number = 0
     for record in range(len(reader)):
         try:
             held = reader[record]
         except TransportError as error:
-            yield UnreadableRecord(f"record {record}: {error}")
+            problems.append(f"record {record}: {error}")
             continue
-        found = list(members(held))
+        found = list(_members(held))
         if not found:
-            yield UnreadableRecord(f"record {record}: it holds a {type(held).__name__} and no episode")
+            problems.append(f"record {record}: it holds a {type(held).__name__} and no episode")
         for member in found:
             if isinstance(member, Trajectory):
                 yield Episode(number, record, member, _unbounded_value(member))
                 number += 1
             else:
-                yield UnreadableRecord(f"record {record}: it holds a {type(member).__name__} among its episodes")
+                problems.append(f"record {record}: it holds a {type(member).__name__} among its episodes")
 
 
 def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:
-    """Open a record file. Raises `CommandFileError` if `path` is none; `problem` begins its text."""
+    """Open a record file. Raises `OSError`, and `CommandFileError`, which begins with `problem`, for other files."""
     try:
         return RecordReader(path)
-    except OSError as error:
-        raise CommandFileError(path, f"cannot be read: {error.strerror or error}") from error
     except TransportError as error:
         raise CommandFileError(path, f"{problem}: {error}") from error
 
 
-def members(held: object) -> Iterator[object]:
+def _members(held: object) -> Iterator[object]:
     """What a record holds: a group is a list of episodes, at any depth; what came over a connection may be packed.
 
     A list that occurs several times in a record is read once: a small record can hold exponentially many paths to it.
@@ -88,12 +82,12 @@ def members(held: object) -> Iterator[object]:
 
 def _unbounded_value(trajectory: Trajectory) -> str | None:
     """The first value of an episode that is too large or too deep to be printed or exported."""
-    parts: list[tuple[str, object]] = [("metrics or provenance", (trajectory.metrics, trajectory.provenance))]
+    parts: dict[str, object] = {"metrics or provenance": (trajectory.metrics, trajectory.provenance)}
     for index, node in enumerate(trajectory.nodes):
-        parts.append((f"node {index}: messages or extras", (node.messages, dict(node.extras))))
+        parts[f"node {index}: messages or extras"] = node.messages, dict(node.extras)
     for index, turn in enumerate(trajectory.turns):
-        parts.append((f"turn {index}: message or info", (turn.message, turn.info)))
-    for name, value in parts:
+        parts[f"turn {index}: message or info"] = turn.message, turn.info
+    for name, value in parts.items():
         if (reason := limit_violation(value)) is not None:
             return f"{name} hold {reason}"
     return None

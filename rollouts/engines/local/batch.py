@@ -16,14 +16,10 @@ from rollouts.engines.protocol import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
-    SamplingParams,
     WeightSpan,
 )
 from rollouts.models.placed_rows import place_rows
 from rollouts.models.qwen3_vl import VisionFeatures, hidden_states, next_hidden_states
-
-# Sampled tokens are stored in blocks of this many columns.
-_BLOCK_COLUMNS = 256
 
 
 class _Sample(NamedTuple):
@@ -106,18 +102,18 @@ class Batch:
         device = logits.device
         params = [self._requests[sample.request].sampling for sample in self._samples]
         sampler = RowSampler(params, [sample.number for sample in self._samples], device)
-        max_tokens = torch.tensor([self._max_tokens(sample) for sample in self._samples], device=device)
-        stops = _stop_table(params, device)
-        sampled_ids = _GrowingTable(len(params), torch.int32, device)
-        sampled_logprobs = _GrowingTable(len(params), torch.float32, device)
-        lengths = torch.zeros(len(params), dtype=torch.int64, device=device)
+        rooms = [self._max_length - len(self._prompts[sample.prompt][0]) for sample in self._samples]
+        limits = [min(each.max_tokens, room) for each, room in zip(params, rooms, strict=True)]
+        max_tokens = torch.tensor(limits, device=device)
+        # Each row: the stop ids of a sample, padded with -1.
+        stop_rows = [torch.tensor([*each.stop_token_ids, -1]) for each in params]
+        stops = torch.nn.utils.rnn.pad_sequence(stop_rows, batch_first=True, padding_value=-1).to(device)
         active = torch.arange(len(params), device=device)  # the sample of each row that still generates
+        steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # of each step: samples, ids, logprobs
 
-        for step in range(int(max_tokens.max())):
+        for step in range(max(limits)):
             ids, logprobs = sampler.sample(logits, step)
-            sampled_ids.set(active, step, ids.to(torch.int32))
-            sampled_logprobs.set(active, step, logprobs)
-            lengths[active] = step + 1
+            steps.append((active, ids, logprobs))
             unfinished = ~(ids[:, None] == stops[active]).any(-1) & (step + 1 < max_tokens[active])
             if not bool(unfinished.any()):
                 break
@@ -130,35 +126,12 @@ class Batch:
             logits = self._model.lm_head(next_hidden_states(self._model, ids, positions, mask, cache))
             positions = positions + 1
 
-        counts = lengths.tolist()
-        return sampled_ids.rows(counts), sampled_logprobs.rows(counts)
-
-    def _max_tokens(self, sample: _Sample) -> int:
-        room = self._max_length - len(self._prompts[sample.prompt][0])
-        return min(self._requests[sample.request].sampling.max_tokens, room)
-
-
-class _GrowingTable:
-    """A table of one row a sample that grows by blocks: most completions end long before their `max_tokens`."""
-
-    def __init__(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._rows, self._dtype, self._device = rows, dtype, device
-        self._blocks: list[torch.Tensor] = []
-
-    def set(self, rows: torch.Tensor, column: int, values: torch.Tensor) -> None:
-        block, place = divmod(column, _BLOCK_COLUMNS)
-        if block == len(self._blocks):
-            self._blocks.append(torch.zeros((self._rows, _BLOCK_COLUMNS), dtype=self._dtype, device=self._device))
-        self._blocks[block][rows, place] = values
-
-    def rows(self, lengths: Sequence[int]) -> list[np.ndarray]:
-        """The first `lengths[i]` values of each row i, as arrays of their own."""
-        table = torch.cat(self._blocks, dim=1).cpu().numpy()
-        return [row[:length].copy() for row, length in zip(table, lengths, strict=True)]
-
-
-def _stop_table(params: Sequence[SamplingParams], device: torch.device) -> torch.Tensor:
-    """Stop ids int64 (rows, largest number of stop ids of a row), padded with -1."""
-    width = max(1, *(len(p.stop_token_ids) for p in params)) if params else 1
-    table = [[*p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))] for p in params]
-    return torch.tensor(table, dtype=torch.int64, device=device)
+        samples, sampled_ids, sampled_logprobs = (
+            torch.cat(column).cpu().numpy() for column in zip(*steps, strict=True)
+        )
+        order = np.argsort(samples, kind="stable")
+        ends = np.cumsum(np.bincount(samples))[:-1]
+        return (
+            [part.copy() for part in np.split(sampled_ids[order].astype(np.int32), ends)],
+            [part.copy() for part in np.split(sampled_logprobs[order], ends)],
+        )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from renderers.byte_lru import ByteLRU
 from renderers.placement import item_placement_error
-from rollouts.engines.limits import EngineLimits
+from rollouts.engines.limits import EngineLimits, check_prompt
 from rollouts.engines.local.request_queue import RequestQueue, closed_error
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.errors import InvalidRequestError, MissingExtraError, OverlongPromptError
+from rollouts.errors import InvalidRequestError, MissingExtraError
 
 try:
     import torch
@@ -87,15 +87,13 @@ class LocalEngine:
         self._check(request)
         return await self._queue().generate(request)
 
-    @contextmanager
-    def expecting_request(self) -> Iterator[None]:
+    def expecting_request(self) -> AbstractContextManager[None]:
         """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
 
         Episodes whose prompts are rendered on threads then end up in one batch, and what that batch holds does not
         depend on timing. A batch starts without announced requests that take longer than a quarter of a second.
         """
-        with self._queue().expecting_request():
-            yield
+        return self._queue().expecting_request()
 
     async def update_weights(self, weights: Mapping[str, Any], version: str) -> None:
         """Replace every parameter with tensors or arrays of the same shapes, by the names of `state_dict()`.
@@ -104,7 +102,8 @@ class LocalEngine:
         several must agree. Buffers may be left out. Runs between batches. Raises `WeightUpdateError`, changing nothing,
         if names, shapes or tied tensors differ.
         """
-        self._refuse_if_closed("update_weights")
+        if self._closed.is_set():
+            raise closed_error("update_weights")
         await asyncio.get_running_loop().run_in_executor(self._worker, self._load, weights, version)
 
     async def close(self) -> None:
@@ -126,28 +125,16 @@ class LocalEngine:
             self._queues[running] = RequestQueue(self._run, self._worker, self._closed, self._max_batch_rows)
         return self._queues[running]
 
-    def _refuse_if_closed(self, request_id: str) -> None:
-        if self._closed.is_set():
-            raise closed_error(request_id)
-
     def _check(self, request: GenerateRequest) -> None:
-        self._refuse_if_closed(request.request_id)
         name, sampling = request.request_id, request.sampling
+        if self._closed.is_set():
+            raise closed_error(name)
         if request.prompt_logprobs or sampling.extra:
             unknown = "prompt_logprobs" if request.prompt_logprobs else f"sampling option {min(sampling.extra)!r}"
             raise InvalidRequestError(name, f"LocalEngine has no {unknown}; VLLMEngine does")
         if sampling.seed is not None and sampling.seed < 0:
             raise InvalidRequestError(name, f"seed is {sampling.seed}; LocalEngine takes 0 or more")
-        ids = np.asarray(request.prompt_ids, dtype=np.int64)
-        if not len(ids):
-            raise InvalidRequestError(name, "the prompt is empty")
-        if len(ids) >= self._max_length:
-            raise OverlongPromptError(name, len(ids), self._max_length)
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
-            raise InvalidRequestError(
-                name,
-                f"token ids run from {ids.min()} to {ids.max()}, the vocabulary from 0 to {self._vocab_size - 1}",
-            )
+        ids = check_prompt(request, self._max_length, self._vocab_size)
         if (error := item_placement_error(request.media, len(ids))) is not None:
             raise InvalidRequestError(name, error)
         for item, item_range in request.media:

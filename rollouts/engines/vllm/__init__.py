@@ -5,8 +5,7 @@ from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
-from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer, TokenChunk
-from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ImagePointer, ServerRenderer, TokenChunk
 from rollouts.engines.vllm.resuming import ResumePolicy
 from rollouts.engines.vllm.wire.generate_response import TokenDelta
 

@@ -25,7 +25,7 @@ from rollouts.engines.vllm.server_probe import (
 )
 from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item
 from rollouts.engines.vllm.wire.render_response import parse_render_response, single_token
-from rollouts.engines.vllm.wire.tensors import PixelDtype, tensor_shape
+from rollouts.engines.vllm.wire.tensors import PixelDtype, tensor_type
 from rollouts.errors import CapabilityError, MalformedResultError
 
 __all__ = ["ExpectedCapabilities", "PixelDtype", "ServerCapabilities", "probe", "release_of"]
@@ -267,7 +267,7 @@ def _rendered_image(response: HttpResponse) -> _ImageCapabilities | None:
         log.warning("the server's tensors of an image are %s, none of them %s; use source files", listed, _dtypes())
         return _ImageCapabilities()
     token = single_token(rendered.token_ids, image.placeholder)
-    shape, merge_area = tensor_shape(pixels.tensor), _merge_area(tensors, pixels, image.placeholder.length)
+    shape, merge_area = tensor_type(pixels.tensor).shape, _merge_area(tensors, pixels, image.placeholder.length)
     return _ImageCapabilities(
         cast(PixelDtype, pixels.dtype),
         {} if token is None else {image.modality: token},
@@ -279,7 +279,7 @@ def _rendered_image(response: HttpResponse) -> _ImageCapabilities | None:
 
 def _merge_area(tensors: Mapping[str, DecodedTensor], pixels: DecodedTensor, tokens: int) -> int | None:
     """Patches per token, if the pixels are a list of patches with a grid in another tensor."""
-    patches = tensor_shape(pixels.tensor)[0]
+    patches = tensor_type(pixels.tensor).shape[0]
     if not any(name.endswith("_grid_thw") for name in tensors) or patches % tokens:
         return None
     return patches // tokens

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
@@ -53,6 +54,7 @@ _MAX_RESENDS = 3
 _LARGE_RESPONSE = 256 * 2**10
 
 Listener = Callable[[TokenDelta], None]
+_Wait = tuple[asyncio.AbstractEventLoop, asyncio.Timeout]
 
 
 class VLLMEngine:
@@ -102,8 +104,8 @@ class VLLMEngine:
         )
         self._weight_version = "default"  # vLLM's label of the weights that it was started with
         # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples)
-        # -> the task that waits for the response.
-        self._running: dict[str, dict[str, asyncio.Future[Generation]]] = {}
+        # -> the wait for the response.
+        self._running: dict[str, dict[str, _Wait]] = {}
         self._aborted: set[str] = set()
         self._closed = False
         self.control = ServerControl(
@@ -181,9 +183,9 @@ class VLLMEngine:
         # Polling, because the requests may belong to other event loops.
         while (left := self._aborted_exchanges(running)) and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(_ABORT_EFFECT_SECONDS / 50)
-        for task in left.values():
-            if not task.get_loop().is_closed():
-                task.get_loop().call_soon_threadsafe(task.cancel)
+        for loop, wait in left.values():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_expire, wait)
 
     async def abort_all(self) -> None:
         """End every request of this engine, and none of other clients."""
@@ -202,13 +204,13 @@ class VLLMEngine:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
-    def _aborted_exchanges(self, request_ids: Iterable[str]) -> dict[str, asyncio.Future[Generation]]:
+    def _aborted_exchanges(self, request_ids: Iterable[str]) -> dict[str, _Wait]:
         with self._lock:
             return {
-                name: task
+                name: wait
                 for request_id in request_ids
                 if request_id in self._aborted
-                for name, task in self._running[request_id].items()
+                for name, wait in self._running[request_id].items()
             }
 
     # One request.
@@ -218,7 +220,7 @@ class VLLMEngine:
             if self._closed:
                 raise EngineClosedError(request.request_id, "the engine is closed")
             self._request_limits.check(request)
-            capabilities = await self.capabilities()
+            capabilities = await self._capabilities.get()
             check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
             with self._lock:
                 if request.request_id in self._running:
@@ -304,17 +306,16 @@ class VLLMEngine:
 
         `root_id` is the id of the caller's request, of which this request may be a continuation.
         """
-        sending = asyncio.ensure_future(self._send_until_complete(request, root_id, listen))
+        wait = asyncio.timeout(None)
         with self._lock:
-            self._running[root_id][request.request_id] = sending
+            self._running[root_id][request.request_id] = (asyncio.get_running_loop(), wait)
         try:
-            with self._capabilities.exchange():
-                return await sending
-        except (asyncio.CancelledError, ServerTimeoutError) as error:
+            async with wait:
+                with self._capabilities.exchange():
+                    return await self._send_until_complete(request, root_id, listen)
+        except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
             await self._abort_on_server([request.request_id])
-            task = asyncio.current_task()
-            ended_by_abort = isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
-            if root_id in self._aborted and ended_by_abort:
+            if isinstance(error, TimeoutError) and wait.expired():  # `abort` ended the wait
                 return Generation.aborted(request.request_id, request.sampling.n)
             raise
         finally:
@@ -325,7 +326,7 @@ class VLLMEngine:
         """Send one request, again with media data if the server has evicted them or has restarted."""
         resends = 0
         while True:
-            capabilities = await self.capabilities()
+            capabilities = await self._capabilities.get()
             payload = media_payload(request, self._media, capabilities)
             # The last attempts carry all data: with a server that evicts media at once (a small or disabled cache,
             # another client that clears it), a request that relies on the data of others could fail for ever.
@@ -451,6 +452,11 @@ class VLLMEngine:
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
+
+
+def _expire(wait: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # the wait has ended already
+        wait.reschedule(0.0)
 
 
 def _with_index(listen: Listener | None, index: int) -> Listener | None:

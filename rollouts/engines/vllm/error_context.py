@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from inspect import iscoroutinefunction
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from rollouts.errors import EngineError
@@ -21,6 +22,7 @@ class HasBaseUrl(Protocol):
 
 
 S = TypeVar("S", bound=HasBaseUrl)
+C = TypeVar("C", bound=type)
 
 
 @contextmanager
@@ -39,11 +41,12 @@ def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
         raise error.for_request(request_id) from error
 
 
-def name_errors_after_method(
-    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """Let the errors of a method name the method (as their request) and the server."""
-    return _in_error_context(method, method.__name__)
+def name_errors_after_methods(cls: C) -> C:
+    """Let the errors of each public coroutine method of a class name the method (as their request) and the server."""
+    for name, method in list(vars(cls).items()):
+        if iscoroutinefunction(method) and not name.startswith("_"):
+            setattr(cls, name, _in_error_context(method, name))
+    return cls
 
 
 def name_server_in_errors(

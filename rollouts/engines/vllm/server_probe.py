@@ -89,8 +89,8 @@ async def render_probe_image(connection: ServerConnection, model: str) -> HttpRe
 
 
 def json_object(response: HttpResponse) -> Mapping[str, Any]:
-    """The body if it is a JSON object, else an empty one. Raises `MalformedResultError` for no JSON."""
-    content = response.json()
+    """The body if it is a JSON object; {} for another value or none. Raises `MalformedResultError` for no JSON."""
+    content = response.json() if response.body else {}
     return content if isinstance(content, dict) else {}
 
 

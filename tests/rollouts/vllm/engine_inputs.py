@@ -8,8 +8,7 @@ import numpy as np
 from fake_model import completion_of
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
-from renderers.media.item import TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale, TensorField
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import HttpLimits
 

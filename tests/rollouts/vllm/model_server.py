@@ -20,7 +20,7 @@ from fake_http import Response, Seen, error_response, json_response
 from fake_server import RENDER, FakeVLLM
 from transformers import AutoModelForImageTextToText
 
-from renderers import RendererConfig, load_renderer
+from renderers import RendererOptions, load_renderer
 from renderers.vision.normalise import normalise
 from rollouts.engines.vllm.wire.feature_decoding import decode_item
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
@@ -45,7 +45,7 @@ class Served:
     @cached_property
     def renderer_as_given(self) -> Any:
         """It gives templates the contents as they come, strings or parts."""
-        return load_renderer(self.directory, config=RendererConfig(content_form="as_given"))
+        return load_renderer(self.directory, config=RendererOptions(content_form="as_given"))
 
     @cached_property
     def model(self) -> Any:

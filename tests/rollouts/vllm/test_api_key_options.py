@@ -16,7 +16,7 @@ from rollouts import GenerateRequest, SamplingParams
 from rollouts.cli.demo_command import demo
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.run_checks import Options, run_checks
-from rollouts.demo.server_policy import server_policy
+from rollouts.demo.server_policy import ServerPolicy
 from rollouts.errors import ApiKeyError
 
 KEY = "the-right-secret"
@@ -81,7 +81,7 @@ def test_demo_refuses_a_variable_that_is_not_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", [None, "wrong", KEY])
 def test_the_policy_of_demo_sends_its_key(guarded: str, tmp_path: Path, key: str | None) -> None:
     async def generate() -> None:
-        policy = server_policy(guarded, key)(tmp_path / "model")
+        policy = ServerPolicy(guarded, key, tmp_path / "model")
         try:
             await policy.generate(GenerateRequest([1, 2, 3], SamplingParams(max_tokens=2)))
         finally:

@@ -19,8 +19,7 @@ from rendering_server import (
 
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
-from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
-from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ServerRenderer, TokenChunk
 from rollouts.errors import (
     EngineClosedError,
     InvalidRequestError,

@@ -12,7 +12,9 @@ from fake_responses import answer, hold, reset, stream_pieces
 from fake_server import GENERATE, FakeVLLM
 
 from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm.media import media_payload
 from rollouts.engines.vllm.media.media_payload import ContentPartsPayload
+from rollouts.engines.vllm.media.source_files import SourceFile
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,
@@ -171,13 +173,13 @@ async def test_an_image_that_cannot_be_decoded_is_an_error_of_the_request(server
             await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
 
 
-async def test_an_image_used_twice_in_content_parts_has_its_data_in_both_places():
+async def test_an_image_used_twice_in_content_parts_has_its_data_in_both_places(monkeypatch):
     """The server looks each up in its cache before it has taken any."""
     generate_request = request(image(), image(), placeholder_token_ids={"image": PAD})
     payload = ContentPartsPayload(generate_request)
-    payload._data_url = lambda item: [b"data:,"]
+    monkeypatch.setattr(media_payload, "source_file", lambda source, modality: SourceFile(b"", "image/png"))
     parts = json.loads(b"{" + b"".join(payload.body_field(payload.names)) + b"}")["content_parts"]
-    assert [part["url"] for part in parts] == ["data:,"] * 2
+    assert [part["url"] for part in parts] == ["data:image/png;base64,"] * 2
 
 
 async def test_an_image_of_a_request_aborted_in_the_queue_is_sent_again(engine, server):

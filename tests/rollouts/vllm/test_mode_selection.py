@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
-from renderers.media.item import ExpansionPiece, TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import ExpansionPiece, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import array_to_raw
 from renderers.media.raw_video import frames_to_raw
@@ -27,7 +26,7 @@ from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.media.dense_items import dense_items
 from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
 from rollouts.engines.vllm.media.mode_selection import content_objections, features_objections, select_mode
-from rollouts.engines.vllm.media.video_file import encode_avi
+from rollouts.engines.vllm.media.source_files import encode_avi
 from rollouts.engines.vllm.wire.feature_decoding import decode_item
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.engines.vllm.wire.generate_response import PromptExpansion
@@ -206,9 +205,8 @@ def test_two_items_of_a_request_travel_one_way_or_the_error_names_both(first, se
         placeholder_token_ids={**two.placeholder_token_ids, **one.placeholder_token_ids},
     )
     error = attempt(both, "auto", SERVERS[server])
-    placed = both.multi_modal_data.items_with_ranges()
     ways = (features_objections, content_objections)
-    objections = [way(both, placed, SERVERS[server]) for way in ways]
+    objections = [way(both, SERVERS[server]) for way in ways]
     if error is None:
         assert not all(objections)
     elif all(objections) and "neither mode works" in str(error):

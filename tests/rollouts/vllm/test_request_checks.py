@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
-from renderers.media.item import TensorField
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale, TensorField
 from renderers.vision.patches import StillPatches
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities

@@ -29,8 +29,7 @@ from renderers.errors import (
     UnknownPartError,
     UnsupportedModalityError,
 )
-from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, ImagePointer
-from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ImagePointer, ServerRenderer
 from rollouts.errors import (
     CapabilityError,
     MalformedResultError,

@@ -28,10 +28,9 @@ from renderers import MediaStore
 from renderers.errors import (
     MessageError,
 )
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale
 from rollouts.engines.vllm.http.response import HttpResponse
-from rollouts.engines.vllm.rendering.prompt_chunks import ImageChunk, TokenChunk
-from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ServerRenderer, TokenChunk
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rollouts.engines.protocol import GenerateRequest
-from rollouts.errors import InvalidRequestError
 
 #: For a lower temperature vLLM uses this one instead and reports nothing.
 _MIN_TEMPERATURE = 0.01
@@ -53,54 +52,40 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
-def check_sampling(request: GenerateRequest, *, vocab_size: int | None) -> None:
-    """Raise `InvalidRequestError` for values that vLLM refuses, changes or ignores. `SamplingParams` checked types."""
+def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
+    """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked types."""
     sampling = request.sampling
-    for name in ("max_tokens", "n", "top_k"):
-        if not is_int64(getattr(sampling, name)):
-            _refuse(request, f"{name} is {getattr(sampling, name)}, not an int of 64 bits")
+    numbers = {name: getattr(sampling, name) for name in ("max_tokens", "n", "top_k")} | {"priority": request.priority}
+    for name, value in numbers.items():
+        if not is_int64(value):
+            yield f"{name} is {value}, not an int of 64 bits"
     if sampling.temperature == 0 and sampling.n > 1:
-        _refuse(request, f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1")
+        yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
-        _refuse(
-            request,
-            f"temperature is {sampling.temperature}, which vLLM replaces by {_MIN_TEMPERATURE}; use 0 (greedy) "
-            f"or at least {_MIN_TEMPERATURE}",
+        yield (
+            f"temperature is {sampling.temperature}, which vLLM replaces by {_MIN_TEMPERATURE}; use 0 (greedy) or at "
+            f"least {_MIN_TEMPERATURE}"
         )
     if sampling.temperature > _MAX_TEMPERATURE:
-        _refuse(request, f"temperature is {sampling.temperature}; vLLM takes at most {_MAX_TEMPERATURE}")
+        yield f"temperature is {sampling.temperature}; vLLM takes at most {_MAX_TEMPERATURE}"
     seed = sampling.seed
     if seed is not None and (not is_int64(seed) or seed == -1):
-        _refuse(request, f"seed is {seed!r}; use an int of 64 bits, except -1, which means no seed to vLLM")
-    limit = float("inf") if vocab_size is None else vocab_size
+        yield f"seed is {seed}; use an int of 64 bits, except -1, which means no seed to vLLM"
+    limit = 2**63 if vocab_size is None else vocab_size
     for token in sampling.stop_token_ids:
-        if not is_int64(token) or not 0 <= token < limit:
-            _refuse(request, f"stop_token_ids holds {token!r}, which is not in a vocabulary of {limit}")
-    _check_extra(request)
-    if not is_int64(request.priority):
-        _refuse(request, f"priority is {request.priority!r}, not an int of 64 bits")
-
-
-def _check_extra(request: GenerateRequest) -> None:
-    extra = request.sampling.extra
-    for name in extra:
+        if not 0 <= token < limit:
+            yield f"stop_token_ids holds {token}, which is not in a vocabulary of {limit}"
+    for name in sampling.extra:
         if name in _REFUSED:
-            _refuse(request, f"sampling.extra holds {name!r}: {_REFUSED[name]}")
-        if name not in EXTRA_OPTIONS:
-            _refuse(
-                request,
-                f"sampling.extra holds {name!r}, which vLLM would ignore; it may hold "
-                f"{', '.join(sorted(EXTRA_OPTIONS))}",
-            )
-    min_tokens = extra.get("min_tokens", 0)
-    if not is_int64(min_tokens) or not 0 <= min_tokens <= request.sampling.max_tokens:
-        _refuse(request, f"min_tokens is {min_tokens!r} and max_tokens {request.sampling.max_tokens}")
+            yield f"sampling.extra holds {name!r}: {_REFUSED[name]}"
+        elif name not in EXTRA_OPTIONS:
+            known = ", ".join(sorted(EXTRA_OPTIONS))
+            yield f"sampling.extra holds {name!r}, which vLLM would ignore; it may hold {known}"
+    min_tokens = sampling.extra.get("min_tokens", 0)
+    if not is_int64(min_tokens) or not 0 <= min_tokens <= sampling.max_tokens:
+        yield f"min_tokens is {min_tokens!r} and max_tokens {sampling.max_tokens}"
 
 
 def is_int64(value: object) -> bool:
     """Whether a value is an int of 64 bits, the largest that vLLM passes to its engine, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-
-
-def _refuse(request: GenerateRequest, reason: str) -> None:
-    raise InvalidRequestError(request.request_id, reason)

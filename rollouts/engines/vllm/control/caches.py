@@ -26,27 +26,57 @@ Therefore the caches of a server that takes media are emptied only after all its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-from rollouts.engines.vllm.control.routes import ControlRoutes, json_object, required_bool
-from rollouts.errors import InvalidRequestError, ServerError, UnsafeControlError
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.control.routes import ControlRoutes, required_field
+from rollouts.engines.vllm.control.server_state import ServerState
+from rollouts.engines.vllm.error_context import name_errors_after_methods
+from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.server_probe import json_object
+from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError, UnsafeControlError
 
 PauseMode = Literal["abort", "wait", "keep"]
 
 
-class ServerCaches:
-    """Pauses a server and empties its caches; `ServerControl` documents each call.
+@name_errors_after_methods
+class CacheControl:
+    """Pauses a server and empties its caches; `ServerControl` documents the arguments."""
 
-    `forget_media` is called before and after every call that makes the server drop pixels.
-    """
-
-    def __init__(self, routes: ControlRoutes, forget_media: Callable[[], None]) -> None:
-        self._routes = routes
+    def __init__(
+        self,
+        connection: ServerConnection,
+        capabilities: Callable[[], Awaitable[ServerCapabilities]],
+        *,
+        forget_media: Callable[[], None] = lambda: None,
+        on_weight_version: Callable[[str], None] = lambda version: None,
+    ) -> None:
+        self._connection = connection
+        self._routes = ControlRoutes(connection, capabilities)
+        self._state = ServerState(self._routes)
         self._forget_media = forget_media
+        self._on_weight_version = on_weight_version
 
-    async def pause(self, mode: PauseMode, clear_cache: bool | None) -> None:
+    @property
+    def base_url(self) -> str:
+        return self._connection.base_url
+
+    # Pausing.
+
+    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool | None = None) -> None:
+        """Stop generating; returns once no request runs.
+
+        Requests in flight end with the tokens that they have and finish reason "abort" (mode "abort"), are finished
+        first ("wait"; this call takes as long), or stay and continue after `resume` ("keep"). New requests wait for
+        `resume`, or get status 503 (vLLM 0.33).
+
+        `clear_cache` empties the caches; by default "abort" and "wait" do and "keep" does not. On a server that takes
+        media no request may be left while that happens: "wait" then ends the requests in the server's queue as "abort"
+        does (a `VLLMEngine` continues them after `resume`), and "keep" with `clear_cache=True` raises
+        `UnsafeControlError`. On a server of text alone, requests frozen by "keep" are computed again after `resume`.
+        """
         check_pause_mode("pause", mode)
         clears = mode != "keep" if clear_cache is None else clear_cache
         requests_remain = clears and mode != "abort" and await self._routes.takes_media()
@@ -57,24 +87,38 @@ class ServerCaches:
                 "it again, of which vLLM dies. Leave clear_cache out (the caches still belong to these weights), or "
                 'use mode "abort", after which every VLLMEngine continues its completions',
             )
-        with self.media_forgotten(clears):
+        with self._media_forgotten(clears):
             if requests_remain:
-                await self.send_pause("wait", clear_cache=False)
+                await self._send_pause("wait", clear_cache=False)
                 mode = "abort"  # ends what was preempted, and what arrived in the meantime
-            await self.send_pause(mode, clear_cache=clears)
+            await self._send_pause(mode, clear_cache=clears)
 
-    async def send_pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
-        """Pause without the precautions of `pause`."""
-        await self._routes.call("POST", "/pause", "pausing", params={"mode": mode, "clear_cache": clear_cache})
-
-    async def send_resume(self) -> None:
-        """Resume, whatever state the server is in."""
-        await self._routes.call("POST", "/resume", "resuming")
+    async def resume(self) -> None:
+        """Continue after `pause`. Refused while the server sleeps or holds weights that would kill it."""
+        self._state.refuse_during_update("resume")
+        await self._state.refuse_with_unusable_weights("resume")
+        if (level := await self._state.sleep_level()) > 0:
+            raise UnsafeControlError(
+                "resume", f"the server sleeps (level {level}): it would run without its memory. Use wake_up"
+            )
+        await self._send_resume()
 
     async def is_paused(self) -> bool:
-        return required_bool(await self._routes.call("GET", "/is_paused", "reading whether it is paused"), "is_paused")
+        """Whether the server generates nothing for now. True also while it sleeps."""
+        response = await self._routes.call("GET", "/is_paused", "reading whether it is paused")
+        if not isinstance(paused := required_field(response, "is_paused"), bool):
+            raise MalformedResultError(response.name, f"`is_paused` is {paused!r}, not true or false")
+        return paused
 
-    async def reset_prefix_cache(self, preempt: bool) -> None:
+    # Caches.
+
+    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
+        """Empty the KV cache of prompts.
+
+        While running requests hold blocks of it vLLM resets nothing: `ServerError`. `preempt` puts them back into the
+        queue; they are computed again with the weights of that time. On a server that takes media that could kill it,
+        and raises `UnsafeControlError` where any request runs.
+        """
         preempts = preempt and not await self._routes.takes_media()
         response = await self._routes.call(
             "POST", "/reset_prefix_cache", "resetting the prefix cache", params={"reset_running_requests": preempts}
@@ -99,24 +143,36 @@ class ServerCaches:
             )
 
     async def reset_mm_cache(self) -> None:
-        with self.media_forgotten():
+        """Empty the cache of pixels; each item is sent again on its next use."""
+        with self._media_forgotten():
             await self._routes.call("POST", "/reset_mm_cache", "resetting the cache of media")
 
     async def reset_encoder_cache(self) -> None:
+        """Empty the cache of the vision tower's outputs. Refused unless the server is paused: a running request may
+        need an entry, and the server's count of running requests lags behind.
+        """
         if not await self.is_paused():
             raise UnsafeControlError(
                 "reset_encoder_cache", "running requests may need entries of the encoder cache; pause first"
             )
         await self._routes.call("POST", "/reset_encoder_cache", "resetting the encoder cache")
 
-    async def reset_all(self) -> None:
+    async def _reset_all(self) -> None:
         """Empty every cache of a paused server."""
         await self.reset_prefix_cache(preempt=True)
         await self.reset_mm_cache()
         await self.reset_encoder_cache()
 
+    async def _send_pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
+        """Pause without the precautions of `pause`."""
+        await self._routes.call("POST", "/pause", "pausing", params={"mode": mode, "clear_cache": clear_cache})
+
+    async def _send_resume(self) -> None:
+        """Resume, whatever state the server is in."""
+        await self._routes.call("POST", "/resume", "resuming")
+
     @contextmanager
-    def media_forgotten(self, clears: bool = True) -> Iterator[None]:
+    def _media_forgotten(self, clears: bool = True) -> Iterator[None]:
         """Forget before and after the block which media the server holds, unless `clears` is false.
 
         Before, so that no media are sent by name meanwhile; after, because a request that ran beside the block may have

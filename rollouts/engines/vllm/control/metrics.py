@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rollouts.errors import CapabilityError, MalformedResultError
@@ -13,7 +13,7 @@ _CALL_NAME = "metrics"
 # name{label="value",...} value timestamp. Source: the Prometheus text exposition format, version 0.0.4.
 _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
-_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+_ESCAPE = re.compile(r'\\([\\"n])')
 
 _SLEEP_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
 
@@ -25,33 +25,31 @@ class Sample(NamedTuple):
     value: float
 
 
-class ServerMetrics(Mapping[str, tuple[Sample, ...]]):
+class ServerMetrics(dict[str, list[Sample]]):
     """Samples by the server's own names ("vllm:num_requests_running"), one sample for each set of labels.
 
     The properties sum over the engines of a server. They raise `CapabilityError` where the server does not report them.
     """
 
-    def __init__(self, samples: Mapping[str, tuple[Sample, ...]]) -> None:
-        self._samples = samples
-
     @classmethod
     def parse(cls, text: str) -> ServerMetrics:
         """Read the Prometheus text format. Raises `MalformedResultError`."""
-        samples: dict[str, list[Sample]] = {}
+        metrics = cls()
         for line in text.split("\n"):  # `splitlines` would also split at characters that a label may hold
-            if line.strip() and not line.startswith("#"):
-                name, sample = _parse_line(line)
-                samples.setdefault(name, []).append(sample)
-        return cls({name: tuple(of_name) for name, of_name in samples.items()})
-
-    def __getitem__(self, name: str) -> tuple[Sample, ...]:
-        return self._samples[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._samples)
-
-    def __len__(self) -> int:
-        return len(self._samples)
+            if not line.strip() or line.startswith("#"):
+                continue
+            match = _LINE.fullmatch(line)
+            if match is None or _LABEL.sub("", match[2] or ""):
+                raise MalformedResultError(_CALL_NAME, f"not a name, labels and a value: {line[:200]!r}")
+            labels = {
+                name: _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], value)
+                for name, value in _LABEL.findall(match[2] or "")
+            }
+            try:
+                metrics.setdefault(match[1], []).append(Sample(labels, float(match[3])))
+            except ValueError as error:
+                raise MalformedResultError(_CALL_NAME, f"{error} in the line {line[:200]!r}") from None
+        return metrics
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of the samples of a name that have these labels. Raises `CapabilityError` if there are none."""
@@ -95,25 +93,3 @@ class ServerMetrics(Mapping[str, tuple[Sample, ...]]):
             return None
         states = {sample.labels.get("sleep_state", "") for sample in self["vllm:engine_sleep_state"] if sample.value}
         return max((_SLEEP_LEVELS.get(state, 0) for state in states), default=0)
-
-
-def _parse_line(line: str) -> tuple[str, Sample]:
-    match = _LINE.fullmatch(line)
-    try:
-        if match is None:
-            raise ValueError("no name and value")
-        return match[1], Sample(_parse_labels(match[2] or ""), float(match[3]))
-    except ValueError as error:
-        raise MalformedResultError(_CALL_NAME, f"{error} in the line {line[:200]!r}") from None
-
-
-def _parse_labels(text: str) -> dict[str, str]:
-    labels: dict[str, str] = {}
-    position = 0
-    while position < len(text):
-        match = _LABEL.match(text, position)
-        if match is None:
-            raise ValueError(f"no label at {text[position : position + 40]!r}")
-        labels[match[1]] = re.sub(r'\\[\\"n]', lambda escape: _ESCAPES[escape[0]], match[2])
-        position = match.end()
-    return labels

@@ -10,6 +10,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
+from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import CapabilityError, MalformedResultError
 
 
@@ -19,10 +20,6 @@ class ControlRoutes:
     def __init__(self, connection: ServerConnection, capabilities: Callable[[], Awaitable[ServerCapabilities]]) -> None:
         self._connection = connection
         self.capabilities = capabilities
-
-    @property
-    def base_url(self) -> str:
-        return self._connection.base_url
 
     async def call(
         self,
@@ -53,7 +50,8 @@ class ControlRoutes:
         """The response if it is a success. Raises `CapabilityError` where the route is missing, else `ServerError`."""
         if response.status in (404, 405):
             raise CapabilityError(
-                _call_name(path), f"{self.base_url} has no {_route(path)}: this vLLM is older than the route"
+                _call_name(path),
+                f"{self._connection.base_url} has no /{_call_name(path)}: this vLLM is older than the route",
             )
         if response.status != 200:
             raise response_error(_call_name(path), response, action)
@@ -62,10 +60,11 @@ class ControlRoutes:
     async def require(self, path: str) -> None:
         """Raise `CapabilityError` unless the server runs in development mode, as `path` needs."""
         if not (await self.capabilities()).control:
+            name = _call_name(path)
             raise CapabilityError(
-                _call_name(path),
-                f"{self.base_url} has no {_route(path)}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, and "
-                "let nobody but the trainer reach it",
+                name,
+                f"{self._connection.base_url} has no /{name}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
+                "and let nobody but the trainer reach it",
             )
 
     async def metrics(self) -> ServerMetrics:
@@ -78,12 +77,6 @@ class ControlRoutes:
         return (await self.capabilities()).pixel_dtype is not None
 
 
-def json_object(response: HttpResponse) -> Mapping[str, Any]:
-    """The JSON object of a response; {} where the body is empty or holds another kind of value."""
-    content = response.json() if response.body else {}
-    return content if isinstance(content, dict) else {}
-
-
 def required_field(response: HttpResponse, key: str) -> Any:
     """One field of the JSON object of a response. Raises `MalformedResultError` where it is missing."""
     content = json_object(response)
@@ -92,17 +85,5 @@ def required_field(response: HttpResponse, key: str) -> Any:
     return content[key]
 
 
-def required_bool(response: HttpResponse, key: str) -> bool:
-    """One boolean field of a response. Raises `MalformedResultError` where it is missing or no boolean."""
-    value = required_field(response, key)
-    if not isinstance(value, bool):
-        raise MalformedResultError(response.name, f"`{key}` is {value!r}, not true or false")
-    return value
-
-
-def _route(path: str) -> str:
-    return path.partition("?")[0]
-
-
 def _call_name(path: str) -> str:
-    return _route(path).strip("/")
+    return path.partition("?")[0].strip("/")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from rollouts.engines.vllm.control.caches import PauseMode, ServerCaches, check_pause_mode
+from rollouts.engines.vllm.control.caches import CacheControl, PauseMode, check_pause_mode
 from rollouts.engines.vllm.control.checkpoint_files import check_checkpoint
-from rollouts.engines.vllm.control.routes import ControlRoutes, json_object, required_field
-from rollouts.engines.vllm.control.server_state import ServerState
+from rollouts.engines.vllm.control.routes import required_field
+from rollouts.engines.vllm.error_context import name_errors_after_methods
+from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import (
     EngineError,
     InvalidRequestError,
@@ -29,36 +29,35 @@ from rollouts.errors import (
 log = logging.getLogger("rollouts.engines.vllm")
 
 
-class WeightUpdates:
-    """Reloads the weights of a server and labels them; `ServerControl` documents each call."""
+@name_errors_after_methods
+class WeightControl(CacheControl):
+    """Loads other weights into a server, and labels them."""
 
-    def __init__(
-        self,
-        routes: ControlRoutes,
-        caches: ServerCaches,
-        state: ServerState,
-        on_weight_version: Callable[[str], None],
-    ) -> None:
-        self._routes = routes
-        self._caches = caches
-        self._state = state
-        self._on_weight_version = on_weight_version
+    async def reload_weights(self, directory: str | os.PathLike[str], *, check: bool = True) -> None:
+        """Load a checkpoint of the same model into a paused server, and empty every cache.
 
-    async def reload(self, directory: str | os.PathLike[str], check: bool) -> None:
+        The server reads the directory itself. `check` first checks the files from this process, which needs the same
+        file system here; without it (the server is elsewhere, or loads another format) a wrong directory leaves a
+        server that has to be restarted. Where the server takes media, requests that a pause has left in it ("keep") end
+        first, as by "abort"; a `VLLMEngine` continues them after `resume`. Raises `WeightUpdateError`: nothing was
+        changed, or the text says what was; `UnsafeControlError` if the server is not paused, or sleeps and its weights
+        have no memory.
+        """
         with self._state.exclusive_update("reload_weights"):
             path = await self._path_to_load(directory, check)
-            if not await self._caches.is_paused():
+            if not await self.is_paused():
                 raise UnsafeControlError(
                     "reload_weights", "requests would continue with mixed weights and a stale cache; pause first"
                 )
             await self._state.refuse_while_weights_sleep("reload_weights")
-            with self._caches.media_forgotten():
+            with self._media_forgotten():
                 if await self._routes.takes_media():
-                    await self._caches.send_pause("abort", clear_cache=False)
+                    await self._send_pause("abort", clear_cache=False)
                 await self._load(path)
-                await self._caches.reset_all()
+                await self._reset_all()
 
-    async def set_version(self, version: str) -> None:
+    async def update_weight_version(self, version: str) -> None:
+        """Label tokens sampled from now on. Servers that keep no label (before vLLM 0.29): on this side only."""
         if not version:
             raise InvalidRequestError("update_weight_version", "the version is empty")
         path = "/update_weight_version"
@@ -68,50 +67,83 @@ class WeightUpdates:
             self._routes.checked(response, path, "labelling the weights")
         self._on_weight_version(version)
 
-    async def update(
-        self, name: str, directory: str | os.PathLike[str], version: str, in_flight: PauseMode, check: bool
+    async def weight_version(self) -> str:
+        """The label of the weights that the server has ("default" until one is set)."""
+        response = await self._routes.call("GET", "/weight_info", "reading the weight version")
+        return str(required_field(response, "weight_version"))
+
+    async def update_weights_from_directory(
+        self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
     ) -> None:
-        """The whole update. `name` is that of the call, for errors."""
+        """A complete weight update: pause, load, empty every cache, label, resume.
+
+        `in_flight` decides about running requests: "abort" ends them and every `VLLMEngine` continues its own from the
+        tokens that they have, with the new weights; "wait" finishes them with the old ones; "keep" leaves them in the
+        server, which computes them again and continues with the new weights. A server that takes media would die of
+        that: there "keep" does the same as "abort". Cached results of the old weights are never used with the new
+        ones. A server that was paused before stays paused.
+
+        Raises `WeightUpdateError` where the weights are not those of `directory` afterwards; its text says which they
+        are and whether the server runs. A cancelled call still completes the update before it raises `CancelledError`.
+        """
+        task = asyncio.ensure_future(self._update_weights(directory, version, in_flight, check))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.warning("a cancelled update of the weights failed: %s", error)
+            raise
+
+    async def world_size(self) -> int:
+        """How many workers (GPUs) the model is spread over, data parallelism included."""
+        response = await self._routes.call("GET", "/get_world_size", "reading the world size")
+        return int(required_field(response, "world_size"))
+
+    async def _update_weights(
+        self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode, check: bool
+    ) -> None:
+        name = "update_weights_from_directory"
         check_pause_mode(name, in_flight)
         if not version:
             raise InvalidRequestError(name, "the version is empty")
         with self._state.exclusive_update(name):
             path = await self._path_to_load(directory, check)
             await self._state.refuse_while_weights_sleep(name)
-            stays_paused = await self._caches.is_paused()
+            stays_paused = await self.is_paused()
             if in_flight == "keep" and await self._routes.takes_media():
-                log.info("%s takes media: requests in flight are ended and continued, not kept", self._routes.base_url)
+                log.info("%s takes media: requests in flight are ended and continued, not kept", self.base_url)
                 in_flight = "abort"
-            with self._caches.media_forgotten():
-                await self._pause(in_flight, stays_paused)
+            with self._media_forgotten():
+                await self._pause_or_resume(in_flight, stays_paused)
                 previous = self._state.loaded_directory or await self._initial_directory()
                 try:
                     await self._load(path)
                 except WeightUpdateError as failure:
                     await self._restore(previous, failure, stays_paused)
                 try:
-                    await self._caches.reset_all()
-                    await self.set_version(version)
+                    await self._reset_all()
+                    await self.update_weight_version(version)
                 except EngineError as error:
                     raise WeightUpdateError(
-                        f"{self._routes.base_url} has loaded the weights of {path}, but may still hold cached results "
+                        f"{self.base_url} has loaded the weights of {path}, but may still hold cached results "
                         f"or the label of the weights before, and was left paused: {error}. Repeat the update"
                     ) from error
             if not stays_paused:
-                await self._caches.send_resume()
+                await self._send_resume()
 
-    async def _pause(self, mode: PauseMode, stays_paused: bool) -> None:
+    async def _pause_or_resume(self, mode: PauseMode, stays_paused: bool) -> None:
         try:
-            await self._caches.pause(mode, clear_cache=True)
+            await self.pause(mode, clear_cache=True)
         except ServerUnreachableError:
             raise
         except EngineError:
             # The pause may have taken effect. Requests with the old weights may continue.
             if not stays_paused:
                 try:
-                    await self._caches.send_resume()
+                    await self._send_resume()
                 except EngineError as error:
-                    log.warning("%s may be left paused: %s", self._routes.base_url, error)
+                    log.warning("%s may be left paused: %s", self.base_url, error)
             raise
 
     async def _load(self, path: str) -> None:
@@ -125,13 +157,13 @@ class WeightUpdates:
                 raise MalformedResultError("reload_weights", f"the workers returned {str(results)[:200]}")
         except ServerUnreachableError as error:
             raise WeightUpdateError(
-                f"{self._routes.base_url} could not be reached while it was to load {path}: {error}. If it has ended, "
+                f"{self.base_url} could not be reached while it was to load {path}: {error}. If it has ended, "
                 "start it again, with whatever weights its command line names, and repeat the update"
             ) from error
         except EngineError as error:
             self._state.unusable_weights = f"a reload of {path} failed and may have left weights without storage"
             raise WeightUpdateError(
-                f"the weights of {path} were not loaded by {self._routes.base_url}: {error}. With the weights that it "
+                f"the weights of {path} were not loaded by {self.base_url}: {error}. With the weights that it "
                 "holds now, the server would die or generate garbage; it is left paused. Load a checkpoint that is "
                 "known to be good, or restart the server"
             ) from error
@@ -143,15 +175,15 @@ class WeightUpdates:
             raise failure
         try:
             await self._load(previous)
-            await self._caches.reset_all()
+            await self._reset_all()
         except (EngineError, WeightUpdateError) as error:
             raise WeightUpdateError(
                 f"{failure} (the weights of before, in {previous}, could not be loaded either: restart it)"
             ) from error
         if not stays_paused:
-            await self._caches.send_resume()
+            await self._send_resume()
         raise WeightUpdateError(
-            f"the weights of {self._routes.base_url} were not updated, and those of {previous} were loaded again; the "
+            f"the weights of {self.base_url} were not updated, and those of {previous} were loaded again; the "
             f"server {'is paused as before' if stays_paused else 'runs'} with them. The cause: {failure.__cause__}"
         ) from failure
 
@@ -161,7 +193,9 @@ class WeightUpdates:
         if not check:
             return str(directory)
         initial = await self._initial_directory()
-        return await asyncio.to_thread(_checked_path, Path(directory), None if initial is None else Path(initial))
+        path = await asyncio.to_thread(Path(directory).absolute)
+        await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
+        return str(path)
 
     async def _initial_directory(self) -> str | None:
         """The checkpoint that the server was started with, by its own path; later checkpoints may lack tensors."""
@@ -170,9 +204,3 @@ class WeightUpdates:
         cards = json_object(response).get("data") if response.status == 200 else None
         roots = [card.get("root") for card in cards or () if isinstance(card, dict) and card.get("id") == model]
         return roots[0] if roots and isinstance(roots[0], str) else None
-
-
-def _checked_path(directory: Path, initial: Path | None) -> str:
-    path = directory.absolute()
-    check_checkpoint(path, like=initial)
-    return str(path)

@@ -13,7 +13,7 @@ import re
 import threading
 from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -24,17 +24,15 @@ from yarl import URL
 
 from renderers.tls import client_tls_context
 from rollouts.engines.vllm.http.events import EventDecoder
-from rollouts.engines.vllm.http.exchange import Body, Call, SegmentsPayload, body_pieces
+from rollouts.engines.vllm.http.exchange import Body, Call, SegmentsPayload
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.http.retrying import retry_delay
-from rollouts.engines.vllm.http.server_address import parse_address, redacted
+from rollouts.engines.vllm.http.server_address import parse_address
 from rollouts.errors import (
     EngineClosedError,
     EngineError,
     InvalidRequestError,
     MalformedResultError,
-    ServerError,
     ServerTimeoutError,
 )
 
@@ -51,14 +49,14 @@ _INHERITED: list[_LoopState] = []
 
 @dataclass(eq=False, slots=True)
 class _LoopState:
-    """What belongs to one event loop of one process. `loop_end` closes the session when the loop ends."""
+    """What belongs to one event loop of one process."""
 
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
-    control_slots: asyncio.Semaphore
-    loop_end: AsyncGenerator[None, None] | None = None
+    control_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONTROL_SLOTS))
     process: int = field(default_factory=os.getpid)
     running: set[asyncio.Timeout] = field(default_factory=set)
+    loop_end: AsyncGenerator[None, None] | None = None  # closes the session
 
     async def shut_down(self) -> None:
         """End the running calls, by moving their deadlines to now, and close the session."""
@@ -69,6 +67,11 @@ class _LoopState:
             await asyncio.sleep(0)
         assert self.loop_end is not None
         await self.loop_end.aclose()
+
+    async def close_session(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.session.close()
 
 
 class ServerConnection:
@@ -123,13 +126,16 @@ class ServerConnection:
         (not HTTP, too large, an invalid encoding) and `ServerError` (a redirect, which is not followed: the key and the
         prompts are for this server only).
         """
-        query = {key: str(value).lower() if isinstance(value, bool) else value for key, value in (params or {}).items()}
-        call = self._call(method, path, name, body, headers, seconds, query=urlencode(query))
-        async with (
-            self._slot(call, control=not slot) as state,
-            nullcontext(state.session) if retry else self._session(force_close=True) as session,
-        ):
-            response, content = await self._respond(call, session, retry=retry)
+        if params:
+            query = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
+            path += "?" + urlencode(query)
+        call = self._call(method, path, name, body, headers, seconds)
+        async with self._slot(call, control=not slot) as session:
+            if retry:
+                response, content = await self._respond(call, session)
+            else:
+                async with self._session(force_close=True) as new_session:
+                    response, content = await self._respond(call, new_session, retry=False)
             return HttpResponse(response.status, response.headers, content, name)
 
     @asynccontextmanager
@@ -149,8 +155,8 @@ class ServerConnection:
         a stream without `[DONE]` `MalformedResultError`, a connection that breaks `ServerUnreachableError`.
         """
         call = self._call("POST", path, name, body, headers, seconds)
-        async with self._slot(call) as state:
-            response, content = await self._respond(call, state.session, whole=False)
+        async with self._slot(call) as session:
+            response, content = await self._respond(call, session, whole=False)
             if response.status >= 400:
                 raise response_error(name, HttpResponse(response.status, response.headers, content), call.place)
             try:
@@ -167,7 +173,7 @@ class ServerConnection:
             if state.process != os.getpid():
                 _INHERITED.append(state)
             elif loop.is_closed():
-                await _close_session(state.session)
+                await state.close_session()
             elif loop is asyncio.get_running_loop():
                 await state.shut_down()
             else:
@@ -181,10 +187,9 @@ class ServerConnection:
         body: Body | None,
         headers: Mapping[str, str] | None,
         seconds: float | None,
-        query: str = "",
     ) -> Call:
         try:
-            url = _encoded_url(f"{self.base_url}{path}?{query}" if query else self.base_url + path)
+            url = _encoded_url(self.base_url + path)
             if headers and not all(value.isascii() and value.isprintable() for value in headers.values()):
                 raise ValueError
         except ValueError:
@@ -195,11 +200,11 @@ class ServerConnection:
             ) from None
         payload = None if body is None else SegmentsPayload(body)
         seconds = self.limits.total_seconds if seconds is None else seconds
-        return Call(name, method, url, f"{method} {self.base_url}{path}", payload, headers, seconds)
+        return Call(name, method, url, payload, headers, seconds, self.limits.response_bytes)
 
     @asynccontextmanager
-    async def _slot(self, call: Call, *, control: bool = False) -> AsyncIterator[_LoopState]:
-        """A slot, under the deadline of the call."""
+    async def _slot(self, call: Call, *, control: bool = False) -> AsyncIterator[aiohttp.ClientSession]:
+        """A slot, under the deadline of the call, with the session of the running loop."""
         self._raise_if_closed(call)
         loop = asyncio.get_running_loop()
         state = self._loops.get(loop) or await self._open(loop)
@@ -208,12 +213,9 @@ class ServerConnection:
         try:
             async with scope:
                 state.running.add(scope)
-                try:
-                    async with state.control_slots if control else state.slots:
-                        self._raise_if_closed(call)
-                        yield state
-                finally:
-                    state.running.discard(scope)
+                async with state.control_slots if control else state.slots:
+                    self._raise_if_closed(call)
+                    yield state.session
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -223,6 +225,8 @@ class ServerConnection:
                 f"{call.place} was not over after {call.seconds:g} s; it was {call.stage} (attempt {call.attempt}). "
                 "Raise total_seconds if such requests may take longer",
             ) from None
+        finally:
+            state.running.discard(scope)
 
     async def _respond(
         self, call: Call, session: aiohttp.ClientSession, *, whole: bool = True, retry: bool = True
@@ -231,11 +235,10 @@ class ServerConnection:
         retries = self.limits.retries if retry else 0
         kept_connection_lost = not retry
         while True:
-            call.attempt += 1
             failure: ConnectionError | None = None
             retry_after, immediately = None, False
             try:
-                response, content = await self._attempt(call, session, whole)
+                response, content = await call.send(session, whole=whole)
             except ConnectionError as error:
                 self._on_lost()
                 self._raise_if_closed(call)
@@ -251,7 +254,7 @@ class ServerConnection:
                         _LOG.info("%s responds again", self.base_url)
                     return response, content
                 reason, retry_after = f"HTTP {response.status}", response.headers.get("retry-after")
-            delay = 0.0 if immediately else retry_delay(call.attempt, self.limits, retry_after)
+            delay = 0.0 if immediately else self.limits.retry_delay(call.attempt, retry_after)
             if call.attempt > retries or asyncio.get_running_loop().time() + delay >= call.deadline:
                 if failure is None:
                     return response, content
@@ -266,47 +269,18 @@ class ServerConnection:
             if delay:
                 await sleep(delay)
 
-    async def _attempt(
-        self, call: Call, session: aiohttp.ClientSession, whole: bool
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
-        call.stage = "waiting for the response"
-        try:
-            response = await session.request(
-                call.method, call.url, data=call.body, headers=call.headers, allow_redirects=False
-            )
-        except aiohttp.ClientError as error:
-            raise call.error(error) from error
-        try:
-            if 300 <= response.status < 400:
-                target = re.split(r"[?#]", redacted(response.headers.get("location", "")))[0]
-                raise ServerError(
-                    call.name,
-                    f"{call.place} was redirected; redirects are not followed. Give the server's own address as "
-                    "base_url",
-                    status=response.status,
-                    body=f"to {target or 'an unknown address'}",
-                )
-            if not whole and response.status < 400:
-                return response, b""
-            call.stage = "reading the response"
-            pieces = [piece async for piece in body_pieces(call, response, self.limits.response_bytes)]
-            return response, b"".join(pieces)
-        except BaseException:
-            response.close()
-            raise
-
     async def _events(self, call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         decoder = EventDecoder()
-        pieces = body_pieces(call, response, self.limits.response_bytes)
+        call.stage = "reading the response"
         try:
-            async for piece in pieces:
+            while piece := await call.read(response):
                 for event in decoder.feed(piece):
                     if event != b"[DONE]":
                         yield event
                         continue
                     with suppress(TimeoutError, ConnectionError, EngineError):
                         async with asyncio.timeout(_AFTER_DONE_SECONDS):
-                            await anext(pieces, b"")
+                            await call.read(response)
                     return
         except ConnectionError as error:
             self._on_lost()
@@ -319,18 +293,15 @@ class ServerConnection:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> _LoopState:
         """A session for the running loop. The states of loops that are closed are dropped."""
-        state = _LoopState(
-            self._session(keepalive_timeout=self.limits.keepalive_seconds),
-            asyncio.Semaphore(self.limits.concurrency),
-            asyncio.Semaphore(_CONTROL_SLOTS),
-        )
+        session = self._session(keepalive_timeout=self.limits.keepalive_seconds)
+        state = _LoopState(session, asyncio.Semaphore(self.limits.concurrency))
         with self._lock:
             closed = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
             self._loops[loop] = state
         state.loop_end = self._until_loop_ends(loop, state)
         await anext(state.loop_end)
         for each in closed:
-            await _close_session(each.session)
+            await each.close_session()
         return state
 
     def _session(self, **connector: Any) -> aiohttp.ClientSession:
@@ -351,13 +322,7 @@ class ServerConnection:
         finally:
             with self._lock:
                 self._loops.pop(loop, None)
-            await _close_session(state.session)
-
-
-async def _close_session(session: aiohttp.ClientSession) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await session.close()
+            await state.close_session()
 
 
 @lru_cache(maxsize=256)

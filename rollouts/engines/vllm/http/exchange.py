@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -13,7 +14,7 @@ from aiohttp.payload import Payload
 from yarl import URL
 
 from rollouts.engines.vllm.http.server_address import redacted
-from rollouts.errors import EngineError, MalformedResultError, ServerTimeoutError, ServerUnreachableError
+from rollouts.errors import EngineError, MalformedResultError, ServerError, ServerTimeoutError, ServerUnreachableError
 
 Body = Sequence[bytes | memoryview]
 
@@ -44,26 +45,84 @@ class SegmentsPayload(Payload):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One request through all of its attempts. `place` is its method and URL, for errors."""
+    """One request through all of its attempts. `response_bytes` bounds the decompressed body of each response."""
 
     name: str
     method: str
     url: URL
-    place: str
     body: SegmentsPayload | None
     headers: Mapping[str, str] | None
     seconds: float
+    response_bytes: int
     stage: str = "waiting for a free slot"
     attempt: int = 0
     deadline: float = 0.0
     unanswered: bool = False  # whether the last attempt ended before the first byte of a response
+    received: int = 0
 
-    def error(self, error: aiohttp.ClientError) -> EngineError | ConnectionError:
+    @property
+    def place(self) -> str:
+        """Method and URL, for errors."""
+        return f"{self.method} {self.url}".partition("?")[0]
+
+    async def send(self, session: aiohttp.ClientSession, *, whole: bool) -> tuple[aiohttp.ClientResponse, bytes]:
+        """One attempt: the response with its body (empty if not `whole` and no error). `ConnectionError`: try again."""
+        self.attempt += 1
+        self.stage, self.received = "waiting for the response", 0
+        try:
+            response = await session.request(
+                self.method, self.url, data=self.body, headers=self.headers, allow_redirects=False
+            )
+        except aiohttp.ClientError as error:
+            raise self._typed(error) from error
+        try:
+            if 300 <= response.status < 400:
+                target = re.split(r"[?#]", redacted(response.headers.get("location", "")))[0]
+                raise ServerError(
+                    self.name,
+                    f"{self.place} was redirected; redirects are not followed. Give the server's own address as "
+                    "base_url",
+                    status=response.status,
+                    body=f"to {target or 'an unknown address'}",
+                )
+            pieces = []
+            if whole or response.status >= 400:
+                self.stage = "reading the response"
+                while not response.content.at_eof():
+                    pieces.append(await self.read(response))
+            return response, b"".join(pieces)
+        except BaseException:
+            response.close()
+            raise
+
+    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+        """The next piece of the decompressed body as it arrives; empty at its end."""
+        try:
+            piece = await response.content.readany()
+        except aiohttp.ClientError as error:
+            raise self._typed(error) from error
+        self.received += len(piece)
+        if self.received > self.response_bytes:
+            raise MalformedResultError(
+                self.name,
+                f"{self.place}: the response is larger than response_bytes, {self.response_bytes}. Raise it if such "
+                "responses are expected",
+            )
+        return piece
+
+    def unreachable(self, reason: ConnectionError) -> ServerUnreachableError:
+        times = "once" if self.attempt == 1 else f"{self.attempt} times"
+        return ServerUnreachableError(
+            self.name,
+            f"{self.place} failed {times}; the last error: {reason}. Is the server running, and at this address?",
+        )
+
+    def _typed(self, error: aiohttp.ClientError) -> EngineError | ConnectionError:
         """The typed error for an aiohttp error; a `ConnectionError` if the request may be sent again."""
         self.unanswered = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and not isinstance(
             error, aiohttp.ClientConnectorError
         )
-        if isinstance(error, aiohttp.ServerTimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+        if isinstance(error, aiohttp.SocketTimeoutError):
             return ServerTimeoutError(
                 self.name,
                 f"{self.place}: nothing arrived for longer than read_seconds while {self.stage} "
@@ -80,27 +139,3 @@ class Call:
         if isinstance(error, aiohttp.ClientPayloadError) and isinstance(error.__cause__, ContentEncodingError):
             return MalformedResultError(self.name, f"{self.place}: the compressed body is invalid: {error.__cause__}")
         return ConnectionError(redacted(str(error)) or type(error).__name__)
-
-    def unreachable(self, reason: ConnectionError) -> ServerUnreachableError:
-        times = "once" if self.attempt == 1 else f"{self.attempt} times"
-        return ServerUnreachableError(
-            self.name,
-            f"{self.place} failed {times}; the last error: {reason}. Is the server running, and at this address?",
-        )
-
-
-async def body_pieces(call: Call, response: aiohttp.ClientResponse, byte_limit: int) -> AsyncIterator[bytes]:
-    """The decompressed body in pieces as it arrives. `byte_limit` bounds their sum."""
-    remaining = byte_limit
-    try:
-        async for piece in response.content.iter_any():
-            remaining -= len(piece)
-            if remaining < 0:
-                raise MalformedResultError(
-                    call.name,
-                    f"{call.place}: the response is larger than response_bytes, {byte_limit}. Raise it if such "
-                    "responses are expected",
-                )
-            yield piece
-    except aiohttp.ClientError as error:
-        raise call.error(error) from error

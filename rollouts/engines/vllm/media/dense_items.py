@@ -12,7 +12,6 @@ get the layout and the count of the server's own items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +21,7 @@ from renderers.media.item import PackedArray, TensorField
 from renderers.placement import PlacedItem
 from renderers.vision.normalise import ScaledPixels
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.wire.tensors import tensor_shape
+from rollouts.engines.vllm.wire.tensors import tensor_type
 
 # Names in vLLM's models for the number of rows of `pixel_values` that belong to an image.
 _ROW_COUNTS = frozenset({"num_patches", "patches_per_image"})
@@ -33,16 +32,15 @@ _IMAGE_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorFi
 def dense_items(item: MediaItem, placeholder: PlaceholderRange, capabilities: ServerCapabilities) -> list[PlacedItem]:
     """The items to send for one item, each with a range without text; empty if the API cannot describe the item.
 
-    `media_checks.check_placement` must have passed.
+    `media_checks.placement_violations` must have found none.
     """
     runs = _joined_runs(placeholder)
-    is_dense = runs == [(placeholder.offset, placeholder.end)]
-    if item.modality == "video" and not is_dense:
+    if item.modality == "video" and runs != [(placeholder.offset, placeholder.end)]:
         return _video_steps(item, runs, capabilities)
-    if len(runs) == 1:
-        start, end = runs[0]
-        return [(_in_server_layout(item, capabilities), PlaceholderRange(start, end - start))]
-    return []
+    if len(runs) > 1:
+        return []
+    start, end = runs[0]
+    return [(_in_server_layout(item, capabilities), PlaceholderRange(start, end - start))]
 
 
 def _in_server_layout(item: MediaItem, capabilities: ServerCapabilities) -> MediaItem:
@@ -78,32 +76,23 @@ def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: Ser
     if capabilities.merge_area is None or item.tensors.keys() != _VIDEO_FIELDS:
         return []
     grid = item["video_grid_thw"]
-    if grid.shape != (3,) or tensor_shape(item.tensors["pixel_values_videos"])[:1] != (int(grid.prod()),):
+    if grid.shape != (3,) or tensor_type(item.tensors["pixel_values_videos"]).shape[:1] != (int(grid.prod()),):
         return []
     steps, height, width = (int(side) for side in grid)
     rows = height * width
     if steps != len(runs) or any((end - start) * capabilities.merge_area != rows for start, end in runs):
         return []
-    pixels = item.tensors["pixel_values_videos"]
-    if not isinstance(pixels, ScaledPixels):
-        pixels = item["pixel_values_videos"]
-    step_grid = np.array((1, height, width), dtype=np.int64)
+    tensor = item.tensors["pixel_values_videos"]
+    scale = tensor.scale if isinstance(tensor, ScaledPixels) else None
+    pixels = tensor.pixels if isinstance(tensor, ScaledPixels) else item["pixel_values_videos"]
     placed = []
     for step, (start, end) in enumerate(runs):
-        step_rows = slice(step * rows, (step + 1) * rows)
+        step_pixels = pixels[step * rows : (step + 1) * rows]
         tensors: dict[str, np.ndarray | PackedArray] = {
-            "pixel_values": ScaledPixels(pixels.pixels[step_rows], pixels.scale)
-            if isinstance(pixels, ScaledPixels)
-            else pixels[step_rows],
-            "image_grid_thw": step_grid,
+            "pixel_values": step_pixels if scale is None else ScaledPixels(step_pixels, scale),
+            "image_grid_thw": np.array((1, height, width), dtype=np.int64),
         }
-        image = MediaItem(
-            "image", f"{item.mm_hash}-{step}", item.source, tensors, end - start, item.scale, _IMAGE_FIELDS
-        )
-        placed.append((image, PlaceholderRange(start, end - start)))
+        name, num_tokens = f"{item.mm_hash}-{step}", end - start
+        image = MediaItem("image", name, item.source, tensors, num_tokens, item.scale, _IMAGE_FIELDS)
+        placed.append((image, PlaceholderRange(start, num_tokens)))
     return placed
-
-
-def request_dense_items(placed: Sequence[PlacedItem], capabilities: ServerCapabilities) -> list[PlacedItem]:
-    """The items to send for all items of a request, in prompt order."""
-    return [dense for item, placeholder in placed for dense in dense_items(item, placeholder, capabilities)]

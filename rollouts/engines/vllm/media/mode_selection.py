@@ -6,7 +6,7 @@ error recommends the other mode only if there are no objections to that one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,12 +14,11 @@ import numpy as np
 from renderers import MediaItem, PlaceholderRange
 from renderers.media.raw_video import is_raw_video, raw_video_size
 from renderers.media.sniffing import sniff
-from renderers.placement import PlacedItem
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.media.dense_items import dense_items
-from rollouts.engines.vllm.media.video_file import MIN_FRAMES
-from rollouts.engines.vllm.wire.tensors import FLOATS, PixelDtype, ServerNumbers, ServerTensor, raw_pixels, tensor_dtype
+from rollouts.engines.vllm.media.source_files import MIN_VIDEO_FRAMES
+from rollouts.engines.vllm.wire.tensors import FLOATS, PixelDtype, ServerNumbers, ServerTensor, raw_pixels, tensor_type
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError
 
 MediaMode = Literal["features", "content_parts", "auto"]
@@ -46,58 +45,45 @@ def item_name(item: MediaItem) -> str:
 
 
 def select_mode(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> SelectedMode:
-    """The mode that "auto" selects: features if they work for every item of the request, else source files.
+    """The mode that sends every item of the request; "auto" prefers features.
 
     The placement of the media must have been checked. Raises `CapabilityError` or `InvalidRequestError` with the
-    reasons if neither mode works.
+    reasons if the mode does not work. The error says whether the other mode would.
     """
-    if mode != "auto":
-        return mode
-    placed = _placed(request)
-    against_features = features_objections(request, placed, capabilities)
-    if not against_features:
+    against_features = features_objections(request, capabilities)
+    if mode != "content_parts" and not against_features:
         return "features"
-    against_files = content_objections(request, placed, capabilities)
-    if not against_files:
+    against_files = content_objections(request, capabilities)
+    if mode != "features" and not against_files:
         return "content_parts"
-    raise _no_mode_error(request, against_features, against_files)
-
-
-def check_mode(request: GenerateRequest, mode: SelectedMode, capabilities: ServerCapabilities) -> None:
-    """Raise unless the mode works for every item. The error says whether the other mode would."""
-    placed = _placed(request)
-    if mode == "features":
-        against, other, against_other = features_objections, "content_parts", content_objections
-    else:
-        against, other, against_other = content_objections, "features", features_objections
-    objections = against(request, placed, capabilities)
-    if not objections:
-        return
-    remaining = against_other(request, placed, capabilities)
-    if remaining:
-        by_mode = (objections, remaining) if mode == "features" else (remaining, objections)
-        raise _no_mode_error(request, *by_mode)
+    name = request.request_id
+    if against_features and against_files:
+        first, second = against_features[0], against_files[0]
+        cures = dict.fromkeys(each.cure for each in (first, second) if each.cure)
+        error = first.error if first.error is second.error else CapabilityError
+        raise error(
+            name,
+            f"neither mode works for the media of the prompt. As features, {_listed(against_features)}. As source "
+            f"files, {_listed(against_files)}. To cure it, {', or '.join(cures) or 'leave such media out'}",
+        )
+    objections, other = (against_features, "content_parts") if mode == "features" else (against_files, "features")
     first = objections[0]
-    cures = [f'Use media="{other}" (or "auto")', *([first.cure] if first.cure else [])]
-    raise first.error(request.request_id, f"as {mode}, {_listed(objections)}. {', or '.join(cures)}")
+    cure = f", or {first.cure}" if first.cure else ""
+    raise first.error(name, f'as {mode}, {_listed(objections)}. Use media="{other}" (or "auto"){cure}')
 
 
-def features_objections(
-    request: GenerateRequest, placed: Sequence[PlacedItem], capabilities: ServerCapabilities
-) -> list[Objection]:
+def features_objections(request: GenerateRequest, capabilities: ServerCapabilities) -> list[Objection]:
     """The objections to sending the items as features, at most one for each."""
-    found = (_against_features(request, item, placeholder, capabilities) for item, placeholder in placed)
+    found = (_against_features(request, item, placeholder, capabilities) for item, placeholder in request.media)
     return [objection for objection in found if objection is not None]
 
 
-def content_objections(
-    request: GenerateRequest, placed: Sequence[PlacedItem], capabilities: ServerCapabilities
-) -> list[Objection]:
+def content_objections(request: GenerateRequest, capabilities: ServerCapabilities) -> list[Objection]:
     """The objections to sending the source files of the items, at most one for each."""
-    sampled_markers = _first_sampled_markers(request, placed)
+    sampled_markers = _first_sampled_markers(request)
     found = (
         _against_content(request, item, placeholder, capabilities, sampled_markers.get(item.modality))
-        for item, placeholder in placed
+        for item, placeholder in request.media
     )
     return [objection for objection in found if objection is not None]
 
@@ -140,64 +126,50 @@ def _against_features(
             "`placeholder_token_ids`",
         )
     for sent, _ in items:
-        if (reason := _tensor_mismatch(sent, capabilities)) is not None:
+        held_fields = {name: field.kind for name, field in sent.fields.items()}
+        wanted_fields = capabilities.image_fields if sent.modality == "image" and capabilities.image_fields else {}
+        if any(held_fields.get(name) != kind for name, kind in wanted_fields.items()):  # it would crash the server
+            held, wanted = (
+                ", ".join(f"{name} ({kind})" for name, kind in sorted(each.items()))
+                for each in (held_fields, wanted_fields)
+            )
+            reason = f"it holds the tensors {held}, and {capabilities.model} wants {wanted}"
             return Objection(item, reason, _RENDERER_OF_MODEL)
         grid = f"{sent.modality}_grid_thw"
         if capabilities.merge_area is not None and grid not in sent.tensors:
             held = ", ".join(sent.tensors) or "no tensors"
             return Objection(item, f"it has no {grid}, only {held}", _RENDERER_OF_MODEL, InvalidRequestError)
-        if (reason := _pixel_mismatch(sent, capabilities.pixel_dtype)) is not None:
-            flag = "with" if _pixel_type(sent) in FLOATS else "without"
+        if (unfit := _unfit_pixels(sent, capabilities.pixel_dtype)) is not None:
+            name, dtype = unfit
+            flag = "with" if dtype in FLOATS else "without"
             return Objection(
-                item, reason, f"{_RENDERER_OF_MODEL}, or start the server {flag} --no-mm-device-do-normalize"
+                item,
+                f"its {name} is {dtype} and the server wants {capabilities.pixel_dtype}: the model would see noise",
+                f"{_RENDERER_OF_MODEL}, or start the server {flag} --no-mm-device-do-normalize",
             )
     return None
 
 
-def _tensor_mismatch(item: MediaItem, capabilities: ServerCapabilities) -> str | None:
-    """How the tensors of an image differ from the server's, or None; a missing tensor would crash the server."""
-    expected = capabilities.image_fields
-    if expected is None or item.modality != "image":
-        return None
-    fields = {name: field.kind for name, field in item.fields.items()}
-    if all(fields.get(name) == kind for name, kind in expected.items()):
-        return None
-    return f"it holds the tensors {_described(fields)}, and {capabilities.model} wants {_described(expected)}"
-
-
-def _described(fields: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in sorted(fields.items()))
-
-
-def _pixel_mismatch(item: MediaItem, wanted: PixelDtype) -> str | None:
-    """How the dtype of an item's pixels differs from the server's, or None; the server would not report an error."""
+def _unfit_pixels(item: MediaItem, wanted: PixelDtype) -> tuple[str, str] | None:
+    """Name and dtype of pixels that differ from the server's dtype, or None; the server would not report an error."""
     for name, tensor in item.tensors.items():
-        if not name.startswith("pixel_values") or isinstance(tensor, ServerNumbers):
+        if not name.startswith("pixel_values") or isinstance(tensor, ServerNumbers) or raw_pixels(item, name):
             continue
-        dtype = tensor_dtype(tensor)
-        if raw_pixels(item, name) is not None:
-            continue
+        dtype = tensor_type(tensor).dtype
         # vLLM and the encoder cast floats to the model's dtype; only tensors of a server are sent unchanged.
         castable = dtype in FLOATS and not isinstance(tensor, ServerTensor)
         if dtype != wanted and not (castable and wanted in FLOATS):
-            return f"its {name} is {dtype} and the server wants {wanted}: the model would see noise"
+            return name, dtype
     return None
 
 
-def _pixel_type(item: MediaItem) -> str:
-    """torch's name of the dtype of an item's pixels."""
-    return next(
-        (tensor_dtype(tensor) for name, tensor in item.tensors.items() if name.startswith("pixel_values")), "none"
-    )
-
-
-def _first_sampled_markers(request: GenerateRequest, placed: Sequence[PlacedItem]) -> dict[str, int]:
+def _first_sampled_markers(request: GenerateRequest) -> dict[str, int]:
     """By modality, the first position of a marker outside of all placeholders: a policy sampled it as text."""
     ids = np.asarray(request.prompt_ids)
     first: dict[str, int] = {}
-    for modality in {item.modality for item, _ in placed} & request.placeholder_token_ids.keys():
+    for modality in {item.modality for item, _ in request.media} & request.placeholder_token_ids.keys():
         is_text = ids == request.placeholder_token_ids[modality]
-        for _, placeholder in placed:
+        for _, placeholder in request.media:
             is_text[placeholder.offset : placeholder.end] = False
         if is_text.any():
             first[modality] = int(is_text.argmax())
@@ -237,42 +209,19 @@ def _against_content(
             None,
             InvalidRequestError,
         )
-    return _against_video_file(item) if item.modality == "video" else None
-
-
-def _against_video_file(item: MediaItem) -> Objection | None:
-    """The objection to sending the source of a video that a server could not decode."""
+    if item.modality != "video":
+        return None
     if is_raw_video(item.source.data):
-        frames = raw_video_size(item.source.data)[0]
-        if frames >= MIN_FRAMES:
-            return None
-        return Objection(
-            item,
-            f"a server cannot decode a video of {frames} frame",
-            "pass the frame as an image, or more frames",
-            InvalidRequestError,
-        )
-    if sniff(item.source.data) is None:
-        return Objection(
-            item, "its source is not a file that a server could decode", "pass a video file", InvalidRequestError
-        )
+        if (frames := raw_video_size(item.source.data)[0]) < MIN_VIDEO_FRAMES:
+            reason, cure = (
+                f"a server cannot decode a video of {frames} frame",
+                "pass the frame as an image, or more frames",
+            )
+            return Objection(item, reason, cure, InvalidRequestError)
+    elif sniff(item.source.data) is None:
+        reason = "its source is not a file that a server could decode"
+        return Objection(item, reason, "pass a video file", InvalidRequestError)
     return None
-
-
-def _placed(request: GenerateRequest) -> list[PlacedItem]:
-    return [] if request.multi_modal_data is None else request.multi_modal_data.items_with_ranges()
-
-
-def _no_mode_error(
-    request: GenerateRequest, against_features: Sequence[Objection], against_files: Sequence[Objection]
-) -> EngineError:
-    cures = dict.fromkeys(cure for cure in (against_features[0].cure, against_files[0].cure) if cure)
-    error = against_features[0].error if against_features[0].error is against_files[0].error else CapabilityError
-    return error(
-        request.request_id,
-        f"neither mode works for the media of the prompt. As features, {_listed(against_features)}. As source files, "
-        f"{_listed(against_files)}. To cure it, {', or '.join(cures) or 'leave such media out'}",
-    )
 
 
 def _listed(objections: Sequence[Objection]) -> str:

@@ -44,6 +44,8 @@ class ServerMediaCache:
         self._held: ByteLRU[str, int] = ByteLRU(max_bytes)
         self._pending: dict[str, Future[None]] = {}
         self._epoch = 0
+        self._no_media = MediaReservation({}, frozenset(), 0)
+        self._no_media.ended.set_result(None)
 
     async def reserve(self, names: Mapping[str, int], *, include_all: bool = False) -> MediaReservation:
         """Decide which items of `names` (name -> bytes) a request includes, once none of them is being sent.
@@ -51,15 +53,18 @@ class ServerMediaCache:
         `include_all`: include every item, without waiting. Each reservation must end with `commit`, `release` or
         `evict`.
         """
-        if include_all:
-            with self._lock:
-                return MediaReservation(dict(names), frozenset(names), self._epoch)
+        if not names:
+            return self._no_media  # a lock and a condition less for each request of text
         while True:
             with self._lock:
-                waiting = [self._pending[name] for name in names if name in self._pending]
+                waiting = [] if include_all else [self._pending[name] for name in names if name in self._pending]
                 # All or nothing: two requests that each included an item for which the other waits would deadlock.
                 if not waiting:
-                    return self._reserve(names)
+                    included = frozenset(name for name in names if include_all or self._held.get(name) is None)
+                    reservation = MediaReservation(dict(names), included, self._epoch)
+                    if not include_all:
+                        self._pending |= dict.fromkeys(included, reservation.ended)
+                    return reservation
             await asyncio.wait([asyncio.wrap_future(future) for future in waiting])
 
     def commit(self, reservation: MediaReservation) -> None:
@@ -91,16 +96,8 @@ class ServerMediaCache:
     def __contains__(self, name: str) -> bool:
         return name in self._held
 
-    # The callers of these hold the lock.
-
-    def _reserve(self, names: Mapping[str, int]) -> MediaReservation:
-        included = frozenset(name for name in names if self._held.get(name) is None)
-        reservation = MediaReservation(dict(names), included, self._epoch)
-        self._pending |= dict.fromkeys(included, reservation.ended)
-        return reservation
-
     def _end(self, reservation: MediaReservation) -> frozenset[str]:
-        """The included items of a reservation that was pending until now; empty if it had ended before."""
+        """The included items of a reservation that was pending until now; empty if it had ended. Needs the lock."""
         if reservation.ended.done():
             return frozenset()
         for name in reservation.included:

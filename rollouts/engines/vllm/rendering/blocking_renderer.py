@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from renderers import MediaItem, MediaSource, RenderedTokens
-from renderers.media.event_loop import on_event_loop
+from renderers.media.fetching import on_event_loop
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
-from rollouts.engines.vllm.rendering.prompt_chunks import Chunk
 from rollouts.engines.vllm.rendering.render_client import ServerIdentity
-from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
+from rollouts.engines.vllm.rendering.server_renderer import Chunk, ServerRenderer
 from rollouts.errors import EngineClosedError, InvalidRequestError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _NAME = "blocking render"
@@ -53,30 +52,25 @@ class BlockingServerRenderer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedTokens:
         """`ServerRenderer.render`."""
-        self._check_may_block()
         return self._wait(
-            self._renderer.render(
-                messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                chat_template_kwargs=chat_template_kwargs,
-            )
+            self._renderer.render,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=chat_template_kwargs,
         )
 
     def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
         """`ServerRenderer.render_chunks`."""
-        self._check_may_block()
-        return self._wait(self._renderer.render_chunks(chunks))
+        return self._wait(self._renderer.render_chunks, chunks)
 
     def image(self, reference: Any) -> MediaItem:
         """`ServerRenderer.image`."""
-        self._check_may_block()
-        return self._wait(self._renderer.image(reference))
+        return self._wait(self._renderer.image, reference)
 
     def identity(self) -> ServerIdentity:
         """`ServerRenderer.identity`."""
-        self._check_may_block()
-        return self._wait(self._renderer.identity())
+        return self._wait(self._renderer.identity)
 
     @property
     def processors(self) -> dict[Modality, ServerImageProcessor]:
@@ -84,9 +78,7 @@ class BlockingServerRenderer:
         marker = self.identity().marker
         if marker is None:
             return {}
-        return {
-            "image": ServerImageProcessor(self, marker=marker, policy=self._renderer.policy, store=self._renderer.store)
-        }
+        return {"image": ServerImageProcessor(self, marker, self._renderer.policy, self._renderer.store)}
 
     def close(self) -> None:
         """Cancel running calls, close the `ServerRenderer` and end the thread. A second call does nothing."""
@@ -101,12 +93,10 @@ class BlockingServerRenderer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _check_may_block(self) -> None:
+    def _wait(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         if on_event_loop():
             raise InvalidRequestError(
                 _NAME,
@@ -115,17 +105,14 @@ class BlockingServerRenderer:
             )
         if self._process != os.getpid():
             raise InvalidRequestError(_NAME, "the process was forked; make a new ServerRenderer in the child process")
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         with self._lock:  # so that a concurrent `close` cancels the call that starts here
             if self._closed:
-                coroutine.close()
                 raise EngineClosedError(_NAME, "the renderer is closed")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name="server-renderer", daemon=True)
                 self._thread.start()
-            running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            running = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
         try:
             return running.result()
         except CancelledError:
@@ -151,12 +138,9 @@ class ServerImageProcessor:
 
     modality: Modality = "image"
 
-    def __init__(
-        self, renderer: BlockingServerRenderer, *, marker: str, policy: MediaPolicy, store: MediaStore
-    ) -> None:
+    def __init__(self, renderer: BlockingServerRenderer, marker: str, policy: MediaPolicy, store: MediaStore) -> None:
         self._renderer = renderer
-        self.marker = marker
-        self.embed_token = marker
+        self.marker = self.embed_token = marker
         self.policy = policy
         self.store = store
 

@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from renderers import MediaItem, MediaSource
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale
 from renderers.media.policy import MediaPolicy
-from renderers.media.reference import source_of_part
+from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
-from renderers.media.urls import allowed_target
-from rollouts.engines.vllm.media.image_file import ImageFile, image_file
+from rollouts.engines.vllm.media.source_files import SourceFile, image_file
 from rollouts.engines.vllm.rendering.render_client import RenderClient, ServerIdentity, image_part
 from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.engines.vllm.wire.feature_decoding import decode_item
@@ -64,7 +63,8 @@ class ImageRenderer:
 
     async def render(self, reference: Any) -> RenderedImage:
         """Render the value of an image part. Raises `MediaError` and `EngineError`."""
-        source = await asyncio.to_thread(self._source, reference)
+        part = {"type": "image", "image": reference}
+        source = await asyncio.to_thread(load_source, part, self._policy, self._store)
         for _ in range(_MAX_ATTEMPTS):
             server = await self._client.identity()
             mm_hash = f"{source.digest}-{server.fingerprint}"
@@ -80,35 +80,21 @@ class ImageRenderer:
             _request_name(source), f"the server restarted {_MAX_ATTEMPTS} times while it rendered the image"
         )
 
-    def file(self, source: MediaSource) -> ImageFile:
-        """The file that is sent to the server for a source."""
-        return image_file(source, self._policy)
-
-    def files(self, images: Iterable[RenderedImage]) -> dict[str, ImageFile]:
+    def files(self, images: Iterable[RenderedImage]) -> dict[str, SourceFile]:
         """The file of each distinct image by its name in the server's cache."""
         distinct = {image.name: image.item.source for image in images}
-        return {name: self.file(source) for name, source in distinct.items()}
-
-    def _source(self, reference: Any) -> MediaSource:
-        """The source of a reference, which the policy must allow even if the store holds it."""
-        if isinstance(reference, str) and reference[:8].lower().startswith(("http://", "https://")):
-            allowed_target(reference, self._policy)
-        known = self._store.references.get(reference)
-        if known is not None and (known.is_pixels or known.nbytes <= self._policy.max_bytes):
-            return known
-        source = self._store.add_source(source_of_part({"type": "image", "image": reference}, self._policy))
-        return self._store.references.put(reference, source)
+        return {name: image_file(source, self._policy) for name, source in distinct.items()}
 
     async def _render(self, source: MediaSource, mm_hash: str, server: ServerIdentity) -> MediaItem:
         """Let the server process an image, and store the item."""
         request_name, cache_name = _request_name(source), image_name(source)
-        file = await asyncio.to_thread(self.file, source)
-        response, image = await self._render_alone(cache_name, file, server.model, request_name)
-        if image.encoded is None:
-            # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
-            random_name = f"{cache_name}-{uuid.uuid4().hex}"
-            response, image = await self._render_alone(random_name, file, server.model, request_name)
-        if image.encoded is None:
+        file = await asyncio.to_thread(image_file, source, self._policy)
+        # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
+        for sent_name in (cache_name, f"{cache_name}-{uuid.uuid4().hex}"):
+            response, image = await self._render_alone(sent_name, file, server.model, request_name)
+            if image.encoded is not None:
+                break
+        else:
             raise CapabilityError(
                 request_name,
                 "/render sends no tensors of the image, even for a random name that no cache can hold. Start the "
@@ -139,7 +125,7 @@ class ImageRenderer:
         return self._store.put(item)
 
     async def _render_alone(
-        self, cache_name: str, file: ImageFile, model: str, request_name: str
+        self, cache_name: str, file: SourceFile, model: str, request_name: str
     ) -> tuple[RenderResponse, RenderedMedia]:
         """Render a message that contains only the image."""
         message = {"role": "user", "content": [image_part(cache_name)]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import json
 import re
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.media.image_file import ImageFile
+from rollouts.engines.vllm.media.source_files import SourceFile
 from rollouts.engines.vllm.server_probe import (
     PROBE_NAME,
     RENDER_PATH,
@@ -86,7 +85,7 @@ class RenderClient:
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        files: Mapping[str, ImageFile],
+        files: Mapping[str, SourceFile],
         *,
         model: str,
         name: str,
@@ -155,7 +154,7 @@ def image_part(name: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": None, "uuid": name}
 
 
-def _segments(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Body:
+def _segments(body: Mapping[str, Any], files: Mapping[str, SourceFile]) -> Body:
     """The JSON of a request, with the data URLs of files in the image parts of their names."""
     mark = uuid.uuid4().hex  # random, so that no content contains it
     messages = [_with_urls(message, files, mark) for message in body["messages"]]
@@ -163,14 +162,13 @@ def _segments(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Body:
     segments: list[bytes | memoryview] = []
     for index, piece in enumerate(pieces):
         if index % 2:
-            file = files[piece]
-            segments += [f"data:{file.media_type};base64,".encode(), base64.b64encode(file.data)]
+            segments += files[piece].data_url()
         else:
             segments.append(piece.encode())
     return segments
 
 
-def _with_urls(message: Mapping[str, Any], files: Mapping[str, ImageFile], mark: str) -> Mapping[str, Any]:
+def _with_urls(message: Mapping[str, Any], files: Mapping[str, SourceFile], mark: str) -> Mapping[str, Any]:
     """The message with the name of each file, between two marks, in place of its data URL."""
     if not isinstance(message.get("content"), list):
         return message

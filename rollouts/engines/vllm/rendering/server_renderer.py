@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.errors import ControlTokenInContentError, MediaError, MessageError, UnsupportedModalityError
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.messages import (
@@ -31,12 +32,41 @@ from rollouts.engines.vllm.error_context import name_server_in_errors
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.rendering.image_renderer import ImageRenderer, RenderedImage
-from rollouts.engines.vllm.rendering.prompt_chunks import Chunk, ImageChunk, ImagePointer, TokenChunk
 from rollouts.engines.vllm.rendering.render_client import RenderClient, ServerIdentity, image_part
-from rollouts.engines.vllm.wire.render_response import RenderResponse
+from rollouts.engines.vllm.wire.render_response import RenderResponse, single_token
 from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError
 
 _PartIndex = tuple[int, int]  # message index, part index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenChunk:
+    """Token ids that go into the prompt unchanged."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageChunk:
+    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]) or a data URL.
+
+    `expected_tokens`, if given, is the number of tokens that it must take. Tokens around it (`<|vision_start|>`) belong
+    into the neighbouring chunks.
+    """
+
+    image: Any
+    expected_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePointer:
+    """An image at a URL or path that the `MediaPolicy` must allow; this process fetches it, never the server."""
+
+    location: str | os.PathLike[str]
+    expected_tokens: int | None = None
+
+
+Chunk = TokenChunk | ImageChunk | ImagePointer
 
 
 class ServerRenderer:
@@ -120,14 +150,13 @@ class ServerRenderer:
         server = await self._client.identity()
         _check_texts(checked, server)
         images = await self._render_images(checked)
-        names = {index: image.name for index, image in images.items()}
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         if tools:
             options["tools"] = [dict(tool) for tool in tools]
         if chat_template_kwargs:
             options["chat_template_kwargs"] = dict(chat_template_kwargs)
         request_name = f"render {uuid.uuid4().hex[:12]}"
-        request = _openai_messages(checked, names)
+        request = _openai_messages(checked, images)
         response = await self._render_messages(request, images, server, request_name, options)
         media = _place_images(response, [images[index] for index in sorted(images)], request_name)
         return _result(
@@ -184,9 +213,7 @@ class ServerRenderer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _render_images(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PartIndex, RenderedImage]:
@@ -256,24 +283,26 @@ def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) 
                 )
 
 
-def _openai_messages(messages: Sequence[Mapping[str, Any]], names: Mapping[_PartIndex, str]) -> list[dict[str, Any]]:
-    """The messages in OpenAI's format, with the cache name of each image by (message index, part index)."""
+def _openai_messages(
+    messages: Sequence[Mapping[str, Any]], images: Mapping[_PartIndex, RenderedImage]
+) -> list[dict[str, Any]]:
+    """The messages in OpenAI's format, each image as its name in the server's cache."""
     converted = []
     for index, message in enumerate(messages):
         message = dict(message)
         if isinstance(message.get("content"), list):
-            parts = enumerate(message["content"])
-            message["content"] = [_openai_part(part, names.get((index, part_index))) for part_index, part in parts]
+            message["content"] = [
+                {"type": "text", "text": part["text"]}
+                if part["type"] == "text"
+                else image_part(images[index, position].name)
+                for position, part in enumerate(message["content"])
+            ]
         if "tool_calls" in message:
             message["tool_calls"] = [_openai_tool_call(call) for call in message["tool_calls"]]
         if "reasoning_content" in message:
             message["reasoning"] = message["reasoning_content"]
         converted.append(message)
     return converted
-
-
-def _openai_part(part: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    return {"type": "text", "text": part["text"]} if name is None else image_part(name)
 
 
 def _openai_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,11 +330,9 @@ def _place_images(response: RenderResponse, images: Sequence[RenderedImage], nam
                 f"/render gave image {image.item.source.digest[:12]} {image.item.num_tokens} tokens alone and "
                 f"{placeholder.length} in the conversation, at {placeholder.offset}",
             )
-        start, end = placeholder.offset, placeholder.end
-        if set(response.token_ids[start:end]) != {image.server.marker_id}:
-            raise MalformedResultError(
-                name, f"tokens {start}:{end} are not all the image token {image.server.marker_id}"
-            )
+        if single_token(response.token_ids, placeholder) != (marker := image.server.marker_id):
+            where = f"{placeholder.offset}:{placeholder.end}"
+            raise MalformedResultError(name, f"tokens {where} are not all the image token {marker}")
         placed.append((image.item, placeholder))
     return placed
 

@@ -40,8 +40,7 @@ from rollouts.engines.vllm.wire.tensors import (
     ServerTensor,
     Tensor,
     raw_pixels,
-    tensor_dtype,
-    tensor_shape,
+    tensor_type,
 )
 
 #: Size of a block: small enough to stay in the CPU's cache from the patches to the base64.
@@ -65,7 +64,7 @@ def encode_features(
     head = json.dumps({"mm_hashes": data.mm_hashes, "mm_placeholders": placeholders}, separators=(",", ":"))
     segments: list[bytes | memoryview] = []
     text = f'{head[:-1]},"kwargs_data":{{'
-    for number, (modality, items) in enumerate(data.mm_items.items()):
+    for number, (modality, items) in enumerate(data.media_items.items()):
         text += f"{',' if number else ''}{json.dumps(modality)}:["
         encoded: dict[int, Body] = {}  # an item that occurs twice is encoded once
         for index, item in enumerate(items):
@@ -87,31 +86,15 @@ def encode_item(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[
     uint8 pixels of an item with a scale are converted to `pixel_dtype`, and so are float tensors, which vLLM would cast
     to the model's dtype. Tensors that a server made are written unchanged.
     """
+    pieces = list(_pieces(item, pixel_dtype, siblings))
+    nbytes = sum(piece.nbytes if isinstance(piece, _Payload) else len(piece) for piece in pieces)
     # One buffer, for which numpy requests huge pages: a fifth faster than many small buffers.
-    text = np.empty(encoded_nbytes(item, pixel_dtype=pixel_dtype, siblings=siblings), dtype=np.uint8).data
+    text = np.empty((nbytes + 2) // 3 * 4, dtype=np.uint8).data
     end = 0
-    for part in _base64(_pieces(item, pixel_dtype, siblings)):
+    for part in _base64(pieces):
         start, end = end, end + len(part)
         text[start:end] = part
     return [text.toreadonly()]
-
-
-def encoded_nbytes(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> int:
-    """The number of bytes that `encode_item` returns, without encoding anything."""
-    pieces = _pieces(item, pixel_dtype, siblings)
-    count = sum(piece.nbytes if isinstance(piece, _Payload) else len(piece) for piece in pieces)
-    return (count + 2) // 3 * 4
-
-
-def wire_dtype(item: MediaItem, name: str, pixel_dtype: PixelDtype) -> str:
-    """torch's name of the dtype in which a tensor of an item is sent."""
-    tensor = item.tensors[name]
-    dtype = tensor_dtype(tensor)
-    if raw_pixels(item, name) is not None:
-        return pixel_dtype
-    if isinstance(tensor, ServerTensor) or pixel_dtype == "uint8" or dtype not in FLOATS:
-        return dtype
-    return pixel_dtype
 
 
 # From an item to msgpack.
@@ -134,7 +117,10 @@ def _pieces(item: MediaItem, pixel_dtype: PixelDtype, siblings: Sequence[MediaIt
         if isinstance(tensor, ServerNumbers):
             yield tensor.packed
         else:
-            dtype, shape = wire_dtype(item, name, pixel_dtype), tensor_shape(tensor)
+            dtype, shape = tensor_type(tensor)
+            converts = dtype in FLOATS and pixel_dtype != "uint8" and not isinstance(tensor, ServerTensor)
+            if converts or raw_pixels(item, name) is not None:
+                dtype = pixel_dtype
             nbytes = math.prod(shape) * ITEM_BYTES[dtype]
             head = packer.pack_array_header(3) + packer.pack(dtype) + packer.pack(list(shape))
             yield head + _ext_header(nbytes)
@@ -170,7 +156,7 @@ def _field(name: str, tensor: Tensor, field: TensorField, siblings: Sequence[Med
 
 def _slices(name: str, dim: int, siblings: Sequence[MediaItem]) -> list[list[list[int | None]]]:
     """For every item of the prompt, the slices of its rows in the joined tensor."""
-    rows = [tensor_shape(other.tensors[name])[dim] for other in siblings if name in other.tensors]
+    rows = [tensor_type(other.tensors[name]).shape[dim] for other in siblings if name in other.tensors]
     whole_axes: list[list[int | None]] = [[None, None, None]] * dim
     return [
         [*whole_axes, [end - count, end, None]] for count, end in zip(rows, itertools.accumulate(rows), strict=True)
@@ -203,7 +189,7 @@ def _blocks(item: MediaItem, name: str, dtype: str) -> Iterator[np.ndarray]:
 def _pixel_blocks(raw: RawPixels, dtype: str) -> Iterator[np.ndarray]:
     """The blocks of uint8 pixels, normalised unless `dtype` is uint8."""
     tensor, scale = raw
-    row_bytes = math.prod(tensor_shape(tensor)[1:]) * ITEM_BYTES[dtype]
+    row_bytes = math.prod(tensor_type(tensor).shape[1:]) * ITEM_BYTES[dtype]
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
     if isinstance(tensor, StillPatches):
         parts = (tensor.packed[start : start + step] for start in range(0, len(tensor.packed), step))
@@ -243,7 +229,7 @@ def _to_bytes(array: np.ndarray, dtype: str) -> np.ndarray:
 # From bytes to base64.
 
 
-def _base64(pieces: Iterator[bytes | _Payload]) -> Iterator[bytes]:
+def _base64(pieces: Iterable[bytes | _Payload]) -> Iterator[bytes]:
     """The base64 of all pieces as one text, in segments."""
     rest = b""
     # One buffer for all blocks: allocating new memory costs more than copying.

@@ -6,13 +6,13 @@ import base64
 import binascii
 import io
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
+from rollouts.engines.completion_checks import logprobs_error
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan
 from rollouts.engines.vllm.http.response import server_error
 from rollouts.errors import MalformedResultError, MissingLogProbsError
@@ -75,7 +75,13 @@ class Generation:
             status = failure["code"] if isinstance(failure.get("code"), int) else 500
             raise server_error(self._name, "the server stopped generating", status, str(failure.get("message"))[:500])
         try:
-            return self._add(payload)
+            if payload.get("prompt_logprobs") is not None:
+                self._prompt_logprobs = payload["prompt_logprobs"]
+            if payload.get("prompt_token_ids") is not None:
+                self._prompt_ids = payload["prompt_token_ids"]
+            if payload.get("mm_placeholders") is not None:
+                self._placeholders = payload["mm_placeholders"]
+            return [self._extend(part["index"], part) for part in payload["choices"]]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._malformed(f"the response does not have vLLM's shape ({error!r}): {text[:200]!r}") from error
 
@@ -105,26 +111,17 @@ class Generation:
 
     def prompt_logprobs(self, prompt_ids: Sequence[int]) -> np.ndarray:
         """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
-        entries = self._prompt_logprobs
-        if not isinstance(entries, list) or len(entries) != len(prompt_ids):
-            count = len(entries) if isinstance(entries, list) else 0
-            raise MissingLogProbsError(self._name, f"{count} prompt log-probabilities for {len(prompt_ids)} tokens")
-        values = np.full(len(entries), np.nan, dtype=np.float32)
-        for position, (entry, token) in enumerate(zip(entries, prompt_ids, strict=True)):
-            if position == 0:
-                continue
-            fields = entry.get(str(token)) if isinstance(entry, dict) else None
-            value = fields.get("logprob") if isinstance(fields, dict) else None
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-                or value <= -9999
-            ):
-                raise MissingLogProbsError(
-                    self._name, f"prompt token {position} (id {token}) has log-probability {value}"
-                )
-            values[position] = value
+        entries, count = self._prompt_logprobs, len(prompt_ids)
+        try:
+            given = [entry[str(token)]["logprob"] for entry, token in zip(entries[1:], prompt_ids[1:], strict=True)]
+            values = np.array([0.0, *given], dtype=np.float32)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MissingLogProbsError(
+                self._name, f"no log-probability for each of {count} tokens: {error!r}"
+            ) from error
+        if (reason := logprobs_error(values, count)) is not None:
+            raise MissingLogProbsError(self._name, f"prompt: {reason}")
+        values[0] = np.nan
         return values
 
     def prompt_expansion(self) -> PromptExpansion:
@@ -139,15 +136,6 @@ class Generation:
             return PromptExpansion([int(token) for token in self._prompt_ids], ranges)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._malformed(f"`mm_placeholders` cannot be read ({error!r})") from error
-
-    def _add(self, payload: Mapping[str, Any]) -> list[TokenDelta]:
-        if payload.get("prompt_logprobs") is not None:
-            self._prompt_logprobs = payload["prompt_logprobs"]
-        if payload.get("prompt_token_ids") is not None:
-            self._prompt_ids = payload["prompt_token_ids"]
-        if payload.get("mm_placeholders") is not None:
-            self._placeholders = payload["mm_placeholders"]
-        return [self._extend(part["index"], part) for part in payload["choices"]]
 
     def _extend(self, index: int, part: Mapping[str, Any]) -> TokenDelta:
         if not 0 <= index < len(self._choices):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from renderers import PlaceholderRange
@@ -46,49 +46,25 @@ def parse_render_response(body: bytes, name: str) -> RenderResponse:
 
 
 def _media(features: Any, name: str) -> list[RenderedMedia]:
-    if not isinstance(features, dict):
-        raise MalformedResultError(name, f"/render answered with features that are a {type(features).__name__}")
-    names, ranges = features.get("mm_hashes"), features.get("mm_placeholders")
-    data = features.get("kwargs_data") or {}
-    if not isinstance(names, dict) or not isinstance(ranges, dict) or not isinstance(data, dict):
-        raise MalformedResultError(name, "/render answered with features without mm_hashes and mm_placeholders")
-    if names.keys() != ranges.keys():
-        raise MalformedResultError(name, f"/render named {sorted(names)} and placed {sorted(ranges)}")
-    media = [
-        item
-        for modality in names
-        for item in _media_of_modality(modality, names[modality], ranges[modality], data.get(modality), name)
-    ]
+    try:
+        names, ranges, data = features["mm_hashes"], features["mm_placeholders"], features.get("kwargs_data") or {}
+        media = []
+        for modality in names.keys() | ranges.keys():
+            hashes, encoded = names[modality], data.get(modality)
+            rows = zip(hashes, ranges[modality], [None] * len(hashes) if encoded is None else encoded, strict=True)
+            for mm_hash, each, text in rows:
+                media.append(RenderedMedia(modality, mm_hash, PlaceholderRange(each["offset"], each["length"]), text))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MalformedResultError(
+            name, f"/render answered with features of another shape ({error!r}): {features!r:.200}"
+        ) from error
+    for item in media:
+        offset, length = item.placeholder.offset, item.placeholder.length
+        if type(offset) is not int or type(length) is not int:
+            raise MalformedResultError(name, f"/render placed {item.modality} at {offset!r:.40}, {length!r:.40}")
+        if not isinstance(item.name, str) or not isinstance(item.encoded, str | None):
+            raise MalformedResultError(name, f"/render sent a hash or data of {item.modality} that is no text")
     return sorted(media, key=lambda item: item.placeholder.offset)
-
-
-def _media_of_modality(modality: str, names: Any, ranges: Any, data: Any, name: str) -> list[RenderedMedia]:
-    if not isinstance(names, list) or not isinstance(ranges, list):
-        raise MalformedResultError(
-            name, f"/render answered with mm_hashes or mm_placeholders of {modality} not in lists"
-        )
-    data = [None] * len(names) if data is None else data
-    if not isinstance(data, list) or not len(names) == len(ranges) == len(data):
-        raise MalformedResultError(
-            name,
-            f"/render sent {len(names)} hashes of {modality}, {len(ranges)} placeholders and data of another number",
-        )
-    return [
-        _rendered_media(modality, mm_hash, placeholder, encoded, name)
-        for mm_hash, placeholder, encoded in zip(names, ranges, data, strict=True)
-    ]
-
-
-def _rendered_media(modality: str, mm_hash: Any, placeholder: Any, encoded: Any, name: str) -> RenderedMedia:
-    fields = placeholder if isinstance(placeholder, Mapping) else {}
-    offset, length = fields.get("offset"), fields.get("length")
-    if type(offset) is not int or type(length) is not int:
-        raise MalformedResultError(
-            name, f"/render sent the {modality} placeholder {placeholder!r:.80}, not an offset and a length"
-        )
-    if not isinstance(mm_hash, str) or not isinstance(encoded, str | None):
-        raise MalformedResultError(name, f"/render sent a hash or data of {modality} that is no text")
-    return RenderedMedia(modality, mm_hash, PlaceholderRange(offset, length), encoded)
 
 
 def single_token(token_ids: Sequence[int], placeholder: PlaceholderRange) -> int | None:

@@ -16,6 +16,8 @@ from rollouts.errors import InvalidRequestError
 #: its media have reached the engine, and all other tokens.
 _ONE_CHUNK = 1_000_000
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 #: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token ("each").
 Chunks = Literal["first", "each"] | None
 
@@ -34,26 +36,25 @@ def request_body(
 
     Raises `InvalidRequestError` for sampling options that JSON cannot represent.
     """
-    head: dict[str, Any] = {
+    sampling = _sampling(request, chunks)
+    fields: dict[str, Any] = {
         "request_id": request.request_id,
         "model": model,
-        "sampling_params": _sampling(request, chunks),
+        "sampling_params": sampling,
         "priority": request.priority,
         "stream": chunks is not None,
         "return_token_ids": return_prompt,
+        "token_ids": prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist(),
     }
     if cache_salt is not None:
-        head["cache_salt"] = cache_salt
+        fields["cache_salt"] = cache_salt
     try:
-        opening = json.dumps(head, separators=(",", ":"), allow_nan=False)[:-1].encode()
+        opening = _ENCODER.encode(fields)[:-1].encode()
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
-            request.request_id, f"a sampling option cannot be written as JSON ({error}): {head}"
+            request.request_id, f"a sampling option cannot be written as JSON ({error}): {sampling}"
         ) from error
-    plain = prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist()
-    ids = json.dumps(plain, separators=(",", ":")).encode()
-    comma = (b",",) if media else ()
-    return [opening, b',"token_ids":', ids, *comma, *media, b"}"]
+    return [opening, b",", *media, b"}"] if media else [opening, b"}"]
 
 
 def _sampling(request: GenerateRequest, chunks: Chunks) -> Mapping[str, Any]:

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from renderers.bfloat16 import bfloat16_to_float32
-from renderers.media.item import MediaItem, PackedArray
-from renderers.media.pixel_scale import PixelScale
+from renderers.media.item import MediaItem, PackedArray, PixelScale
 from renderers.vision.normalise import ScaledPixels
 from renderers.vision.patches import StillPatches
 from rollouts.bfloat16 import Bfloat16Array
@@ -18,21 +17,11 @@ from rollouts.bfloat16 import Bfloat16Array
 #: The dtype of pixels that a server expects: uint8 where it normalises on its device, else the model's own dtype.
 PixelDtype = Literal["uint8", "float32", "bfloat16", "float16"]
 
+_NUMPY_DTYPES = ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16")
 #: Bytes of an element, by torch's name of the dtype.
 ITEM_BYTES: Mapping[str, int] = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float16": 2,
+    **{name: np.dtype(name).itemsize for name in (*_NUMPY_DTYPES, "float32", "float64")},
     "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
 }
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
@@ -103,53 +92,40 @@ class ServerNumbers:
 Tensor = np.ndarray | PackedArray
 
 
-def tensor_shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape of a tensor, without unpacking those types whose shape is known."""
+class TensorType(NamedTuple):
+    """torch's name of the dtype of a tensor, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def tensor_type(tensor: Tensor) -> TensorType:
+    """The type of a tensor, without unpacking those whose type is known."""
     match tensor:
         case np.ndarray():
-            return tensor.shape
+            return TensorType(tensor.dtype.name, tensor.shape)
         case ServerTensor():
-            return tensor.shape
+            return TensorType(tensor.dtype, tensor.shape)
         case StillPatches():
             count, channels, size = tensor.packed.shape
-            return count, channels * tensor.temporal * size
+            return TensorType("uint8", (count, channels * tensor.temporal * size))
         case ScaledPixels():
-            return tensor.pixels.shape
+            return TensorType("float32", tensor.pixels.shape)
         case Bfloat16Array():
-            return tensor.bits.shape
+            return TensorType("bfloat16", tensor.bits.shape)
         case _:
-            return tensor.unpack().shape
+            return tensor_type(tensor.unpack())
 
 
-def tensor_dtype(tensor: Tensor) -> str:
-    """torch's name of the dtype of a tensor."""
-    match tensor:
-        case np.ndarray():
-            return tensor.dtype.name
-        case ServerTensor():
-            return tensor.dtype
-        case StillPatches():
-            return "uint8"
-        case ScaledPixels():
-            return "float32"
-        case Bfloat16Array():
-            return "bfloat16"
-        case _:
-            return tensor.unpack().dtype.name
-
-
-class RawPixels(NamedTuple):
-    """uint8 pixels of an item, and the scale that turns them into floats."""
-
-    pixels: np.ndarray | StillPatches
-    scale: PixelScale
+#: uint8 pixels of an item, and the scale that turns them into floats.
+RawPixels = tuple[np.ndarray | StillPatches, PixelScale]
 
 
 def raw_pixels(item: MediaItem, name: str) -> RawPixels | None:
     """The uint8 pixels before rescale and normalise, if a tensor holds them; None for every other tensor."""
     tensor = item.tensors[name]
     if isinstance(tensor, ScaledPixels):
-        return RawPixels(tensor.pixels, tensor.scale)
-    if item.scale is None or tensor_dtype(tensor) != "uint8":
+        return tensor.pixels, tensor.scale
+    if item.scale is None or tensor_type(tensor).dtype != "uint8":
         return None
-    return RawPixels(tensor if isinstance(tensor, StillPatches) else item[name], item.scale)
+    return tensor if isinstance(tensor, StillPatches) else item[name], item.scale

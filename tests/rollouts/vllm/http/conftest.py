@@ -20,8 +20,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replaces the sleep, the jitter and the wall clock (1,700,000,000) of retries."""
     clock = Clock()
     monkeypatch.setattr("rollouts.engines.vllm.http.connection.sleep", lambda seconds: clock.sleep(seconds))
-    monkeypatch.setattr("rollouts.engines.vllm.http.retrying.random.random", lambda: clock.chance)
-    monkeypatch.setattr("rollouts.engines.vllm.http.retrying.time.time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr("rollouts.engines.vllm.http.limits.random.random", lambda: clock.chance)
+    monkeypatch.setattr("rollouts.engines.vllm.http.limits.time.time", lambda: 1_700_000_000.0)
     return clock
 
 

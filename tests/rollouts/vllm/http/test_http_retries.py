@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.limits import HttpLimits
-from rollouts.engines.vllm.http.retrying import retry_delay
 from rollouts.errors import (
     ServerUnreachableError,
 )
@@ -170,7 +169,7 @@ async def test_a_series_of_failures_is_one_warning_and_its_end_one_line(
 
 @given(attempt=st.integers(1, 10_000), demanded=st.none() | st.floats(0, 1e9))
 def test_a_retry_delay_is_never_negative_and_never_above_its_bound(attempt: int, demanded: float | None) -> None:
-    delay = retry_delay(attempt, HttpLimits(), None if demanded is None else str(demanded))
+    delay = HttpLimits().retry_delay(attempt, None if demanded is None else str(demanded))
     assert 0 <= delay <= 15.25
     if demanded is not None:
         assert delay >= min(demanded, 15)
@@ -189,14 +188,14 @@ def test_a_retry_delay_is_never_negative_and_never_above_its_bound(attempt: int,
 )
 def test_retry_after_is_read_as_a_number_or_a_date(clock: Clock, value: str, seconds: float) -> None:
     clock.chance = 0.0
-    assert retry_delay(3, HttpLimits(longest_backoff_seconds=1000), value) == seconds
+    assert HttpLimits(longest_backoff_seconds=1000).retry_delay(3, value) == seconds
 
 
 @pytest.mark.parametrize("value", [None, "-3", "nan", "inf", "later", "Tue, 99 Nov 2023 22:14:20 GMT"])
 def test_a_retry_after_without_a_meaning_is_ignored(clock: Clock, value: str | None) -> None:
-    assert retry_delay(3, HttpLimits(), value) == 1.0
+    assert HttpLimits().retry_delay(3, value) == 1.0
 
 
 @given(st.text())
 def test_any_retry_after_gives_a_delay(value: str) -> None:
-    assert 0 <= retry_delay(1, HttpLimits(), value) <= 15.25
+    assert 0 <= HttpLimits().retry_delay(1, value) <= 15.25

@@ -14,12 +14,12 @@ from renderers.parsing.format import Format
 from renderers.tokens.encoding import BodyPolicy
 from renderers.vision.processor import ImageBackend
 
-ContentConversion = Literal["auto", "as_given"]
-"""Whether content is converted to a form that the template reads, or passed to it unchanged."""
+Conversion = Literal["auto", "as_given"]
+"""Whether a value is converted to a form that the template reads, or passed to it unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RendererConfig:
+class RendererOptions:
     """Options of `load_renderer` and `create_renderer`; by default the model's files decide.
 
     chat_template: the template's text or a path, or the name of one of the model's own templates (`rag`); used in
@@ -31,6 +31,9 @@ class RendererConfig:
         inference servers do: a string to a list with one text part where only parts are read, text parts to one
         string, joined by line breaks, where only strings are read. `as_given` leaves every message unchanged, as
         `apply_chat_template` does.
+    tool_arguments: `auto` converts the arguments of tool calls to the form that the template reads, a JSON object or
+        the text of one, where it does not read the given form. `as_given` leaves them unchanged, as
+        `apply_chat_template` does. Typed configurations (`renderers.configs`) stand for `auto`.
     thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: the bridge
         is refused), `tool_cycle` (until the next user message), `all`.
     history: what a bridge does where a full render would print earlier messages differently than when they were
@@ -49,7 +52,8 @@ class RendererConfig:
     chat_template: str | Path | None = None
     format: Format | str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    content_form: ContentConversion = "auto"
+    content_form: Conversion = "auto"
+    tool_arguments: Conversion = "as_given"
     thinking_retention: ThinkingRetention = "template"
     history: HistoryPolicy = "template"
     body_policies: Mapping[str, BodyPolicy] = field(default_factory=dict)
@@ -57,7 +61,8 @@ class RendererConfig:
     cache_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
-        _check_choice("content_form", self.content_form, get_args(ContentConversion))
+        _check_choice("content_form", self.content_form, get_args(Conversion))
+        _check_choice("tool_arguments", self.tool_arguments, get_args(Conversion))
         _check_choice("thinking_retention", self.thinking_retention, get_args(ThinkingRetention))
         _check_choice("history", self.history, get_args(HistoryPolicy))
         if not isinstance(self.chat_template_kwargs, Mapping):

@@ -1,0 +1,142 @@
+"""From the typed configuration of a family to the options of a renderer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from renderers.configs import (
+    AutoRendererConfig,
+    BaseRendererConfig,
+    CustomRendererConfig,
+    GptOssRendererConfig,
+    Llama3RendererConfig,
+    config_class,
+    custom_renderer_class,
+)
+from renderers.errors import ConfigError
+from renderers.model_names import MODEL_RENDERER_MAP
+from renderers.options import RendererOptions
+
+#: Family -> the formats that its models' templates may have.
+_FORMATS_OF_FAMILY: Final[dict[str, tuple[str, ...]]] = {
+    "qwen3": ("qwen3", "hermes"),
+    "prime-qwen3": ("qwen3.5", "qwen3-coder"),
+    "qwen3.5": ("qwen3.5",),
+    "qwen3.6": ("qwen3.5",),
+    "qwen3.8": ("qwen3.5",),
+    "qwen3-vl": ("qwen3", "hermes", "qwen-vl"),
+    "gemma4": ("gemma-4",),
+    "glm-5": ("glm-5",),
+    "glm-5.1": ("glm-5",),
+    "glm-5.3": ("glm-5",),
+    "glm-4.5": ("glm-4.5",),
+    "gpt-oss": ("gpt-oss",),
+    "kimi-k2": ("kimi-k2",),
+    "kimi-k2.5": ("kimi-k2",),
+    "minimax-m2": ("minimax-m2",),
+    "nemotron-3": ("nemotron-3",),
+    "nemotron-3-ultra": ("nemotron-3",),
+    "nemotron-3.5": ("nemotron-3",),
+    "deepseek-v3": ("deepseek-v3", "deepseek"),
+    "deepseek-r1": ("deepseek-v3", "deepseek"),
+    "deepseek-v4": ("deepseek-v4",),
+    "llama-3": ("llama-3.1", "llama-3"),
+}
+_FORMATS_OF_NO_FAMILY: Final = ("generic", "chatml")
+
+
+def template_field_names(config: BaseRendererConfig) -> frozenset[str]:
+    """The variables of the chat template that a configuration accepts."""
+    return _fields_class(config).template_field_names()
+
+
+def merge_chat_template_kwargs(config: BaseRendererConfig, variables: Mapping[str, Any] | None) -> BaseRendererConfig:
+    """The configuration with template variables added. Raises `ValueError` for one that the family does not have."""
+    if not variables:
+        return config
+    if not isinstance(variables, Mapping):
+        raise TypeError(f"chat_template_kwargs is a dict of variable to value, not {type(variables).__name__}")
+    fields = _fields_class(config)
+    allowed = fields.template_field_names()
+    any_name = fields._allow_opaque_template_kwargs
+    wrong = sorted(set(variables) & fields._internal_fields if any_name else set(variables) - allowed)
+    if wrong:
+        names = "any variable of the template" if any_name else ", ".join(sorted(allowed)) or "none"
+        raise ValueError(
+            f"Unsupported chat_template_kwargs for {config.name!r}: {wrong}; allowed: {names}. Other options are "
+            "fields of the configuration."
+        )
+    fields_set = config.model_dump(exclude_unset=True)
+    return type(config).model_validate({**fields_set, **variables, "name": config.name})
+
+
+def resolve_config(
+    model: str, config: BaseRendererConfig, variables: Mapping[str, Any] | None = None
+) -> BaseRendererConfig:
+    """The configuration of a family, with template variables added.
+
+    `AutoRendererConfig` becomes the configuration of the family that `MODEL_RENDERER_MAP` has for `model`. A model that
+    is not listed gets `DefaultRendererConfig`: its own template decides.
+    """
+    if isinstance(config, AutoRendererConfig):
+        family = config_class(MODEL_RENDERER_MAP.get(model, "default"))
+        config = family.model_validate(config.model_dump(exclude_unset=True, exclude={"name"}))
+    return merge_chat_template_kwargs(config, variables)
+
+
+def options_of(config: BaseRendererConfig) -> RendererOptions:
+    """The options that a resolved configuration stands for.
+
+    Template variables are those that are set; the others are left to the template, whose defaults they are.
+    """
+    if isinstance(config, (AutoRendererConfig, CustomRendererConfig)):
+        raise ConfigError("config", config, ("a configuration that `resolve_config` returned",))
+    if isinstance(config, GptOssRendererConfig):
+        _check_harmony(config)
+    variables = {
+        name: value
+        for name, value in config.model_dump(exclude={"name", "thinking_retention"}).items()
+        if _is_template_variable(config, name) and value is not None
+    }
+    return RendererOptions(
+        chat_template_kwargs=variables,
+        thinking_retention=config.resolved_retention(),
+        tool_arguments="auto",
+    )
+
+
+def check_family(config: BaseRendererConfig, format_name: str, model: str) -> None:
+    """Raise a `ConfigError` if the model's template has the format of another family than the configuration."""
+    formats = _FORMATS_OF_FAMILY.get(config.name)
+    if formats is None or format_name in (*formats, *_FORMATS_OF_NO_FAMILY):
+        return
+    fitting = [name for name, formats in _FORMATS_OF_FAMILY.items() if format_name in formats]
+    raise ConfigError(
+        f"the configuration for {model}, whose template has the format {format_name!r},",
+        config.name,
+        (*fitting, "default", "auto"),
+    )
+
+
+def _is_template_variable(config: BaseRendererConfig, name: str) -> bool:
+    if name in config._internal_fields:
+        # The template has this one under the same name, although it is not one of its documented variables.
+        return isinstance(config, GptOssRendererConfig) and name == "model_identity"
+    # The date is always passed: a template that prints today's date would print other tokens tomorrow.
+    return name in config.model_fields_set or (isinstance(config, Llama3RendererConfig) and name == "date_string")
+
+
+def _check_harmony(config: GptOssRendererConfig) -> None:
+    if not config.use_system_prompt or config.knowledge_cutoff is not None:
+        raise ValueError(
+            "use_system_prompt=False and knowledge_cutoff change what the model's template prints; pass the changed "
+            "template as RendererOptions(chat_template=...)"
+        )
+
+
+def _fields_class(config: BaseRendererConfig) -> type[BaseRendererConfig]:
+    if isinstance(config, CustomRendererConfig):
+        fields: type[BaseRendererConfig] = custom_renderer_class(config.import_path).config_class
+        return fields
+    return type(config)

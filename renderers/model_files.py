@@ -1,0 +1,147 @@
+"""The text files of a model that a renderer needs: where they are, what they say of tokens and templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from renderers.errors import ConfigError, InvalidFileError, MissingFileError, ModelNotFoundError, short_repr
+from renderers.file_reading import read_json, read_text
+from renderers.tokens.added_tokens import TOKEN_ID_LIMIT, is_token_entry
+from renderers.tokens.tokenizer import TemplateTokenizer
+
+# Only these files are fetched: no weights, no code.
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "config.json",
+)
+# Names of a model's templates; `tool_use` is for conversations with tools.
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+
+
+class ModelFiles(NamedTuple):
+    """The text files of a model that a renderer needs, in a directory. `model` is the name for errors."""
+
+    model: str
+    directory: Path
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, name_or_dir: str | Path, revision: str | None = None) -> ModelFiles:
+        """Those of a directory, or of a repository, which are fetched. Raises a `LoadError` if a file is missing."""
+        directory = _resolve(name_or_dir, revision)
+        if not (directory / "tokenizer.json").is_file():
+            raise MissingFileError(
+                str(name_or_dir), "tokenizer.json", "a renderer needs the fast tokenizer; export it or copy it there"
+            )
+        settings = {
+            **read_json(directory / "special_tokens_map.json"),
+            **read_json(directory / "tokenizer_config.json"),
+        }
+        return cls(str(name_or_dir), directory, settings)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.directory / "tokenizer.json"
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        return special_tokens_of(self.settings)
+
+    @property
+    def default_template(self) -> str | None:
+        return named_sources(self.directory, self.settings).get(DEFAULT_TEMPLATE)
+
+
+def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
+    if not isinstance(name_or_dir, (str, Path)):
+        raise ConfigError("name_or_dir", name_or_dir, ("a directory", "the name of a repository"))
+    directory = Path(name_or_dir)
+    name = str(name_or_dir)
+    try:
+        if directory.is_dir():
+            return directory
+    except OSError as error:  # invalid as a path, for example too long
+        raise ModelNotFoundError(f"{name[:80]}...", str(error.strerror)) from error
+    if isinstance(name_or_dir, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelNotFoundError(name, "there is no such directory")
+    # Imported here, because the hub client takes 0.3 s to import and a local directory does not need it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelNotFoundError(name, f"no such directory, and the hub responds: {reason}") from error
+
+
+def special_tokens_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a template may print, as text: bos_token, eos_token..."""
+    tokens: dict[str, str] = {}
+    for key, value in settings.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            tokens[key] = text
+    return tokens
+
+
+def added_tokens_decoder(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The tokens that tokenizer_config.json adds to those of tokenizer.json."""
+    decoder = settings.get("added_tokens_decoder")
+    if not isinstance(decoder, dict):
+        return {}
+    added: dict[int, Mapping[str, Any]] = {}
+    for token_id, token in decoder.items():
+        # Every id has at most ten digits; `int` refuses texts of thousands.
+        is_id = token_id.isdecimal() and len(token_id) <= 10 and int(token_id) < TOKEN_ID_LIMIT
+        if not is_id or not is_token_entry(token):
+            raise InvalidFileError(
+                "tokenizer_config.json",
+                f"added_tokens_decoder does not map an id to a token at {short_repr(token_id)}: {short_repr(token)}",
+            )
+        added[int(token_id)] = token
+    return added
+
+
+def generation_stops(directory: Path, tokenizer: TemplateTokenizer) -> list[str]:
+    """The tokens at which inference engines stop this model: `eos_token_id` of generation_config.json."""
+    value = read_json(directory / "generation_config.json").get("eos_token_id")
+    ids = value if isinstance(value, list) else [value]
+    tokens = (tokenizer.control_token(token_id) for token_id in ids if isinstance(token_id, int))
+    return [token for token in tokens if token is not None]
+
+
+def named_sources(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a directory by name; a template file overrides an entry of a JSON file, as in transformers."""
+    sources: dict[str, str] = {}
+    for value in (settings.get("chat_template"), read_json(directory / "chat_template.json").get("chat_template")):
+        if isinstance(value, str):
+            sources[DEFAULT_TEMPLATE] = value
+        elif isinstance(value, list):  # [{"name": "default", "template": ...}, {"name": "tool_use", ...}]
+            sources |= dict(map(_named_template, value))
+    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+        sources[path.stem] = read_text(path)
+    if (directory / "chat_template.jinja").is_file():
+        sources[DEFAULT_TEMPLATE] = read_text(directory / "chat_template.jinja")
+    return sources
+
+
+def _named_template(entry: Any) -> tuple[str, str]:
+    try:
+        return str(entry["name"]), str(entry["template"])
+    except (TypeError, KeyError) as error:
+        raise InvalidFileError(
+            "tokenizer_config.json",
+            f'an entry of chat_template is {{"name": ..., "template": ...}}, not {short_repr(entry)}',
+        ) from error

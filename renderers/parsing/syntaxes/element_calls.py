@@ -1,0 +1,226 @@
+"""Calls with an element for each argument, typed by the schema of the tool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, parse_json
+from renderers.parsing.response import ToolCallParseStatus as Status
+from renderers.parsing.schemas import Schema
+from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
+
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
+_NAME_ATTRIBUTE = re.compile(r'name="([^"]*)">')
+_MINIMAX = "]<]minimax[>["
+
+
+@dataclass(frozen=True, slots=True)
+class GlmCalls(ToolCallSyntax):
+    """`<tool_call>name<arg_key>city</arg_key><arg_value>Zürich</arg_value></tool_call>`, line breaks between or not."""
+
+    start_markers: tuple[str, ...] = ("<tool_call>",)
+    end_markers: tuple[str, ...] = ("</tool_call>",)
+    inner_markers: tuple[str, ...] = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+    def _attempts(self, block: CallText) -> list[Attempt]:
+        start, end = block.body
+        key_start, key_end, value_start, value_end = map(block.encoding.__getitem__, self.inner_markers)
+        pairs_at = block.text.find(key_start, start, end)
+        name_end = end if pairs_at < 0 else pairs_at
+        name = block.plain_text(start, name_end).strip()
+        pair = re.compile(
+            f"{re.escape(key_start)}((?:(?!{re.escape(key_end)}|{re.escape(key_start)}).)*)"
+            rf"{re.escape(key_end)}\s*{re.escape(value_start)}",
+            re.DOTALL,
+        )
+        return [_read_elements(block, name, name_end, pair, value_end, malformed="\n" in name)]
+
+
+@dataclass(frozen=True, slots=True)
+class QwenXmlCalls(ToolCallSyntax):
+    """Qwen3-Coder, Qwen3.5 and later, Nemotron 3: functions and parameters as XML without types, values on own lines.
+
+    <tool_call>
+    <function=get_weather>
+    <parameter=city>
+    Zürich
+    </parameter>
+    </function>
+    </tool_call>
+    """
+
+    start_markers: tuple[str, ...] = ("<tool_call>",)
+    end_markers: tuple[str, ...] = ("</tool_call>",)
+
+    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+        def function(call: CallText) -> Attempt:
+            start, end = call.body
+            head_end = call.text.find(">", start, end)
+            if head_end < 0:
+                return call.failed()
+            return _read_elements(
+                call._replace(closed=call.closed and block.closed),
+                call.plain_text(start, head_end).strip(),
+                head_end + 1,
+                _PARAMETER,
+                "</parameter>",
+                lambda schema, text, _: schema.parse_value(text, python_constants=True),
+                on_lines=True,
+            )
+
+        return block.read_calls("<function=", "</function>", function)
+
+
+@dataclass(frozen=True, slots=True)
+class InvokeCalls(ToolCallSyntax):
+    """`<invoke name="get_weather"><parameter name="city">Zürich</parameter></invoke>` in a block, one or several.
+
+    MiniMax M2 and, with other markers, DeepSeek's DSML. `inner_markers` are the beginnings of the four tags. In DSML
+    the attribute `string` says whether a value is a string or JSON; without it, the tool's schema decides.
+    """
+
+    start_markers: tuple[str, ...] = ("<minimax:tool_call>",)
+    end_markers: tuple[str, ...] = ("</minimax:tool_call>",)
+    inner_markers: tuple[str, ...] = ("<invoke", "</invoke", "<parameter", "</parameter")
+
+    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+        invoke, invoke_end, parameter, parameter_end = map(block.encoding.__getitem__, self.inner_markers)
+        opening = re.compile(rf'{re.escape(parameter)} name="([^"]*)"(?: string="(true|false)")?>')
+
+        def invocation(call: CallText) -> Attempt:
+            head = _NAME_ATTRIBUTE.match(call.text, *call.body)
+            if head is None:
+                return call.failed()
+            name = call.encoding.decode(head[1])
+            return _read_elements(call, name, head.end(), opening, f"{parameter_end}>", _attributed_value)
+
+        return block.read_calls(f"{invoke} ", f"{invoke_end}>", invocation)
+
+
+def _attributed_value(schema: Schema, text: str, tag: re.Match[str]) -> Any:
+    is_string = tag[2]
+    if is_string is None:
+        return schema.parse_value(text)
+    return text if is_string == "true" else parse_json(text)
+
+
+def _read_elements(
+    call: CallText,
+    name: str,
+    start: int,
+    opening: re.Pattern[str],
+    closing: str,
+    read: Callable[[Schema, str, re.Match[str]], Any] = lambda schema, text, _: schema.parse_value(text),
+    *,
+    on_lines: bool = False,
+    malformed: bool = False,
+) -> Attempt:
+    """The call `name` with the arguments from `start` on: each a match of `opening` (group 1 is the key), a value,
+    `closing`.
+
+    `read(schema, text, match)` gives the value or raises `InvalidJsonError`; the text is then the value. With
+    `on_lines`, values are on lines of their own. An element without its end, a duplicate key, and other text than white
+    space between elements make the call malformed.
+    """
+    schema = call.tools.of_arguments(name)
+    values: dict[str, Any] = {}
+    error: Status | None = None
+    position, end = start, call.body[1]
+    while (match := opening.search(call.text, position, end)) is not None:
+        close = call.text.find(closing, match.end(), end)
+        if close < 0:
+            return call.attempt(name, values, error=Status.MALFORMED_STRUCTURE)
+        key, text = call.encoding.decode(match[1]).strip(), call.plain_text(match.end(), close)
+        if on_lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        malformed = malformed or key in values or bool(call.text[position : match.start()].strip())
+        try:
+            values[key] = read(schema.property(key), text, match)
+        except InvalidJsonError:
+            values[key], error = text, Status.INVALID_JSON
+        position = close + len(closing)
+    malformed = malformed or bool(call.text[position:end].strip())
+    return call.attempt(name, values, error=Status.MALFORMED_STRUCTURE if malformed else error)
+
+
+@dataclass(frozen=True, slots=True)
+class MiniMaxM3Calls(ToolCallSyntax):
+    """`<invoke name="f"><city>Zürich</city><days><item>1</item></days></invoke>`, `]<]minimax[>[` before every tag.
+
+    Elements are named after the arguments and nested like them.
+    """
+
+    start_markers: tuple[str, ...] = (f"{_MINIMAX}<tool_call>",)
+    end_markers: tuple[str, ...] = (f"{_MINIMAX}</tool_call>",)
+    inner_markers: tuple[str, ...] = (_MINIMAX,)
+
+    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+        mark = block.encoding[_MINIMAX]
+        return block.read_calls(f"{mark}<invoke ", f"{mark}</invoke>", lambda call: self._invocation(call, mark))
+
+    def _invocation(self, call: CallText, mark: str) -> Attempt:
+        head = _NAME_ATTRIBUTE.match(call.text, *call.body)
+        if head is None:
+            return call.failed()
+        name = call.encoding.decode(head[1])
+        try:
+            return call.attempt(name, _read_tree(call, head.end(), mark, call.tools.of_arguments(name)))
+        except InvalidJsonError:
+            return call.failed(Status.INVALID_JSON, name)
+        except _UnbalancedError:
+            return call.failed(name=name)
+
+
+class _UnbalancedError(ValueError):
+    """Tags that do not close in the reverse order of their opening, or are nested too deeply."""
+
+
+@dataclass(slots=True)
+class _Element:
+    name: str
+    schema: Schema
+    text_from: int
+    children: list[tuple[str, Any]]
+
+    def is_list(self) -> bool:
+        """Whether `item` elements are the items of a list: unless the schema says that they are properties."""
+        return self.schema.allows("array") or not self.schema.allows("object")
+
+    def value(self, text: str) -> Any:
+        """The value of the element, whose content is `text`."""
+        if self.children:
+            if self.is_list() and all(name == "item" for name, _ in self.children):
+                return [value for _, value in self.children]
+            return dict(self.children)
+        # An empty list and an empty object are both printed as an empty text.
+        if not text and not self.schema.allows("string"):
+            if self.schema.allows("object"):
+                return {}
+            if self.schema.allows("array"):
+                return []
+        return self.schema.parse_value(text)
+
+
+def _read_tree(call: CallText, start: int, mark: str, schema: Schema) -> dict[str, Any]:
+    tag = re.compile(rf"{re.escape(mark)}<(/?)([^<>]+)>")
+    root = _Element("", schema, start, [])
+    path = [root]
+    for match in tag.finditer(call.text, start, call.body[1]):
+        closes, name = bool(match[1]), call.encoding.decode(match[2])
+        if not closes:
+            parent = path[-1]
+            child = parent.schema.item() if name == "item" and parent.is_list() else parent.schema.property(name)
+            path.append(_Element(name, child, match.end(), []))
+            if len(path) > MAX_DEPTH:
+                raise _UnbalancedError
+            continue
+        element = path.pop()
+        if element is root or element.name != name:
+            raise _UnbalancedError
+        path[-1].children.append((name, element.value(call.plain_text(element.text_from, match.start()))))
+    if path != [root]:
+        raise _UnbalancedError
+    return dict(root.children)

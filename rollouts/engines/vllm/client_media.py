@@ -1,0 +1,105 @@
+"""The media of requests that a program sends with an HTTP client of its own (`renderers.client.generate`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from renderers import MultiModalData
+from rollouts.engines.protocol import GenerateRequest, SamplingParams
+from rollouts.engines.vllm.checks.request_checks import check_request
+from rollouts.engines.vllm.engine import VLLMEngine
+from rollouts.engines.vllm.media.media_payload import media_payload
+from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
+
+Post = Callable[[Mapping[str, Any]], Awaitable[bytes]]
+"""Sends the request with further fields in its body; returns the body of the response."""
+
+_ATTEMPTS = 3
+
+_known: dict[str, ClientMedia] = {}
+_known_lock = threading.Lock()
+
+
+def client_media(base_url: str, api_key: str | None) -> ClientMedia:
+    """The media of one server, shared by all clients of this process."""
+    with _known_lock:
+        if base_url not in _known:
+            _known[base_url] = ClientMedia(base_url, api_key)
+        return _known[base_url]
+
+
+class ClientMedia:
+    """Adds media to requests for one server, the data of each item once. Safe to use from many event loops."""
+
+    def __init__(self, base_url: str, api_key: str | None) -> None:
+        self._held = ServerMediaCache()
+        # Only probes the server, when the first features are sent.
+        self._engine = VLLMEngine(base_url, api_key=api_key)
+
+    async def post_sources(self, sources: Sequence[tuple[str, str]], post: Post) -> bytes:
+        """Post with source files: (modality, URL) in prompt order. The data of a data URL are sent once."""
+        names = {_name(url): len(url) for _, url in sources if url.startswith("data:")}
+
+        def fields(included: Collection[str]) -> Mapping[str, Any]:
+            return {"content_parts": [_part(*source, included) for source in sources], "return_token_ids": True}
+
+        return await self._post(names, fields, lambda status, body: status == 400 and "Cache miss" in body, post)
+
+    async def post_features(self, prompt_ids: Sequence[int], media: MultiModalData, post: Post) -> bytes:
+        """Post with processed features. Raises `InvalidRequestError` and `CapabilityError` as `VLLMEngine` does."""
+        capabilities = await self._engine.capabilities()
+        request = GenerateRequest(prompt_ids, SamplingParams(), media)
+        check_request(request, capabilities, vocab_size=None, media="features")
+        payload = media_payload(request, "features", capabilities)
+
+        def fields(included: Collection[str]) -> Mapping[str, Any]:
+            made: Mapping[str, Any] = json.loads(b"".join([b"{", *payload.body_field(included), b"}"]))
+            return made
+
+        return await self._post(payload.names, fields, payload.is_cache_miss, post)
+
+    async def _post(
+        self,
+        names: Mapping[str, int],
+        fields: Callable[[Collection[str]], Mapping[str, Any]],
+        is_cache_miss: Callable[[int, str], bool],
+        post: Post,
+    ) -> bytes:
+        """Post with the data of the items that the server does not hold, again with more if it has evicted some."""
+        attempt = 0
+        while True:
+            attempt += 1
+            reservation = await self._held.reserve(names, include_all=attempt == _ATTEMPTS)
+            try:
+                if reservation.included:
+                    made = await asyncio.to_thread(fields, reservation.included)
+                else:
+                    made = fields(())
+                content = await post(made)
+            except BaseException as error:
+                # Of any client: its errors have the status and the response, and are raised again unless the cause is
+                # known.
+                status, body = getattr(error, "status_code", 0), getattr(getattr(error, "response", None), "text", "")
+                if attempt == _ATTEMPTS or not reservation.omitted or not is_cache_miss(status, body):
+                    self._held.release(reservation)
+                    raise
+                self._held.evict(reservation)
+            else:
+                self._held.commit(reservation)
+                return content
+
+
+def _part(modality: str, url: str, included: Collection[str]) -> dict[str, Any]:
+    if not url.startswith("data:"):
+        return {"type": f"{modality}_url", "url": url}
+    name = _name(url)
+    return {"type": f"{modality}_url", "uuid": name, "url": url if name in included else None}
+
+
+def _name(url: str) -> str:
+    return f"url-{blake2b(url.encode(), digest_size=16).hexdigest()}"
