@@ -26,9 +26,9 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
     WeightSpan,
 )
 from rollouts.episodes.environment import Environment, StepResult, ThreadedEnvironment  # noqa: E402
-from rollouts.episodes.episode import run_episode  # noqa: E402
+from rollouts.episodes.episode import EpisodeSpec, run_episode  # noqa: E402
 from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
-from rollouts.episodes.runner import EpisodeSpec, run_episodes  # noqa: E402
+from rollouts.episodes.runner import run_episodes  # noqa: E402
 from rollouts.trajectory.pixel_forms import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
 from rollouts.trajectory.step_lists import step_processors, trajectory_from_steps  # noqa: E402

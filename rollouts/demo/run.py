@@ -29,8 +29,8 @@ from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Engine, SamplingParams
-from rollouts.episodes.episode import derived_seed
-from rollouts.episodes.runner import EpisodeSpec, run_episodes
+from rollouts.episodes.episode import EpisodeSpec, derived_seed
+from rollouts.episodes.runner import run_episodes
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter

@@ -7,7 +7,7 @@ from typing import Any
 
 from renderers import RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, check_result
-from rollouts.episodes.exception_wrapping import wrap_exceptions
+from rollouts.episodes.errors import wrap_exceptions
 from rollouts.error_texts import describe_exception
 from rollouts.errors import EngineError, EngineFailedError, RolloutsError
 from rollouts.numbers import whole_number

@@ -11,8 +11,7 @@ from renderers import Message
 from renderers.errors import MessageError
 from renderers.messages import check_messages, check_tools, without_media
 from rollouts.episodes.environment import Environment, StepResult, declared_tools, resolve
-from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError
-from rollouts.episodes.exception_wrapping import wrap_exceptions
+from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError, wrap_exceptions
 from rollouts.error_texts import short_repr
 from transport import EncodeError
 from transport.wire.codec import check_encodable

@@ -36,6 +36,37 @@ _OWN_ERRORS = (RolloutsError, RendererError)
 OnEnd = Callable[[Trajectory], object]
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    """One episode of a run: the seeds of environment and sampler, and the group whose rewards it is compared with.
+
+    Seeds may be numpy integers. Raises `EpisodeArgumentError` for anything else.
+    """
+
+    seed: int
+    sampling_seed: int | None = None
+    group_id: str = ""
+    episode_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "sampling_seed"):
+            value = getattr(self, name)
+            if value is None and name == "sampling_seed":
+                continue
+            number = whole_number(value)
+            if number is None:
+                raise EpisodeArgumentError(name, value, "pass an integer")
+            object.__setattr__(self, name, number)
+        for name in ("group_id", "episode_id"):
+            value = getattr(self, name)
+            if (value is not None or name == "group_id") and not (isinstance(value, str) and is_unicode(value)):
+                raise EpisodeArgumentError(name, value, "pass text that UTF-8 can encode")
+
+    def new_trajectory(self) -> Trajectory:
+        """An empty trajectory; an episode without an id has a random one."""
+        return Trajectory(self.episode_id or uuid.uuid4().hex, seed=self.seed, group_id=self.group_id)
+
+
 async def run_episode(
     environment: Environment,
     *,
@@ -62,7 +93,7 @@ async def run_episode(
     also when the episode fails or is cancelled. A cancelled episode (`task.cancel()`, `asyncio.wait_for`) raises
     `CancelledError`, as every coroutine does; only `on_end` receives its turns.
     """
-    trajectory = new_trajectory(seed=seed, group_id=group_id, episode_id=episode_id)
+    trajectory = EpisodeSpec(seed, group_id=group_id, episode_id=episode_id).new_trajectory()
     check_on_end(on_end)
     with renderer_pool(renderer) as pool:
         settings = EpisodeSettings(engine, pool, sampling, max_turns)
@@ -88,17 +119,6 @@ class EpisodeSettings:
             )
         if (whole_number(self.max_turns) or 0) < 1:
             raise EpisodeArgumentError("max_turns", self.max_turns, "pass an integer of at least 1")
-
-
-def new_trajectory(*, seed: int, group_id: str, episode_id: str | None) -> Trajectory:
-    """An empty trajectory. Raises `EpisodeArgumentError`."""
-    number = whole_number(seed)
-    if number is None:
-        raise EpisodeArgumentError("seed", seed, "pass an integer")
-    for name, value in (("group_id", group_id), ("episode_id", "" if episode_id is None else episode_id)):
-        if not isinstance(value, str) or not is_unicode(value):
-            raise EpisodeArgumentError(name, value, "pass text that UTF-8 can encode")
-    return Trajectory(episode_id or uuid.uuid4().hex, seed=number, group_id=group_id)
 
 
 def check_on_end(on_end: OnEnd | None) -> None:

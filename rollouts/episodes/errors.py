@@ -1,8 +1,10 @@
-"""Errors of environments and episodes."""
+"""Errors of environments and episodes, and the conversion of exceptions from user code into them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rollouts.error_texts import describe_exception, short_repr
 from rollouts.errors import RolloutsError
@@ -63,3 +65,26 @@ class RendererFailedError(RolloutsError):
     def __init__(self, renderer: str, method: str, error: BaseException) -> None:
         self.method = method
         super().__init__(f"{renderer}.{method} raised {describe_exception(error)}")
+
+
+@contextmanager
+def wrap_exceptions(
+    make_error: Callable[[BaseException], RolloutsError], *, unchanged: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Replace an exception from the block by `make_error(exception)`; the types `unchanged` are not replaced.
+
+    A `CancelledError` is not replaced if the current task is being cancelled. Otherwise the code in the block waited
+    for something that was cancelled, which is a failure like any other. `KeyboardInterrupt` and `SystemExit` are not
+    replaced.
+    """
+    try:
+        yield
+    except unchanged:
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling() > 0:
+            raise
+        raise make_error(error) from error
+    except Exception as error:  # an environment, engine or renderer of a user may raise anything
+        raise make_error(error) from error

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
-from rollouts.episodes.errors import RendererFailedError
-from rollouts.episodes.exception_wrapping import wrap_exceptions
+from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.errors import RolloutsError
 
 

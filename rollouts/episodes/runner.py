@@ -4,45 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.environment import Environment
-from rollouts.episodes.episode import EpisodeSettings, OnEnd, check_on_end, new_trajectory, record_episode
+from rollouts.episodes.episode import EpisodeSettings, EpisodeSpec, OnEnd, check_on_end, record_episode
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodesError
 from rollouts.episodes.renderer_calls import renderer_pool
-from rollouts.error_texts import is_unicode
 from rollouts.numbers import whole_number
 from rollouts.trajectory.tree import Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSpec:
-    """One episode of a run: the seeds of environment and sampler, and the group whose rewards it is compared with.
-
-    Seeds may be numpy integers. Raises `EpisodeArgumentError` for anything else.
-    """
-
-    seed: int
-    sampling_seed: int | None = None
-    group_id: str = ""
-    episode_id: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("seed", "sampling_seed"):
-            value = getattr(self, name)
-            if value is None and name == "sampling_seed":
-                continue
-            number = whole_number(value)
-            if number is None:
-                raise EpisodeArgumentError(name, value, "pass an integer")
-            object.__setattr__(self, name, number)
-        for name in ("group_id", "episode_id"):
-            value = getattr(self, name)
-            if (value is not None or name == "group_id") and not (isinstance(value, str) and is_unicode(value)):
-                raise EpisodeArgumentError(name, value, "pass text that UTF-8 can encode")
 
 
 async def run_episodes(
@@ -75,7 +47,7 @@ async def run_episodes(
     check_on_end(on_end)
     EpisodeSettings(engine, renderer, sampling, max_turns).check()  # type: ignore[arg-type]  # the pool is made below
     semaphore = asyncio.Semaphore(concurrency)
-    trajectories = [new_trajectory(seed=s.seed, group_id=s.group_id, episode_id=s.episode_id) for s in specs]
+    trajectories = [spec.new_trajectory() for spec in specs]
     failures: list[EpisodeError] = []
 
     async def run(spec: EpisodeSpec, trajectory: Trajectory, settings: EpisodeSettings) -> None:

@@ -11,8 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, WeightSpan
-from rollouts.errors import EngineClosedError
-from rollouts.testing.errors import ScriptError
+from rollouts.errors import EngineClosedError, EngineError
+
+
+class ScriptError(EngineError):
+    """A script has no entry for a request, or one that cannot become a completion."""
 
 
 @dataclass(frozen=True, slots=True)

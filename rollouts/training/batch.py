@@ -13,13 +13,21 @@ from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.error_texts import short_repr
 from rollouts.errors import SampleError
 from rollouts.training.samples import TrainingSample
-from rollouts.training.tensor_list import TensorList
 
 #: The cure in the error for a model that `token_logprobs` and `model_inputs` do not support.
 OWN_FORWARD = (
     "Call the model itself with batch.input_ids and batch.attention_mask; its media are in sample.media of "
     "batch.samples, and renderers.vision.normalise.normalised(item, name) makes floats of their pixels"
 )
+
+
+class TensorList(list[torch.Tensor | None]):
+    """One tensor per row, such as pixel patches and grids, which cannot be stacked; None for a row without a tensor."""
+
+    def cat(self) -> torch.Tensor | None:
+        """The tensors concatenated along dimension 0; None if every row is None."""
+        present = [row for row in self if row is not None]
+        return torch.cat(present) if present else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +94,7 @@ class TrainingBatch:
 
     def media_tensors(self, name: str) -> TensorList:
         """One tensor per row: the arrays `name` of its media, concatenated; None for a row without such arrays."""
-        return TensorList([_row_tensor(sample, name) for sample in self.samples])
+        return TensorList(_row_tensor(sample, name) for sample in self.samples)
 
     def split(self, rows: int) -> Iterator[TrainingBatch]:
         """Micro-batches of at most `rows` rows, each padded to its own width (see `micro_batches`)."""

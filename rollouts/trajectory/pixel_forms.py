@@ -27,8 +27,8 @@ from renderers.vision.patches import StillPatches
 from renderers.vision.processor import MediaProcessor
 from rollouts.bfloat16 import Bfloat16Array
 from rollouts.errors import PixelFormError, PixelMismatchError
-from rollouts.trajectory.token_node import MediaReference, TokenNode, processor_for
-from rollouts.trajectory.tree import Trajectory, Turn
+from rollouts.trajectory.token_node import MediaReference, processor_for
+from rollouts.trajectory.tree import Trajectory
 from transport import decode, encode, wire_type
 
 PixelForm = Literal["source", "uint8", "float32", "bfloat16", "none"]
@@ -201,22 +201,22 @@ class _ReceivedItems:
         return self.items[source.digest]
 
 
-def _without_source(reference: MediaReference) -> MediaReference:
-    return replace(reference, source=AbsentSource(reference.source.digest))
-
-
 def _without_sources(episode: Trajectory) -> Trajectory:
-    nodes = [_node_without_sources(node) if node.media or node.messages else node for node in episode.nodes]
-    turns = [_turn_without_sources(turn) for turn in episode.turns]
+    nodes = [
+        replace(
+            node,
+            media=tuple(replace(one, source=AbsentSource(one.source.digest)) for one in node.media),
+            messages=_plain_without_sources(node.messages),
+        )
+        if node.media or node.messages
+        else node
+        for node in episode.nodes
+    ]
+    turns = [
+        replace(turn, message=_plain_without_sources(turn.message), info=_plain_without_sources(turn.info))
+        for turn in episode.turns
+    ]
     return replace(episode, nodes=type(episode.nodes)(nodes), turns=type(episode.turns)(turns))
-
-
-def _node_without_sources(node: TokenNode) -> TokenNode:
-    return replace(node, media=tuple(map(_without_source, node.media)), messages=_plain_without_sources(node.messages))
-
-
-def _turn_without_sources(turn: Turn) -> Turn:
-    return replace(turn, message=_plain_without_sources(turn.message), info=_plain_without_sources(turn.info))
 
 
 def _plain_without_sources(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -71,7 +71,11 @@ def trajectory_from_steps(
     for number, step in enumerate(steps):
         _checked_tokens(number, step)
     trajectory = Trajectory(episode_id, seed, group_id)
-    for number, step in enumerate(_restored(steps)):
+    try:
+        restored = restore_multi_modal_data(steps)
+    except StepMediaError as error:
+        raise InvalidStepError(error.step, "tokens.multi_modal_data", str(error)) from error
+    for number, step in enumerate(restored):
         _add_step(trajectory, number, step)
     if reward is not None:
         own = [number for number, step in enumerate(steps) if _get(step, "reward") is not None]
@@ -131,13 +135,6 @@ def _packed_item(source: MediaSource) -> PackedItem | None:
 
 def _item(packed: PackedItem, source: MediaSource) -> MediaItem:
     return MediaItem(packed.modality, packed.mm_hash, source, packed.item().tensors, packed.num_tokens, packed.scale)
-
-
-def _restored(steps: Sequence[Any]) -> list[Any]:
-    try:
-        return restore_multi_modal_data(steps)
-    except StepMediaError as error:
-        raise InvalidStepError(error.step, "tokens.multi_modal_data", str(error)) from error
 
 
 def _add_step(trajectory: Trajectory, number: int, step: Any) -> None:
@@ -336,9 +333,11 @@ def _placed(
     span = where if isinstance(where, PlaceholderRange) else _range(number, place, where)
     if isinstance(item, MediaItem):
         return item, span
-    tensors: dict[str, Any] = {
-        key: _tensor(number, f"{place}[{key!r}]", value) for key, value in _tensors(number, place, item)
-    }
+    if not isinstance(item, Mapping) or not item:
+        raise InvalidStepError(
+            number, place, f"{type(item).__name__} where a dict of arrays belongs; steps must carry the pixels"
+        )
+    tensors: dict[str, Any] = {key: _tensor(number, f"{place}[{key!r}]", value) for key, value in item.items()}
     packed = PackedItem(cast("Modality", modality), name, "", tensors, span.num_embeds, None, {}, None)
     return _item(packed, MediaSource.of(encode(packed))), span
 
@@ -349,14 +348,6 @@ def _range(number: int, place: str, where: Any) -> PlaceholderRange:
         if _get(where, key) is not None:
             raise InvalidStepError(number, place, f"its placeholder has {key}; pass a PlaceholderRange with embed_runs")
     return PlaceholderRange(int(offset), int(length))
-
-
-def _tensors(number: int, place: str, item: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(item, Mapping) or not item:
-        raise InvalidStepError(
-            number, place, f"{type(item).__name__} where a dict of arrays belongs; steps must carry the pixels"
-        )
-    return iter(item.items())
 
 
 def _tensor(number: int, place: str, value: Any) -> np.ndarray:

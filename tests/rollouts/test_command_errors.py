@@ -1,4 +1,4 @@
-"""Whatever a command is given, wherever its output goes: no traceback, an exit code, a line that names the path."""
+"""Bad input, and output that cannot be written: no traceback, an exit code, and a line that names the path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollouts.terminal.text import printable
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
 MOST_SECONDS = 90
 
-# Runs many commands, each as if typed, and prints what became of them: a process that hangs can be killed.
+# Runs many commands and prints the result of each, in a process of its own: one that hangs can be killed.
 DRIVER = """
 import json, sys
 from typer.testing import CliRunner
@@ -33,7 +33,7 @@ for arguments in json.load(open(sys.argv[1])):
     print(json.dumps([result.exit_code, result.stdout, result.stderr, kind]), flush=True)
 """
 
-# BAD stands for the bad input, GOOD for a sound file, CONVERSATION, MODEL and OUT for what they say.
+# BAD stands for the bad input, GOOD for a valid file; CONVERSATION, MODEL and OUT for a file and two directories.
 COMMANDS = {
     "traj ls": "traj ls BAD",
     "traj ls --json": "traj ls BAD --json",
@@ -125,12 +125,12 @@ def places(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> di
     return {"GOOD": str(good), "CONVERSATION": str(directory / "c.json"), "MODEL": str(tiny_model_dir)}
 
 
-def spelled(command: str, places: dict[str, str]) -> list[str]:
-    words = []
+def arguments_of(command: str, places: dict[str, str]) -> list[str]:
+    arguments = []
     for word in command.split():
         head, slash, rest = word.partition("/") if word.startswith("OUT/") else (word, "", "")
-        words.append(places.get(head, head) + slash + rest)
-    return words
+        arguments.append(places.get(head, head) + slash + rest)
+    return arguments
 
 
 def check(command: list[str], result: list[Any], path: str) -> None:
@@ -138,23 +138,20 @@ def check(command: list[str], result: list[Any], path: str) -> None:
     assert kind in (None, "SystemExit"), (command, kind, error)
     assert "Traceback" not in output + error, (command, error)
     assert code not in (0, None), (command, output, error)
-    said = (output + error).replace("\n", "")
+    printed = (output + error).replace("\n", "")
     name = path.encode("utf-8", "backslashreplace").decode()
-    shown = {
-        path,
-        path[:80] if len(path) > 255 else path,
-        name,
-        printable(path),
-    }
-    # "DIRECTORY holds no NAME", each part cut to 80 characters, is what a missing template is called.
+    forms = {path, path[:80] if len(path) > 255 else path, name, printable(path)}
+    # The error of a missing template is "DIRECTORY holds no NAME", with both cut to 80 characters.
     parts = printable(str(Path(name).parent)[:80]), printable(Path(name).name[:80])
-    # What can be read as a template and is none is called the chat template of the model.
-    template = "--chat-template" in command and (all(part in said for part in parts) or "the chat template of" in said)
-    named = any(one in said for one in shown) or template
+    # The error of a file that is read and is no template names the chat template of the model.
+    template = "--chat-template" in command and (
+        all(part in printed for part in parts) or "the chat template of" in printed
+    )
+    named = any(form in printed for form in forms) or template
     assert named, f"{command}: {error}"
 
 
-def test_every_command_refuses_every_kind_of_bad_input_in_a_line_that_names_it(
+def test_every_command_refuses_every_kind_of_bad_input_with_a_line_that_names_it(
     tmp_path: Path, places: dict[str, str]
 ) -> None:
     inputs = bad_inputs(tmp_path)
@@ -163,7 +160,7 @@ def test_every_command_refuses_every_kind_of_bad_input_in_a_line_that_names_it(
         for command in COMMANDS.values():
             out = str(tmp_path / f"out{number}")
             os.makedirs(out, exist_ok=True)
-            cases.append((kind, path, spelled(command, places | {"BAD": path, "OUT": out})))
+            cases.append((kind, path, arguments_of(command, places | {"BAD": path, "OUT": out})))
     for (_, path, command), result in zip(cases, invoke(tmp_path, [case[2] for case in cases]), strict=True):
         check(command, result, path)
 
@@ -175,7 +172,7 @@ def test_every_command_refuses_every_place_that_it_cannot_write_to(tmp_path: Pat
             if name == "media export --contact-sheet" and os.path.isfile(path):
                 continue  # drawn anew
             out = str(tmp_path / f"out{number}")
-            cases.append((path, spelled(command, places | {"BAD": path, "OUT": out})))
+            cases.append((path, arguments_of(command, places | {"BAD": path, "OUT": out})))
     for (path, command), result in zip(cases, invoke(tmp_path, [case[1] for case in cases]), strict=True):
         check(command, result, path)
     assert (tmp_path / "targets" / "file").read_text() == "precious"
@@ -186,7 +183,9 @@ def test_an_unreadable_file_is_named(tmp_path: Path, places: dict[str, str]) -> 
     path = tmp_path / "unreadable"
     path.write_bytes(Path(places["GOOD"]).read_bytes())
     path.chmod(0)
-    commands = [spelled(one, places | {"BAD": str(path), "OUT": str(tmp_path / "out")}) for one in COMMANDS.values()]
+    commands = [
+        arguments_of(one, places | {"BAD": str(path), "OUT": str(tmp_path / "out")}) for one in COMMANDS.values()
+    ]
     for command, result in zip(commands, invoke(tmp_path, commands), strict=True):
         check(command, result, str(path))
 
@@ -213,14 +212,14 @@ def run_in_shell(command: list[str], redirection: str) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("name", PRINTING)
 def test_a_full_disk_behind_standard_output_is_named(tmp_path: Path, places: dict[str, str], name: str) -> None:
-    command = spelled(PRINTING[name], places | {"OUT": str(tmp_path)})
+    command = arguments_of(PRINTING[name], places | {"OUT": str(tmp_path)})
     done = run_in_shell(command, "> /dev/full")
     assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize("name", ["help", "traj ls", "render --json"])
 def test_a_closed_standard_output_is_named(tmp_path: Path, places: dict[str, str], name: str) -> None:
-    done = run_in_shell(spelled(PRINTING[name], places), ">&-")
+    done = run_in_shell(arguments_of(PRINTING[name], places), ">&-")
     assert done.returncode == 2
     assert done.stderr.startswith("error: standard output is closed")
     assert "Traceback" not in done.stderr
@@ -228,18 +227,20 @@ def test_a_closed_standard_output_is_named(tmp_path: Path, places: dict[str, str
 
 @pytest.mark.parametrize("name", ["help", "traj ls", "render --json"])
 @pytest.mark.parametrize("closed", ["2>&-", "2> /dev/full"])
-def test_an_error_that_nobody_can_be_told_is_still_an_exit_code(places: dict[str, str], name: str, closed: str) -> None:
-    done = run_in_shell(spelled(PRINTING[name], places), f"{closed} > /dev/full")
+def test_an_error_has_its_exit_code_if_standard_error_cannot_be_written(
+    places: dict[str, str], name: str, closed: str
+) -> None:
+    done = run_in_shell(arguments_of(PRINTING[name], places), f"{closed} > /dev/full")
     assert done.returncode == 2
 
 
 @pytest.mark.parametrize("name", ["traj ls", "traj ls --json", "render", "render --json"])
-def test_a_reader_that_goes_away_is_an_exit_code_and_no_words(places: dict[str, str], name: str) -> None:
+def test_a_pipe_closed_by_its_reader_is_an_exit_code_without_a_message(places: dict[str, str], name: str) -> None:
     read_end, write_end = os.pipe()
-    os.close(read_end)  # before the command begins: all that it prints finds nobody
+    os.close(read_end)  # before the command begins: nobody reads what it prints
     try:
         done = subprocess.run(
-            [sys.executable, "-c", START, *spelled(PRINTING[name], places)],
+            [sys.executable, "-c", START, *arguments_of(PRINTING[name], places)],
             check=False,
             stdout=write_end,
             stderr=subprocess.PIPE,
@@ -251,27 +252,16 @@ def test_a_reader_that_goes_away_is_an_exit_code_and_no_words(places: dict[str, 
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_conversation_may_come_through_a_pipe_that_someone_writes_to(places: dict[str, str]) -> None:
+def test_a_conversation_may_come_through_a_pipe(places: dict[str, str]) -> None:
     script = f'"$@" <(cat {places["CONVERSATION"]})'
-    arguments = [
-        "bash",
-        "-c",
-        script,
-        "bash",
-        sys.executable,
-        "-c",
-        START,
-        "render",
-        "--model",
-        places["MODEL"],
-        "--json",
-    ]
+    command = [sys.executable, "-c", START, "render", "--model", places["MODEL"], "--json"]
+    arguments = ["bash", "-c", script, "bash", *command]
     done = subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=MOST_SECONDS)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["messages"][0]["role"] == "user"
 
 
-def test_a_store_with_a_pipe_in_it_is_listed_without_waiting_for_it(tmp_path: Path) -> None:
+def test_a_store_that_holds_a_named_pipe_is_listed_without_waiting(tmp_path: Path) -> None:
     store = MediaStore(directory=tmp_path / "store")
     store.add_source(MediaSource.of(png(1)))
     os.mkfifo(tmp_path / "store" / "pipe")
@@ -302,10 +292,10 @@ def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_
     code = (
         "import rollouts.demo.output_directory as output, pathlib, sys\n"
         "prepare = output.prepare_output\n"
-        "def say_so(out):\n"
+        "def prepare_and_touch_marker(out):\n"
         "    prepare(out)\n"
         f"    pathlib.Path({str(marker)!r}).touch()\n"
-        "output.prepare_output = say_so\n"
+        "output.prepare_output = prepare_and_touch_marker\n"
         "from rollouts.cli.main import main\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
@@ -321,8 +311,8 @@ def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_
         deadline = time.monotonic() + MOST_SECONDS
         while not marker.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(seconds)  # when exactly does not matter: this is what a person does
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the child, too
+        time.sleep(seconds)  # the moment does not matter: a person may press Ctrl-C at any time
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the child too
         output, _ = process.communicate(timeout=MOST_SECONDS)
     finally:
         if process.poll() is None:

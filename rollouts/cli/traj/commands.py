@@ -13,9 +13,8 @@ from typing import Annotated, TypeVar
 import typer
 
 from rollouts.cli.errors import NoJsonFormError
-from rollouts.cli.traj.listing import describe_episode, ending, print_episodes
 from rollouts.cli.traj.new_file import new_file
-from rollouts.cli.traj.tree import tree_lines
+from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
 from rollouts.cli.trajectory_file.episodes import Episode, open_reader, read_episodes
 from rollouts.error_texts import quoted
 from rollouts.terminal.text import exit_with_error, print_error, print_line, printable_line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +45,6 @@ def json_line(episode: Episode, files: MediaFiles) -> str:
     return json.dumps(entry, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def media_entries(node: TokenNode, files: MediaFiles) -> Iterator[dict[str, Any]]:
-    """The media of a node; offsets count from the node's first token."""
-    for reference in node.media:
-        runs = reference.placeholder.embed_runs
-        yield {
-            "modality": reference.modality,
-            "mm_hash": reference.mm_hash,
-            "digest": reference.source.digest,
-            "file": files.file_of(reference),
-            "offset": reference.placeholder.offset,
-            "length": reference.placeholder.length,
-            "embed_runs": None if runs is None else [list(run) for run in runs],
-        }
-
-
 def _node(node: TokenNode, files: MediaFiles) -> dict[str, Any]:
     return {
         "parent": node.parent,
@@ -68,7 +53,7 @@ def _node(node: TokenNode, files: MediaFiles) -> dict[str, Any]:
         "content": None if node.content is None else node.content.astype(int).tolist(),
         "logprobs": [short_float(value) for value in node.logprobs],
         "weight_spans": [[span.version, span.start, span.end] for span in node.weight_spans],
-        "media": list(media_entries(node, files)),
+        "media": files.entries(node),
         "messages": plain(node.messages),
         "extras": plain(node.extras),
     }

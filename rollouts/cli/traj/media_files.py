@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rollouts.cli.errors import ExportError
 from rollouts.cli.media.export import export_medium
 from rollouts.cli.media.inventory import Medium
 from rollouts.trajectory.pixel_forms import AbsentSource
-from rollouts.trajectory.token_node import MediaReference
+from rollouts.trajectory.token_node import MediaReference, TokenNode
 
 
 class MediaFiles:
@@ -25,8 +26,26 @@ class MediaFiles:
     def __len__(self) -> int:
         return sum(file is not None for file in self._files.values())
 
-    def file_of(self, reference: MediaReference) -> str | None:
-        """The path of the medium's file, relative to the exported file; None if not written. Raises `OSError`."""
+    def entries(self, node: TokenNode) -> list[dict[str, Any]]:
+        """The media of a node as plain data; offsets count from the node's first token. Raises `OSError`."""
+        entries = []
+        for reference in node.media:
+            runs = reference.placeholder.embed_runs
+            entries.append(
+                {
+                    "modality": reference.modality,
+                    "mm_hash": reference.mm_hash,
+                    "digest": reference.source.digest,
+                    "file": self._file_of(reference),
+                    "offset": reference.placeholder.offset,
+                    "length": reference.placeholder.length,
+                    "embed_runs": None if runs is None else [list(run) for run in runs],
+                }
+            )
+        return entries
+
+    def _file_of(self, reference: MediaReference) -> str | None:
+        """The path of the medium's file, relative to the exported file; None if it was not written."""
         source = reference.source
         if source.digest not in self._files:
             self._files[source.digest] = None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollouts.cli.traj.jsonl import media_entries
 from rollouts.cli.traj.media_files import MediaFiles
 from rollouts.cli.traj.plain import plain
 from rollouts.cli.trajectory_file.episodes import Episode
@@ -117,7 +116,7 @@ def node_rows(episode: Episode, files: MediaFiles) -> list[dict[str, Any]]:
             "weight_spans": [
                 {"version": str(span.version), "start": span.start, "end": span.end} for span in node.weight_spans
             ],
-            "media": list(media_entries(node, files)),
+            "media": files.entries(node),
             "messages": _json(node.messages),
             "extras": [
                 {"name": name, "dtype": array.dtype.str, "shape": array.shape, "data": bytes(array_bytes(array))}

@@ -1,4 +1,6 @@
-"""One episode as a tree on a terminal: a line for each node, indented only after a fork or below several roots.
+"""Episodes on a terminal: the list, as a table and as JSON, and one episode as a tree.
+
+A tree has a line for each node, indented only after a fork or below several roots.
 
 0 system user   40 tokens   image 3f2a91c04b5d8e77 at 12+16   Be brief.   [image] What is this?
 1 assistant   12 sampled   weights 0   stop, reward 0.5   A door.
@@ -9,16 +11,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from rollouts.cli.trajectory_file.episodes import Episode
+from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import printable_line
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory, Turn
 
 _SNIPPET = 72
 _DIGITS = 16
+
+# The columns of counts, each with its place in the order in which a narrow table leaves columns out.
+_COUNTS = {"turns": 4, "branches": 1, "tokens": 6, "sampled": 5, "images": 3}
+
+
+def describe_episode(episode: Episode) -> dict[str, Any]:
+    """Plain data. `tokens` counts each node once, however many branches share it; `images` are distinct sources."""
+    trajectory = episode.trajectory
+    return {
+        "number": episode.number,
+        "episode": trajectory.episode_id,
+        "group": trajectory.group_id,
+        "turns": len(trajectory.turns),
+        "branches": len(trajectory.leaves()),
+        "tokens": sum(map(len, trajectory.nodes)),
+        "sampled": sum(len(node.logprobs) for node in trajectory.nodes),
+        "images": len({reference.source.digest for reference in trajectory.all_media()}),
+        "reward": trajectory.reward,
+        "done": trajectory.done,
+        "truncated": trajectory.truncated,
+        "error": trajectory.error,
+    }
+
+
+def ending(described: dict[str, Any]) -> str:
+    """How the episode ended: "error", "truncated", "done", or "-" if it has not ended."""
+    if described["error"]:
+        return "error"
+    if described["truncated"]:
+        return "truncated"
+    return "done" if described["done"] else "-"
+
+
+def print_episodes(described: Sequence[dict[str, Any]]) -> None:
+    """Print a table of episodes, with totals below it; of the reward the mean."""
+    totals = {name: f"{sum(one[name] for one in described):,}" for name in _COUNTS}
+    groups = len({one["group"] for one in described})
+    mean_reward = sum(one["reward"] for one in described) / max(len(described), 1)
+    columns = [
+        Column("#", align_right=True),
+        Column("episode", f"{len(described):,} episodes", min_width=16),
+        Column("group", f"{groups:,} groups", min_width=10, drop_order=2),
+        *(Column(name, totals[name], align_right=True, drop_order=order) for name, order in _COUNTS.items()),
+        Column("reward", f"{mean_reward:.4g}", align_right=True),
+        Column("done", f"{sum(one['done'] for one in described):,}"),
+    ]
+    rows = (
+        [
+            str(one["number"]),
+            printable_line(one["episode"]),
+            printable_line(one["group"]) or "-",
+            *(f"{one[name]:,}" for name in _COUNTS),
+            f"{one['reward']:.4g}",
+            ending(one),
+        ]
+        for one in described
+    )
+    print_table(columns, rows)
 
 
 def tree_lines(trajectory: Trajectory, *, ids: bool = False) -> Iterator[str]:
@@ -63,11 +125,11 @@ def _node_text(node: TokenNode, turn: Turn | None) -> str:
     ]
     if turn is not None:
         parts.append(f"{turn.finish_reason.value}, reward {turn.reward:.4g}")
-    parts += [text for message in messages if (text := text_of(message))]
+    parts += [text for message in messages if (text := _text_of(message))]
     return printable_line("   ".join(parts))
 
 
-def text_of(message: Any) -> str:
+def _text_of(message: Any) -> str:
     """The beginning of the text of a message; tool calls by their name, other parts by their type."""
     content = message.get("content")
     pieces = content if isinstance(content, list) else [content]
