@@ -102,7 +102,8 @@ class LocalEngine:
         several must agree. Buffers may be left out. Runs between batches. Raises `WeightUpdateError`, changing nothing,
         if names, shapes or tied tensors differ.
         """
-        self._refuse_if_closed("update_weights")
+        if self._closed.is_set():
+            raise closed_error("update_weights")
         await asyncio.get_running_loop().run_in_executor(self._worker, self._load, weights, version)
 
     async def close(self) -> None:
@@ -124,13 +125,10 @@ class LocalEngine:
             self._queues[running] = RequestQueue(self._run, self._worker, self._closed, self._max_batch_rows)
         return self._queues[running]
 
-    def _refuse_if_closed(self, request_id: str) -> None:
-        if self._closed.is_set():
-            raise closed_error(request_id)
-
     def _check(self, request: GenerateRequest) -> None:
-        self._refuse_if_closed(request.request_id)
         name, sampling = request.request_id, request.sampling
+        if self._closed.is_set():
+            raise closed_error(name)
         if request.prompt_logprobs or sampling.extra:
             unknown = "prompt_logprobs" if request.prompt_logprobs else f"sampling option {min(sampling.extra)!r}"
             raise InvalidRequestError(name, f"LocalEngine has no {unknown}; VLLMEngine does")

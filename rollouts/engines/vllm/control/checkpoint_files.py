@@ -106,9 +106,7 @@ def _file_shapes(directory: Path, path: Path) -> Shapes:
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise _error(directory, f"{path.name} cannot be read ({error})") from error
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise _error(
             directory, f"{path.name} is no complete safetensors file ({error}); is it still being written?"
         ) from error

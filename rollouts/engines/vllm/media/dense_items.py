@@ -32,16 +32,15 @@ _IMAGE_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorFi
 def dense_items(item: MediaItem, placeholder: PlaceholderRange, capabilities: ServerCapabilities) -> list[PlacedItem]:
     """The items to send for one item, each with a range without text; empty if the API cannot describe the item.
 
-    `media_checks.check_placement` must have passed.
+    `media_checks.placement_violations` must have found none.
     """
     runs = _joined_runs(placeholder)
-    is_dense = runs == [(placeholder.offset, placeholder.end)]
-    if item.modality == "video" and not is_dense:
+    if item.modality == "video" and runs != [(placeholder.offset, placeholder.end)]:
         return _video_steps(item, runs, capabilities)
-    if len(runs) == 1:
-        start, end = runs[0]
-        return [(_in_server_layout(item, capabilities), PlaceholderRange(start, end - start))]
-    return []
+    if len(runs) > 1:
+        return []
+    start, end = runs[0]
+    return [(_in_server_layout(item, capabilities), PlaceholderRange(start, end - start))]
 
 
 def _in_server_layout(item: MediaItem, capabilities: ServerCapabilities) -> MediaItem:
@@ -83,21 +82,17 @@ def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: Ser
     rows = height * width
     if steps != len(runs) or any((end - start) * capabilities.merge_area != rows for start, end in runs):
         return []
-    pixels = item.tensors["pixel_values_videos"]
-    if not isinstance(pixels, ScaledPixels):
-        pixels = item["pixel_values_videos"]
-    step_grid = np.array((1, height, width), dtype=np.int64)
+    tensor = item.tensors["pixel_values_videos"]
+    scale = tensor.scale if isinstance(tensor, ScaledPixels) else None
+    pixels = tensor.pixels if isinstance(tensor, ScaledPixels) else item["pixel_values_videos"]
     placed = []
     for step, (start, end) in enumerate(runs):
-        step_rows = slice(step * rows, (step + 1) * rows)
+        step_pixels = pixels[step * rows : (step + 1) * rows]
         tensors: dict[str, np.ndarray | PackedArray] = {
-            "pixel_values": ScaledPixels(pixels.pixels[step_rows], pixels.scale)
-            if isinstance(pixels, ScaledPixels)
-            else pixels[step_rows],
-            "image_grid_thw": step_grid,
+            "pixel_values": step_pixels if scale is None else ScaledPixels(step_pixels, scale),
+            "image_grid_thw": np.array((1, height, width), dtype=np.int64),
         }
-        image = MediaItem(
-            "image", f"{item.mm_hash}-{step}", item.source, tensors, end - start, item.scale, _IMAGE_FIELDS
-        )
-        placed.append((image, PlaceholderRange(start, end - start)))
+        name, num_tokens = f"{item.mm_hash}-{step}", end - start
+        image = MediaItem("image", name, item.source, tensors, num_tokens, item.scale, _IMAGE_FIELDS)
+        placed.append((image, PlaceholderRange(start, num_tokens)))
     return placed

@@ -6,13 +6,13 @@ error recommends the other mode only if there are no objections to that one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from renderers import MediaItem, PlaceholderRange
-from renderers.media.raw_video import is_raw_video, raw_video_size
+from renderers.media.raw import is_raw_video, raw_video_size
 from renderers.media.sniffing import sniff
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
@@ -126,7 +126,14 @@ def _against_features(
             "`placeholder_token_ids`",
         )
     for sent, _ in items:
-        if (reason := _tensor_mismatch(sent, capabilities)) is not None:
+        held_fields = {name: field.kind for name, field in sent.fields.items()}
+        wanted_fields = capabilities.image_fields if sent.modality == "image" and capabilities.image_fields else {}
+        if any(held_fields.get(name) != kind for name, kind in wanted_fields.items()):  # it would crash the server
+            held, wanted = (
+                ", ".join(f"{name} ({kind})" for name, kind in sorted(each.items()))
+                for each in (held_fields, wanted_fields)
+            )
+            reason = f"it holds the tensors {held}, and {capabilities.model} wants {wanted}"
             return Objection(item, reason, _RENDERER_OF_MODEL)
         grid = f"{sent.modality}_grid_thw"
         if capabilities.merge_area is not None and grid not in sent.tensors:
@@ -141,21 +148,6 @@ def _against_features(
                 f"{_RENDERER_OF_MODEL}, or start the server {flag} --no-mm-device-do-normalize",
             )
     return None
-
-
-def _tensor_mismatch(item: MediaItem, capabilities: ServerCapabilities) -> str | None:
-    """How the tensors of an image differ from the server's, or None; a missing tensor would crash the server."""
-    expected = capabilities.image_fields
-    if expected is None or item.modality != "image":
-        return None
-    fields = {name: field.kind for name, field in item.fields.items()}
-    if all(fields.get(name) == kind for name, kind in expected.items()):
-        return None
-    return f"it holds the tensors {_described(fields)}, and {capabilities.model} wants {_described(expected)}"
-
-
-def _described(fields: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in sorted(fields.items()))
 
 
 def _unfit_pixels(item: MediaItem, wanted: PixelDtype) -> tuple[str, str] | None:

@@ -33,7 +33,7 @@ from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.rendering.image_renderer import ImageRenderer, RenderedImage
 from rollouts.engines.vllm.rendering.render_client import RenderClient, ServerIdentity, image_part
-from rollouts.engines.vllm.wire.render_response import RenderResponse
+from rollouts.engines.vllm.wire.render_response import RenderResponse, single_token
 from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError
 
 _PartIndex = tuple[int, int]  # message index, part index
@@ -330,11 +330,9 @@ def _place_images(response: RenderResponse, images: Sequence[RenderedImage], nam
                 f"/render gave image {image.item.source.digest[:12]} {image.item.num_tokens} tokens alone and "
                 f"{placeholder.length} in the conversation, at {placeholder.offset}",
             )
-        start, end = placeholder.offset, placeholder.end
-        if set(response.token_ids[start:end]) != {image.server.marker_id}:
-            raise MalformedResultError(
-                name, f"tokens {start}:{end} are not all the image token {image.server.marker_id}"
-            )
+        if single_token(response.token_ids, placeholder) != (marker := image.server.marker_id):
+            where = f"{placeholder.offset}:{placeholder.end}"
+            raise MalformedResultError(name, f"tokens {where} are not all the image token {marker}")
         placed.append((image.item, placeholder))
     return placed
 

@@ -75,7 +75,13 @@ class Generation:
             status = failure["code"] if isinstance(failure.get("code"), int) else 500
             raise server_error(self._name, "the server stopped generating", status, str(failure.get("message"))[:500])
         try:
-            return self._add(payload)
+            if payload.get("prompt_logprobs") is not None:
+                self._prompt_logprobs = payload["prompt_logprobs"]
+            if payload.get("prompt_token_ids") is not None:
+                self._prompt_ids = payload["prompt_token_ids"]
+            if payload.get("mm_placeholders") is not None:
+                self._placeholders = payload["mm_placeholders"]
+            return [self._extend(part["index"], part) for part in payload["choices"]]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._malformed(f"the response does not have vLLM's shape ({error!r}): {text[:200]!r}") from error
 
@@ -130,15 +136,6 @@ class Generation:
             return PromptExpansion([int(token) for token in self._prompt_ids], ranges)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._malformed(f"`mm_placeholders` cannot be read ({error!r})") from error
-
-    def _add(self, payload: Mapping[str, Any]) -> list[TokenDelta]:
-        if payload.get("prompt_logprobs") is not None:
-            self._prompt_logprobs = payload["prompt_logprobs"]
-        if payload.get("prompt_token_ids") is not None:
-            self._prompt_ids = payload["prompt_token_ids"]
-        if payload.get("mm_placeholders") is not None:
-            self._placeholders = payload["mm_placeholders"]
-        return [self._extend(part["index"], part) for part in payload["choices"]]
 
     def _extend(self, index: int, part: Mapping[str, Any]) -> TokenDelta:
         if not 0 <= index < len(self._choices):
