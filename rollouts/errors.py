@@ -19,8 +19,9 @@ class ForeignRenderersError(RolloutsError, ImportError):
         self.location = location
         super().__init__(
             f"the import package `renderers` at {location} belongs to another distribution, which overwrote the one "
-            "that mmrollouts installs. Run `pip uninstall renderers` and then `pip install --force-reinstall "
-            "--no-deps mmrollouts`."
+            "that mmrollouts installs. Run `pip uninstall renderers`, then `pip install --force-reinstall --no-deps "
+            "mmrollouts`. For a program that requires the distribution renderers, such as verifiers, first install the "
+            "one of packaging/renderers, so that pip does not fetch the other again (docs/migrating-from-renderers.md)."
         )
 
 

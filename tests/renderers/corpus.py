@@ -63,16 +63,22 @@ def _data() -> Path:
 
 
 @functools.cache
-def templates() -> dict[str, str]:
-    """Every distinct template by name: `trl/qwen3`, `own/glm-5`."""
+def every_template() -> dict[str, str]:
+    """Every template by name, also those that are equal to another: `trl/qwen3`, `own/glm-5`."""
     found: dict[str, str] = {}
     for path in sorted(_package_folder("trl", "chat_templates").glob("*.jinja")):
         found[f"trl/{path.stem}"] = path.read_text(encoding="utf-8")
     for folder in sorted(_data().iterdir()):
         if folder.is_dir() and (source := _own_template(folder)) is not None:
             found[f"own/{folder.name}"] = source
+    return found
+
+
+@functools.cache
+def templates() -> dict[str, str]:
+    """Every distinct template by name."""
     distinct: dict[str, str] = {}
-    for name, source in found.items():
+    for name, source in every_template().items():
         distinct.setdefault(source, name)
     return {name: source for source, name in distinct.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import corpus
 from corpus import user
@@ -16,10 +17,10 @@ QUESTION = user("a")
 
 
 @functools.cache
-def renderer_of(template: str) -> TemplateRenderer:
+def renderer_of(template: str, **options: Any) -> TemplateRenderer:
     tokenizer = corpus.tokenizer_of(template)
     assert tokenizer is not None
-    return load_renderer(corpus.model_dir(tokenizer), chat_template=corpus.templates()[template])
+    return load_renderer(corpus.model_dir(tokenizer), chat_template=corpus.templates()[template], **options)
 
 
 def trained_text(renderer: TemplateRenderer, sample: RenderedTrainingSample) -> list[str]:

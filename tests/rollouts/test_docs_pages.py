@@ -9,12 +9,12 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def run_page(page):
-    """Runs the page's blocks in order, as one program, and returns its global names."""
+def run_page(page, **given):
+    """Runs the page's blocks in order, as one program with the names `given`, and returns its global names."""
     text = (DOCS / page).read_text("utf-8")
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count("```python")
-    names = {"__name__": page}
+    names = {"__name__": page, **given}
     for number, block in enumerate(blocks):
         exec(compile(block, f"{page}, block {number}", "exec"), names)
     return names
@@ -63,3 +63,8 @@ def test_the_page_on_training():
     assert sum(report.tokens for report in names["reports"]) == names["trained"] > 0
     assert max(report.max_abs for report in names["reports"]) < 1e-4
     assert names["again"][0].nodes[-1].weight_spans[0].version == "1"
+
+
+def test_the_page_on_migrating(tiny_model_dir):
+    names = run_page("migrating-from-renderers.md", MODEL=str(tiny_model_dir))
+    assert names["renderer"].config.name == "default"

@@ -11,7 +11,7 @@ import pytest
 
 from transport import EncodeError, RawTensor, decode, encode, encode_frames
 from transport.wire import wire_format
-from transport.wire.arrays import _TENSOR_ITEM_BYTES
+from transport.wire.arrays import TENSOR_ITEM_BYTES
 
 torch = pytest.importorskip("torch")
 
@@ -74,11 +74,11 @@ def test_without_torch_a_tensor_rests_as_its_bytes_and_is_sent_on_unchanged(monk
         encode(RawTensor("bfloat16", (3,), raw[0].data))
 
 
-@pytest.mark.parametrize("dtype", _TENSOR_ITEM_BYTES)
+@pytest.mark.parametrize("dtype", TENSOR_ITEM_BYTES)
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_tensors_of_every_dtype_are_exact_on_both_sides_of_the_boundary(dtype: str, beyond: int) -> None:
-    count = wire_format.MAX_INLINE_BYTES // _TENSOR_ITEM_BYTES[dtype] + beyond
-    raw = torch.arange(count * _TENSOR_ITEM_BYTES[dtype], dtype=torch.uint8) % 2
+    count = wire_format.MAX_INLINE_BYTES // TENSOR_ITEM_BYTES[dtype] + beyond
+    raw = torch.arange(count * TENSOR_ITEM_BYTES[dtype], dtype=torch.uint8) % 2
     tensor = raw.view(getattr(torch, dtype))
     assert len(encode_frames(tensor)) == 1 + beyond
     back = decode(encode(tensor))
@@ -96,7 +96,7 @@ def test_one_small_tensor_referred_to_twice_is_one_tensor_after_decoding() -> No
 def test_a_process_that_cannot_import_torch_sends_every_dtype_on_bit_for_bit(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     tensors = {}
-    for name, size in _TENSOR_ITEM_BYTES.items():
+    for name, size in TENSOR_ITEM_BYTES.items():
         raw = torch.randint(0, 2 if name == "bool" else 256, (3, 2, size), dtype=torch.uint8, generator=generator)
         tensors[name] = raw.view(getattr(torch, name)).reshape(3, 2)
     sent, relayed = tmp_path / "sent", tmp_path / "relayed"

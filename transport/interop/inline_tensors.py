@@ -31,9 +31,10 @@ from typing import Any, Final
 import numpy as np
 
 from renderers.media.source import MediaSource
-from transport.errors import EncodeError, MalformedError
+from transport.errors import EncodeError, MalformedError, NotEncodableError
 from transport.wire import registry
 from transport.wire.arrays import (
+    TENSOR_ITEM_BYTES,
     array_bytes,
     build_array,
     build_raw_tensor,
@@ -41,10 +42,8 @@ from transport.wire.arrays import (
     describe_dtype,
     is_array,
     is_tensor,
-    is_tensor_dtype,
     tensor_parts,
 )
-from transport.wire.errors import NotEncodableError
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.unpacking import as_bytes, build_dict, build_media
 from transport.wire.wire_format import KEY_TYPES
@@ -97,11 +96,11 @@ def decode_tensor_payload(payload: Any, to_torch: bool = False, *, limits: Decod
     flat = as_bytes(payload["data"])
     require_limits(limits).check("max_total_bytes", flat.nbytes)
     name, shape = payload["dtype"].removeprefix("torch."), list(payload["shape"])
-    if TENSOR_TAG in payload and not to_torch and not _is_numpy_dtype(name):
+    if TENSOR_TAG in payload and not to_torch and name in TENSOR_ITEM_BYTES and not _NAMES.fullmatch(name):
         return build_raw_tensor(name, shape, flat)
     if ARRAY_TAG in payload or not to_torch:
         return build_array(_wire_dtype(name), shape, flat)
-    if is_tensor_dtype(name):
+    if name in TENSOR_ITEM_BYTES:
         return build_tensor(name, shape, flat)
     array = build_array(_wire_dtype(name), shape, flat)
     native = array.astype(array.dtype.newbyteorder("="))
@@ -305,10 +304,6 @@ def _is_plain(value: dict[Any, Any]) -> bool:
         return False
     pairs = value[PLAIN_TAG]
     return type(pairs) is list and all(type(pair) is list and len(pair) == 2 for pair in pairs)
-
-
-def _is_numpy_dtype(name: str) -> bool:
-    return not is_tensor_dtype(name) or _NAMES.fullmatch(name) is not None
 
 
 def _wire_dtype(name: str) -> str:

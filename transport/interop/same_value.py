@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from transport.errors import NotEncodableError
 from transport.wire.arrays import array_bytes, is_tensor, tensor_parts
-from transport.wire.errors import NotEncodableError
 
 _PLAIN = (str, int, bytes, bool, type(None))
 _MAX_DEPTH: Final = 100

@@ -8,7 +8,7 @@ import uuid
 from transport.link.client_connection import ClientConnection
 from transport.link.keys import ClientKeys
 from transport.link.limits import LinkLimits
-from transport.link.link_endpoint import Link, check_times, require_zmq
+from transport.link.link_endpoint import Link, check_requirements
 from transport.link.messages import MAX_NAME_BYTES
 from transport.link.shared_state import Deadline, SharedState
 
@@ -38,8 +38,7 @@ class LinkClient(Link):
         peer_timeout: float = 10.0,
         linger: float = 5.0,
     ) -> None:
-        check_times(heartbeat, peer_timeout)
-        require_zmq()
+        check_requirements(heartbeat, peer_timeout)
         from transport.link.zmq_sockets import DealerSocket
 
         self.name = name = uuid.uuid4().hex if name is None else name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transport.errors import DecodeError
 from transport.link.application_types import PeerChange
 from transport.link.errors import LinkError, LinkRefusedError
-from transport.link.messages import Greeting, Hello, LinkMessage, Refused, Signal, Welcome
+from transport.link.messages import Hello, LinkMessage, Refused, Signal, Welcome
 from transport.link.peer import Peer
 from transport.link.shared_state import SharedState
 
@@ -40,7 +40,7 @@ class ClientConnection:
                 self._broken = self.server.broken = True
             if Change.OPENED in changes and not self._broken and self._usable:
                 self.server.route = b""
-                self.server.greeting = self._hello
+                self.server.greeting = lambda greeting: Hello(greeting, self._name)
 
     def handle_drained(self, poller: Any) -> None:
         if not self._broken:
@@ -54,7 +54,6 @@ class ClientConnection:
 
     @property
     def _usable(self) -> bool:
-        """Whether the link is neither failed nor closing."""
         return self._state.failure is None and not self._state.closing
 
     def should_ignore(self, received: ReceivedFrames) -> bool:
@@ -121,6 +120,3 @@ class ClientConnection:
     def _reopen(self) -> None:
         self._reopen_needed = True
         self._state.wake_io_thread()
-
-    def _hello(self, greeting: Greeting) -> Hello:
-        return Hello(greeting, self._name)

@@ -66,7 +66,7 @@ class IoThread(threading.Thread):
         state = self._state
         with state.lock:
             self._wake.clear()
-            state.mark_awake()
+            state.wake_requested = False
         self._connections.handle_socket_changes(poller)
         drained = self._read()
         if drained:

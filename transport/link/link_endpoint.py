@@ -41,17 +41,13 @@ _MIN_CLOSE_SECONDS = 0.2  # seconds
 _EVERYTHING = "acknowledgement of everything sent"
 
 
-def check_times(heartbeat: float, peer_timeout: float) -> None:
-    """Raise `ValueError` unless `peer_timeout` is at least two heartbeats."""
+def check_requirements(heartbeat: float, peer_timeout: float) -> None:
+    """Raise `ValueError` unless `peer_timeout` is at least two heartbeats, `MissingExtraError` without pyzmq."""
     if not 0 < 2 * heartbeat <= peer_timeout:
         raise ValueError(
             f"peer_timeout is {peer_timeout:g} s and heartbeat {heartbeat:g} s. "
             "Make the heartbeat positive and the timeout at least twice that."
         )
-
-
-def require_zmq() -> None:
-    """Raise `MissingExtraError` unless pyzmq can be imported."""
     try:
         import zmq  # noqa: F401
     except ModuleNotFoundError as error:

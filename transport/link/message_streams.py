@@ -90,7 +90,6 @@ class Outbox:
         return fits or not self._kept
 
     def put(self, payload: Payload) -> int:
-        """Add a message and return its sequence number."""
         self._last += 1
         self._kept[self._last] = payload
         self.bytes += payload.size
@@ -222,7 +221,7 @@ class Inbox:
         # Sequence -> reason of messages of the current session that could not be decoded, ascending. An entry is
         # removed when a greeting of the peer shows that it no longer keeps the message, hence received the rejection.
         self._rejected: dict[int, str] = {}
-        self._rejections_to_send: dict[int, str] = {}  # to send over this connection
+        self.rejections_to_send: dict[int, str] = {}  # sequence -> reason, to send over this connection
 
     @property
     def received(self) -> int:
@@ -264,7 +263,7 @@ class Inbox:
             self.session, self.expected = session, first
             self._rejected.clear()
         self._rejected = {number: reason for number, reason in self._rejected.items() if number >= first}
-        self._rejections_to_send = dict(self._rejected)
+        self.rejections_to_send = dict(self._rejected)
         self._pull_sent.clear()
         self.digests_to_pull = dict.fromkeys(self._waiting)
 
@@ -312,7 +311,6 @@ class Inbox:
             incoming.media[source.digest] = source
 
     def mark_pull_sent(self, digests: Sequence[str]) -> None:
-        """These digests were requested from the peer."""
         for digest in digests:
             self.digests_to_pull.pop(digest, None)
             self._pull_sent.add(digest)
@@ -345,16 +343,9 @@ class Inbox:
         if not self.acknowledge(session, sequence):
             return False
         if session == self.session:
-            self._rejected[sequence] = self._rejections_to_send[sequence] = reason
+            self._rejected[sequence] = self.rejections_to_send[sequence] = reason
             self._rejected = dict(sorted(self._rejected.items())[-_REJECTED_KEPT:])
         return True
-
-    def next_rejection(self) -> tuple[int, str] | None:
-        """Return the next rejection to send (sequence, reason); the same one until `mark_rejection_sent`."""
-        return next(iter(self._rejections_to_send.items()), None)
-
-    def mark_rejection_sent(self, sequence: int) -> None:
-        del self._rejections_to_send[sequence]
 
     def _look_up(self, incoming: Incoming, digest: str, size: int, store: MediaCache) -> None:
         source = store.get(digest)

@@ -128,9 +128,9 @@ class Peer:
             return self.greeting(self._position())
         if not self.open:
             return None
-        rejected = self.inbox.next_rejection()
-        if rejected is not None:
-            return Reject(self.inbox.session, *rejected)
+        rejection = next(iter(self.inbox.rejections_to_send.items()), None)
+        if rejection is not None:
+            return Reject(self.inbox.session, *rejection)
         if self.ack_needed:
             return self.acknowledgement()
         if leaving:
@@ -153,7 +153,7 @@ class Peer:
             case Hello() | Welcome():
                 self.greeting, self.ack_needed = None, False
             case Reject(_, sequence):
-                self.inbox.mark_rejection_sent(sequence)
+                del self.inbox.rejections_to_send[sequence]
             case Ack():
                 self.ack_needed = False
             case Signal.BYE:

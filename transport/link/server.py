@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from transport.link.application_types import PeerChange
 from transport.link.keys import ServerKeys
 from transport.link.limits import LinkLimits
-from transport.link.link_endpoint import Link, check_times, require_zmq
+from transport.link.link_endpoint import Link, check_requirements
 from transport.link.server_connections import ServerConnections
 from transport.link.shared_state import Deadline, SharedState
 
@@ -44,8 +44,7 @@ class LinkServer(Link):
         peer_timeout: float = 10.0,
         linger: float = 5.0,
     ) -> None:
-        check_times(heartbeat, peer_timeout)
-        require_zmq()
+        check_requirements(heartbeat, peer_timeout)
         from transport.link.zmq_sockets import RouterSocket
 
         limits = limits or LinkLimits()

@@ -88,7 +88,6 @@ class ServerConnections:
         return peer if peer.route is not None else None
 
     def reject(self, received: ReceivedFrames, error: DecodeError | LinkError) -> None:
-        """Handle data that violates the protocol."""
         self._refuse(received.route, str(error))
 
     def handle_lost_connection(self, peer: Peer) -> None:
@@ -128,8 +127,13 @@ class ServerConnections:
             peer = self._add_peer(hello.name, received)
             if peer is None:
                 return
-        self._leave_old_route(peer, received.route, greeting)
         new_session = greeting.session != peer.inbox.session
+        old = peer.route
+        if old is not None and old != received.route:
+            self._unbind(peer)
+            if new_session:
+                self._state.final_messages.append((old, Refused("another process took over this name")))
+                self._state.report(peer, PeerChange.REPLACED)
         self._routes[received.route] = peer
         peer.route = received.route
         peer.greet(greeting, self._first_undelivered(greeting) if new_session else None)
@@ -161,15 +165,6 @@ class ServerConnections:
             return False
         self._forget(min(absent, key=lambda peer: peer.last_received), PeerChange.FORGOTTEN)
         return True
-
-    def _leave_old_route(self, peer: Peer, route: bytes, greeting: Greeting) -> None:
-        old = peer.route
-        if old is None or old == route:
-            return
-        self._unbind(peer)
-        if greeting.session != peer.inbox.session:
-            self._state.final_messages.append((old, Refused("another process took over this name")))
-            self._state.report(peer, PeerChange.REPLACED)
 
     def _refuse(self, route: bytes, reason: str) -> None:
         """Send REFUSED, and ignore the connection from now on."""

@@ -33,7 +33,6 @@ class Deadline:
         self._end = time.monotonic() + self._timeout
 
     def left(self) -> float:
-        """Return the remaining seconds; at least 0."""
         return max(self._end - time.monotonic(), 0.0)
 
     def step(self, what: str, most: float) -> float:
@@ -74,7 +73,7 @@ class SharedState:
         self._last_advance = time.monotonic()
         self._ready: dict[str, None] = {}  # names of peers with a complete message, in turn (an ordered set)
         self._wake = wake
-        self._wake_requested = False
+        self.wake_requested = False  # reset by the I/O thread when it starts a run
         self._async_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def check_usable(self) -> None:
@@ -125,14 +124,9 @@ class SharedState:
         self._async_waiters.clear()
 
     def wake_io_thread(self) -> None:
-        """Make the I/O thread run once."""
-        if not self._wake_requested:
-            self._wake_requested = True
+        if not self.wake_requested:
+            self.wake_requested = True
             self._wake()
-
-    def mark_awake(self) -> None:
-        """Called by the I/O thread when it starts a run; a later request wakes it again."""
-        self._wake_requested = False
 
     def advance_clock(self, now: float) -> None:
         """Let `clock` follow the time, but for no longer than a heartbeat at once."""

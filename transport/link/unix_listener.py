@@ -42,7 +42,7 @@ class UnixListener:
         self._address = address
         self._path = address.removeprefix("ipc://")
         self._absolute = os.path.abspath(self._path)  # the process may change its directory
-        self._identity: tuple[int, int] | None = None  # device and inode of the path; an abstract name has none
+        self._bound: os.stat_result | None = None  # of the path; an abstract name has none
         self._socket = system_sockets.socket(system_sockets.AF_UNIX, system_sockets.SOCK_STREAM)
         try:
             if self._path.startswith("@"):
@@ -63,10 +63,8 @@ class UnixListener:
 
     def remove_path(self) -> None:
         """Remove the path if it still is this socket. While this socket listens, no server replaces it."""
-        if self._identity is None:
-            return
         with contextlib.suppress(OSError):
-            if _identity(os.lstat(self._absolute)) == self._identity:
+            if self._bound is not None and os.path.samestat(os.lstat(self._absolute), self._bound):
                 os.unlink(self._absolute)
 
     def _take_path(self) -> None:
@@ -76,7 +74,7 @@ class UnixListener:
             self._clear_path()
             self._socket.bind(self._path)
             os.chmod(self._path, 0o600)  # before it listens, so that other users can never connect
-            self._identity = _identity(os.lstat(self._path))
+            self._bound = os.lstat(self._path)
             self._socket.listen(_BACKLOG)
 
     def _clear_path(self) -> None:
@@ -116,10 +114,6 @@ def _listening(path: str) -> str | None:
             return "process unknown"
         credentials = probe.getsockopt(system_sockets.SOL_SOCKET, system_sockets.SO_PEERCRED, struct.calcsize("3i"))
         return f"process {struct.unpack('3i', credentials)[0]}"
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import ipaddress
 import socket as system_sockets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -132,7 +133,8 @@ class RouterSocket:
 
     def _require_keys(self, keys: ServerKeys) -> None:
         self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.configure_curve_callback(_DOMAIN, _Allowed(keys.clients))
+        allowed = SimpleNamespace(callback=lambda domain, key: key.decode() in keys.clients)
+        self._authenticator.configure_curve_callback(_DOMAIN, allowed)
         self._authenticator.start()
         self._socket.curve_server = True
         self._socket.curve_publickey = keys.public.encode()
@@ -230,16 +232,6 @@ _CHANGES = {
     zmq.Event.DISCONNECTED: Change.BROKEN,
     zmq.Event.HANDSHAKE_FAILED_AUTH: Change.DENIED,
 }
-
-
-class _Allowed:
-    """The client keys that may connect, in the form that pyzmq's authenticator requires."""
-
-    def __init__(self, keys: frozenset[str]) -> None:
-        self._keys = keys
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key.decode() in self._keys
 
 
 def check_bindable(address: str, *, keyed: bool, allow_remote: bool) -> None:

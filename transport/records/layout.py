@@ -187,7 +187,6 @@ def find_appended(source: FileBytes, index: Index) -> AppendedRecords:
 
 
 def add_records(index: Index, found: AppendedRecords) -> None:
-    """Add records to the index."""
     for record in found.records:
         # Before the record itself: after a damaged header of an object the next record may be a blob.
         lost = range(len(index.objects), record.objects_before)

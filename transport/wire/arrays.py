@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from transport.errors import MalformedError, UnknownTypeError
-from transport.wire.errors import NotEncodableError
-from transport.wire.quoting import quoted
+from transport.errors import MalformedError, NotEncodableError, UnknownTypeError
+from transport.wire.error_texts import quoted
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ _COMMON_CODES = {dtype: code for code, dtype in enumerate(_COMMON_DTYPES)}
 # Nearly every array of such a dtype has this dtype object; hashing a dtype takes ten times as long as its id().
 _COMMON_IDS = {id(dtype): code for code, dtype in enumerate(_COMMON_DTYPES)}
 
-_TENSOR_ITEM_BYTES = {
+TENSOR_ITEM_BYTES = {
     "bool": 1,
     **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
     **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),  # float4_e2m1fn_x2 has two numbers per element
@@ -76,11 +75,6 @@ def is_tensor(obj: object) -> bool:
         return True
     torch = sys.modules.get("torch")  # no tensor exists while torch is not loaded
     return torch is not None and (type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter)
-
-
-def is_tensor_dtype(name: str) -> bool:
-    """Whether tensors of torch's dtype of this name can be sent."""
-    return name in _TENSOR_ITEM_BYTES
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> DtypeName:
@@ -142,17 +136,17 @@ def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
     """
     if isinstance(tensor, RawTensor):
         if min(tensor.shape, default=0) < 0 or (
-            math.prod(tensor.shape) * _TENSOR_ITEM_BYTES.get(tensor.dtype, -1) != tensor.data.nbytes
+            math.prod(tensor.shape) * TENSOR_ITEM_BYTES.get(tensor.dtype, -1) != tensor.data.nbytes
         ):
             raise NotEncodableError(f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size.")
         return tensor.dtype, list(tensor.shape), array_bytes(tensor.data)
     import torch
 
     name = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout is not torch.strided or tensor.is_meta or name not in _TENSOR_ITEM_BYTES:
+    if tensor.layout is not torch.strided or tensor.is_meta or name not in TENSOR_ITEM_BYTES:
         raise NotEncodableError(
             f"torch tensor with layout {tensor.layout}, dtype {tensor.dtype}, device {tensor.device}",
-            "Send a dense tensor that holds data, in one of: " + ", ".join(_TENSOR_ITEM_BYTES) + ".",
+            "Send a dense tensor that holds data, in one of: " + ", ".join(TENSOR_ITEM_BYTES) + ".",
         )
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if dense.numel() == 0:
@@ -256,9 +250,9 @@ def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch
 
 def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> RawTensor:
     """A `RawTensor` with a read-only view on `data`."""
-    if type(name) is not str or name not in _TENSOR_ITEM_BYTES:
+    if type(name) is not str or name not in TENSOR_ITEM_BYTES:
         raise UnknownTypeError(f"torch.{name:.80}" if type(name) is str else quoted(name))
-    dims = _read_shape(shape, _TENSOR_ITEM_BYTES[name], len(data))
+    dims = _read_shape(shape, TENSOR_ITEM_BYTES[name], len(data))
     raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     raw.setflags(write=False)
     return RawTensor(name, dims, raw)

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias
 import numpy.typing as npt
 
 from renderers.media.source import MediaSource
+from transport.errors import NotEncodableError
 from transport.wire import wire_format
 from transport.wire.arrays import Bytes, array_bytes, describe_dtype, tensor_parts, vector_code
-from transport.wire.errors import NotEncodableError
 
 OmitMedia: TypeAlias = Callable[[MediaSource], bool]
 

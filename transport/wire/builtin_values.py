@@ -15,10 +15,9 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any, Final
 
-from transport.errors import MalformedError
+from transport.errors import MalformedError, NotEncodableError
 from transport.wire import wire_format
-from transport.wire.errors import NotEncodableError
-from transport.wire.quoting import quoted
+from transport.wire.error_texts import quoted
 
 _POSIX: Final = "posix"
 _WINDOWS: Final = "windows"

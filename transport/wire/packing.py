@@ -17,14 +17,13 @@ import msgpack
 import numpy as np
 
 from renderers.media.source import MediaSource
-from transport.errors import EncodeError
+from transport.errors import EncodeError, NotEncodableError
 from transport.wire import registry, wire_format
 from transport.wire.arrays import is_array, is_tensor, pack_scalar
 from transport.wire.blob_table import BlobTable, OmitMedia
 from transport.wire.builtin_values import PACKERS
-from transport.wire.errors import NotEncodableError
+from transport.wire.error_texts import find_path
 from transport.wire.limits import MAX_DEPTH
-from transport.wire.object_paths import find_path
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -97,7 +96,9 @@ class _Packing:
         self.adders: dict[type, _Add] = {}  # how an instance of each class is added to the message
         self.types: list[list[object]] = []
         # The tag of each class of entries, and the function that gives the payload of an instance.
-        self.entry_packers: dict[type, tuple[int, Callable[[Any], object]]] = {_Root: (wire_format.TAG_ROOT, _identity)}
+        self.entry_packers: dict[type, tuple[int, Callable[[Any], object]]] = {
+            _Root: (wire_format.TAG_ROOT, lambda obj: obj)
+        }
         self.readers: dict[type, Sequence[Callable[[Any], Any]]] = {}  # of the classes that are packed in runs
         self.blobs = BlobTable(omit_media)
         self.blob_numbers = self.blobs.numbers
@@ -400,7 +401,3 @@ def _needs_check(values: Any) -> bool:
     if type(values) is dict:
         values = values[wire_format.TUPLES]
     return type(values) is list and any(type(value) in _CHECKED and value for value in values)
-
-
-def _identity(obj: Any) -> Any:
-    return obj

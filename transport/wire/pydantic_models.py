@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from transport.errors import MalformedError, RegistrationError
-from transport.wire.errors import NotEncodableError
+from transport.errors import MalformedError, NotEncodableError, RegistrationError
 from transport.wire.wire_format import MODEL_REST
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def _validate(cls: type[pydantic.BaseModel], data: Mapping[str, object]) -> pyda
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        # str(error) contains the `repr` of the refused values, which may be too long (see `transport.wire.quoting`).
+        # str(error) contains the `repr` of the refused values, which may be too long (see `error_texts`).
         failures = error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_ERRORS]
         reasons = "; ".join(
             f"{'.'.join(map(str, one['loc'][:_MAX_PATH_STEPS]))}: {one['msg']:.200}" for one in failures

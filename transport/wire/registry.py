@@ -16,11 +16,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from transport.errors import MalformedError, MissingFieldError, RegistrationError, UnknownTypeError, VersionError
-from transport.wire.errors import NotEncodableError
+from transport.errors import (
+    MalformedError,
+    MissingFieldError,
+    NotEncodableError,
+    RegistrationError,
+    UnknownTypeError,
+    VersionError,
+)
+from transport.wire.error_texts import quoted
 from transport.wire.known_types import DECLARED_IN
 from transport.wire.pydantic_models import ModelShape, describe_model, is_model
-from transport.wire.quoting import quoted
 from transport.wire.wire_format import MIN_RUN_FIELDS, MODEL_REST
 
 C = TypeVar("C", bound=type)

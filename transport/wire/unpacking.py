@@ -19,8 +19,8 @@ from transport.errors import ChecksumError, MalformedError, MissingMediaError, T
 from transport.wire import registry, wire_format
 from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
 from transport.wire.builtin_values import BUILDERS, build_builtin
+from transport.wire.error_texts import quoted
 from transport.wire.limits import DecodeLimits, require_limits
-from transport.wire.quoting import quoted
 
 FindMedia: TypeAlias = Callable[[str], MediaSource | None]
 
@@ -50,7 +50,9 @@ def unpack(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, find_medi
             build(read())
     except _MSGPACK_ERRORS as error:
         raise MalformedError(f"message header is not valid: {error}") from error
-    return building.root()
+    if len(building.roots) != 1:
+        raise MalformedError(f"message has {len(building.roots)} roots instead of one")
+    return building.roots[0]
 
 
 def omitted_digests(header: memoryview) -> list[str]:
@@ -265,11 +267,6 @@ class _Building:
         if depth > self.limits.max_depth:
             self.limits.check("max_depth", depth)
         return depth
-
-    def root(self) -> object:
-        if len(self.roots) != 1:
-            raise MalformedError(f"message has {len(self.roots)} roots instead of one")
-        return self.roots[0]
 
 
 def _find_type(name: object, version: object, fields: object, declared_in: object = "") -> registry.SentType:

@@ -53,7 +53,7 @@ class _LoopState:
 
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
-    control_slots: asyncio.Semaphore
+    control_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONTROL_SLOTS))
     process: int = field(default_factory=os.getpid)
     running: set[asyncio.Timeout] = field(default_factory=set)
     loop_end: AsyncGenerator[None, None] | None = None  # closes the session
@@ -293,11 +293,8 @@ class ServerConnection:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> _LoopState:
         """A session for the running loop. The states of loops that are closed are dropped."""
-        state = _LoopState(
-            self._session(keepalive_timeout=self.limits.keepalive_seconds),
-            asyncio.Semaphore(self.limits.concurrency),
-            asyncio.Semaphore(_CONTROL_SLOTS),
-        )
+        session = self._session(keepalive_timeout=self.limits.keepalive_seconds)
+        state = _LoopState(session, asyncio.Semaphore(self.limits.concurrency))
         with self._lock:
             closed = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
             self._loops[loop] = state

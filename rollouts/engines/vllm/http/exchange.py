@@ -122,7 +122,7 @@ class Call:
         self.unanswered = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and not isinstance(
             error, aiohttp.ClientConnectorError
         )
-        if isinstance(error, aiohttp.ServerTimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+        if isinstance(error, aiohttp.SocketTimeoutError):
             return ServerTimeoutError(
                 self.name,
                 f"{self.place}: nothing arrived for longer than read_seconds while {self.stage} "

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from renderers import MediaItem, PlaceholderRange
-from renderers.media.raw_video import is_raw_video, raw_video_size
+from renderers.media.raw import is_raw_video, raw_video_size
 from renderers.media.sniffing import sniff
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities

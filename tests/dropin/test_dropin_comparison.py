@@ -1,0 +1,62 @@
+"""The bench's own check finds what it must find."""
+
+import re
+from pathlib import Path
+
+import comparison
+import pytest
+
+STOCK = {"tests/test_a.py::one": "passed", "tests/test_a.py::two[x/y-1]": "passed", "tests/test_b.py::three": "failed"}
+REVIEWED = comparison.Difference("test_a.py", ["two[*]"], "differs on purpose", "theirs drops a token")
+
+
+def test_nothing_is_found_where_this_project_passes_at_least_as_much():
+    ours = {**STOCK, "tests/test_b.py::three": "passed"}
+    assert list(comparison.violations(STOCK, ours, None)) == []
+    assert comparison.lost(ours, STOCK) == ["tests/test_b.py::three"]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "error", "skipped", None])
+def test_a_test_that_only_the_other_package_passes_is_found(outcome):
+    ours = {test: outcome for test in STOCK if outcome is not None}
+    found = list(comparison.violations(STOCK, ours, []))
+    assert [line.partition(": ")[0] for line in found] == ["tests/test_a.py::one", "tests/test_a.py::two[x/y-1]"]
+
+
+def test_a_reviewed_difference_is_none_and_brackets_are_no_wildcards():
+    ours = {**STOCK, "tests/test_a.py::two[x/y-1]": "failed"}
+    assert list(comparison.violations(STOCK, ours, [REVIEWED])) == []
+    assert REVIEWED.covers("tests/test_a.py::two[]")
+    assert not REVIEWED.covers("tests/test_a.py::twox")
+    assert not REVIEWED.covers("tests/test_b.py::two[]")
+
+
+def test_a_row_that_matches_nothing_is_found():
+    (line,) = comparison.violations(STOCK, STOCK, [REVIEWED])
+    assert "remove it" in line
+
+
+def test_a_row_needs_a_known_kind_and_a_reason():
+    with pytest.raises(ValueError, match="none of"):
+        comparison.Difference("test_a.py", ["*"], "because", "x")
+    with pytest.raises(ValueError, match="reason is empty"):
+        comparison.Difference("test_a.py", ["*"], "not applicable", " ")
+
+
+def test_the_rows_of_this_project_can_be_read():
+    comparison.read_differences(Path(comparison.__file__).with_name("differences.toml"))
+
+
+def test_the_table_counts_by_file():
+    ours = {**STOCK, "tests/test_a.py::two[x/y-1]": "error", "tests/test_b.py::three": "passed"}
+    heads, *rows = (re.split(" {2,}", line) for line in comparison.table(STOCK, ours, [REVIEWED]).splitlines())
+    assert [cell.strip() for cell in heads if cell.strip()][-4:] == [
+        "only ours passes",
+        *comparison.KINDS,
+        "unreviewed",
+    ]
+    assert {row[0]: row[1:] for row in rows} == {
+        "test_a.py": ["2", "0", "0", "1", "1", "0", "0", "1", "0", "0"],
+        "test_b.py": ["0", "1", "0", "1", "0", "0", "1", "0", "0", "0"],
+        "all": ["2", "1", "0", "2", "1", "0", "1", "1", "0", "0"],
+    }

@@ -1,0 +1,241 @@
+"""Typed configurations: which are accepted, what each makes of a renderer, and the errors for a wrong one."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import corpus
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from training_conversations import renderer_of
+
+import renderers
+from renderers import (
+    AutoRendererConfig,
+    BaseRendererConfig,
+    CustomRendererConfig,
+    DefaultRendererConfig,
+    GLM5RendererConfig,
+    GptOssRendererConfig,
+    Llama3RendererConfig,
+    MultiModalData,
+    PlaceholderRange,
+    Qwen3RendererConfig,
+    Qwen3VLRendererConfig,
+    Qwen36RendererConfig,
+    Qwen38RendererConfig,
+    RenderedTokens,
+    RendererConfig,
+    RendererOptions,
+    config_from_name,
+    create_renderer,
+    load_renderer,
+    load_tokenizer,
+)
+from renderers.configs import config_class
+from renderers.errors import ConfigError
+from renderers.family_options import options_of, resolve_config
+from renderers.model_names import MODEL_RENDERER_MAP
+
+QUESTION = [{"role": "user", "content": "Q"}]
+ANY: TypeAdapter[Any] = TypeAdapter(RendererConfig)
+
+
+@pytest.mark.parametrize("name", sorted(set(MODEL_RENDERER_MAP.values())))
+def test_every_family_has_a_configuration_that_its_name_selects(name: str) -> None:
+    config = config_from_name(name)
+    assert config is not None
+    assert ANY.validate_python({"name": name}) == config
+    assert ANY.validate_json(config.model_dump_json()) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert type(config).template_field_names() <= set(type(config).model_fields)
+    assert options_of(config).thinking_retention in ("template", "tool_cycle", "all")
+
+
+def test_auto_has_no_configuration_of_its_own_and_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    assert config_from_name("auto") is None
+    with pytest.raises(ValueError, match=r"'qwen9'.*qwen3\.5"):
+        config_from_name("qwen9")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": "qwen3", "add_vision_id": True}, {"name": "qwen9"}, {"name": "inkling", "reasoning_effort": 2.0},
+     {"name": "default", "preserve_all_thinking": True}, {"name": "custom", "import_path": "nothing"}],
+)  # fmt: skip
+def test_a_field_of_another_family_and_a_wrong_value_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ANY.validate_python(wrong)
+
+
+@pytest.mark.parametrize(
+    ("config", "retention"),
+    [
+        (Qwen3RendererConfig(), "tool_cycle"),
+        (Qwen3RendererConfig(thinking_retention="all"), "all"),
+        (Qwen36RendererConfig(), "tool_cycle"),
+        (Qwen36RendererConfig(preserve_thinking=True), "all"),
+        (Qwen38RendererConfig(), "all"),
+        (GLM5RendererConfig(clear_thinking=False), "all"),
+        (config_class("deepseek-r1")(), "template"),
+        (DefaultRendererConfig(), "template"),
+    ],
+)
+def test_the_retention_of_reasoning_is_explicit_or_follows_from_template_variables(
+    config: BaseRendererConfig, retention: str
+) -> None:
+    assert options_of(config).thinking_retention == retention
+
+
+def test_a_retention_that_contradicts_a_template_variable_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"preserve_thinking=False.*thinking_retention='all'"):
+        Qwen36RendererConfig(preserve_thinking=False, thinking_retention="all")
+    assert Qwen36RendererConfig(preserve_thinking=True, thinking_retention="all").resolved_retention() == "all"
+
+
+def test_only_variables_that_are_set_are_passed_to_the_template_but_the_date_always() -> None:
+    assert options_of(Qwen3RendererConfig()).chat_template_kwargs == {}
+    assert options_of(Qwen3RendererConfig(enable_thinking=False)).chat_template_kwargs == {"enable_thinking": False}
+    assert options_of(Llama3RendererConfig()).chat_template_kwargs == {"date_string": "26 Jul 2024"}
+    assert options_of(Qwen3VLRendererConfig(image_cache_max=3)).chat_template_kwargs == {}
+    assert options_of(DefaultRendererConfig(my_switch=1)).chat_template_kwargs == {"my_switch": 1}  # type: ignore[call-arg]
+
+
+def test_auto_is_the_family_of_a_listed_model_and_the_default_for_any_other() -> None:
+    auto = AutoRendererConfig(thinking_retention="all")
+    assert resolve_config("Qwen/Qwen3-8B", auto) == Qwen3RendererConfig(thinking_retention="all")
+    assert resolve_config("me/mine", auto) == DefaultRendererConfig(thinking_retention="all")
+
+
+def test_template_variables_are_added_if_the_family_has_them() -> None:
+    merged = resolve_config("Qwen/Qwen3-8B", AutoRendererConfig(), {"enable_thinking": False})
+    assert merged == Qwen3RendererConfig(enable_thinking=False)
+    assert resolve_config("m", DefaultRendererConfig(), {"x": 1}).model_extra == {"x": 1}
+    with pytest.raises(
+        ValueError, match=r"Unsupported chat_template_kwargs for 'qwen3'.*add_vision_id.*enable_thinking"
+    ):
+        resolve_config("m", Qwen3RendererConfig(), {"add_vision_id": True})
+    with pytest.raises(ValueError, match="tool_parser"):
+        resolve_config("m", DefaultRendererConfig(), {"tool_parser": "x"})
+
+
+def test_the_variables_of_a_configuration_reach_the_template() -> None:
+    directory, switch = corpus.model_dir("qwen-3"), {"enable_thinking": False}
+    thinking = load_renderer(directory, config=Qwen3RendererConfig())
+    silent = load_renderer(directory, config=Qwen3RendererConfig(), chat_template_kwargs=switch)
+    plain = load_renderer(directory, config=RendererOptions(chat_template_kwargs=switch))
+    prompts = [each.render_ids(QUESTION, add_generation_prompt=True) for each in (thinking, silent, plain)]
+    assert prompts[1] == prompts[2] != prompts[0]
+    assert silent.config == Qwen3RendererConfig(enable_thinking=False)
+
+
+def test_the_configuration_of_another_family_than_the_template_is_refused_with_the_fitting_one() -> None:
+    with pytest.raises(ConfigError, match=r"format 'qwen3'.*'glm-5'.*qwen3"):
+        renderer_of("trl/qwen3", config=GLM5RendererConfig())
+
+
+def test_a_value_that_is_no_configuration_is_refused(tiny_model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="RendererOptions"):
+        create_renderer(load_tokenizer(str(tiny_model_dir)), {"name": "qwen3"})  # type: ignore[arg-type]
+
+
+def test_options_that_the_template_cannot_express_are_refused() -> None:
+    with pytest.raises(ValueError, match="use_system_prompt"):
+        options_of(GptOssRendererConfig(use_system_prompt=False))
+    assert options_of(GptOssRendererConfig(model_identity="I")).chat_template_kwargs == {"model_identity": "I"}
+
+
+@pytest.mark.parametrize("name", ["trl/qwen3", "trl/glm4moe"])
+def test_a_typed_configuration_reads_arguments_as_text_and_as_an_object(name: str) -> None:
+    renderer = renderer_of(name, config=AutoRendererConfig())
+    as_object, as_text = (
+        renderer.render_ids([*QUESTION, {"role": "assistant", "content": "", "tool_calls": [
+            {"function": {"name": "look", "arguments": arguments}}]}])
+        for arguments in ({"city": "x", "n": 1}, '{"city": "x", "n": 1}')
+    )  # fmt: skip
+    assert as_object == as_text
+
+
+def test_a_call_is_read_bare_wrapped_and_as_the_parser_returns_it() -> None:
+    renderer = renderer_of("trl/qwen3")
+    call = {"name": "look", "arguments": {"n": 1}}
+    parsed = SimpleNamespace(id=None, raw="", status="ok", **call)
+    forms = [{"type": "function", "function": call}, call, parsed]
+    ids = [
+        renderer.render_ids([*QUESTION, {"role": "assistant", "content": None, "tool_calls": [form]}]) for form in forms
+    ]
+    assert ids[0] == ids[1] == ids[2]
+
+
+def test_a_thinking_part_is_reasoning_and_a_part_without_type_is_what_its_key_says() -> None:
+    renderer = renderer_of("trl/qwen3")
+    parts = [{"type": "thinking", "thinking": "T"}, {"text": "A"}]
+    as_parts = renderer.render_ids([*QUESTION, {"role": "assistant", "content": parts}])
+    assert as_parts == renderer.render_ids([*QUESTION, {"role": "assistant", "content": "A", "reasoning_content": "T"}])
+
+
+def test_a_custom_renderer_is_built_with_the_tokenizer_and_its_own_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class MyConfig(BaseRendererConfig):
+        depth: int = 1
+        _internal_fields = frozenset({"depth"})
+
+    class MyRenderer:
+        config_class = MyConfig
+
+        def __init__(self, tokenizer: Any, config: MyConfig) -> None:
+            self.tokenizer, self.config = tokenizer, config
+
+    module = ModuleType("my_renderers")
+    module.MyRenderer = MyRenderer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_renderers", module)
+    config = ANY.validate_python({"name": "custom", "import_path": "my_renderers.MyRenderer", "depth": 7})
+    tokenizer = SimpleNamespace(name_or_path="m")
+    made = create_renderer(tokenizer, config)
+    assert (type(made), made.tokenizer, made.config.depth) == (MyRenderer, tokenizer, 7)
+    (tmp_path / "mine.py").write_text("class NotOne: pass\n")
+    for path, error in (
+        (f"{tmp_path}/mine.py:NotOne", TypeError),
+        ("mine", ValueError),
+        ("my_renderers.No", ValueError),
+    ):
+        with pytest.raises(error):
+            CustomRendererConfig(import_path=path)
+    with pytest.raises(FileNotFoundError):
+        CustomRendererConfig(import_path=f"{tmp_path}/absent.py:Renderer")
+
+
+def test_media_and_attribution_can_be_fields_of_a_pydantic_model() -> None:
+    class Step(BaseModel):
+        media: MultiModalData | None = None
+        placeholder: PlaceholderRange | None = None
+
+    data = MultiModalData({"image": ["h"]}, {"image": [PlaceholderRange(1, 2)]}, {"image": [{"pixel_values": [0.5]}]})
+    assert Step(media=data).media is data
+    dumped = Step(media=data, placeholder=PlaceholderRange(1, 2)).model_dump()
+    assert dumped["media"]["mm_placeholders"] == {"image": [{"offset": 1, "length": 2}]}
+    assert Step.model_validate(dumped).media == data
+    with pytest.raises(ValidationError, match="mm_hashes"):
+        Step(media={"pixels": 1})  # type: ignore[arg-type]
+
+
+def test_tokens_of_columns_equal_tokens_of_spans() -> None:
+    rendered = renderer_of("trl/qwen3").render([*QUESTION, {"role": "assistant", "content": "A"}])
+    columns = ("token_ids", "message_indices", "sampled_mask", "is_content", "message_roles", "message_tool_names")
+    made = RenderedTokens(**{name: getattr(rendered, name) for name in columns})
+    assert [getattr(made, name) for name in columns] == [getattr(rendered, name) for name in columns]
+    assert made.message_token_spans() == rendered.message_token_spans()
+    assert pickle.loads(pickle.dumps(made)) == made
+    only = RenderedTokens(message_indices=[-1, 0, 0, 1], message_roles=["user", "tool"])
+    assert only.message_token_spans() == [(1, 3), (3, 4)]
+    with pytest.raises(ValueError, match="sampled_mask has 1 entries for 2 tokens"):
+        RenderedTokens([1, 2], sampled_mask=[True])
+
+
+def test_every_public_name_can_be_imported() -> None:
+    assert [name for name in renderers.__all__ if not hasattr(renderers, name)] == []
