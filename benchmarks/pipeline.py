@@ -41,8 +41,8 @@ def alternating(ours: Callable[[int], object], theirs: Callable[[int], object], 
     return float(np.median(taken[0])), float(np.median(taken[1]))
 
 
-def ask(picture: np.ndarray, text: str) -> dict[str, object]:
-    return {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
+def ask(image: np.ndarray, text: str) -> dict[str, object]:
+    return {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": text}]}
 
 
 def main() -> None:

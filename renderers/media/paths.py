@@ -11,7 +11,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
 from renderers.media.policy import MediaPolicy, can_be_path
-from renderers.media.reference_cache import FileState
 
 _MAX_PATH_LENGTH = 4096
 
@@ -37,12 +36,6 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
     if not data:
         raise MediaDecodeError(f"{_quoted(path)}: the file is empty")
     return data
-
-
-def file_state(path: str | os.PathLike[str], policy: MediaPolicy) -> FileState | None:
-    """The state of the file; None if its times may not show its next change. Errors as `read_path`."""
-    with open_allowed(path, policy) as (_, status):
-        return FileState.from_status(path, status)
 
 
 @contextmanager

@@ -164,22 +164,6 @@ def _read_response(response: httpcore.Response, stream: _DeadlineStream, url: st
         announced = int(headers[b"content-length"].split(",")[0])
     if announced is not None and announced > max_bytes:
         raise MediaLimitError(f"{url}: {announced} bytes are announced, more than max_bytes={max_bytes} of the policy")
-    body = _read_body(response, url, announced, max_bytes)
-    if announced is not None and stream.received > announced:
-        raise MediaFetchError(f"{url}: more bytes arrive than the {announced} announced")
-    if not body:
-        raise MediaFetchError(f"{url}: the body is empty")
-    return HttpResponse(body, content_type, None)
-
-
-def _header_text(value: bytes) -> str:
-    try:
-        return value.decode().strip()
-    except UnicodeDecodeError:
-        return value.decode("latin-1").strip()
-
-
-def _read_body(response: httpcore.Response, url: str, announced: int | None, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     received = 0
     try:
@@ -191,7 +175,18 @@ def _read_body(response: httpcore.Response, url: str, announced: int | None, max
     except httpcore.RemoteProtocolError:
         of = "" if announced is None else f" of {announced}"
         raise MediaFetchError(f"{url}: the body ends after {received}{of} bytes, before it is complete") from None
-    return b"".join(chunks)
+    if announced is not None and stream.received > announced:
+        raise MediaFetchError(f"{url}: more bytes arrive than the {announced} announced")
+    if not received:
+        raise MediaFetchError(f"{url}: the body is empty")
+    return HttpResponse(b"".join(chunks), content_type, None)
+
+
+def _header_text(value: bytes) -> str:
+    try:
+        return value.decode().strip()
+    except UnicodeDecodeError:
+        return value.decode("latin-1").strip()
 
 
 # httpcore logs the headers of each response, Location and cookies included, where the program logs at DEBUG.

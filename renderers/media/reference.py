@@ -16,10 +16,10 @@ from PIL import Image
 
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, MediaTypeError, short_repr
 from renderers.media.decoding import decode_image
-from renderers.media.paths import file_state, path_of_url, read_path
+from renderers.media.paths import open_allowed, path_of_url, read_path
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw import array_to_raw, image_to_raw, is_raw
-from renderers.media.raw_video import frames_to_raw, is_raw_video, raw_video_size
+from renderers.media.raw import array_to_raw, frames_to_raw, image_to_raw, is_raw, is_raw_video, raw_video_size
+from renderers.media.reference_cache import FileState
 from renderers.media.sniffing import check_type
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
@@ -91,17 +91,21 @@ def _reference_key(value: Any, policy: MediaPolicy) -> Any:
         return value.strip()
     if isinstance(value, (str, os.PathLike)):
         path = _path(value)
-        return None if path is None else file_state(path, policy)
+        if path is None:
+            return None
+        with open_allowed(path, policy) as (_, status):
+            return FileState.from_status(path, status)
     return value
 
 
 def _path(value: str | os.PathLike[str]) -> str | os.PathLike[str] | None:
     """The path in a text or path; None for a URL. Raises `MediaPolicyError` for a path of another machine."""
-    scheme = _scheme(value) if isinstance(value, str) else ""
-    if isinstance(value, str) and scheme == "file":
+    if not isinstance(value, str):
+        return value
+    scheme = _scheme(value)
+    if scheme == "file":
         return path_of_url(value.strip())
-    is_url = isinstance(value, str) and scheme and (scheme in ("data", "http", "https") or "/" in value)
-    return None if is_url else value
+    return None if scheme and (scheme in ("data", "http", "https") or "/" in value) else value
 
 
 def _scheme(text: str) -> str:

@@ -17,7 +17,7 @@ VIDEO_MAGIC = b"mmpv"
 class MediaSource:
     """Immutable source bytes and the sha256 (hex) of exactly those bytes.
 
-    `data` is an encoded file (PNG, JPEG...) or the form that `renderers.media.raw` and `raw_video` write for pixels
+    `data` is an encoded file (PNG, JPEG...) or the form that `renderers.media.raw` writes for pixels
     that were not given as a file. Two sources are equal when their digests are; the bytes are not compared.
     """
 
@@ -37,7 +37,7 @@ class MediaSource:
 
     @property
     def is_pixels(self) -> bool:
-        """Whether `data` has the form of `renderers.media.raw` or `raw_video`."""
+        """Whether `data` has a form of `renderers.media.raw`."""
         return bytes(self.data[:4]) in (IMAGE_MAGIC, VIDEO_MAGIC)
 
     @property

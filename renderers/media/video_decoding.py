@@ -25,8 +25,7 @@ from renderers.errors import MediaDecodeError, MediaTypeError
 from renderers.media.deadline import Deadline, TimedBytes
 from renderers.media.decoding import check_work, count_frames, decode_errors, decoder_versions, to_rgb
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw import image_planes
-from renderers.media.raw_video import is_raw_video, raw_video_frames
+from renderers.media.raw import image_planes, is_raw_video, raw_video_frames
 from renderers.media.sniffing import sniff
 from renderers.media.source import MediaSource
 

@@ -19,16 +19,18 @@ def batch_tensors(items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
     """
     _check_same_fields(items)
     fields = {name: field for item in items for name, field in item.fields.items()}
-    return {name: _tensor(name, [item for item in items if name in item], field) for name, field in fields.items()}
-
-
-def _tensor(name: str, items: Sequence[MediaItem], field: TensorField) -> np.ndarray:
-    if any(item.fields[name] != field for item in items):
-        raise MediaError(f"{name}: images and videos of a batch lay it out differently; make batches of one of them")
-    try:
-        return combine([item[name] for item in items], field)
-    except MediaError as error:
-        raise MediaError(f"{name}: {error.reason}") from error
+    tensors: dict[str, np.ndarray] = {}
+    for name, field in fields.items():
+        holders = [item for item in items if name in item]
+        if any(item.fields[name] != field for item in holders):
+            raise MediaError(
+                f"{name}: images and videos of a batch lay it out differently; make batches of one of them"
+            )
+        try:
+            tensors[name] = combine([item[name] for item in holders], field)
+        except MediaError as error:
+            raise MediaError(f"{name}: {error.reason}") from error
+    return tensors
 
 
 def combine(arrays: Sequence[np.ndarray], field: TensorField) -> np.ndarray:

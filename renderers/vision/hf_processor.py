@@ -31,7 +31,6 @@ from renderers.vision.hf_probing import Layout, item_tensor, probe
 from renderers.vision.normalise import ScaledPixels
 from renderers.vision.processor import StoringProcessor
 
-EXTRA = "processors"
 # Files that may name code of the repository, and the classes for which that code would be run.
 _FILES = (
     "processor_config.json",
@@ -58,7 +57,6 @@ class HFProcessor(StoringProcessor):
     The tensors of an item are what the processor returns for it alone, except those of the text: numpy arrays of the
     same names and types (bfloat16 as the float32 of equal value), `scale` None. Where the floats are exactly uint8
     patches after rescale and normalise, the patches are kept (`ScaledPixels`) for servers that normalise.
-    `fields` describes how `batch_tensors` makes one batch of several items, as the processor does.
 
     `layout` is the result of probing, or the error of a probing that failed, for which media are then refused.
     """
@@ -190,7 +188,7 @@ def _load_processor(directory: Path) -> Any:
     # what happens to be installed.
     missing = [package for package in ("torch", "torchvision", "transformers") if find_spec(package) is None]
     if missing:
-        raise MissingExtraError(what, EXTRA, " and ".join(missing))
+        raise MissingExtraError(what, "processors", " and ".join(missing))
     try:
         from transformers import AutoProcessor
 
@@ -200,7 +198,7 @@ def _load_processor(directory: Path) -> Any:
         if not isinstance(error, PROCESSOR_ERRORS) and type(error) is not Exception:
             raise
         if isinstance(error, ImportError) and find_spec("num2words") is None:  # SmolVLM's asks for it
-            raise MissingExtraError(what, EXTRA, "num2words") from error
+            raise MissingExtraError(what, "processors", "num2words") from error
         raise LoadError(
             f"transformers {metadata.version('transformers')} cannot load {what}: {error}. Complete the directory, or "
             "upgrade transformers if the model is newer"

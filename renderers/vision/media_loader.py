@@ -31,10 +31,7 @@ class _Part(NamedTuple):
 
 
 class MediaLoader:
-    """Loads and processes the media of messages. Safe to share between threads.
-
-    `missing` gives for a modality without a processor the reason and the cure, for errors.
-    """
+    """Safe to share between threads. `missing` gives for a modality without a processor the reason and the cure."""
 
     def __init__(
         self,

@@ -117,10 +117,7 @@ class QwenVLProcessor(StoringProcessor):
         self.config = config
 
     def _item(self, source: MediaSource) -> MediaItem:
-        """The item of a source. Its `pixel_values` are `StillPatches`.
-
-        Raises `MediaLimitError`, `MediaDecodeError`.
-        """
+        """Its `pixel_values` are `StillPatches`. Raises `MediaLimitError`, `MediaDecodeError`."""
         config = self.config
         planes = decode_planes(source, self.policy)
         width, height = resized_size(planes.shape[2], planes.shape[1], config, digest=source.digest)

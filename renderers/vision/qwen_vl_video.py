@@ -115,8 +115,7 @@ class QwenVLVideoProcessor(StoringProcessor):
         self.config = config
 
     def _item(self, source: MediaSource) -> MediaItem:
-        """The item of a source: `pixel_values_videos` uint8, `video_grid_thw` int64 (3,), and for Qwen2.5-VL
-        `second_per_grid_ts` float32 ().
+        """`pixel_values_videos` uint8, `video_grid_thw` int64 (3,), and for Qwen2.5-VL `second_per_grid_ts` float32 ().
 
         Raises `MediaLimitError`, `MediaDecodeError`.
         """

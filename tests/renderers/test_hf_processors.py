@@ -33,7 +33,7 @@ from renderers.errors import (
     MediaError,
 )
 from renderers.media.item import MediaItem
-from renderers.media.raw_video import frames_to_raw
+from renderers.media.raw import frames_to_raw
 from renderers.vision.batching import batch_tensors
 from renderers.vision.hf_processor import load_hf_processors
 

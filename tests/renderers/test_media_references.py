@@ -25,8 +25,7 @@ from renderers.errors import (
     MediaPolicyError,
     MediaTypeError,
 )
-from renderers.media.raw import array_to_raw
-from renderers.media.raw_video import frames_to_raw, is_raw_video, raw_video_frames
+from renderers.media.raw import array_to_raw, frames_to_raw, is_raw_video, raw_video_frames
 from renderers.media.reference import source_of_part
 
 # Images.

@@ -22,7 +22,7 @@ from transformers.video_utils import VideoMetadata
 from renderers import MediaPolicy, MediaSource, MediaStore
 from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError
 from renderers.media.item import MediaItem
-from renderers.media.raw_video import frames_to_raw
+from renderers.media.raw import frames_to_raw
 from renderers.media.video_decoding import video_decoder_versions
 from renderers.vision.normalise import normalised
 from renderers.vision.qwen_vl_video import (

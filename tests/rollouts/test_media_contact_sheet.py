@@ -9,8 +9,7 @@ from media_stores import RAW, encoded, encoded_video, run, solid_image, store_of
 from PIL import Image
 
 from renderers import MediaSource
-from renderers.media.raw import array_to_raw
-from renderers.media.raw_video import frames_to_raw
+from renderers.media.raw import array_to_raw, frames_to_raw
 from rollouts.cli.media.contact_sheet import contact_sheet, thumbnail
 from rollouts.cli.media.inventory import open_inventory
 

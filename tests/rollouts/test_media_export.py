@@ -26,8 +26,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from renderers import MediaSource, MediaStore
-from renderers.media.raw import array_to_raw
-from renderers.media.raw_video import frames_to_raw
+from renderers.media.raw import array_to_raw, frames_to_raw
 from rollouts.cli.main import app
 
 

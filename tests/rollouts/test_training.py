@@ -35,17 +35,17 @@ def model(tiny_model_dir):
     return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32)
 
 
-def picture(seed: int, height: int = 32, width: int = 32) -> np.ndarray:
+def random_image(seed: int, height: int = 32, width: int = 32) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def conversation(text: str, pictures=(), answer="7"):
-    parts = [{"type": "image", "image": image} for image in pictures] + [{"type": "text", "text": text}]
+def conversation(text: str, images=(), answer="7"):
+    parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": text}]
     return [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
 
 
-def sample(renderer, text="Which?", pictures=(), answer="7", name="s"):
-    return sample_from_rendered(renderer.render(conversation(text, pictures, answer)), name=name)
+def sample(renderer, text="Which?", images=(), answer="7", name="s"):
+    return sample_from_rendered(renderer.render(conversation(text, images, answer)), name=name)
 
 
 def row(ids, mask, **columns):
@@ -89,7 +89,7 @@ def test_the_first_token_cannot_be_trained():
 
 
 def test_an_image_that_does_not_fit_its_range_is_refused(renderer):
-    rendered = renderer.render(conversation("x", [picture(1)]))
+    rendered = renderer.render(conversation("x", [random_image(1)]))
     ((item, where),) = rendered.multi_modal_data.items_with_ranges()
     for bad in (PlaceholderRange(where.offset, where.length - 1), PlaceholderRange(len(rendered) - 1, where.length)):
         with pytest.raises(SampleError, match=r"feature tokens at|outside of"):
@@ -101,7 +101,7 @@ def test_an_image_that_does_not_fit_its_range_is_refused(renderer):
 
 def test_rows_with_and_without_images_mix_and_absence_is_explicit(renderer):
     batch = TrainingBatch.from_samples(
-        [sample(renderer, "text only"), sample(renderer, "one", [picture(1)]), sample(renderer, "no")], pad_id=0
+        [sample(renderer, "text only"), sample(renderer, "one", [random_image(1)]), sample(renderer, "no")], pad_id=0
     )
     assert batch.has_media.tolist() == [False, True, False]
     pixels = batch.media_tensors("pixel_values")
@@ -112,7 +112,7 @@ def test_rows_with_and_without_images_mix_and_absence_is_explicit(renderer):
 
 
 def test_padding_is_masked_and_pixels_are_neither_padded_nor_copied(renderer):
-    long, short = sample(renderer, "a long question, and then some"), sample(renderer, "x", [picture(1)])
+    long, short = sample(renderer, "a long question, and then some"), sample(renderer, "x", [random_image(1)])
     batch = TrainingBatch.from_samples([long, short], pad_id=9)
     padding = ~batch.attention_mask
     assert padding.sum() == len(long) - len(short)
@@ -207,9 +207,9 @@ def mixed_batch(renderer):
     return TrainingBatch.from_samples(
         [
             sample(renderer, "just text", answer="a longer answer"),
-            sample(renderer, "one", [picture(1)]),
-            sample(renderer, "two", [picture(2, 48, 64), picture(1)], answer="12"),
-            sample(renderer, "one", [picture(1)]),
+            sample(renderer, "one", [random_image(1)]),
+            sample(renderer, "two", [random_image(2, 48, 64), random_image(1)], answer="12"),
+            sample(renderer, "one", [random_image(1)]),
         ],
         pad_id=256,
     )
@@ -249,18 +249,18 @@ def test_an_all_text_batch_needs_no_vision_tower(model, renderer):
     assert (token_logprobs(model, batch)[batch.loss_mask] < 0).all()
 
 
-def with_sampled_placeholder(renderer, pictures):
+def with_sampled_placeholder(renderer, images):
     """A row in which the policy sampled the placeholder token itself."""
-    rendered = renderer.render(conversation("x", pictures)[:1], add_generation_prompt=True)
+    rendered = renderer.render(conversation("x", images)[:1], add_generation_prompt=True)
     said = [next(iter(renderer.mm_token_type_id_map)), 65, renderer.get_stop_token_ids()[0]]
     ids = [*rendered.token_ids, *said]
     mask = np.arange(len(ids)) >= len(rendered)
     return row(ids, mask, media=tuple(rendered.multi_modal_data.items_with_ranges())), len(rendered)
 
 
-@pytest.mark.parametrize("pictures", [[], [picture(1)]])
-def test_a_sampled_literal_placeholder_is_scored_as_the_text_token_it_is(model, renderer, pictures):
-    literal, start = with_sampled_placeholder(renderer, pictures)
+@pytest.mark.parametrize("images", [[], [random_image(1)]])
+def test_a_sampled_literal_placeholder_is_scored_as_the_text_token_it_is(model, renderer, images):
+    literal, start = with_sampled_placeholder(renderer, images)
     scored = token_logprobs(model, TrainingBatch.from_samples([literal], pad_id=256)).detach()[0]
 
     # The same prefix without the placeholder gives the same log-probability of sampling it.
@@ -272,7 +272,7 @@ def test_a_sampled_literal_placeholder_is_scored_as_the_text_token_it_is(model, 
 
 
 def test_model_inputs_refuse_a_sampled_literal_placeholder_and_name_the_token(model, renderer):
-    literal, start = with_sampled_placeholder(renderer, [picture(1)])
+    literal, start = with_sampled_placeholder(renderer, [random_image(1)])
     with pytest.raises(SampleError, match=f"token {start} is a placeholder token outside every image"):
         model_inputs(TrainingBatch.from_samples([literal], pad_id=256), model)
 
@@ -295,7 +295,7 @@ def test_other_architectures_are_refused_by_name_and_the_advice_works_for_them(r
     with torch.no_grad():
         logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
     assert logits.shape == (*batch.input_ids.shape, 288)
-    shown = TrainingBatch.from_samples([sample(renderer, pictures=[picture(1)])], pad_id=0)
+    shown = TrainingBatch.from_samples([sample(renderer, images=[random_image(1)])], pad_id=0)
     ((item, _),) = shown.samples[0].media
     assert normalised(item, "pixel_values").dtype == np.float32
 
@@ -310,10 +310,10 @@ class TwoLooks:
         self.index = index
 
     def reset(self, seed):
-        return conversation("Which?", [picture(self.index)])[:1]
+        return conversation("Which?", [random_image(self.index)])[:1]
 
     def step(self, assistant):
-        return StepResult(conversation("Again?", [picture(self.index + 100, 48, 32)])[:1])
+        return StepResult(conversation("Again?", [random_image(self.index + 100, 48, 32)])[:1])
 
 
 @pytest.fixture(scope="module")

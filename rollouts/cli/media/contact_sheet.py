@@ -10,8 +10,7 @@ from PIL import Image, ImageDraw, ImageOps
 from renderers import MediaSource
 from renderers.errors import MediaDigestError, MediaError
 from renderers.media.decoding import FORMATS, to_rgb
-from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_to_image
-from renderers.media.raw_video import is_raw_video, raw_video_frames
+from renderers.media.raw import PILLOW_ERRORS, is_raw, is_raw_video, raw_to_image, raw_video_frames
 from rollouts.cli.media.description import Description, describe
 from rollouts.cli.media.inventory import Inventory, Medium
 

@@ -8,8 +8,7 @@ from PIL import Image
 
 from renderers.errors import MediaError
 from renderers.media.decoding import FORMATS
-from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_size
-from renderers.media.raw_video import is_raw_video, raw_video_size
+from renderers.media.raw import PILLOW_ERRORS, is_raw, is_raw_video, raw_size, raw_video_size
 from renderers.media.sniffing import sniff
 from rollouts.cli.media.inventory import Medium
 

@@ -11,8 +11,7 @@ from PIL import Image
 from renderers import MediaSource
 from renderers.errors import MediaDigestError, MediaError
 from renderers.file_reading import read_bytes
-from renderers.media.raw import PILLOW_ERRORS, is_raw, raw_to_image
-from renderers.media.raw_video import is_raw_video, raw_video_frames
+from renderers.media.raw import PILLOW_ERRORS, is_raw, is_raw_video, raw_to_image, raw_video_frames
 from rollouts.cli.errors import ExportError
 from rollouts.cli.media.description import describe
 from rollouts.cli.media.inventory import Medium

@@ -11,9 +11,24 @@ from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import PixelScale, TensorField
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import HttpLimits
+from rollouts.engines.vllm.capabilities import ServerCapabilities
 
 PAD = 397
 FAST_RETRIES = HttpLimits(retries=3, backoff_seconds=0, longest_backoff_seconds=0)
+#: The capabilities of a server that computes the pixels of a tiny Qwen3-VL.
+SERVER = ServerCapabilities(
+    version="0.32.0",
+    model="tiny",
+    max_model_len=100,
+    scale_out=True,
+    pixel_dtype="uint8",
+    placeholder_ids={"image": PAD},
+    merge_area=4,
+    chat_logprobs=False,
+    content_parts=True,
+    control=True,
+    patch_values=1536,
+)
 FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
 
 

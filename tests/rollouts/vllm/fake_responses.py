@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import Callable, Mapping
 
+from fake_generation import first_of
 from fake_http import Channel, Json, Response, Seen, encoded_response, json_response
 from fake_server import FakeVLLM, Step
 
@@ -55,7 +56,7 @@ def hold(until: asyncio.Event, arrived: asyncio.Event | None = None, *, tokens_b
     async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
         if arrived is not None:
             arrived.set()
-        await server.first_of(until, seen.aborted)
+        await first_of(until, seen.aborted)
         if seen.aborted.is_set():
             return server.generated(seen, cut=tokens_before)
         return await server.respond(seen)

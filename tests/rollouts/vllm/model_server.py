@@ -271,10 +271,10 @@ class ModelVLLM(FakeVLLM):
         return np.asarray((split - mean) / std, dtype=np.float32).reshape(pixels.shape)
 
     more_routes: ClassVar = {
-        "/health": ("GET", _health),
-        "/tokenize": ("POST", _tokenize),
-        "/detokenize": ("POST", _detokenize),
-        RENDER: ("POST", _render),
+        "/health": ("GET", "_health"),
+        "/tokenize": ("POST", "_tokenize"),
+        "/detokenize": ("POST", "_detokenize"),
+        RENDER: ("POST", "_render"),
     }
 
 

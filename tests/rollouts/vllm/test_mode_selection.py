@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 
+import engine_inputs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,12 +17,10 @@ from PIL import Image
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import ExpansionPiece, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw import array_to_raw
-from renderers.media.raw_video import frames_to_raw
+from renderers.media.raw import array_to_raw, frames_to_raw
 from renderers.media.video_decoding import decode_video
 from renderers.vision.normalise import ScaledPixels, normalise
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.media.dense_items import dense_items
 from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
@@ -35,17 +34,10 @@ from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResul
 MARKER, EMBED, VIDEO_MARKER, TEXT = 301, 302, 303, 7
 SCALE = PixelScale(fused=True)
 GRID_FIELDS = {"pixel_values": "flat", "image_grid_thw": "batched"}
-SERVER = ServerCapabilities(
-    version="0.32.0",
-    model="tiny",
+SERVER = dataclasses.replace(
+    engine_inputs.SERVER,
     max_model_len=500,
-    scale_out=True,
-    pixel_dtype="uint8",
     placeholder_ids={"image": EMBED},
-    merge_area=4,
-    chat_logprobs=False,
-    content_parts=True,
-    control=True,
     patch_values=24,
     image_fields=GRID_FIELDS,
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_inputs import PAD, SERVER
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,26 +16,12 @@ from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import PixelScale, TensorField
 from renderers.vision.patches import StillPatches
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.wire.tensors import ServerTensor
 from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
 
-PAD, VIDEO_PAD, VOCABULARY = 397, 398, 448
+VIDEO_PAD, VOCABULARY = 398, 448
 QWEN = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
-SERVER = ServerCapabilities(
-    version="0.32.0",
-    model="tiny",
-    max_model_len=100,
-    scale_out=True,
-    pixel_dtype="uint8",
-    placeholder_ids={"image": PAD},
-    merge_area=4,
-    chat_logprobs=False,
-    content_parts=True,
-    control=True,
-    patch_values=1536,
-)
 
 
 def image(rows=4, columns=6, name="first", **changes):

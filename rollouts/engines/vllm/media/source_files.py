@@ -19,7 +19,7 @@ from PIL import Image
 from renderers import MediaSource
 from renderers.media.decoding import decode_image
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw_video import is_raw_video, raw_video_frames
+from renderers.media.raw import is_raw_video, raw_video_frames
 from renderers.media.sniffing import sniff
 
 #: OpenCV reads no frame from a file with one frame: it seeks to the end of the file first and does not seek back.

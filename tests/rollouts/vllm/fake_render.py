@@ -1,0 +1,64 @@
+"""The endpoint of `FakeVLLM` that renders conversations."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from typing import ClassVar
+
+from fake_http import Json, Response, Seen, json_response
+from fake_model import encoded_image, image_grid
+from PIL import Image
+
+RENDER = "/v1/chat/completions/render"
+IMAGE_PAD, VISION_START, VISION_END = 397, 394, 395  # of the tiny Qwen3-VL
+
+
+class Rendering:
+    """Renders for a `FakeVLLM`, whose attributes it uses."""
+
+    ROUTES: ClassVar = {RENDER: ("POST", "_render")}
+
+    async def _render(self, seen: Seen) -> Response:
+        """Text is one token a character; an image is resized to a multiple of 32 pixels, its patches are zeros."""
+        ids: list[int] = []
+        images: list[Image.Image] = []
+        places: list[Json] = []
+        hashes: list[str] = []
+        for message in seen.json["messages"]:
+            content = message["content"]
+            for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+                if part["type"] != "image_url":
+                    ids += [ord(character) % 256 for character in part["text"]]
+                    continue
+                data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+                images.append(Image.open(io.BytesIO(data)))
+                hashes.append(hashlib.sha256(data).hexdigest())
+                grid = image_grid(images[-1])
+                ids.append(VISION_START)
+                places.append({"offset": len(ids), "length": grid[1] * grid[2] // 4})
+                ids += [IMAGE_PAD] * places[-1]["length"] + [VISION_END]
+        features = None
+        if images:
+            features = {
+                "mm_hashes": {"image": hashes},
+                "mm_placeholders": {"image": places},
+                "kwargs_data": {"image": [encoded_image(image, self.pixel_dtype) for image in images]},
+                "mm_metadata": None,
+            }
+        sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": self.max_model_len - len(ids)}
+        content = {
+            "request_id": "chatcmpl-fake",
+            "token_ids": ids,
+            "token_offsets": None,
+            "features": features,
+            "content_parts": None,
+            "sampling_params": sampling,
+            "model": self.model,
+            "output_mode": "tokens",
+            "stream": False,
+        }
+        if not self.content_parts:
+            del content["content_parts"]
+        return json_response(content)
