@@ -35,7 +35,7 @@ def check_request(
     _refuse_first(request, sampling_violations(request, vocab_size=vocab_size))
     _refuse_first(request, placement_violations(request, ids, capabilities))
     _refuse_first(request, _stray_token_violations(request, ids, capabilities.placeholder_ids))
-    if request.media and select_mode(request, media, capabilities) == "features":
+    if request.multi_modal_data is not None and select_mode(request, media, capabilities) == "features":
         _refuse_first(request, feature_violations(request, capabilities))
 
 

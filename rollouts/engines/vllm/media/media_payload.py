@@ -49,12 +49,12 @@ class MediaPayload:
 
 def media_payload(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> MediaPayload:
     """The payload of a request that passed `check_request`. Raises `CapabilityError` or `InvalidRequestError`."""
-    if not request.media:
+    if not (placed := request.media):
         return MediaPayload(request)
     if select_mode(request, mode, capabilities) == "content_parts":
         return ContentPartsPayload(request, or_features=not features_objections(request, capabilities))
     assert capabilities.pixel_dtype is not None  # otherwise select_mode raises
-    items = [dense for item, placeholder in request.media for dense in dense_items(item, placeholder, capabilities)]
+    items = [dense for item, placeholder in placed for dense in dense_items(item, placeholder, capabilities)]
     return FeaturesPayload(request, items, capabilities.pixel_dtype)
 
 

@@ -126,9 +126,10 @@ def _against_features(
             "`placeholder_token_ids`",
         )
     for sent, _ in items:
-        held_fields = {name: field.kind for name, field in sent.fields.items()}
         wanted_fields = capabilities.image_fields if sent.modality == "image" and capabilities.image_fields else {}
-        if any(held_fields.get(name) != kind for name, kind in wanted_fields.items()):  # it would crash the server
+        # A missing tensor would crash the server.
+        if any(name not in sent.fields or sent.fields[name].kind != kind for name, kind in wanted_fields.items()):
+            held_fields = {name: field.kind for name, field in sent.fields.items()}
             held, wanted = (
                 ", ".join(f"{name} ({kind})" for name, kind in sorted(each.items()))
                 for each in (held_fields, wanted_fields)
@@ -167,9 +168,10 @@ def _first_sampled_markers(request: GenerateRequest) -> dict[str, int]:
     """By modality, the first position of a marker outside of all placeholders: a policy sampled it as text."""
     ids = np.asarray(request.prompt_ids)
     first: dict[str, int] = {}
-    for modality in {item.modality for item, _ in request.media} & request.placeholder_token_ids.keys():
+    placed = request.media
+    for modality in {item.modality for item, _ in placed} & request.placeholder_token_ids.keys():
         is_text = ids == request.placeholder_token_ids[modality]
-        for _, placeholder in request.media:
+        for _, placeholder in placed:
             is_text[placeholder.offset : placeholder.end] = False
         if is_text.any():
             first[modality] = int(is_text.argmax())
