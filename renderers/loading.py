@@ -82,7 +82,7 @@ def _load(
 ) -> TemplateRenderer:
     options = settings.options
     tokenizer = _shared_tokenizer(
-        (files.directory, (files.tokenizer_path).stat().st_mtime_ns, options.cache_bytes),
+        (files.directory, _changed_at(files.tokenizer_path), options.cache_bytes),
         lambda: TemplateTokenizer.from_file(
             files.tokenizer_path,
             model=files.model,
@@ -216,6 +216,13 @@ class _Settings(NamedTuple):
 # is deleted deletes its tokenizer.
 _TOKENIZERS: WeakValueDictionary[tuple[Any, ...], TemplateTokenizer] = WeakValueDictionary()
 _TOKENIZERS_LOCK = threading.Lock()
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # reading the file raises the error that names it
+        return None
 
 
 def _shared_tokenizer(key: tuple[Any, ...], build: Callable[[], TemplateTokenizer]) -> TemplateTokenizer:

@@ -207,8 +207,10 @@ class Bridge:
 
     def _drops_reasoning(self, continuation: Continuation, request: BridgeRequest) -> bool:
         """Whether a full render would leave out some reasoning that was sampled or that the prompt holds."""
-        if self.printer.reasoning_ids is None:
-            return False
+        if (
+            self.printer.reasoning_ids is None
+        ):  # the format does not know what reasoning looks like: any turn may hold some
+            return not (continuation.keeps_reasoning and continuation.keeps_prompt)
         at_risk: list[Sequence[int]] = []
         if not (continuation.keeps_reasoning and continuation.keeps_empty_reasoning):
             opened = len(self.printer.generation_prompt_ids)

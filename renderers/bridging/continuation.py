@@ -230,9 +230,8 @@ class Continuations:
         self, history: Messages, turn: Mapping[str, Any], new: Messages, tools: Tools | None
     ) -> tuple[bool, bool]:
         """Whether the reasoning of the prompt, and that of the turn, is printed as before once new messages follow."""
-        if self._reasoning is None:
-            return True, True
-        for add_reasoning in (_with_field, self._within_content):
+        ways = (_with_field,) if self._reasoning is None else (_with_field, self._within_content)
+        for add_reasoning in ways:
             reasoned = [add_reasoning(message) if message["role"] == "assistant" else message for message in history]
             ending = self._printer.print_history([*reasoned, add_reasoning(turn)], tools)
             prompt = self._printer.print_prompt(reasoned, tools)
@@ -241,7 +240,9 @@ class Continuations:
                 if continued is None:
                     return False, False
                 return continued.kept_text.startswith(prompt), self._is_kept(prompt, ending, continued.kept_text)
-        return False, False  # the template prints not even the reasoning of the last turn
+        # The template prints not even the reasoning of the last turn; without markers, a turn then has none.
+        kept = self._reasoning is None
+        return kept, kept
 
     def _within_content(self, turn: Mapping[str, Any]) -> dict[str, Any]:
         """The turn with reasoning in its content, as it is sampled: for a template that reads no field for it."""

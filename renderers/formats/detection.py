@@ -32,6 +32,7 @@ _TOOL = {
 }
 
 _PARTIAL_MARKER = re.compile(r"<[^<>\s]*\Z")
+_LAST_MARKER = re.compile(r"[<\[][^<\[\s]*\Z")
 _LOOKS_LIKE_CONTROL = re.compile(r"<\|[^|<>\s]{1,64}\|>")
 
 
@@ -67,8 +68,11 @@ def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token
             "names no eos_token: generation would never stop. Add eos_token to tokenizer_config.json."
         )
     tokenizer.require_control_id(turn_end, "the end of an assistant turn")
-    generic = Format("generic", (turn_end,), ReasoningMarkers())
-    return probe.complete(generic if probe.reads_reasoning(generic) else replace(generic, reasoning=None), eos_token)
+    for reasoning in (ReasoningMarkers(), probe.printed_reasoning_markers(), None):
+        generic = probe.complete(Format("generic", (turn_end,), reasoning), eos_token)
+        if probe.reads_reasoning(generic):
+            break
+    return generic
 
 
 class _Probe(NamedTuple):
@@ -137,6 +141,22 @@ class _Probe(NamedTuple):
         if parsed is None or _REASONING not in printed:
             return True
         return (parsed.reasoning_content, parsed.content) == (_REASONING, _ANSWER)
+
+    def printed_reasoning_markers(self) -> ReasoningMarkers | None:
+        """The markers that the template prints around reasoning: control tokens, or `<x>` and `</x>`."""
+        turn = {**self.conversation.answer, "reasoning_content": _REASONING}
+        try:
+            printed = self.template.print([*self.conversation.opening, turn], tools=self.conversation.tools).text
+        except TemplateError:
+            return None
+        before, reasoning, rest = printed.partition(_REASONING)
+        between, answer, _ = rest.partition(_ANSWER)
+        start, end = _LAST_MARKER.search(before.rstrip()), between.strip()
+        if not (reasoning and answer and start is not None) or len(end.split()) != 1:
+            return None
+        is_tag = end == start.group().replace("<", "</", 1)
+        are_tokens = all(self.tokenizer.control_id(marker) is not None for marker in (start.group(), end))
+        return ReasoningMarkers(start.group(), end) if is_tag or are_tokens else None
 
     def _reads_calls(self, format: Format, form: ArgumentsForm) -> bool:
         """Whether the format parses a call that the template prints of arguments of this form."""

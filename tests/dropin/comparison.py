@@ -68,8 +68,9 @@ def violations(
 def table(stock: Mapping[str, str], ours: Mapping[str, str] | None, differences: Sequence[Difference]) -> str:
     """By file: outcomes with either package, and how many of the tests that only PyPI's passes are reviewed."""
     files = sorted({_file(test) for test in (*stock, *(ours or ()))})
-    heads = ["", *(f"stock {outcome}" for outcome in _OUTCOMES)]
+    heads = ["", *_OUTCOMES]
     if ours is not None:
+        heads = ["", *(f"stock {outcome}" for outcome in _OUTCOMES)]
         heads += [*(f"ours {outcome}" for outcome in _OUTCOMES), "only ours passes", *KINDS, "unreviewed"]
     rows = [heads]
     for file in [*files, "all"]:

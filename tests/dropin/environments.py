@@ -70,7 +70,7 @@ class Environment:
         self._check()
 
     def _install(self, *arguments: str) -> None:
-        command = [self.python, "-m", "pip", "install", "--quiet", "--find-links", str(_WHEELS), *arguments]
+        command = [self.python, "-m", "pip", "install", "-qq", "--find-links", str(_WHEELS), *arguments]
         environment = {**os.environ, "PIP_CONSTRAINT": str(_PROJECT / ".ci" / "constraints.txt")}
         if subprocess.run(command, env=environment, check=False).returncode:
             raise InstallError(f"pip cannot install into {self.directory}: {' '.join(arguments)}")
@@ -88,7 +88,7 @@ def _build_wheels() -> None:
     """Wheels of this project and of the distribution that stands in for PyPI's, as they are in the working tree."""
     _WHEELS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch]
+        build = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--wheel-dir", scratch]
         subprocess.run([*build, str(_PROJECT), str(_SHIM)], check=True)
         for wheel in Path(scratch).iterdir():
             wheel.replace(_WHEELS / wheel.name)

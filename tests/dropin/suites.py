@@ -102,9 +102,9 @@ def run(suite: Suite, package: Package, tests: Sequence[str] = ()) -> Run:
         else:
             shutil.copy2(file, place / name)
     started = time.monotonic()
-    # A person reads why the few failed.
-    options = ("--tb=short",) if tests else suite.options
-    outcomes = _pytest(environment, place, *(tests or suite.tests), *options)
+    # A person reads why a few failed.
+    explained = ("--tb=short", "--assert=rewrite") if tests else ()
+    outcomes = _pytest(environment, place, *(tests or suite.tests), *suite.options, *explained)
     again = [test for test, outcome in outcomes.items() if outcome in ("failed", "error")]
     if suite.is_consumer and 0 < len(again) <= _MOST_REPEATED:
         # Theirs have time limits, which a busy machine exceeds.

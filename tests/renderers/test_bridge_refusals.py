@@ -272,3 +272,32 @@ def test_successes_are_counted(renderer: TemplateRenderer, prompt: list[int], co
     renderer.try_bridge(prompt, completion, REPLY)
     assert renderer.bridge_stats.bridged == before + 2
     assert renderer.bridge_stats.refused == refused
+
+
+def with_markers(start: str, end: str) -> str:
+    """FORGETFUL with other markers around reasoning."""
+    return FORGETFUL.replace("<think>", start).replace("</think>", end)
+
+
+def test_reasoning_between_unknown_tags_is_found_in_the_print_of_the_template(tiny_model_dir: Path) -> None:
+    forgetful = load_renderer(tiny_model_dir, chat_template=with_markers("<mull:x>", "</mull:x>"))
+    assert forgetful.format.reasoning is not None
+    assert (forgetful.format.reasoning.start, forgetful.format.reasoning.end) == ("<mull:x>", "</mull:x>")
+    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
+    thought = ids_of(forgetful, "<mull:x>\nhm\n</mull:x>\n\nA", "<|im_end|>")
+    assert forgetful.parse_response(thought, prompt_ids=prompt).reasoning_content == "hm"
+    assert refusal(forgetful, prompt, thought, REPLY) is BridgeRefusal.DROPS_REASONING
+    plain = forgetful.bridge_to_next_turn(prompt, ids_of(forgetful, "A", "<|im_end|>"), REPLY)
+    assert bridged(plain).token_ids[: len(prompt)] == prompt
+
+
+def test_a_template_that_drops_reasoning_without_known_markers_is_never_bridged_before_a_user_message(
+    tiny_model_dir: Path,
+) -> None:
+    forgetful = load_renderer(tiny_model_dir, chat_template=with_markers("Thought: ", "Said: "))
+    assert forgetful.format.reasoning is None
+    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
+    thought = ids_of(forgetful, "Thought: \nhm\nSaid: \n\nA", "<|im_end|>")
+    assert refusal(forgetful, prompt, thought, REPLY) is BridgeRefusal.DROPS_REASONING
+    kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": "tool", "content": "T"}])
+    assert bridged(kept).token_ids[: len(prompt) + len(thought)] == prompt + thought
