@@ -49,7 +49,8 @@ class ColoursTask(vf.Task[ColoursData, vf.State, vf.TaskConfig]):
     @vf.reward(weight=2.0)
     async def named(self, trace: vf.Trace) -> float:
         answers = [message.content or "" for message in trace.assistant_messages]
-        return sum(colour in answer for colour, answer in zip(self.data.colours, answers)) / len(self.data.colours)
+        right = [colour in answer for colour, answer in zip(self.data.colours, answers, strict=False)]
+        return sum(right) / len(self.data.colours)
 
     @vf.metric
     async def answers(self, trace: vf.Trace) -> float:

@@ -221,14 +221,17 @@ def test_limits_of_the_agent_truncate(renderer):
 
 
 def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
-    async def second_call_waits(request):
-        if request.request_id.endswith("-1"):
-            await asyncio.sleep(3600)
-        return "red"
-
     ended = []
 
     async def run():
+        waiting = asyncio.Event()
+
+        async def second_call_waits(request):
+            if request.request_id.endswith("-1"):
+                waiting.set()
+                await asyncio.sleep(3600)
+            return "red"
+
         engine = ScriptedEngine(second_call_waits, renderer=renderer)
         playing = asyncio.create_task(
             run_verifiers_episodes(
@@ -240,8 +243,7 @@ def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
                 on_end=ended.append,
             )
         )
-        while len(engine.requests) < 2:
-            await asyncio.sleep(0.01)
+        await waiting.wait()
         playing.cancel()
         await playing
 
