@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from renderers import MediaItem, Message, PlaceholderRange, RenderedTokens
 from renderers.media.item import Modality
@@ -44,15 +45,19 @@ def trajectory_from_trace(trace: Any, *, processors: Processors | None = None, g
     image that cannot be read.
     """
     record = trace if isinstance(trace, Mapping) else trace.model_dump(mode="python")
-    if not isinstance(record.get("nodes"), list | tuple) or not isinstance(record.get("id"), str):
+    nodes = record.get("nodes")
+    if not isinstance(nodes, list | tuple) or not isinstance(record.get("id"), str):
         raise TrajectoryError("this is not a trace of verifiers, which has an id and a list of nodes")
+    for index, node in enumerate(nodes):
+        if not isinstance(node, Mapping) or not isinstance(node.get("message"), Mapping):
+            raise InvalidTraceError(record["id"], f"nodes[{index}]", "not a node with a message")
     trajectory = Trajectory(record["id"], _task_index(record), group_id)
     reader = _TraceReader(record, processors)
     calls = {call["node"]: call for call in record.get("calls") or () if call.get("node") is not None}
-    for index, node in enumerate(record["nodes"]):
+    for index, node in enumerate(nodes):
         if node.get("sampled") and any(node.get("mask") or ()):
             reader.add_turn(trajectory, index, calls.get(index, {}))
-    if not trajectory.turns and any(node.get("sampled") for node in record["nodes"]):
+    if not trajectory.turns and any(node.get("sampled") for node in nodes):
         raise InvalidTraceError(
             record["id"], "nodes", "no sampled token; a client that returns token ids must record the trace"
         )
@@ -109,21 +114,21 @@ class _TraceReader:
 
     def add_turn(self, trajectory: Trajectory, index: int, call: Mapping[str, Any]) -> None:
         path = self._path(index)
-        ids = [self._token_ids(each) for each in path]
-        mask = np.asarray(self._nodes[index]["mask"], bool)
+        ids = [self._row(each, "token_ids", np.int64) for each in path]
+        mask = self._row(index, "mask", np.bool_)
         if mask.shape != ids[-1].shape or not mask[int(mask.argmax()) :].all():
             raise self._error(index, "mask", "the sampled tokens are not the last of the node")
         first_sampled = int(mask.argmax())
         completion = Completion(
             index=0,
             token_ids=ids[-1][first_sampled:],
-            logprobs=np.asarray(self._nodes[index].get("logprobs") or (), np.float32),
+            logprobs=self._row(index, "logprobs", np.float32),
             finish_reason=FinishReason.LENGTH if call.get("finish_reason") == "length" else FinishReason.STOP,
             routed_experts=self._routed_experts(path),
             sampling_masks=self._sampling_masks(index),
         )
-        advantages = self._nodes[index].get("advantages")
-        extras = {} if advantages is None else {"advantages": np.asarray(advantages, np.float32)}
+        has_advantages = self._nodes[index].get("advantages") is not None
+        extras = {"advantages": self._row(index, "advantages", np.float32)} if has_advantages else {}
         ids[-1] = ids[-1][:first_sampled]
         prompt, messages = self._prompt(path, ids)
         time = call.get("time") or {}
@@ -147,11 +152,15 @@ class _TraceReader:
             path.append(parent)
         return path[::-1]
 
-    def _token_ids(self, index: int) -> np.ndarray:
-        ids = np.asarray(self._nodes[index].get("token_ids") or (), np.int64)
-        if ids.ndim != 1:
-            raise self._error(index, "token_ids", "not a list of token ids")
-        return ids
+    def _row(self, index: int, field: str, dtype: npt.DTypeLike) -> np.ndarray:
+        """A list of numbers of a node, empty where it has none."""
+        try:
+            row = np.asarray(self._nodes[index].get(field) or (), dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._error(index, field, str(error)) from error
+        if row.ndim != 1:
+            raise self._error(index, field, "not a list of numbers")
+        return row
 
     def _prompt(self, path: Sequence[int], ids: Sequence[np.ndarray]) -> tuple[RenderedTokens, list[Message]]:
         """The prompt whose last piece is the generation prompt of node `path[-1]`, and its messages."""
@@ -179,7 +188,7 @@ class _TraceReader:
         return self._media[index]
 
     def _find_media(self, index: int) -> Iterator[tuple[MediaItem, PlaceholderRange]]:
-        is_placeholder = np.isin(self._token_ids(index), self._placeholder_ids)
+        is_placeholder = np.isin(self._row(index, "token_ids", np.int64), self._placeholder_ids)
         position = 0
         for number, part in media_parts(self._nodes[index]["message"]):
             modality = cast("Modality", part_kind(part))
