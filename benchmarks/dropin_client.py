@@ -1,7 +1,8 @@
 """One side of `benchmarks/dropin.py`: episodes as a client of verifiers plays them, with either `renderers`.
 
 Runs in an environment with PyPI's `renderers` or with this project, so it imports nothing but that package and openai.
-Prints CPU seconds and turns as JSON. Arguments: base URL, model, `text` or `image`, turns, episodes.
+Prints the CPU seconds of the later turns as JSON. Arguments: base URL, model, images, turns, episodes. The first
+message of an episode shows the images; the turns behind it, which are measured, have them in their history.
 """
 
 from __future__ import annotations
@@ -35,21 +36,24 @@ def noise_url(seed: int, side: int = 336) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def observation(episode: int, turn: int, kind: str) -> dict:
+def observation(episode: int, turn: int, images: int) -> dict:
     words = random.Random(1000 * episode + turn)
     text = f"Turn {turn}: " + " ".join(words.choices(_WORDS, k=60))
-    if kind == "text":
+    if turn or not images:
         return {"role": "user", "content": text}
-    url = noise_url(1000 * episode + turn)
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
-    return {"role": "user", "content": parts}
+    parts = [{"type": "image_url", "image_url": {"url": noise_url(1000 * episode + n)}} for n in range(images)]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
-async def play(client: AsyncOpenAI, renderer: object, model: str, observations: list, whole: bool) -> None:
+async def play(client: AsyncOpenAI, renderer: object, model: str, observations: list, images: int) -> float:
+    """The CPU seconds of all turns but the first."""
     messages: list[dict] = []
     previous = None
-    options = {} if whole else {"process_multimodal": False}
-    for observed in observations:
+    options = {"process_multimodal": False} if images else {}
+    started = 0.0
+    for turn, observed in enumerate(observations):
+        if turn == 1:
+            started = time.process_time()
         messages.append(observed)
         prompt = None
         if previous is not None:
@@ -57,25 +61,33 @@ async def play(client: AsyncOpenAI, renderer: object, model: str, observations: 
         if prompt is None:
             prompt = await asyncio.to_thread(renderer.render, messages, add_generation_prompt=True, **options)
         result = await generate(
-            client=client, renderer=renderer, messages=messages, model=model, prompt_ids=prompt.token_ids,
-            prompt_attribution=prompt, sampling_params={"max_tokens": 64}, process_multimodal=whole,
-        )  # fmt: skip
+            client=client,
+            renderer=renderer,
+            messages=messages,
+            model=model,
+            prompt_ids=prompt.token_ids,
+            prompt_attribution=prompt,
+            sampling_params={"max_tokens": 64},
+            extra_headers={"X-Turn": str(turn)},
+            **options,
+        )
         assert len(prompt.is_content) == len(prompt.token_ids)
         previous = list(prompt.token_ids), result["completion_ids"]
         messages.append({"role": "assistant", "content": result["content"]})
+    return time.process_time() - started
 
 
 async def main() -> None:
-    base_url, model, kind, turns, episodes = sys.argv[1:]
-    made = [[observation(e, t, kind) for t in range(int(turns))] for e in range(int(episodes) + 1)]
+    base_url, model, images, turns, episodes = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
     renderer = create_renderer(load_tokenizer(model), AutoRendererConfig())
+    seconds = []
     async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none") as client:
-        await play(client, renderer, model, made[0], kind == "text")  # warms up caches and imports
-        await client.get("/count", cast_to=dict)  # the server counts from here on
-        started = time.process_time()
-        for observations in made[1:]:
-            await play(client, renderer, model, observations, kind == "text")
-        print(json.dumps({"seconds": time.process_time() - started, "turns": int(turns) * int(episodes)}))
+        for episode in range(episodes + 1):
+            observations = [observation(episode, turn, images) for turn in range(turns)]
+            seconds.append(await play(client, renderer, model, observations, images))
+            if not episode:  # it has warmed up caches and imports
+                await client.get("/count", cast_to=dict[str, object])
+    print(json.dumps({"seconds": sum(seconds[1:]), "turns": (turns - 1) * episodes}))
 
 
 if __name__ == "__main__":
