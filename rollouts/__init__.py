@@ -33,6 +33,7 @@ from rollouts.trajectory.pixel_forms import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
 from rollouts.trajectory.step_lists import step_processors, trajectory_from_steps  # noqa: E402
 from rollouts.trajectory.token_node import MediaReference, TokenNode  # noqa: E402
+from rollouts.trajectory.traces import trajectory_from_trace  # noqa: E402
 from rollouts.trajectory.tree import Branch, Trajectory, Turn  # noqa: E402
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ __all__ = [
     "run_episodes",
     "step_processors",
     "trajectory_from_steps",
+    "trajectory_from_trace",
 ]
 
 # Loaded when first used: one needs the extra `torch`, the other is not needed by an environment's process.

@@ -95,6 +95,15 @@ class InvalidStepError(TrajectoryError):
         super().__init__(f"steps[{step}]{'.' * bool(field)}{field}: {reason}")
 
 
+class InvalidTraceError(TrajectoryError):
+    """A trace of verifiers cannot become a trajectory. `field` is the place in it: "nodes[3].logprobs"."""
+
+    def __init__(self, trace: str, field: str, reason: str) -> None:
+        self.field = field
+        self.reason = reason
+        super().__init__(f"trace {trace:.80}: {field}: {reason}")
+
+
 class MissingProcessorError(RolloutsError):
     """Pixels are to be made of a source and nothing here makes them of its modality."""
 

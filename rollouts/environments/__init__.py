@@ -1,0 +1,1 @@
+"""Environments of other libraries, played against an `Engine`."""

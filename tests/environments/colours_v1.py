@@ -1,0 +1,79 @@
+"""A taskset of verifiers: a user shows an image of one colour in each turn. Its harness runs in this process."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import verifiers.v1 as vf
+from openai import APIStatusError, AsyncOpenAI
+from PIL import Image
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.runtimes import ProgramResult
+
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+
+
+def image_url(colour: str) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32), COLOURS[colour]).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+class ColoursHarness(vf.Harness[vf.HarnessConfig]):
+    """One call of the model for each turn of the user, through verifiers' interception server."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
+        system_prompt, prompt = self.resolve_prompt(data)
+        messages = [message_to_wire(message) for message in prompt]
+        if system_prompt:
+            messages.insert(0, {"role": "system", "content": system_prompt})
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
+            try:
+                await client.chat.completions.create(model=ctx.model, messages=messages)
+            except APIStatusError as error:
+                return ProgramResult(1, "", str(error))
+        return ProgramResult(0, "", "")
+
+
+class ColoursData(vf.TaskData):
+    colours: list[str]
+
+
+class ColoursTask(vf.Task[ColoursData, vf.State, vf.TaskConfig]):
+    @vf.reward(weight=2.0)
+    async def named(self, trace: vf.Trace) -> float:
+        answers = [message.content or "" for message in trace.assistant_messages]
+        right = [colour in answer for colour, answer in zip(self.data.colours, answers, strict=False)]
+        return sum(right) / len(self.data.colours)
+
+    @vf.metric
+    async def answers(self, trace: vf.Trace) -> float:
+        return float(len(trace.assistant_messages))
+
+
+class ColoursEnv(vf.SingleAgentEnv):
+    async def run(self, task, agents):
+        async with agents.agent.interaction(task) as interaction:
+            for colour in task.data.colours:
+                parts = [
+                    {"type": "text", "text": "Which colour?"},
+                    {"type": "image_url", "image_url": {"url": image_url(colour)}},
+                ]
+                if (await interaction.turn([{"role": "user", "content": parts}])).terminated:
+                    break
+
+
+class ColoursTaskset(vf.Taskset[ColoursTask, vf.TasksetConfig]):
+    def load(self):
+        for number in range(4):
+            names = [*COLOURS, *COLOURS][number % 3 :][:3]
+            yield ColoursTask(ColoursData(prompt=None, system_prompt="Name the colour.", colours=names))
+
+
+__all__ = ["ColoursEnv", "ColoursHarness", "ColoursTaskset"]

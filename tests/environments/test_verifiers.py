@@ -1,0 +1,301 @@
+"""verifiers environments against our engines. Needs verifiers 0.4, which `tests/dropin/main.py ours` installs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from renderers import load_renderer
+from rollouts import EpisodeSpec, SamplingParams, Trajectory, trajectory_from_trace
+from rollouts.testing import ScriptedEngine
+
+vf = pytest.importorskip("verifiers.v1")
+
+from rollouts.environments.verifiers import EngineClient, run_verifiers_episodes  # noqa: E402
+
+
+def load_env(**agent):
+    config = vf.resolve_env_config(
+        {"taskset": {"id": "colours-v1"}, "agent": {"runtime": {"type": "subprocess"}, **agent}}
+    )
+    return vf.load_environment(config)
+
+
+def play(env, client, *, task=0, **sampling):
+    """Run an episode in verifiers' own runner."""
+
+    async def run():
+        context = vf.ModelContext(model="policy", client=client.config, sampling=vf.SamplingConfig(**sampling))
+        async with env.serving():
+            return await env.run_episode(list(env.taskset)[task], context)
+
+    return asyncio.run(run())
+
+
+class CountingRenderer:
+    """Counts the calls of a renderer."""
+
+    def __init__(self, renderer):
+        self.renderer, self.calls = renderer, []
+
+    def __getattr__(self, name):
+        value = getattr(self.renderer, name)
+        if name not in ("render", "bridge_to_next_turn"):
+            return value
+
+        def counted(*arguments, **options):
+            self.calls.append(name)
+            return value(*arguments, **options)
+
+        return counted
+
+
+@pytest.fixture
+def counting(tiny_model_dir):
+    return CountingRenderer(load_renderer(tiny_model_dir))
+
+
+def same_tree(one: Trajectory, other: Trajectory):
+    assert [node.parent for node in one.nodes] == [node.parent for node in other.nodes]
+    for ours, theirs in zip(one.nodes, other.nodes, strict=True):
+        assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+        assert ours.sampled.tolist() == theirs.sampled.tolist()
+        assert ours.logprobs.tolist() == pytest.approx(theirs.logprobs.tolist(), abs=1e-4)
+        assert ours.media == theirs.media
+        assert (ours.content is None) == (theirs.content is None)
+        assert ours.content is None or ours.content.tolist() == theirs.content.tolist()
+        assert len(ours.messages) == len(theirs.messages)
+    assert (one.reward, one.metrics, one.done, one.error) == (other.reward, other.metrics, other.done, other.error)
+    assert [turn.info for turn in one.turns] == [turn.info for turn in other.turns]
+    assert [turn.finish_reason for turn in one.turns] == [turn.finish_reason for turn in other.turns]
+
+
+def test_a_rollout_in_verifiers_own_runner_is_the_exact_tree_of_what_the_engine_sampled(counting):
+    engine = ScriptedEngine(["It is red.", "green", "I do not know."], renderer=counting.renderer)
+    with EngineClient(engine, counting, sampling=SamplingParams(max_tokens=64)) as client:
+        episode = play(load_env(), client)
+        (trace,) = episode.traces
+        trajectory = client.pop_trajectory(trace)
+    assert episode.ok, (episode.errors, trace.errors)
+
+    # One prompt is rendered; each later one extends what was sampled, and has one image more.
+    assert counting.calls == ["render", "bridge_to_next_turn", "bridge_to_next_turn"]
+    assert [len(request.media) for request in engine.requests] == [1, 2, 3]
+    assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2, 3, 4]
+    for turn, request in zip(trajectory.turns, engine.requests, strict=True):
+        ids = trajectory.token_ids(turn.node).tolist()
+        assert ids[: len(request.prompt_ids)] == list(request.prompt_ids)
+    stop = counting.renderer.get_stop_token_ids()[0]
+    sampled = [node.token_ids.tolist() for node in trajectory.nodes if node.sampled.all()]
+    encode = counting.renderer.tokenizer.encode_scaffold
+    assert sampled == [[*encode(text), stop] for text in ("It is red.", "green", "I do not know.")]
+    assert len(trajectory.media(trajectory.turns[-1].node)) == 3
+
+    # verifiers recorded the same tokens.
+    (branch,) = trace.branches
+    leaf = trajectory.turns[-1].node
+    assert branch.token_ids == trajectory.token_ids(leaf).tolist()
+    assert branch.sampled_mask == [
+        bool(value) for index in trajectory.path(leaf) for value in trajectory.nodes[index].sampled
+    ]
+    assert [node.message.role for node in branch.nodes] == ["system", *["user", "assistant"] * 3]
+
+    # Rewards and metrics.
+    assert trajectory.finished
+    assert trajectory.reward == pytest.approx(trace.reward) == pytest.approx(4 / 3)
+    assert trajectory.turns[-1].info["rewards"] == {"named": {"score": pytest.approx(2 / 3), "weight": 2.0}}
+    assert trajectory.metrics == {"answers": 3.0}
+    assert trajectory.done
+    assert trajectory.episode_id == trace.id
+
+
+def test_each_image_is_encoded_once(tiny_model_dir, monkeypatch):
+    renderer = load_renderer(tiny_model_dir)
+    processor = renderer.processors["image"]
+    made, make = [], processor._item
+    monkeypatch.setattr(type(processor), "_item", lambda self, source: made.append(source.digest) or make(source))
+    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    specs = [EpisodeSpec(0), EpisodeSpec(1)]
+    trajectories = asyncio.run(
+        run_verifiers_episodes(load_env(), specs, engine=engine, renderer=renderer, sampling=SamplingParams())
+    )
+    assert [trajectory.error for trajectory in trajectories] == ["", ""]
+    assert sum(len(node.media) for trajectory in trajectories for node in trajectory.nodes) == 6
+    assert len(made) == len(set(made)) == 3
+
+
+def test_what_verifiers_recorded_is_read_as_the_same_tree(renderer):
+    engine = ScriptedEngine(["red", "green", "blue"], renderer=renderer)
+    with EngineClient(engine, renderer) as client:
+        (trace,) = play(load_env(), client).traces
+        exact = client.pop_trajectory(trace)
+    record = trace.to_record()
+    wire = vf.WireTrace.model_validate(json.loads(json.dumps(record)))
+    packed = pytest.importorskip("msgpack").packb(trace.model_dump(mode="python", serialize_as_any=True))
+    unpacked = pytest.importorskip("msgpack").unpackb(packed)
+    for form in (trace, record, wire, unpacked):
+        read = trajectory_from_trace(form, processors=renderer.processors)
+        same_tree(exact, read)
+        assert read.episode_id == trace.id
+
+
+def test_a_specs_task_group_and_id_are_those_of_its_trajectory(renderer):
+    engine = ScriptedEngine(lambda request: "green", renderer=renderer)
+    specs = [EpisodeSpec(2, sampling_seed=5, group_id="g", episode_id=f"e-{number}") for number in range(3)]
+    ended = []
+    trajectories = asyncio.run(
+        run_verifiers_episodes(
+            load_env(), specs, engine=engine, renderer=renderer, sampling=SamplingParams(), on_end=ended.append
+        )
+    )
+    assert [trajectory.episode_id for trajectory in trajectories] == ["e-0", "e-1", "e-2"]
+    assert {(trajectory.seed, trajectory.group_id) for trajectory in trajectories} == {(2, "g")}
+    assert {trajectory.turns[-1].info["task"]["index"] for trajectory in trajectories} == {2}
+    assert sorted(map(id, ended)) == sorted(map(id, trajectories))
+    seeds = [request.sampling.seed for request in engine.requests]
+    assert len(set(seeds)) == 3  # one for each call, the same in each rollout of the task
+    assert all(request.sampling.stop_token_ids for request in engine.requests)
+
+
+def test_a_model_samples_the_tokens_that_are_recorded(tiny_model_dir, renderer):
+    pytest.importorskip("torch")
+    from rollouts import LocalEngine
+
+    async def run():
+        engine = LocalEngine.from_pretrained(tiny_model_dir)
+        try:
+            return await run_verifiers_episodes(
+                load_env(),
+                [EpisodeSpec(task, sampling_seed=task) for task in range(3)],
+                engine=engine,
+                renderer=renderer,
+                sampling=SamplingParams(max_tokens=12),
+            )
+        finally:
+            await engine.close()
+
+    for trajectory in asyncio.run(run()):
+        assert not trajectory.error
+        assert trajectory.num_turns == 3
+        assert all(np.isfinite(node.logprobs).all() for node in trajectory.nodes)
+        assert trajectory.forks == 0
+
+
+def test_a_failure_of_the_engine_keeps_the_completed_turns(renderer):
+    engine = ScriptedEngine(["red", ConnectionError("the server went away")], renderer=renderer)
+    (trajectory,) = asyncio.run(
+        run_verifiers_episodes(
+            load_env(), [EpisodeSpec(0)], engine=engine, renderer=renderer, sampling=SamplingParams()
+        )
+    )
+    assert trajectory.num_turns == 1
+    assert trajectory.error.startswith("ProviderError: ")
+    assert "the server went away" in trajectory.error
+    assert not trajectory.done
+
+
+def test_an_episode_without_a_call_of_the_model_has_an_error(renderer):
+    engine = ScriptedEngine([TimeoutError("down")], renderer=renderer)
+    (trajectory,) = asyncio.run(
+        run_verifiers_episodes(
+            load_env(), [EpisodeSpec(1, episode_id="x")], engine=engine, renderer=renderer, sampling=SamplingParams()
+        )
+    )
+    assert (trajectory.episode_id, trajectory.num_turns) == ("x", 0)
+    assert "down" in trajectory.error
+
+
+def test_limits_of_the_agent_truncate(renderer):
+    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    (trajectory,) = asyncio.run(
+        run_verifiers_episodes(
+            load_env(max_turns=2), [EpisodeSpec(0)], engine=engine, renderer=renderer, sampling=SamplingParams()
+        )
+    )
+    assert trajectory.num_turns == 2
+    assert trajectory.truncated
+    assert not trajectory.done
+
+
+def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
+    ended = []
+
+    async def run():
+        waiting = asyncio.Event()
+
+        async def second_call_waits(request):
+            if request.request_id.endswith("-1"):
+                waiting.set()
+                await asyncio.sleep(3600)
+            return "red"
+
+        engine = ScriptedEngine(second_call_waits, renderer=renderer)
+        playing = asyncio.create_task(
+            run_verifiers_episodes(
+                load_env(),
+                [EpisodeSpec(0)],
+                engine=engine,
+                renderer=renderer,
+                sampling=SamplingParams(),
+                on_end=ended.append,
+            )
+        )
+        await waiting.wait()
+        playing.cancel()
+        await playing
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    (trajectory,) = ended
+    assert trajectory.num_turns == 1
+    assert trajectory.error.startswith("CancelledError")
+
+
+def test_a_task_that_is_not_there_is_named(renderer):
+    from rollouts.episodes.errors import EpisodeArgumentError
+
+    with pytest.raises(EpisodeArgumentError, match="seed is 9"):
+        asyncio.run(
+            run_verifiers_episodes(
+                load_env(),
+                [EpisodeSpec(9)],
+                engine=ScriptedEngine([]),
+                renderer=renderer,
+                sampling=SamplingParams(),
+            )
+        )
+
+
+def test_options_of_the_template_are_refused_with_what_to_do(renderer):
+    engine = ScriptedEngine(["red"], renderer=renderer)
+    with EngineClient(engine, renderer) as client:
+        (trace,) = play(load_env(), client, chat_template_kwargs={"enable_thinking": False}).traces
+    assert "load the renderer with them" in trace.errors[-1].message
+    assert not engine.requests
+
+
+def test_the_configuration_of_a_closed_client_is_an_error(renderer):
+    with EngineClient(ScriptedEngine(["red"], renderer=renderer), renderer) as client:
+        pass
+    (trace,) = play(load_env(), client).traces
+    assert "not open in this process" in trace.errors[-1].message
+
+
+def test_verifiers_eval_runner_takes_the_client(renderer, tmp_path):
+    from verifiers.v1.cli.eval.runner import run_eval
+    from verifiers.v1.configs.cli.eval import EvalConfig
+
+    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    with EngineClient(engine, renderer) as client:
+        config = EvalConfig(
+            env=load_env().config, model="policy", client=client.config, rich=None, push=False, output_dir=tmp_path
+        )
+        episodes = asyncio.run(run_eval(config))
+        trajectories = [client.pop_trajectory(trace) for episode in episodes for trace in episode.traces]
+    assert [trajectory.num_turns for trajectory in trajectories] == [3] * 4
+    assert [trajectory.reward for trajectory in trajectories] == [
+        pytest.approx(trace.reward) for episode in episodes for trace in episode.traces
+    ]
