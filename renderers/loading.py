@@ -253,9 +253,10 @@ def _build(
         added = [token for token in more_stops if token not in format.stop_tokens]
         format = replace(format, stop_tokens=(*format.stop_tokens, *added))
     if settings.config is not None:
-        from renderers.family_options import check_family
+        from renderers.family_options import check_family, with_parsing_rules
 
         check_family(settings.config, format.name, tokenizer.model)
+        format = with_parsing_rules(format, settings.config)
     return TemplateRenderer(
         template,
         tokenizer,
