@@ -27,7 +27,7 @@ class Suite:
     program: row of sources.toml whose environment runs them.
     files: what of the unpacked distribution is put where the tests run: never its package.
     tests, options: for pytest.
-    is_consumer: a program that uses renderers; ours must pass all that stock passes.
+    is_consumer: a program that uses renderers. Its tests have time limits: the few that fail are repeated.
     """
 
     name: str
