@@ -42,7 +42,7 @@ class ColoursHarness(vf.Harness[vf.HarnessConfig]):
         if system_prompt:
             messages.insert(0, {"role": "system", "content": system_prompt})
         tools = {"tools": [LOOK]} if data.tool else {}
-        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=600) as client:
             try:
                 while True:
                     request = {"model": ctx.model, "messages": messages, **tools}

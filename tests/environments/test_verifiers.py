@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from renderers import load_renderer
 from rollouts import EpisodeSpec, SamplingParams, Trajectory, trajectory_from_trace
+from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.testing import ScriptedEngine
 
 vf = pytest.importorskip("verifiers.v1")
@@ -312,8 +315,6 @@ def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
 
 
 def test_a_task_that_is_not_there_is_named(renderer):
-    from rollouts.episodes.errors import EpisodeArgumentError
-
     with pytest.raises(EpisodeArgumentError, match="seed is 9"):
         asyncio.run(
             run_verifiers_episodes(
@@ -356,3 +357,28 @@ def test_verifiers_eval_runner_takes_the_client(renderer, tmp_path):
     assert [trajectory.reward for trajectory in trajectories] == [
         pytest.approx(trace.reward) for episode in episodes for trace in episode.traces
     ]
+
+
+def test_the_section_of_the_docs(renderer):
+    page = Path(__file__).parents[2] / "docs" / "environments.md"
+    blocks = re.findall(r"^```py\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    given = {"asyncio": asyncio, "EpisodeSpec": EpisodeSpec, "SamplingParams": SamplingParams}
+    names = {"TASKSET": "colours-v1", "ScriptedEngine": ScriptedEngine, "renderer": renderer, **given}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"block {number}", "exec"), names)
+    assert len(names["trajectories"]) == 4
+    assert [trajectory.reward for trajectory in names["trajectories"]] == [pytest.approx(2 / 3)] * 4
+    same_tree(names["exact"][0], names["recorded"])
+
+
+def test_sampling_options_of_verifiers_replace_those_of_the_client(renderer):
+    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    given = SamplingParams(max_tokens=7, top_k=5, temperature=0.5, extra={"min_p": 0.1})
+    with EngineClient(engine, renderer, sampling=given) as client:
+        play(load_env(), client, temperature=0.9, top_k=-1, repetition_penalty=1.1, seed=3, n=1, logprobs=True)
+    params = [request.sampling for request in engine.requests]
+    assert {(each.max_tokens, each.top_k, each.temperature) for each in params} == {(7, 0, 0.9)}
+    assert params[0].extra == {"min_p": 0.1, "repetition_penalty": 1.1}
+    assert len({each.seed for each in params}) == 3
+    with pytest.raises(EpisodeArgumentError, match=r"sampling\.n"):
+        EngineClient(engine, renderer, sampling=SamplingParams(n=2))
