@@ -175,6 +175,20 @@ def test_a_history_that_the_harness_changes_is_another_branch(counting):
     same_tree(trajectory, trajectory_from_trace(trace, processors=counting.renderer.processors))
 
 
+@pytest.mark.parametrize("answers", [["red"] * 6, ["red", "green", "blue", "red", "green", "blue"]])
+def test_calls_at_the_same_time_are_siblings_that_share_their_prompt(counting, answers):
+    engine = ScriptedEngine(answers, renderer=counting.renderer)
+    with EngineClient(engine, counting) as client:
+        (trace,) = play(load_env({"asks": 2}), client).traces
+        trajectory = client.pop_trajectory(trace)
+    assert trace.ok, trace.errors
+    assert counting.calls == ["render"] * 2 + ["bridge_to_next_turn"] * 4
+    assert sum(node.sampled.all() for node in trajectory.nodes) == 6
+    assert len(trajectory.nodes) == 9  # each of the three prompts is stored once
+    assert sum(len(node.media) for node in trajectory.nodes) == 3
+    same_tree(trajectory, trajectory_from_trace(trace, processors=counting.renderer.processors))
+
+
 def test_a_message_that_the_task_rewrites_is_not_taken_for_what_was_sampled(counting):
     engine = ScriptedEngine(["red", "a bad word", "blue"], renderer=counting.renderer)
     with EngineClient(engine, counting) as client:
