@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rollouts.error_texts import describe_exception, short_repr
-from rollouts.errors import RolloutsError
+from rollouts.error_texts import describe_exception
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -36,12 +36,8 @@ class EpisodesError(RolloutsError):
         super().__init__(f"{errors[0]}{more}; the other episodes were stopped. trajectories holds the completed turns")
 
 
-class EpisodeArgumentError(RolloutsError, ValueError):
+class EpisodeArgumentError(ArgumentError):
     """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` has a wrong value. `name` is the argument."""
-
-    def __init__(self, name: str, value: object, rule: str) -> None:
-        self.name = name
-        super().__init__(f"{name} is {short_repr(value)}; {rule}")
 
 
 class EnvironmentProtocolError(RolloutsError):
