@@ -48,7 +48,7 @@ except ImportError as error:
     raise MissingExtraError("rollouts.environments.verifiers", "verifiers", "verifiers 0.4") from error
 
 _SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids")
-# The engine reports log-probabilities always, and separates what other weights computed by itself.
+# An engine always reports log-probabilities, and separates what other weights computed. verifiers refuses n > 1.
 _NOT_NEEDED = ("logprobs", "cache_salt", "n")
 _TEMPLATE_OPTIONS = ("chat_template_kwargs", "reasoning_effort")
 
@@ -73,8 +73,9 @@ class EngineClient(Client):  # type: ignore[misc]
     `config` takes the place of an `EvalClientConfig` or `TrainClientConfig` anywhere in this process: in a
     `ModelContext`, an `AgentConfig` or an `EvalConfig`. A prompt that continues a sampled message of its rollout
     extends the exact sampled tokens through the renderer's bridge, with their images; any other prompt, and one for
-    which the bridge is refused, is rendered. The sampling options of verifiers replace those of `sampling`, and each
-    call of a rollout has its own seed, derived from verifiers' `seed` if there is one.
+    which the bridge is refused, is rendered. The sampling options of the `ModelContext` replace those of `sampling`;
+    what a harness itself asks for is not used, as with verifiers' `TrainClient`. Each call of a rollout has its own
+    seed, derived from verifiers' `seed` if there is one.
 
     The trajectory of a rollout is kept until `pop_trajectory` takes it. The end of the block leaves the engine open.
     Raises `EpisodeArgumentError` for `sampling.n` other than 1.
