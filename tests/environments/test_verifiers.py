@@ -131,6 +131,20 @@ def test_each_image_is_encoded_once(tiny_model_dir, monkeypatch):
     assert len(made) == len(set(made)) == 3
 
 
+def served(trace):
+    """The trace as a client of an environment server receives it: msgpack deltas, put together."""
+    from verifiers.v1.serve.delta import DeltaStreamer, EpisodeAssembly, TraceSummary, pack, unpack
+
+    assembly = EpisodeAssembly()
+
+    async def send(delta):
+        assembly.apply(unpack(pack(delta)))
+
+    asyncio.run(DeltaStreamer(lambda: [trace], send).flush())
+    summary = TraceSummary(id=trace.id, nodes=len(trace.nodes), calls=len(trace.calls))
+    return assembly.finish({}, [summary])["traces"][0]
+
+
 def test_what_verifiers_recorded_is_read_as_the_same_tree(renderer):
     engine = ScriptedEngine(["red", "green", "blue"], renderer=renderer)
     with EngineClient(engine, renderer) as client:
@@ -140,7 +154,7 @@ def test_what_verifiers_recorded_is_read_as_the_same_tree(renderer):
     wire = vf.WireTrace.model_validate(json.loads(json.dumps(record)))
     packed = pytest.importorskip("msgpack").packb(trace.model_dump(mode="python", serialize_as_any=True))
     unpacked = pytest.importorskip("msgpack").unpackb(packed)
-    for form in (trace, record, wire, unpacked):
+    for form in (trace, record, wire, unpacked, served(trace)):
         read = trajectory_from_trace(form, processors=renderer.processors)
         same_tree(exact, read)
         assert read.episode_id == trace.id
@@ -328,15 +342,17 @@ def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
     assert trajectory.error.startswith("CancelledError")
 
 
-def test_a_task_that_is_not_there_is_named(renderer):
-    with pytest.raises(EpisodeArgumentError, match="seed is 9"):
+@pytest.mark.parametrize(("task", "concurrency", "named"), [(9, 1, "seed is 9"), (0, 0, "concurrency is 0")])
+def test_a_task_that_is_not_there_and_no_concurrency_are_named(renderer, task, concurrency, named):
+    with pytest.raises(EpisodeArgumentError, match=named):
         asyncio.run(
             run_verifiers_episodes(
                 load_env(),
-                [EpisodeSpec(9)],
+                [EpisodeSpec(task)],
                 engine=ScriptedEngine([]),
                 renderer=renderer,
                 sampling=SamplingParams(),
+                concurrency=concurrency,
             )
         )
 
