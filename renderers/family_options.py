@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from renderers.configs import (
@@ -17,6 +18,7 @@ from renderers.configs import (
 from renderers.errors import ConfigError
 from renderers.model_names import MODEL_RENDERER_MAP
 from renderers.options import RendererOptions
+from renderers.parsing.format import Format
 
 #: Family -> the formats that its models' templates may have.
 _FORMATS_OF_FAMILY: Final[dict[str, tuple[str, ...]]] = {
@@ -44,6 +46,19 @@ _FORMATS_OF_FAMILY: Final[dict[str, tuple[str, ...]]] = {
     "llama-3": ("llama-3.1", "llama-3"),
 }
 _FORMATS_OF_NO_FAMILY: Final = ("generic", "chatml")
+
+#: With the configuration of these, a call inside open reasoning stays reasoning unless it ends the turn.
+_CALLS_STAY_IN_REASONING: Final = (
+    "deepseek-r1",
+    "deepseek-v3",
+    "gpt-oss",
+    "hy3",
+    "laguna-m.1",
+    "laguna-s-2.1",
+    "laguna-xs-2.1",
+    "laguna-xs.2",
+    "default",
+)
 
 
 def template_field_names(config: BaseRendererConfig) -> frozenset[str]:
@@ -103,6 +118,16 @@ def options_of(config: BaseRendererConfig) -> RendererOptions:
         chat_template_kwargs=variables,
         thinking_retention=config.resolved_retention(),
         tool_arguments="auto",
+    )
+
+
+def with_parsing_rules(format: Format, config: BaseRendererConfig) -> Format:
+    """The format with the rules by which the parser of this family decides, as inference servers do."""
+    return replace(
+        format,
+        calls_end_reasoning=config.name not in _CALLS_STAY_IN_REASONING,
+        drops_repeated_start=True,
+        reports_unknown_tools=config.name.startswith(("glm-", "gemma")),
     )
 
 

@@ -17,6 +17,7 @@ from renderers.errors import ConfigError, LoadError, MissingFileError, short_rep
 from renderers.file_reading import read_text
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
+from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.model_files import (
@@ -36,6 +37,7 @@ from renderers.template.content_forms import ConvertingTemplate
 from renderers.template_renderer import TemplateRenderer
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
+from renderers.vision.media_markers import printed_markers
 from renderers.vision.processor_loading import load_media
 
 if TYPE_CHECKING:
@@ -252,15 +254,19 @@ def _build(
         format = detect_format(template, tokenizer, eos_token=eos_token)
         added = [token for token in more_stops if token not in format.stop_tokens]
         format = replace(format, stop_tokens=(*format.stop_tokens, *added))
+    markers: Mapping[Modality, str] = {}
     if settings.config is not None:
-        from renderers.family_options import check_family
+        from renderers.family_options import check_family, with_parsing_rules
 
         check_family(settings.config, format.name, tokenizer.model)
+        format = with_parsing_rules(format, settings.config)
+        markers = printed_markers(template, tokenizer)
     return TemplateRenderer(
         template,
         tokenizer,
         format,
         media=media,
+        unprocessed_markers=markers,
         body_policies=options.body_policies,
         thinking_retention=options.thinking_retention,
         history=options.history,

@@ -111,9 +111,26 @@ class _Probe(NamedTuple):
         stops = [token for token in format.stop_tokens if self.tokenizer.control_id(token) is not None]
         if eos_token is not None and eos_token not in stops and self.tokenizer.control_id(eos_token) is not None:
             stops.append(eos_token)
+        format = self._with_reasoning(format)
+        reasoning = format.reasoning
+        if reasoning is not None and format.channels is None:
+            reasoning = replace(reasoning, verbatim=self._prints_verbatim(reasoning))
         return replace(
-            self._with_reasoning(format), stop_tokens=tuple(stops), leading_newlines=self._leading_newlines(format)
+            format, stop_tokens=tuple(stops), reasoning=reasoning, leading_newlines=self._leading_newlines(format)
         )
+
+    def _prints_verbatim(self, reasoning: ReasoningMarkers) -> bool:
+        """Whether the template prints reasoning, line breaks at its ends included, directly between the markers."""
+        thought = f"\n\n{_REASONING}\n\n"  # of layout, templates print one line break
+        return f"{reasoning.start}{reasoning.label}{thought}{reasoning.end}" in self._print_reasoned(thought)
+
+    def _print_reasoned(self, thought: str) -> str:
+        """A conversation whose answer has this reasoning; "" if the template refuses it."""
+        turn = {**self.conversation.answer, "reasoning_content": thought}
+        try:
+            return self.template.print([*self.conversation.opening, turn], tools=self.conversation.tools).text
+        except TemplateError:
+            return ""
 
     def _leading_newlines(self, format: Format) -> str:
         turn = _sampled(self.prompt, self.history.text)[1]
@@ -144,12 +161,7 @@ class _Probe(NamedTuple):
 
     def printed_reasoning_markers(self) -> ReasoningMarkers | None:
         """The markers that the template prints around reasoning: control tokens, or `<x>` and `</x>`."""
-        turn = {**self.conversation.answer, "reasoning_content": _REASONING}
-        try:
-            printed = self.template.print([*self.conversation.opening, turn], tools=self.conversation.tools).text
-        except TemplateError:
-            return None
-        before, reasoning, rest = printed.partition(_REASONING)
+        before, reasoning, rest = self._print_reasoned(_REASONING).partition(_REASONING)
         between, answer, _ = rest.partition(_ANSWER)
         start, end = _LAST_MARKER.search(before.rstrip()), between.strip()
         if not (reasoning and answer and start is not None) or len(end.split()) != 1:

@@ -13,13 +13,15 @@ class ReasoningMarkers:
     """The markers around reasoning, and whether the generation prompt already opens it.
 
     `start` and `end` are single tokens where the tokenizer has them; `label` follows `start` and is not part of the
-    reasoning.
+    reasoning. `verbatim`: the template prints reasoning unchanged directly between the markers, so that line breaks
+    next to them belong to it; otherwise they are layout.
     """
 
     start: str = "<think>"
     end: str = "</think>"
     opened_by_prompt: bool = False
     label: str = ""
+    verbatim: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class Format:
     is the form of tool-call arguments that the template reads, `call_id` the id of a call for which the model writes
     none (`{name}` and `{index}` are filled in). `leading_newlines` are those that the template prints between the
     generation prompt and the model's text.
+
+    Typed configurations (`renderers.configs`) set three rules of parsing. `calls_end_reasoning`: a tool-call marker
+    inside open reasoning ends it, also where the call is cut off, unless the end marker of reasoning follows.
+    `drops_repeated_start`: a start marker at the very start of reasoning that the prompt has opened is dropped. Without
+    `reports_unknown_tools`, a call of a tool that is not offered is `ok`.
     """
 
     name: str
@@ -53,6 +60,9 @@ class Format:
     call_id: str = "call_{index}"
     history_ends: tuple[str, ...] = ()
     leading_newlines: str = ""
+    calls_end_reasoning: bool = False
+    drops_repeated_start: bool = False
+    reports_unknown_tools: bool = True
 
     @property
     def sampled_markers(self) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ class Grammar:
         self.stop_ids = {token_id for token_id in map(tokenizer.control_id, format.stop_tokens) if token_id is not None}
         self.syntax = syntax
         self.channels = channels
+        self.calls_end_reasoning = format.calls_end_reasoning
+        self.drops_repeated_start = format.drops_repeated_start
         self.has_reasoning = reasoning is not None
         self.reasoning_start = "".join(map(self.encoding.__getitem__, starts))
         self.block_ends = closes
@@ -37,6 +39,8 @@ class Grammar:
         self.before_reasoning = MarkerSearch(start | end | open_block)
         self.after_reasoning = MarkerSearch(open_block)
         self.in_reasoning = MarkerSearch(end | open_block)
+        self.at_start_of_reasoning = MarkerSearch(start | end | open_block)
+        self.behind_call_in_reasoning = MarkerSearch(end)
         self.in_block = MarkerSearch(close_block)
         self.in_draft = MarkerSearch(close_block | end)
         self.no_markers = MarkerSearch({})

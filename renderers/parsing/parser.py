@@ -55,7 +55,8 @@ class ResponseParser:
         grammar = grammar_of(format, tokenizer)
         self._format, self._grammar = format, grammar
         self._lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
-        self._transcript = Transcript(self._lexer, grammar.encoding, ToolSchemas(tools), format.leading_newlines)
+        schemas = ToolSchemas(tools, checks_names=format.reports_unknown_tools)
+        self._transcript = Transcript(self._lexer, grammar.encoding, schemas, format)
         turn_parser = TaggedTurnParser if grammar.channels is None else MessageTurnParser
         self._turn = turn_parser(grammar, self._transcript, reasoning_open=reasoning_open)
         self._stopped = False

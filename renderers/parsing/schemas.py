@@ -20,16 +20,17 @@ _PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 class ToolSchemas:
-    """The schemas of the offered tools. With `tools` None every name is known."""
+    """The schemas of the offered tools. With `tools` None, or without `checks_names`, every name is known."""
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
+    def __init__(self, tools: Sequence[Mapping[str, Any]] | None, *, checks_names: bool = True) -> None:
+        self._checks_names = checks_names
         self._parameters: dict[str, Any] | None = None
         if tools is not None:
             functions = [_mapping(tool.get("function", tool)) for tool in tools]
             self._parameters = {str(function.get("name")): function.get("parameters") for function in functions}
 
     def knows(self, name: str) -> bool:
-        return self._parameters is None or name in self._parameters
+        return self._parameters is None or not self._checks_names or name in self._parameters
 
     def of_arguments(self, name: str) -> Schema:
         """The schema of the arguments of a tool; an empty one if the tool is unknown."""

@@ -7,7 +7,8 @@ the end marker.
 A tool-call marker inside open reasoning is ambiguous: models draft calls while they reason, and models forget to close
 their reasoning before they call. It is a draft if the reasoning is closed later or continues behind the block, and if
 the completion was cut off. If the turn *ends* (a stop token was sampled) with complete blocks and nothing but white
-space behind them, they are calls, and the first of them ended the reasoning.
+space behind them, they are calls, and the first of them ended the reasoning. A format with `calls_end_reasoning`
+decides as inference servers do: it is a draft only if the reasoning is closed later.
 """
 
 from __future__ import annotations
@@ -48,13 +49,19 @@ class TaggedTurnParser(TurnParser):
         self._block: list[str] = []
         self._block_at = 0
         self._draft: _Draft | None = None
+        # With `calls_end_reasoning`: all text since the first marker of a call inside open reasoning.
+        self._undecided: list[str] | None = None
+        self._undecided_at = 0
+        self._may_repeat_start = reasoning_open and grammar.drops_repeated_start
         if reasoning_open and grammar.has_reasoning:
             self._open_reasoning()
 
     def _markers(self) -> MarkerSearch:
         grammar = self._grammar
         if self._state is _State.REASONING:
-            return grammar.in_reasoning
+            if self._undecided is not None:
+                return grammar.behind_call_in_reasoning
+            return grammar.at_start_of_reasoning if self._may_repeat_start else grammar.in_reasoning
         if self._state is _State.BLOCK:
             return grammar.in_block if self._draft is None else grammar.in_draft
         if self._state is _State.UNMARKED_CALL:
@@ -63,7 +70,10 @@ class TaggedTurnParser(TurnParser):
 
     def _read(self, text: str, at: int) -> None:
         if self._state is _State.REASONING:
-            if self._draft is not None and text.isspace():
+            self._may_repeat_start = self._may_repeat_start and text.isspace()
+            if self._undecided is not None:
+                self._undecided.append(text)
+            elif self._draft is not None and text.isspace():
                 self._draft.texts.append(text)
             else:
                 self._reject_draft()
@@ -76,11 +86,17 @@ class TaggedTurnParser(TurnParser):
     def _handle_marker(self, marker: str, role: Role, at: int) -> None:
         if self._state is _State.UNMARKED_CALL:  # the text before the marker has just begun an unmarked call
             self._extend_block(marker)
+        elif role is Role.BLOCK_START and self._state is _State.REASONING and self._grammar.calls_end_reasoning:
+            self._undecided, self._undecided_at = [marker], at
         elif role is Role.BLOCK_START:
             self._open_block(marker, at)
         elif role is Role.BLOCK_END:
             self._extend_block(marker)
             self._end_block(closed=True)
+        elif role is Role.REASONING_START and self._state is _State.REASONING:
+            if not self._may_repeat_start:
+                self._out.add_reasoning(marker)
+            self._may_repeat_start = False
         elif role is Role.REASONING_START:
             self._open_reasoning()
         elif self._state is _State.CONTENT and (self._out.content.begun or self._out.calls):
@@ -89,6 +105,13 @@ class TaggedTurnParser(TurnParser):
             self._close_reasoning()
 
     def _finish(self, *, stopped: bool) -> None:
+        if self._undecided is not None:
+            text, self._undecided = "".join(self._undecided), None
+            self._close_reasoning(by_call=True)
+            self._pending_at = self._undecided_at
+            self._pending = ""
+            self.feed(text)
+            self._read(self._pending, self._pending_at)
         if self._state is _State.BLOCK:
             self._end_block(closed=stopped and not self._grammar.block_ends)
         elif self._state is _State.UNMARKED_CALL:
@@ -111,9 +134,13 @@ class TaggedTurnParser(TurnParser):
         self._out.reasoned = True
         self._out.content.strip_leading = True
 
-    def _close_reasoning(self) -> None:
+    def _close_reasoning(self, *, by_call: bool = False) -> None:
         """Close reasoning, also where none was open: some prompts and templates print an end marker alone."""
         self._reject_draft()
+        if self._undecided is not None:
+            self._out.add_reasoning("".join(self._undecided))
+            self._undecided = None
+        self._out.end_reasoning(by_call=by_call)
         self._state = _State.CONTENT
         self._may_reason = False
         self._out.content.strip_leading = True

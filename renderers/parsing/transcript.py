@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from renderers.parsing.format import Format
 from renderers.parsing.lexer import Lexer
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import (
@@ -66,10 +67,11 @@ class TextBuffer:
 class Transcript:
     """Collects what a `TurnParser` reads. Texts come encoded; positions count their characters."""
 
-    def __init__(self, lexer: Lexer, encoding: MarkerEncoding, tools: ToolSchemas, leading_newlines: str) -> None:
+    def __init__(self, lexer: Lexer, encoding: MarkerEncoding, tools: ToolSchemas, format: Format) -> None:
         self._lexer, self._encoding, self._tools = lexer, encoding, tools
-        self.reasoning = TextBuffer(strip_leading=True)
-        self.content = TextBuffer(layout_newlines=len(leading_newlines))
+        self._strips_reasoning = format.reasoning is None or not format.reasoning.verbatim
+        self.reasoning = TextBuffer(strip_leading=self._strips_reasoning)
+        self.content = TextBuffer(layout_newlines=len(format.leading_newlines))
         self.calls: list[ParsedToolCall] = []
         self.reasoned = False  # whether reasoning was opened, even if it is empty
         self.reasoning_open = False
@@ -77,6 +79,11 @@ class Transcript:
 
     def add_reasoning(self, text: str) -> None:
         if certain := self.reasoning.add(self._encoding.decode(text)):
+            self._deltas.append(ReasoningDelta(certain))
+
+    def end_reasoning(self, *, by_call: bool = False) -> None:
+        """Settle the newlines behind reasoning. Those before a call that ended it are layout."""
+        if certain := self.reasoning.finish(strip_trailing=self._strips_reasoning or by_call):
             self._deltas.append(ReasoningDelta(certain))
 
     def add_content(self, text: str) -> None:
@@ -113,7 +120,7 @@ class Transcript:
 
     def finish(self) -> None:
         """Settle the newlines at the ends: those behind content belong to it unless calls follow."""
-        self.reasoning.finish(strip_trailing=True)
+        self.end_reasoning()
         if certain := self.content.finish(strip_trailing=bool(self.calls)):
             self._deltas.append(ContentDelta(certain))
 

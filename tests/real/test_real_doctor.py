@@ -69,16 +69,16 @@ async def test_no_cache_is_cleared_by_it(vllm_server):
         assert (await target.post_hashes_only(request, target.image_payload(request))).status == 200
 
 
-async def test_pixels_normalised_twice_are_found_although_the_server_answers_200(vllm_server):
+async def test_pixels_normalised_twice_are_found_although_the_server_answers_200(vllm_server, monkeypatch):
     """The trap: floats to a server that normalises on its device."""
     async with _target(vllm_server) as target:
         wrong = replace(target.capabilities, pixel_dtype="float32")
 
-        class DeceivedEngine(VLLMEngine):
-            async def capabilities(self) -> ServerCapabilities:
-                return wrong
+        async def deceived_probe(*_: object, **__: object) -> ServerCapabilities:
+            return wrong
 
-        engine = DeceivedEngine(vllm_server.base_url)
+        monkeypatch.setattr("rollouts.engines.vllm.engine.probe", deceived_probe)
+        engine = VLLMEngine(vllm_server.base_url)
         trapped = replace(target, engine=engine, capabilities=wrong)
         try:
             assert (await image_pixels(trapped)).outcome is Outcome.FAILED

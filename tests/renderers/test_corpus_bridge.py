@@ -91,6 +91,8 @@ def test_the_bridge_of_a_canonical_completion_is_the_full_render_or_a_refusal(te
                 assert outcome.token_ids[: len(sampled)] == sampled
                 if template not in REPLACES_THE_STOP:
                     assert outcome.token_ids == step.full.token_ids, step.name
+            elif not step.prompt:
+                assert outcome is BridgeRefusal.NO_PROMPT
             elif step.full.token_ids[: len(sampled)] == sampled:
                 # The template does go on from here: only what only the history can tell may stand in the way.
                 assert outcome is BridgeRefusal.NEEDS_HISTORY, step.name

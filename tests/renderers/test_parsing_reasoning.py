@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tool_call_texts import OK, parse
+from bytewise import ids_of_text
+from tool_call_texts import OK, TOOLS, UNCLOSED_BLOCK, UNKNOWN_TOOL, parse, tokenizer_for
+
+from renderers import ParsedResponse, Qwen3RendererConfig, config_from_name
+from renderers.family_options import with_parsing_rules
+from renderers.formats import by_name
+from renderers.parsing.format import ReasoningMarkers
+from renderers.parsing.parser import parse_response
 
 
 def test_a_call_drafted_inside_closed_reasoning_is_reasoning() -> None:
@@ -60,3 +69,62 @@ def test_empty_reasoning_that_is_closed_is_none() -> None:
 def test_a_stop_token_inside_open_reasoning_leaves_it_open() -> None:
     parsed = parse("qwen3", "<think>a")
     assert (parsed.stopped, parsed.reasoning_complete, parsed.reasoning_content) == (True, False, "a")
+
+
+# The rules of typed configurations.
+
+TYPED = with_parsing_rules(by_name("qwen3"), Qwen3RendererConfig())
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+
+
+def parse_typed(text: str, *, opened: bool = True, stop: bool = True, verbatim: bool = False) -> ParsedResponse:
+    tokenizer = tokenizer_for("qwen3")
+    ids = ids_of_text(tokenizer, text + ("<|im_end|>" if stop else ""))
+    format = replace(TYPED, reasoning=ReasoningMarkers(verbatim=verbatim))
+    return parse_response(ids, format, tokenizer, reasoning_open=opened, tools=TOOLS)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_call_inside_open_reasoning_ends_it(stop: bool) -> None:
+    for parsed in (parse_typed(f"a\n{CALL}", stop=stop), parse_typed(f"<think>a{CALL}", opened=False, stop=stop)):
+        assert (parsed.reasoning_content, parsed.reasoning_complete, parsed.content) == ("a", True, "")
+        assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", OK)]
+    parsed = parse_typed(f"a{CALL}", stop=stop)
+    assert parsed.tool_calls[0].token_span == (1, len(CALL) - len("<tool_call></tool_call>") + 3)
+
+
+def test_text_behind_a_call_that_ended_reasoning_is_content_and_a_call_that_is_cut_off_is_kept() -> None:
+    parsed = parse_typed(f"a{CALL}<think>b")
+    assert (parsed.reasoning_content, parsed.content, len(parsed.tool_calls)) == ("a", "<think>b", 1)
+    parsed = parse_typed("a<tool_call>{", stop=False)
+    assert (parsed.reasoning_content, parsed.reasoning_complete) == ("a", True)
+    assert [call.status for call in parsed.tool_calls] == [UNCLOSED_BLOCK]
+
+
+def test_reasoning_that_is_closed_later_holds_the_calls_before_its_end() -> None:
+    parsed = parse_typed(f"a{CALL}b</think>c")
+    assert (parsed.reasoning_content, parsed.content, parsed.tool_calls) == (f"a{CALL}b", "c", [])
+
+
+def test_a_start_marker_at_the_very_start_of_opened_reasoning_is_dropped_and_a_later_one_is_kept() -> None:
+    assert parse_typed("\n<think>a</think>b").reasoning_content == "a"
+    assert parse_typed("<think><think>a</think>b").reasoning_content == "<think>a"
+    assert parse_typed("a<think>b</think>c").reasoning_content == "a<think>b"
+    assert parse_typed("<think><think>a</think>b", opened=False).reasoning_content == "<think>a"
+
+
+def test_only_some_families_report_a_tool_that_is_not_offered() -> None:
+    call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    assert [found.status for found in parse_typed(call, opened=False).tool_calls] == [OK]
+    assert [found.status for found in parse("qwen3", call, tools=TOOLS).tool_calls] == [UNKNOWN_TOOL]
+    for name, reports in (("glm-4.5", True), ("gemma4", True), ("kimi-k2", False), ("default", False)):
+        config = config_from_name(name)
+        assert config is not None
+        assert with_parsing_rules(by_name("glm-5"), config).reports_unknown_tools == reports
+
+
+def test_line_breaks_at_the_ends_of_reasoning_belong_to_it_where_the_template_prints_it_unchanged() -> None:
+    text = "\na\n\n</think>\n\nb"
+    assert parse_typed(text).reasoning_content == "a"
+    assert parse_typed(text, verbatim=True).reasoning_content == "\na\n\n"
+    assert parse_typed("a\n" + CALL, verbatim=True).reasoning_content == "a"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -63,7 +64,7 @@ def stream(parser: ResponseParser, chunks: Sequence[Sequence[int]]) -> tuple[lis
 
 
 @st.composite
-def completions(draw: st.DrawFn) -> tuple[str, list[int], bool]:
+def completions(draw: st.DrawFn) -> tuple[Format, TemplateTokenizer, list[int], bool]:
     name = draw(st.sampled_from(sorted(FAMILIES)))
     tokenizer = tokenizer_for(name)
     control, texts = FAMILIES[name]
@@ -73,16 +74,20 @@ def completions(draw: st.DrawFn) -> tuple[str, list[int], bool]:
     ids: list[int] = []
     for piece in pieces:
         ids += [piece] if isinstance(piece, int) else ids_of_text(tokenizer, piece)
-    return name, ids, draw(st.booleans())
+    format = by_name(name)
+    if draw(st.booleans()):
+        format = replace(format, calls_end_reasoning=True, drops_repeated_start=True)
+    if format.reasoning is not None and draw(st.booleans()):
+        format = replace(format, reasoning=replace(format.reasoning, verbatim=True))
+    return format, tokenizer, ids, draw(st.booleans())
 
 
 @settings(max_examples=400, deadline=None)
 @given(completion=completions(), cuts=st.lists(st.integers(0, 80), max_size=6))
 def test_any_chunks_give_the_same_response_and_deltas_that_add_up_to_it(
-    completion: tuple[str, list[int], bool], cuts: list[int]
+    completion: tuple[Format, TemplateTokenizer, list[int], bool], cuts: list[int]
 ) -> None:
-    name, ids, reasoning_open = completion
-    format, tokenizer = by_name(name), tokenizer_for(name)
+    format, tokenizer, ids, reasoning_open = completion
     whole = parse_response(ids, format, tokenizer, reasoning_open=reasoning_open)
     edges = sorted({0, len(ids), *(cut for cut in cuts if cut < len(ids))})
     in_chunks = [ids[start:end] for start, end in pairwise(edges)]
@@ -97,9 +102,10 @@ def test_any_chunks_give_the_same_response_and_deltas_that_add_up_to_it(
 
 @settings(max_examples=200, deadline=None)
 @given(completion=completions())
-def test_a_prefix_never_says_what_the_whole_takes_back(completion: tuple[str, list[int], bool]) -> None:
-    name, ids, reasoning_open = completion
-    format, tokenizer = by_name(name), tokenizer_for(name)
+def test_a_prefix_never_says_what_the_whole_takes_back(
+    completion: tuple[Format, TemplateTokenizer, list[int], bool],
+) -> None:
+    format, tokenizer, ids, reasoning_open = completion
     whole = parse_response(ids, format, tokenizer, reasoning_open=reasoning_open)
     parser = ResponseParser(format, tokenizer, reasoning_open=reasoning_open)
     content = reasoning = ""

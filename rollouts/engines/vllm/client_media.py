@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from renderers import MultiModalData
+from renderers.byte_lru import ByteLRU
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.engine import VLLMEngine
@@ -20,6 +21,9 @@ Post = Callable[[Mapping[str, Any]], Awaitable[bytes]]
 """Sends the request with further fields in its body; returns the body of the response."""
 
 _ATTEMPTS = 3
+
+# URL -> name. A conversation is sent again with each turn, and its URLs hold whole images.
+_names: ByteLRU[str, str] = ByteLRU(64 * 2**20)
 
 _known: dict[str, ClientMedia] = {}
 _known_lock = threading.Lock()
@@ -102,4 +106,8 @@ def _part(modality: str, url: str, included: Collection[str]) -> dict[str, Any]:
 
 
 def _name(url: str) -> str:
-    return f"url-{blake2b(url.encode(), digest_size=16).hexdigest()}"
+    name = _names.get(url)
+    if name is None:
+        name = f"url-{blake2b(url.encode(), digest_size=16).hexdigest()}"
+        _names.put(url, name, len(url))
+    return name
