@@ -15,10 +15,11 @@ import numpy as np
 from renderers import MultiModalData
 from renderers.placement import PlacedItem
 from rollouts.engines.completion_checks import logprobs_error, prompt_error, token_ids_error
-from rollouts.error_texts import quoted, short_repr
+from rollouts.error_texts import short_repr
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 from rollouts.numbers import finite_number, whole_number
 from transport import wire_type
+from transport.wire.error_texts import quoted
 
 
 @wire_type("rollouts.FinishReason")

@@ -15,9 +15,9 @@ from renderers.media.item import Modality
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan, weight_span_error
-from rollouts.error_texts import quoted
 from rollouts.errors import InvalidNodeError, InvalidTurnError, MissingProcessorError, PixelMismatchError
 from transport import wire_type
+from transport.wire.error_texts import quoted
 
 
 @wire_type("rollouts.MediaReference")
