@@ -183,9 +183,7 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
         if existing is not None and existing != entry:
             if existing.cls is not cls:
                 owner = f"{existing.cls.__module__}.{existing.cls.__qualname__} version {existing.version}"
-                raise RegistrationError(
-                    name, f"the name is taken by {owner}", f"Choose another name for {cls.__qualname__}."
-                )
+                raise RegistrationError(name, f"the name is taken by {owner}", "Choose another name.")
             registered = f"{cls.__qualname__} is registered as {existing.name!r} version {existing.version}"
             raise RegistrationError(name, registered, "Register each class once.")
         _by_name[name] = _by_class[cls] = entry
