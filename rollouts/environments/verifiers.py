@@ -27,6 +27,7 @@ from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
 from rollouts.error_texts import describe_exception
 from rollouts.errors import InvalidRequestError, MissingExtraError, RolloutsError
+from rollouts.numbers import whole_number
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.traces import record_outcome
 from rollouts.trajectory.tree import Trajectory
@@ -48,7 +49,7 @@ except ImportError as error:
     raise MissingExtraError("rollouts.environments.verifiers", "verifiers", "verifiers 0.4") from error
 
 _SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids")
-# The engine reports log-probabilities always, and separates what other weights computed by itself.
+# An engine always reports log-probabilities, and separates what other weights computed. verifiers refuses n > 1.
 _NOT_NEEDED = ("logprobs", "cache_salt", "n")
 _TEMPLATE_OPTIONS = ("chat_template_kwargs", "reasoning_effort")
 
@@ -73,8 +74,9 @@ class EngineClient(Client):  # type: ignore[misc]
     `config` takes the place of an `EvalClientConfig` or `TrainClientConfig` anywhere in this process: in a
     `ModelContext`, an `AgentConfig` or an `EvalConfig`. A prompt that continues a sampled message of its rollout
     extends the exact sampled tokens through the renderer's bridge, with their images; any other prompt, and one for
-    which the bridge is refused, is rendered. The sampling options of verifiers replace those of `sampling`, and each
-    call of a rollout has its own seed, derived from verifiers' `seed` if there is one.
+    which the bridge is refused, is rendered. The sampling options of the `ModelContext` replace those of `sampling`;
+    what a harness itself asks for is not used, as with verifiers' `TrainClient`. Each call of a rollout has its own
+    seed, derived from verifiers' `seed` if there is one.
 
     The trajectory of a rollout is kept until `pop_trajectory` takes it. The end of the block leaves the engine open.
     Raises `EpisodeArgumentError` for `sampling.n` other than 1.
@@ -360,6 +362,8 @@ async def run_verifiers_episodes(
     has ended, also when it is cancelled. Raises `EpisodeArgumentError` for an invalid argument.
     """
     check_on_end(on_end)
+    if (whole_number(concurrency) or 0) < 1:
+        raise EpisodeArgumentError("concurrency", concurrency, "pass an integer of at least 1")
     tasks = _tasks(env, specs)
     semaphore = asyncio.Semaphore(concurrency)
     ended: list[list[Trajectory]] = [[] for _ in specs]

@@ -24,6 +24,7 @@ from rollouts.errors import (
     MissingProcessorError,
     NodeIndexError,
     PixelMismatchError,
+    TrajectoryError,
     TrajectoryFinishedError,
 )
 from rollouts.trajectory.provenance import Provenance
@@ -234,10 +235,15 @@ def test_an_answer_that_history_rewrote_stands_on_the_branch_that_shows_it(rende
     assert second.token_ids[: len(first)] == first.token_ids
     trajectory.add_turn(second, completion(7), say("last"), messages=messages)
     assert trajectory.forks == 1
-    opening = list(OPENING) if with_messages else []
+    if not with_messages:
+        assert [texts(node.messages) for node in trajectory.nodes] == [[], [], list(REWRITTEN[2:]), []]
+        for leaf in trajectory.leaves():
+            with pytest.raises(TrajectoryError, match="node 0 was stored without its messages"):
+                trajectory.to_messages(leaf)
+        return
     assert [texts(trajectory.to_messages(leaf)) for leaf in trajectory.leaves()] == [
-        [*opening, ("assistant", "sampled")],
-        [*opening, *REWRITTEN[2:], ("assistant", "last")],
+        [*OPENING, ("assistant", "sampled")],
+        [*OPENING, *REWRITTEN[2:], ("assistant", "last")],
     ]
 
 
@@ -256,7 +262,12 @@ def test_a_sampled_message_is_stored_once_when_the_whole_conversation_is_rendere
     trajectory.add_turn(second, completion(7), say("last"), messages=longer)
     (leaf,) = trajectory.leaves()
     expected = [*conversation, ("assistant", "last")]
-    assert texts(trajectory.to_messages(leaf)) == (expected if with_messages else expected[len(OPENING) :])
+    if with_messages:
+        assert texts(trajectory.to_messages(leaf)) == expected
+        return
+    assert texts([message for node in trajectory.nodes for message in node.messages]) == [("user", "more")]
+    with pytest.raises(TrajectoryError, match="episode e: the prompt of node 0 was stored without its messages; pass"):
+        trajectory.to_messages(leaf)
 
 
 def test_what_a_caller_changes_afterwards_changes_nothing_here():

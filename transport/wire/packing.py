@@ -386,7 +386,7 @@ def _unsupported(obj: object) -> NotEncodableError:
             f"{kind.__qualname__}, a subclass of {plain}, would come back as another type", f"Pass {plain}(x)."
         )
     return NotEncodableError(
-        f"values of type {kind.__module__}.{kind.__qualname__} cannot be sent",
+        f"values of type {kind.__module__}.{kind.__qualname__} cannot be encoded",
         "Register the class with @wire_type, or convert it to plain data first.",
     )
 
