@@ -27,6 +27,7 @@ from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
 from rollouts.error_texts import describe_exception
 from rollouts.errors import InvalidRequestError, MissingExtraError, RolloutsError
+from rollouts.numbers import whole_number
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.traces import record_outcome
 from rollouts.trajectory.tree import Trajectory
@@ -361,6 +362,8 @@ async def run_verifiers_episodes(
     has ended, also when it is cancelled. Raises `EpisodeArgumentError` for an invalid argument.
     """
     check_on_end(on_end)
+    if (whole_number(concurrency) or 0) < 1:
+        raise EpisodeArgumentError("concurrency", concurrency, "pass an integer of at least 1")
     tasks = _tasks(env, specs)
     semaphore = asyncio.Semaphore(concurrency)
     ended: list[list[Trajectory]] = [[] for _ in specs]

@@ -22,7 +22,7 @@ from trajectory_files import damage, file_of, forked, lines, one_error, png, run
 
 from rollouts import trajectory_from_steps
 from rollouts.engines.protocol import FinishReason
-from rollouts.trajectory.pixel_forms import PackedEpisodes
+from rollouts.trajectory.packed_episodes import PackedEpisodes
 from transport import wire_type
 
 

@@ -17,7 +17,7 @@ from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
 from rollouts.cli.errors import CommandFileError
 from rollouts.cli.trajectory_file.episodes import open_reader, read_episodes
-from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.packed_episodes import AbsentSource
 from transport import RecordReader, TransportError
 
 

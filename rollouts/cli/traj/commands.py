@@ -12,21 +12,22 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.new_file import new_file
 from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
 from rollouts.cli.trajectory_file.episodes import Episode, open_reader, read_episodes
 from rollouts.error_texts import quoted
 from rollouts.terminal.text import exit_with_error, print_error, print_line, printable_line
-from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
 from transport import RecordReader
 from transport.records.file_lock import locked
 from transport.records.rewriting import merge_record_files, repair_record_file
 
-traj_commands = typer.Typer(no_args_is_help=True, add_completion=False)
+traj_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
-File = Annotated[Path, typer.Argument(help="A trajectory file (.mmr).")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A trajectory file (.mmr).")]
 T = TypeVar("T")
 
 
@@ -35,9 +36,9 @@ def commands() -> None:
     """List, show, export, verify, merge and repair the episodes of trajectory files."""
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def ls(
-    file: File, as_json: Annotated[bool, typer.Option("--json", help="Print data instead, a list of objects.")] = False
+    file: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False
 ) -> None:
     """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and how it ended.
 
@@ -58,10 +59,12 @@ def ls(
         raise typer.Exit(1)
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def show(
     file: File,
-    episode: Annotated[str, typer.Argument(help="Its number in the list of `ls`, or its id.")] = "0",
+    episode: Annotated[
+        str, typer.Argument(metavar="EPISODE", help="Its id, or else its number in the list of `ls`.")
+    ] = "0",
     ids: Annotated[bool, typer.Option("--ids", help="Show each node's token ids.")] = False,
 ) -> None:
     """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text."""
@@ -88,19 +91,26 @@ def show(
             print_line(line)
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def export(
     file: File,
-    jsonl: Annotated[Path | None, typer.Option(help="Write one line of JSON an episode to this new file.")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Write a table of one row a node to this new file.")] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option(metavar="NEW_FILE", help="Write one line of JSON per episode to this new file.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="NEW_FILE", help="Write a table with one row per node to this new file.")
+    ] = None,
 ) -> None:
-    """Write the episodes as JSON lines or Parquet, and each image once, by digest, into OUT-media/ beside OUT."""
+    """Write the episodes as JSON lines or Parquet, and each image once, named by its digest.
+
+    The images of episodes.jsonl or episodes.parquet are written into the directory episodes-media beside it.
+    """
     from rollouts.cli.traj.jsonl import json_line, write_jsonl
     from rollouts.cli.traj.media_files import MediaFiles
     from rollouts.cli.traj.parquet import node_rows, write_parquet
 
     if jsonl is None and parquet is None:
-        exit_with_error("no output file given: pass --jsonl OUT, --parquet OUT, or both")
+        exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")
     all_problems: list[str] = []
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
@@ -119,7 +129,7 @@ def export(
         raise typer.Exit(1)
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def verify(file: File) -> None:
     """Check every record, every digest and every tree. Exits with 1 and names the failures, if there are any."""
     problems: list[str] = []
@@ -140,17 +150,19 @@ def verify(file: File) -> None:
     print_line(f"{counts}: every checksum, digest and tree is correct")
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def merge(
-    files: Annotated[list[Path], typer.Argument(help="Trajectory files, in the order of the new file.")],
-    out: Annotated[Path, typer.Option(help="The new file.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Trajectory files, in the order of the new file.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="NEW_FILE", help="The new file.")],
 ) -> None:
     """Write the records of several files into one, each image once."""
     print_line(f"{merge_record_files(files, out)} records in {out}")
 
 
-@traj_commands.command()
-def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")]) -> None:
+@traj_commands.command(cls=Command)
+def repair(file: File, out: Annotated[Path, typer.Option(metavar="NEW_FILE", help="The new file.")]) -> None:
     """Write the complete records, in order, to a new file; name the others. FILE is not changed."""
     with open_reader(file):  # an error about the file names FILE and not the copy
         pass
