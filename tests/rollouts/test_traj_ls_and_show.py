@@ -24,7 +24,7 @@ from trajectory_files import (
 )
 
 from rollouts import Trajectory
-from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.packed_episodes import pack_episodes
 
 
 def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -> None:
