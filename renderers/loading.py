@@ -319,7 +319,8 @@ def _chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None
     """The model's own templates by name, or only the chosen one, given by its name, a path or its text."""
     if chosen is None:
         return named
-    if str(chosen) in named and (isinstance(chosen, str) or not chosen.exists()):
+    is_name = isinstance(chosen, str) or (isinstance(chosen, Path) and not chosen.exists())
+    if is_name and str(chosen) in named:
         return {DEFAULT_TEMPLATE: named[str(chosen)]}
     return {DEFAULT_TEMPLATE: _chosen_source(model, named, chosen)}
 
