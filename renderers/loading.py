@@ -187,6 +187,8 @@ class _Settings(NamedTuple):
     def of(
         cls, model: str, config: RendererOptions | BaseRendererConfig | None, variables: Mapping[str, Any] | None
     ) -> _Settings:
+        if not isinstance(variables, Mapping | None):
+            raise ConfigError("chat_template_kwargs", variables, ("a dict of variable to value", "None"))
         if config is None or isinstance(config, RendererOptions):
             options = config or RendererOptions()
             if variables:
