@@ -187,6 +187,8 @@ class _Settings(NamedTuple):
     def of(
         cls, model: str, config: RendererOptions | BaseRendererConfig | None, variables: Mapping[str, Any] | None
     ) -> _Settings:
+        if not isinstance(variables, Mapping | None):
+            raise ConfigError("chat_template_kwargs", variables, ("a dict of variable to value", "None"))
         if config is None or isinstance(config, RendererOptions):
             options = config or RendererOptions()
             if variables:
@@ -317,7 +319,8 @@ def _chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None
     """The model's own templates by name, or only the chosen one, given by its name, a path or its text."""
     if chosen is None:
         return named
-    if str(chosen) in named and (isinstance(chosen, str) or not chosen.exists()):
+    is_name = isinstance(chosen, str) or (isinstance(chosen, Path) and not chosen.exists())
+    if is_name and str(chosen) in named:
         return {DEFAULT_TEMPLATE: named[str(chosen)]}
     return {DEFAULT_TEMPLATE: _chosen_source(model, named, chosen)}
 

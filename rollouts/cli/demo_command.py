@@ -120,6 +120,8 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
         cause = error.__cause__ if isinstance(error, EpisodeError) else error
         if not isinstance(cause, ServerUnreachableError | CapabilityError):
             raise
+        while isinstance(cause.__cause__, ServerUnreachableError):  # the request that failed first
+            cause = cause.__cause__
         if isinstance(cause, ApiKeyError):
             exit_with_error(api_key_advice(base_url, api_key_env))
         console.print(str(cause), markup=False)

@@ -119,6 +119,4 @@ def _of_episodes(reader: RecordReader) -> Inventory:
             medium.uses += 1
             medium.episodes[episode.trajectory.episode_id] = None
             references += 1
-    if reader.truncated_bytes:
-        problems.append(f"{reader.truncated_bytes} bytes at the end are an incomplete record")
     return Inventory(list(media.values()), list(dict.fromkeys(problems)), references)

@@ -15,7 +15,7 @@ from renderers import load_renderer
 from rollouts.cli.render.conversation_file import read_conversation, read_tools
 from rollouts.cli.render.token_cells import token_cells, tokens_as_json
 from rollouts.cli.render.token_view import By, View, legend, print_counts, token_lines
-from rollouts.terminal.text import printable
+from rollouts.terminal.text import counted, printable
 
 
 def render(
@@ -56,7 +56,8 @@ def render(
     console = Console()
     colours = console.color_system is not None and not console.no_color
     view = View(by, ids, colours, width=console.width if console.is_terminal else None)
-    title = f"{conversation} as {model}: {len(rendered.message_roles)} messages, {len(rendered):,} tokens"
+    counts = f"{counted(len(rendered.message_roles), 'message')}, {counted(len(rendered), 'token')}"
+    title = f"{conversation} as {model}: {counts}"
     console.print(Text(printable(title), style="bold" if colours else ""), legend(rendered, view), "", sep="\n")
     for line in token_lines(rendered, cells, view):
         console.print(line, soft_wrap=True)

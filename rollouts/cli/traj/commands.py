@@ -17,13 +17,13 @@ from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.new_file import new_file
 from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
 from rollouts.cli.trajectory_file.episodes import Episode, open_reader, read_episodes
-from rollouts.error_texts import quoted
-from rollouts.terminal.text import exit_with_error, print_error, print_line, printable_line
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, printable_line
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
 from transport import RecordReader
 from transport.records.file_lock import locked
 from transport.records.rewriting import merge_record_files, repair_record_file
+from transport.wire.error_texts import quoted
 
 traj_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
@@ -81,8 +81,9 @@ def show(
         name, group = printable_line(described["episode"]), printable_line(described["group"]) or "-"
         print_line(
             f"episode {name} of group {group}, seed {found.trajectory.seed}: "
-            f"{described['turns']} turns, {described['branches']} branches, {described['tokens']:,} tokens, "
-            f"{described['sampled']:,} sampled, {described['images']} images, reward {described['reward']:.4g}, "
+            f"{counted(described['turns'], 'turn')}, {counted(described['branches'], 'branch', 'branches')}, "
+            f"{counted(described['tokens'], 'token')}, {described['sampled']:,} sampled, "
+            f"{counted(described['images'], 'image')}, reward {described['reward']:.4g}, "
             f"{ending(described)}"
         )
         if found.trajectory.error:
@@ -104,6 +105,7 @@ def export(
     """Write the episodes as JSON lines or Parquet, and each image once, named by its digest.
 
     The images of episodes.jsonl or episodes.parquet are written into the directory episodes-media beside it.
+    Exits with 1 if a record could not be read or exported and was left out.
     """
     from rollouts.cli.traj.jsonl import json_line, write_jsonl
     from rollouts.cli.traj.media_files import MediaFiles
@@ -121,7 +123,7 @@ def export(
                 written = write_jsonl(_converted(episodes, partial(json_line, files=files), problems), path)
             else:
                 written = write_parquet(_converted(episodes, partial(node_rows, files=files), problems), path)
-        print_line(f"{written} episodes in {out}, {len(files)} media")
+        print_line(f"{counted(written, 'episode')} in {out}, {len(files)} media")
         for problem in problems:
             print_error(f"not exported: {problem}")
         all_problems += problems
@@ -139,9 +141,7 @@ def verify(file: File) -> None:
         for episode in read_episodes(reader, problems):
             episodes += 1
             problems += _violations(episode, media)
-        if reader.truncated_bytes:
-            problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
-        counts = f"{len(reader)} records, {episodes} episodes, {len(media)} media"
+        counts = f"{counted(len(reader), 'record')}, {counted(episodes, 'episode')}, {len(media)} media"
     for problem in problems:
         print_line(problem)
     if problems:
@@ -157,8 +157,19 @@ def merge(
     ],
     out: Annotated[Path, typer.Option(metavar="NEW_FILE", help="The new file.")],
 ) -> None:
-    """Write the records of several files into one, each image once."""
-    print_line(f"{merge_record_files(files, out)} records in {out}")
+    """Write the records of several files into one, each image once.
+
+    Exits with 1 if a file ends with an incomplete record, which is left out.
+    """
+    print_line(f"{counted(merge_record_files(files, out), 'record')} in {out}")
+    truncated = False
+    for file in files:
+        with open_reader(file) as reader:
+            if reader.truncated_bytes:
+                truncated = True
+                print_error(f"not merged: the last {reader.truncated_bytes} bytes of {file} are an incomplete record")
+    if truncated:
+        raise typer.Exit(1)
 
 
 @traj_commands.command(cls=Command)
@@ -172,8 +183,8 @@ def repair(file: File, out: Annotated[Path, typer.Option(metavar="NEW_FILE", hel
     for dropped in report.dropped:
         print_line(f"record {dropped.index}: {dropped.reason}")
     print_line(
-        f"{report.kept} records in {out}; {len(report.dropped)} dropped, {report.truncated_bytes} unfinished bytes "
-        "cut off"
+        f"{counted(report.kept, 'record')} in {out}; {len(report.dropped)} dropped, "
+        f"{report.truncated_bytes} unfinished bytes cut off"
     )
 
 
