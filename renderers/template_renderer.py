@@ -20,7 +20,14 @@ from renderers.byte_lru import ByteLRU
 from renderers.cache_key import cache_key
 from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem, Modality
-from renderers.messages import check_messages, check_tools, media_parts, message_tool_names, without_media
+from renderers.messages import (
+    IMAGE_PART_TYPES,
+    check_messages,
+    check_tools,
+    media_parts,
+    message_tool_names,
+    without_media,
+)
 from renderers.parsing.format import Format
 from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
 from renderers.parsing.response import ParsedResponse
@@ -42,8 +49,9 @@ class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
     `config` is what the renderer was made of: `RendererOptions`, or the resolved configuration of a family. `media`
-    loads images and videos; without processors, the model only reads text. Messages go to `template` as they
-    are: `load_renderer` and `create_renderer` pass a template that converts their content.
+    loads images and videos; without processors, the model only reads text. `unprocessed_markers` are the tokens that
+    the template prints for media without a processor, which are rendered with `process_multimodal=False` only. Messages
+    go to `template` as they are: `load_renderer` and `create_renderer` pass a template that converts their content.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class TemplateRenderer:
         format: Format,
         *,
         media: MediaLoader | None = None,
+        unprocessed_markers: Mapping[Modality, str] | None = None,
         body_policies: Mapping[str, BodyPolicy] | None = None,
         thinking_retention: ThinkingRetention = "template",
         history: HistoryPolicy = "template",
@@ -64,11 +73,14 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self.format = format
         self._media = media or MediaLoader({}, model=tokenizer.model)
+        processors = self._media.processors
+        markers = {modality: processor.marker for modality, processor in processors.items()}
+        markers = {**(unprocessed_markers or {}), **markers}
         self._markers: dict[int, Modality] = {
-            tokenizer.require_control_id(processor.marker, f"the {modality} processor"): modality
-            for modality, processor in self._media.processors.items()
+            tokenizer.require_control_id(marker, f"the {modality} processor"): modality
+            for modality, marker in markers.items()
         }
-        embed_tokens = {processor.embed_token for processor in self._media.processors.values()}
+        embed_tokens = {processors[m].embed_token if m in processors else marker for m, marker in markers.items()}
         self.thinking_retention = thinking_retention
         self.bridge_stats = BridgeStats()
         # A template that prints the time may print different texts for the same messages, so nothing is cached.
@@ -89,6 +101,9 @@ class TemplateRenderer:
             markers=self._markers,
             embed_ids={tokenizer.require_control_id(token, "the processor") for token in embed_tokens},
         )
+
+    def __repr__(self) -> str:
+        return f"<TemplateRenderer of {self.tokenizer.model}, format {self.format.name}>"
 
     # Messages -> tokens.
 
@@ -157,9 +172,16 @@ class TemplateRenderer:
     def parse_response(
         self, token_ids: Sequence[int], *, tools: Tools | None = None, prompt_ids: Sequence[int] | None = None
     ) -> ParsedResponse:
-        """Parse a completion into a message. `prompt_ids` tell whether the prompt ends inside reasoning."""
+        """Parse a completion into a message. `prompt_ids` tell whether the prompt ends inside reasoning.
+
+        Raises `TokenizerError` for a negative id. An id beyond the tokenizer's is valid: models pad their embedding,
+        and may sample such a row, which reads as U+FFFD.
+        """
         check_tools(tools)
         token_ids = _plain_ids(token_ids)
+        if token_ids and min(token_ids) < 0:
+            index = next(index for index, token_id in enumerate(token_ids) if token_id < 0)
+            raise TokenizerError(f"token {index} has id {token_ids[index]}; pass the sampled ids, which are 0 or more")
         parsed = parse_response(
             token_ids, self.format, self.tokenizer, reasoning_open=self._reasoning_open(prompt_ids), tools=tools
         )
@@ -311,10 +333,15 @@ class TemplateRenderer:
     def _logical_slots(self, messages: Messages) -> list[MediaSlot]:
         """Slots of one placeholder token each, for checked messages whose media are not loaded."""
         return [
-            MediaSlot(index, part_index, self._media.modality(part, index, part_index), 1, None, "")
+            MediaSlot(index, part_index, self._logical_modality(part, index, part_index), 1, None, "")
             for index, message in enumerate(messages)
             for part_index, part in media_parts(message)
         ]
+
+    def _logical_modality(self, part: Mapping[str, Any], index: int, part_index: int) -> Modality:
+        modality: Modality = "image" if part["type"] in IMAGE_PART_TYPES else "video"
+        known = modality in self._markers.values()
+        return modality if known else self._media.modality(part, index, part_index)  # raises
 
     # Layouts.
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Self
 
+from rollouts.error_texts import short_repr
+
 
 class RolloutsError(Exception):
     """Root of every error that `rollouts` raises on purpose."""
@@ -33,6 +35,14 @@ class MissingExtraError(RolloutsError, ImportError):
         self.extra = extra
         self.missing = missing
         super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
+
+
+class ArgumentError(RolloutsError, ValueError):
+    """An argument has a wrong value. `name` is the argument."""
+
+    def __init__(self, name: str, value: object, rule: str) -> None:
+        self.name = name
+        super().__init__(f"{name} is {short_repr(value)}; {rule}")
 
 
 # Trajectories.
@@ -177,8 +187,8 @@ class MissingLogProbsError(EngineError):
     def __init__(self, request_id: str, reason: str) -> None:
         super().__init__(
             request_id,
-            f"{reason}. Training on invented log-probabilities is silent damage; configure the engine to return the "
-            "model's own, before temperature and top-k, for every sampled token",
+            f"{reason}. Without them the loss would be wrong and no error would show it; configure the engine to "
+            "return the model's own, before temperature and top-k, for every sampled token",
         )
 
 

@@ -6,11 +6,33 @@ import bisect
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from renderers.errors import PlaceholderCountError
+from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.media.item import ExpansionPiece, MediaItem, Modality
-from renderers.template.chat_template import Printed
+from renderers.template.chat_template import Printed, Template
 from renderers.tokens.encoding import PrintedControl
 from renderers.tokens.tokenizer import TemplateTokenizer
+
+# Modality -> the tokens that templates print for an item: Qwen-VL, Gemma 4, Kimi K2.5, Nemotron, Gemma 3.
+_KNOWN_MARKERS: dict[Modality, tuple[str, ...]] = {
+    "image": ("<|image_pad|>", "<|image|>", "<|media_pad|>", "<image>", "<start_of_image>"),
+    "video": ("<|video_pad|>", "<|video|>", "<video>"),
+}
+
+
+def printed_markers(template: Template, tokenizer: TemplateTokenizer) -> dict[Modality, str]:
+    """The marker of each modality for which the template prints a known one, found without a processor."""
+    found: dict[Modality, str] = {}
+    for modality, tokens in _KNOWN_MARKERS.items():
+        known = [token for token in tokens if tokenizer.control_id(token) is not None]
+        parts = [{"type": modality, modality: "<media>"}, {"type": "text", "text": "probe"}]
+        try:
+            text = template.print([{"role": "user", "content": parts}]).text if known else ""
+        except TemplateError:
+            continue
+        marker = next((token for token in known if text.count(token) == 1), None)
+        if marker is not None:
+            found[modality] = marker
+    return found
 
 
 class LocatedItem(NamedTuple):

@@ -36,10 +36,14 @@ async def reset_environment(environment: Environment, seed: int) -> list[Message
 
 
 def environment_tools(environment: Environment) -> Any:
-    """The tools of an environment, or None. Raises `EnvironmentFailedError`, and `MessageError` for invalid tools."""
-    with wrap_exceptions(lambda error: EnvironmentFailedError(type(environment).__name__, "tools", error)):
+    """The tools of an environment, or None. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
+    name = type(environment).__name__
+    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "tools", error)):
         tools = declared_tools(environment)
-    check_tools(tools)
+    try:
+        check_tools(tools)
+    except MessageError as error:
+        raise EnvironmentProtocolError(f"{name}.tools: {error}") from error
     return tools
 
 
@@ -54,7 +58,10 @@ async def step_environment(environment: Environment, assistant: Message) -> Step
     ):
         result = await resolve(environment.step(assistant))
         if not isinstance(result, StepResult):
-            raise EnvironmentProtocolError(f"{name}.step returned {type(result).__name__}, not a StepResult")
+            raise EnvironmentProtocolError(
+                f"{name}.step returned {type(result).__name__}, not a StepResult; return "
+                "StepResult(messages, reward, done, info)"
+            )
         if not isinstance(result.done, bool | np.bool_):
             raise EnvironmentProtocolError(
                 f"{name}.step returned done={short_repr(result.done)}, which is neither True nor False"

@@ -20,7 +20,7 @@ from rollouts.episodes.environment_calls import (
     reset_environment,
     step_environment,
 )
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, naming_origin
 from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
 from rollouts.error_texts import describe_exception, exception_text, is_unicode
 from rollouts.errors import RolloutsError
@@ -89,12 +89,17 @@ async def run_episode(
     episode that is not done after `max_turns` ends `truncated`.
 
     Raises `EpisodeError` with the completed turns, whatever engine, renderer or environment return or raise; and
-    `EpisodeArgumentError` for an invalid seed, id or `on_end`. `on_end` is called once, with the finished trajectory,
-    also when the episode fails or is cancelled. A cancelled episode (`task.cancel()`, `asyncio.wait_for`) raises
-    `CancelledError`, as every coroutine does; only `on_end` receives its turns.
+    `EpisodeArgumentError` for an invalid argument, before the episode begins. `on_end` is called once, with the
+    finished trajectory, also when the episode fails or is cancelled. A cancelled episode (`task.cancel()`,
+    `asyncio.wait_for`) raises `CancelledError`, as every coroutine does; only `on_end` receives its turns.
     """
     trajectory = EpisodeSpec(seed, group_id=group_id, episode_id=episode_id).new_trajectory()
     check_on_end(on_end)
+    methods = (getattr(environment, name, None) for name in ("reset", "step"))
+    if isinstance(environment, type) or not all(map(callable, methods)):
+        rule = "pass an instance of a class that has reset and step"
+        raise EpisodeArgumentError("environment", environment, rule)
+    check_settings(engine, renderer, sampling, max_turns)
     with renderer_pool(renderer) as pool:
         settings = EpisodeSettings(engine, pool, sampling, max_turns)
         return await record_episode(lambda: environment, trajectory, settings, on_end)
@@ -109,16 +114,21 @@ class EpisodeSettings:
     sampling: SamplingParams
     max_turns: int
 
-    def check(self) -> None:
-        """Raises `EpisodeArgumentError`."""
-        if not isinstance(self.sampling, SamplingParams):
-            raise EpisodeArgumentError("sampling", self.sampling, "pass a SamplingParams")
-        if self.sampling.n != 1:
-            raise EpisodeArgumentError(
-                "sampling.n", self.sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
-            )
-        if (whole_number(self.max_turns) or 0) < 1:
-            raise EpisodeArgumentError("max_turns", self.max_turns, "pass an integer of at least 1")
+
+def check_settings(engine: object, renderer: object, sampling: object, max_turns: object) -> None:
+    """Raises `EpisodeArgumentError`."""
+    if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
+        raise EpisodeArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
+    if isinstance(renderer, type) or not callable(getattr(renderer, "get_stop_token_ids", None)):
+        raise EpisodeArgumentError("renderer", renderer, "pass a renderer, such as load_renderer(directory)")
+    if not isinstance(sampling, SamplingParams):
+        raise EpisodeArgumentError("sampling", sampling, "pass a SamplingParams")
+    if sampling.n != 1:
+        raise EpisodeArgumentError(
+            "sampling.n", sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
+        )
+    if (whole_number(max_turns) or 0) < 1:
+        raise EpisodeArgumentError("max_turns", max_turns, "pass an integer of at least 1")
 
 
 def check_on_end(on_end: OnEnd | None) -> None:
@@ -158,7 +168,6 @@ async def record_episode(
 
 
 async def _run(factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings) -> None:
-    settings.check()
     engine, sampling, max_turns = settings.engine, settings.sampling, settings.max_turns
     renderer = RendererCalls(settings.renderer)
     trajectory.provenance = Provenance.of(settings.renderer, engine)
@@ -168,7 +177,8 @@ async def _run(factory: Callable[[], Environment], trajectory: Trajectory, setti
     environment = make_environment(factory)
     conversation: Sequence[Message] = await reset_environment(environment, trajectory.seed)
     tools = environment_tools(environment)
-    with expecting_request(engine):
+    name = type(environment).__name__
+    with expecting_request(engine), naming_origin(f"{name}.reset"):
         prompt = await renderer.render(conversation, tools)
     prompt_messages = conversation  # the messages that the message indices of `prompt` refer to
     sampled = _sampled_ranges(prompt)
@@ -198,10 +208,12 @@ async def _run(factory: Callable[[], Environment], trajectory: Trajectory, setti
             return
         if turn + 1 < max_turns:
             with expecting_request(engine):
-                bridged = await renderer.bridge(prompt, completion_ids, step.messages, tools, conversation)
+                with naming_origin(f"what {name}.step returned for turn {turn}"):
+                    bridged = await renderer.bridge(prompt, completion_ids, step.messages, tools, conversation)
                 conversation = [*conversation, assistant, *step.messages]
                 if bridged is None:
-                    prompt, prompt_messages = await renderer.render(conversation, tools), conversation
+                    with naming_origin(f"the conversation after {name}.step of turn {turn}"):
+                        prompt, prompt_messages = await renderer.render(conversation, tools), conversation
                     sampled = _sampled_ranges(prompt)
                 else:
                     sampled = [*sampled, (len(prompt), len(prompt) + len(completion_ids))]

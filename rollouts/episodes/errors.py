@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rollouts.error_texts import describe_exception, short_repr
-from rollouts.errors import RolloutsError
+from renderers.errors import MediaError, MessageError
+from rollouts.error_texts import describe_exception
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -36,12 +37,8 @@ class EpisodesError(RolloutsError):
         super().__init__(f"{errors[0]}{more}; the other episodes were stopped. trajectories holds the completed turns")
 
 
-class EpisodeArgumentError(RolloutsError, ValueError):
+class EpisodeArgumentError(ArgumentError):
     """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` has a wrong value. `name` is the argument."""
-
-    def __init__(self, name: str, value: object, rule: str) -> None:
-        self.name = name
-        super().__init__(f"{name} is {short_repr(value)}; {rule}")
 
 
 class EnvironmentProtocolError(RolloutsError):
@@ -65,6 +62,21 @@ class RendererFailedError(RolloutsError):
     def __init__(self, renderer: str, method: str, error: BaseException) -> None:
         self.method = method
         super().__init__(f"{renderer}.{method} raised {describe_exception(error)}")
+
+
+@contextmanager
+def naming_origin(origin: str) -> Iterator[None]:
+    """Begin the text of an error that names a message by its index with where that message comes from."""
+    try:
+        yield
+    except (MediaError, MessageError) as error:
+        if error.message_index is None:
+            raise
+        # A copy: one error may be raised for several episodes.
+        named = type(error).__new__(type(error))
+        named.__dict__.update(error.__dict__)
+        named.args = (f"{origin}: {error}",)
+        raise named from error
 
 
 @contextmanager

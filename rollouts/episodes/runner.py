@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -10,7 +11,7 @@ from typing import Literal
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.environment import Environment
-from rollouts.episodes.episode import EpisodeSettings, EpisodeSpec, OnEnd, check_on_end, record_episode
+from rollouts.episodes.episode import EpisodeSettings, EpisodeSpec, OnEnd, check_on_end, check_settings, record_episode
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodesError
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.numbers import whole_number
@@ -43,9 +44,9 @@ async def run_episodes(
     the cancelled ones with their completed turns. Raises `EpisodeArgumentError` for an invalid argument, before any
     episode begins.
     """
-    _check_arguments(specs, concurrency, on_error)
+    _check_arguments(make_environment, specs, concurrency, on_error)
     check_on_end(on_end)
-    EpisodeSettings(engine, renderer, sampling, max_turns).check()  # type: ignore[arg-type]  # the pool is made below
+    check_settings(engine, renderer, sampling, max_turns)
     semaphore = asyncio.Semaphore(concurrency)
     trajectories = [spec.new_trajectory() for spec in specs]
     failures: list[EpisodeError] = []
@@ -79,9 +80,18 @@ async def run_episodes(
     return trajectories
 
 
-def _check_arguments(specs: Sequence[EpisodeSpec], concurrency: int, on_error: str) -> None:
+def _check_arguments(
+    make_environment: Callable[[], Environment], specs: Sequence[EpisodeSpec], concurrency: int, on_error: str
+) -> None:
+    if not callable(make_environment):
+        rule = "pass a class or a function that returns a new environment for each episode"
+        raise EpisodeArgumentError("make_environment", make_environment, rule)
     if not isinstance(specs, Sequence) or not all(isinstance(spec, EpisodeSpec) for spec in specs):
         raise EpisodeArgumentError("specs", specs, "pass a list of EpisodeSpec")
+    ids = Counter(spec.episode_id for spec in specs if spec.episode_id is not None)
+    if ids and (most := ids.most_common(1)[0])[1] > 1:
+        rule = f"{most[1]} specs have it: give each its own, or None for a random one, and the same group_id to a group"
+        raise EpisodeArgumentError("episode_id", most[0], rule)
     if (whole_number(concurrency) or 0) < 1:
         raise EpisodeArgumentError("concurrency", concurrency, "pass an integer of at least 1")
     if on_error not in ("return", "raise"):

@@ -11,7 +11,8 @@ import torch
 
 from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.error_texts import short_repr
-from rollouts.errors import SampleError
+from rollouts.errors import ArgumentError, SampleError
+from rollouts.numbers import finite_number, whole_number
 from rollouts.training.samples import TrainingSample
 
 #: The cure in the error for a model that `token_logprobs` and `model_inputs` do not support.
@@ -49,12 +50,16 @@ class TrainingBatch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[TrainingSample], *, pad_id: int) -> TrainingBatch:
-        """Raises `SampleError` unless there is at least one sample and each is a `TrainingSample`."""
+        """Raises `SampleError` unless there is at least one sample and each is a `TrainingSample`, and `ArgumentError`
+        for a `pad_id` that is no token id.
+        """
         if not isinstance(samples, Sequence) or not samples:
             raise SampleError("-", f"a batch needs a list of at least one TrainingSample, not {short_repr(samples)}")
         for index, sample in enumerate(samples):
             if not isinstance(sample, TrainingSample):
                 raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
+        if (number := whole_number(pad_id)) is None or number < 0:
+            raise ArgumentError("pad_id", pad_id, "pass a token id, for example 0: padding is masked")
         width = max(len(sample) for sample in samples)
 
         def padded(column: str, dtype: type, fill: int = 0) -> torch.Tensor:
@@ -107,8 +112,18 @@ def micro_batches(
     """Batches of at most `rows` samples, in order, each padded to its own width.
 
     A sample more than `stretch` times as long as the first of its batch starts a new batch: with samples sorted by
-    length this limits the padding.
+    length this limits the padding. Raises `ArgumentError` for `rows` or `stretch` below 1.
     """
+    if (whole_number(rows) or 0) < 1:
+        raise ArgumentError("rows", rows, "pass an integer of at least 1")
+    if stretch != math.inf and (finite_number(stretch) or 0) < 1:
+        raise ArgumentError("stretch", stretch, "pass a number of at least 1, or leave it out")
+    return _micro_batches(samples, rows, pad_id, stretch)
+
+
+def _micro_batches(
+    samples: Sequence[TrainingSample], rows: int, pad_id: int, stretch: float
+) -> Iterator[TrainingBatch]:
     part: list[TrainingSample] = []
     for sample in samples:
         if part and (len(part) == rows or len(sample) > stretch * len(part[0])):

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from rollouts.errors import AdvantageError
+from rollouts.errors import AdvantageError, ArgumentError
+from rollouts.numbers import finite_number
 
 Scale = Literal["group", "batch", "none"]
 
@@ -24,10 +25,12 @@ class PolicyLoss(NamedTuple):
 def sft_loss(logprobs: torch.Tensor, mask: torch.Tensor, *, normaliser: float | None = None) -> torch.Tensor:
     """Negative log-likelihood of the masked tokens, divided by `normaliser` (default: their number).
 
-    `logprobs` float32 and `mask` bool, both (B, T). A micro-batch passes the token count of the whole batch.
+    `logprobs` float32 and `mask` bool, both (B, T). A micro-batch passes the token count of the whole batch. Raises
+    `ArgumentError` for other shapes, and for a normaliser that is not above 0.
     """
+    _check_shapes(logprobs, mask=mask)
     mask = mask.to(logprobs.device)
-    return -logprobs[mask].sum() / (normaliser or max(1, int(mask.sum())))
+    return -logprobs[mask].sum() / _divisor(normaliser, mask)
 
 
 def policy_gradient_loss(
@@ -41,18 +44,36 @@ def policy_gradient_loss(
 ) -> PolicyLoss:
     """The clipped surrogate of PPO (Schulman et al. 2017, eq. 7). `old_logprobs` are the sampler's.
 
-    All tensors (B, T). The sum over masked tokens is divided by `normaliser` (default: their number).
+    All tensors (B, T). The sum over masked tokens is divided by `normaliser` (default: their number). Raises
+    `ArgumentError` for tensors of different shapes, and for a normaliser that is not above 0.
     """
+    _check_shapes(logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     mask = mask.to(logprobs.device)
     new, old = logprobs[mask], old_logprobs.to(logprobs.device)[mask]
     advantage = advantages.to(logprobs.device)[mask]
     ratio = torch.exp(new - old)
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    loss = -surrogate.sum() / (normaliser or max(1, int(mask.sum())))
+    loss = -surrogate.sum() / _divisor(normaliser, mask)
     if not len(new):
         return PolicyLoss(loss, 0.0, 1.0)
     clipped = ((ratio - 1).abs() > clip).float().mean()
     return PolicyLoss(loss, float(clipped), float(ratio.detach().mean()))
+
+
+def _check_shapes(logprobs: torch.Tensor, **others: torch.Tensor) -> None:
+    for name, tensor in others.items():
+        if tensor.shape != logprobs.shape:
+            rule = f"pass the tensors of one batch, each {tuple(logprobs.shape)} like logprobs"
+            raise ArgumentError(f"the shape of {name}", tuple(tensor.shape), rule)
+
+
+def _divisor(normaliser: float | None, mask: torch.Tensor) -> float:
+    if normaliser is None:
+        return max(1, int(mask.sum()))
+    number = finite_number(normaliser)
+    if number is None or number <= 0:
+        raise ArgumentError("normaliser", normaliser, "pass a number above 0, or None for the number of masked tokens")
+    return number
 
 
 def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], *, scale: Scale = "group") -> np.ndarray:

@@ -26,8 +26,9 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
         if len(literal):
             raise SampleError(
                 sample.name,
-                f"token {int(literal[0])} is a placeholder token outside every image and video (the policy sampled "
-                "it); transformers would take it for an image. Compute this row with token_logprobs",
+                f"the token at position {(position := int(literal[0]))} has id {int(ids[position])}, a placeholder "
+                "token outside every image and video (the policy sampled it); transformers would take it for an image. "
+                "Compute this row with token_logprobs",
             )
     inputs = {
         "input_ids": batch.input_ids,

@@ -12,7 +12,8 @@ from renderers.media.item import Modality
 from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
-from rollouts.errors import SampleError
+from rollouts.errors import ArgumentError, SampleError
+from rollouts.numbers import finite_number
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 
@@ -43,27 +44,39 @@ class TrainingSample:
                 raise SampleError(self.name, f"{column} has {length} values for {count} tokens")
         if count and self.loss_mask[0]:
             raise SampleError(self.name, "the first token is trained, but no token before it predicts it")
-        trained = self.logprobs[self.loss_mask]
-        if not np.all(np.isfinite(trained)):
-            raise SampleError(self.name, "a trained token has no finite log-probability")
+        if not np.all(np.isfinite(self.logprobs[self.loss_mask])):
+            index = self._first_not_finite(self.logprobs)
+            raise SampleError(
+                self.name,
+                f"token {index} is trained and its log-probability {self.logprobs[index]} is not a finite "
+                "number; take the sampler's, or set loss_mask to False there",
+            )
         if not np.all(np.isfinite(self.advantages[self.loss_mask])):
-            raise SampleError(self.name, "a trained token has no finite advantage")
+            index = self._first_not_finite(self.advantages)
+            raise SampleError(
+                self.name,
+                f"token {index} is trained and its advantage {self.advantages[index]} is not a finite "
+                "number; leave the episode out, or compute the advantages from finite rewards",
+            )
         if (error := item_placement_error(self.media, count)) is not None:
             raise SampleError(self.name, error)
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def _first_not_finite(self, column: np.ndarray) -> int:
+        return int(np.flatnonzero(self.loss_mask & ~np.isfinite(column))[0])
+
 
 def sample_from_rendered(
     rendered: RenderedTokens, *, trained_messages: Collection[int] | None = None, name: str = ""
 ) -> TrainingSample:
-    """A supervised sample: trained are the tokens that the model would sample, of `trained_messages` alone if given."""
+    """A supervised sample: it trains the tokens that the model would sample, if given only of `trained_messages`."""
     loss_mask = np.array(rendered.sampled_mask, dtype=bool)
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
     media = rendered.multi_modal_data.items_with_ranges() if rendered.multi_modal_data is not None else []
-    for _, placeholder in media:  # the model does not predict an image in an assistant turn
+    for _, placeholder in media:  # placeholder tokens are not predicted, even in an assistant turn
         loss_mask[placeholder.offset : placeholder.end] = False
     return TrainingSample(
         token_ids=np.array(rendered.token_ids, dtype=np.int32),
@@ -81,8 +94,16 @@ def samples_from_trajectory(
     """One sample per leaf of the tree; a node that several leaves share is trained in the first of their samples.
 
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
-    they differ from the pixels that the sampler saw. Every trained token has the same `advantage`.
+    they differ from the pixels that the sampler saw. Every trained token has the same `advantage`; raises
+    `ArgumentError` unless it is one finite number.
     """
+    if (number := finite_number(advantage)) is None:
+        raise ArgumentError(
+            "advantage",
+            advantage,
+            f"pass one finite number for episode {trajectory.episode_id:.80}; "
+            "for one advantage per token, replace `advantages` of the samples",
+        )
     trained_nodes: set[int] = set()
     samples = []
     for leaf in trajectory.leaves():
@@ -101,7 +122,7 @@ def samples_from_trajectory(
                 token_ids=token_ids,
                 loss_mask=loss_mask,
                 logprobs=np.where(loss_mask, logprobs, np.float32(0)),
-                advantages=np.where(loss_mask, np.float32(advantage), np.float32(0)),
+                advantages=np.where(loss_mask, np.float32(number), np.float32(0)),
                 media=tuple(
                     (reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf)
                 ),

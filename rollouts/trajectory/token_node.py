@@ -15,9 +15,15 @@ from renderers.media.item import Modality
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan, weight_span_error
-from rollouts.error_texts import quoted
-from rollouts.errors import InvalidNodeError, InvalidTurnError, MissingProcessorError, PixelMismatchError
+from rollouts.errors import (
+    ArgumentError,
+    InvalidNodeError,
+    InvalidTurnError,
+    MissingProcessorError,
+    PixelMismatchError,
+)
 from transport import wire_type
+from transport.wire.error_texts import quoted
 
 
 @wire_type("rollouts.MediaReference")
@@ -49,7 +55,9 @@ class MediaReference:
 
 
 def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality: Modality) -> MediaProcessor:
-    """Raises `MissingProcessorError`."""
+    """Raises `MissingProcessorError`, and `ArgumentError` where a renderer was passed for its processors."""
+    if not isinstance(processors, Mapping | NoneType):
+        raise ArgumentError("processors", processors, "pass renderer.processors, a mapping from modality to processor")
     if processors is None or modality not in processors:
         raise MissingProcessorError(modality)
     return processors[modality]

@@ -23,7 +23,7 @@ from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.completion_checks import logprobs_error, token_ids_error
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.error_texts import is_unicode, quoted, short_repr
+from rollouts.error_texts import is_unicode, short_repr
 from rollouts.errors import (
     InvalidTrajectoryError,
     InvalidTurnError,
@@ -40,6 +40,7 @@ from rollouts.trajectory.reported_extras import reported_extras
 from rollouts.trajectory.token_node import MediaReference, TokenNode, same_media, token_array
 from transport import EncodeError, wire_type
 from transport.wire.codec import check_encodable, is_plain
+from transport.wire.error_texts import quoted
 
 
 @wire_type("rollouts.Turn")
@@ -187,10 +188,15 @@ class Trajectory:
         are copied.
 
         Raises `TrajectoryFinishedError`, and `InvalidTurnError` where token ids are invalid, log-probabilities are
-        missing, not finite or positive, lengths do not agree, ranges lie outside, an extra is given twice, or
-        something cannot be stored (the error names its place). After an error the trajectory is unchanged.
+        missing, not finite or positive, lengths do not agree, ranges lie outside, an extra is given twice, something
+        cannot be stored (the error names its place), or `prompt` or `completion` is of another type. After an error the
+        trajectory is unchanged.
         """
         nodes, turns = self._growing()
+        for name, value, kind in (("prompt", prompt, RenderedTokens), ("completion", completion, Completion)):
+            if not isinstance(value, kind):
+                given = f"{short_repr(value)} ({type(value).__name__})"
+                raise InvalidTurnError(f"the {name} of turn {len(turns)} is {given}; pass the {kind.__name__} itself")
         ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
         parent, shared = self._longest_prefix(ids, references)
@@ -201,7 +207,7 @@ class Trajectory:
         added: list[TokenNode] = []
         if shared < len(ids):
             follows_completion = any(turn.node == parent for turn in turns)
-            path_messages = self.to_messages(parent) if parent >= 0 and not follows_completion else []
+            path_messages = self._messages(parent) if parent >= 0 and not follows_completion else []
             num_path_messages = None if follows_completion else len(path_messages)
             added.append(
                 prompt_node(parent, prompt, ids, shared, references, messages, num_path_messages, reported.prompt)
@@ -219,7 +225,7 @@ class Trajectory:
         return node
 
     def record_reward(self, reward: float, info: Mapping[str, Any]) -> None:
-        """Set the reward and the info of the last turn; `info` is copied.
+        """Set the reward and the info of the last turn, in place of earlier ones; `info` is copied.
 
         Raises `TrajectoryFinishedError`, and `InvalidTurnError` if there is no turn, `reward` is not a finite number,
         or `info` is not a mapping that can be stored; the error names the place in it.
@@ -314,7 +320,24 @@ class Trajectory:
         )
 
     def to_messages(self, leaf: int) -> list[Message]:
-        """The messages on the path to `leaf`, as far as `add_turn` received them; media are sources."""
+        """The messages on the path to `leaf`; media are sources.
+
+        Raises `TrajectoryError` where `add_turn` did not receive the messages of a prompt. A trajectory of a step list
+        has none.
+        """
+        completions = {turn.node for turn in self.turns}
+        for index in self.path(leaf):
+            node = self.nodes[index]
+            # A prompt that extends a root or a completion begins a message.
+            if index not in completions and not node.messages and (node.parent == -1 or node.parent in completions):
+                raise TrajectoryError(
+                    f"episode {self.episode_id}: the prompt of node {index} was stored without its messages; pass "
+                    "messages= to add_turn"
+                )
+        return self._messages(leaf)
+
+    def _messages(self, leaf: int) -> list[Message]:
+        """The messages on the path to `leaf`, as far as `add_turn` received them."""
         completions = {turn.node: turn.message for turn in self.turns}
         messages: list[Message] = []
         for index in self.path(leaf):

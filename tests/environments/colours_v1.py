@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 
@@ -20,8 +21,14 @@ def image_url(colour: str) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+LOOK = {
+    "type": "function",
+    "function": {"name": "look", "description": "Show a colour.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
 class ColoursHarness(vf.Harness[vf.HarnessConfig]):
-    """One call of the model for each turn of the user, through verifiers' interception server."""
+    """Calls the model for each turn of the user, and after each call of the tool, through verifiers' own server."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
@@ -31,11 +38,24 @@ class ColoursHarness(vf.Harness[vf.HarnessConfig]):
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
         system_prompt, prompt = self.resolve_prompt(data)
         messages = [message_to_wire(message) for message in prompt]
+        if data.forgets:
+            messages = messages[-1:]
         if system_prompt:
             messages.insert(0, {"role": "system", "content": system_prompt})
-        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
+        tools = {"tools": [LOOK]} if data.tool else {}
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=600) as client:
             try:
-                await client.chat.completions.create(model=ctx.model, messages=messages)
+                while True:
+                    request = {"model": ctx.model, "messages": messages, **tools}
+                    calls = [client.chat.completions.create(**request) for _ in range(data.asks)]
+                    answer = (await asyncio.gather(*calls))[0].choices[0].message
+                    if not answer.tool_calls:
+                        break
+                    image = [{"type": "image_url", "image_url": {"url": image_url("blue")}}]
+                    results = [
+                        {"role": "tool", "tool_call_id": call.id, "content": image} for call in answer.tool_calls
+                    ]
+                    messages = [*messages, answer.model_dump(exclude_none=True), *results]
             except APIStatusError as error:
                 return ProgramResult(1, "", str(error))
         return ProgramResult(0, "", "")
@@ -43,6 +63,14 @@ class ColoursHarness(vf.Harness[vf.HarnessConfig]):
 
 class ColoursData(vf.TaskData):
     colours: list[str]
+    tool: bool = False
+    """The harness gives the model a tool, whose result is an image."""
+    forgets: bool = False
+    """The harness sends only the last message of the user."""
+    asks: int = 1
+    """How often the harness makes each call, at the same time; it uses one of the answers."""
+    censored: str | None = None
+    """Answers with this text are rewritten before the harness and the trace receive them."""
 
 
 class ColoursTask(vf.Task[ColoursData, vf.State, vf.TaskConfig]):
@@ -51,6 +79,12 @@ class ColoursTask(vf.Task[ColoursData, vf.State, vf.TaskConfig]):
         answers = [message.content or "" for message in trace.assistant_messages]
         right = [colour in answer for colour, answer in zip(self.data.colours, answers, strict=False)]
         return sum(right) / len(self.data.colours)
+
+    @vf.intercept
+    async def censor(self, response: vf.Response) -> vf.Response | None:
+        if not self.data.censored or self.data.censored not in (response.message.content or ""):
+            return None
+        return response.model_copy(update={"message": vf.AssistantMessage(content="[removed]")})
 
     @vf.metric
     async def answers(self, trace: vf.Trace) -> float:
@@ -69,11 +103,18 @@ class ColoursEnv(vf.SingleAgentEnv):
                     break
 
 
-class ColoursTaskset(vf.Taskset[ColoursTask, vf.TasksetConfig]):
+class ColoursConfig(vf.TasksetConfig):
+    options: dict = {}  # noqa: RUF012  pydantic copies it
+    """Further fields of each task's data."""
+
+
+class ColoursTaskset(vf.Taskset[ColoursTask, ColoursConfig]):
     def load(self):
         for number in range(4):
             names = [*COLOURS, *COLOURS][number % 3 :][:3]
-            yield ColoursTask(ColoursData(prompt=None, system_prompt="Name the colour.", colours=names))
+            yield ColoursTask(
+                ColoursData(prompt=None, system_prompt="Name the colour.", colours=names, **self.config.options)
+            )
 
 
 __all__ = ["ColoursEnv", "ColoursHarness", "ColoursTaskset"]

@@ -1,15 +1,18 @@
-"""verifiers environments against our engines. Needs verifiers 0.4, which `tests/dropin/main.py ours` installs."""
+"""verifiers environments against our engines. Needs verifiers 0.4: python tests/dropin/verifiers_environment.py"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from renderers import load_renderer
 from rollouts import EpisodeSpec, SamplingParams, Trajectory, trajectory_from_trace
+from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.testing import ScriptedEngine
 
 vf = pytest.importorskip("verifiers.v1")
@@ -17,11 +20,12 @@ vf = pytest.importorskip("verifiers.v1")
 from rollouts.environments.verifiers import EngineClient, run_verifiers_episodes  # noqa: E402
 
 
-def load_env(**agent):
-    config = vf.resolve_env_config(
-        {"taskset": {"id": "colours-v1"}, "agent": {"runtime": {"type": "subprocess"}, **agent}}
+def load_env(options=None, **agent):
+    """The taskset of colours; `options` are fields of its tasks' data."""
+    taskset = {"id": "colours-v1", "options": options or {}}
+    return vf.load_environment(
+        vf.resolve_env_config({"taskset": taskset, "agent": {"runtime": {"type": "subprocess"}, **agent}})
     )
-    return vf.load_environment(config)
 
 
 def play(env, client, *, task=0, **sampling):
@@ -127,6 +131,20 @@ def test_each_image_is_encoded_once(tiny_model_dir, monkeypatch):
     assert len(made) == len(set(made)) == 3
 
 
+def served(trace):
+    """The trace as a client of an environment server receives it: msgpack deltas, put together."""
+    from verifiers.v1.serve.delta import DeltaStreamer, EpisodeAssembly, TraceSummary, pack, unpack
+
+    assembly = EpisodeAssembly()
+
+    async def send(delta):
+        assembly.apply(unpack(pack(delta)))
+
+    asyncio.run(DeltaStreamer(lambda: [trace], send).flush())
+    summary = TraceSummary(id=trace.id, nodes=len(trace.nodes), calls=len(trace.calls))
+    return assembly.finish({}, [summary])["traces"][0]
+
+
 def test_what_verifiers_recorded_is_read_as_the_same_tree(renderer):
     engine = ScriptedEngine(["red", "green", "blue"], renderer=renderer)
     with EngineClient(engine, renderer) as client:
@@ -136,10 +154,80 @@ def test_what_verifiers_recorded_is_read_as_the_same_tree(renderer):
     wire = vf.WireTrace.model_validate(json.loads(json.dumps(record)))
     packed = pytest.importorskip("msgpack").packb(trace.model_dump(mode="python", serialize_as_any=True))
     unpacked = pytest.importorskip("msgpack").unpackb(packed)
-    for form in (trace, record, wire, unpacked):
+    for form in (trace, record, wire, unpacked, served(trace)):
         read = trajectory_from_trace(form, processors=renderer.processors)
         same_tree(exact, read)
         assert read.episode_id == trace.id
+
+
+def test_calls_of_tools_and_their_images_extend_what_was_sampled(counting):
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    engine = ScriptedEngine([call, "red", "green", call, call, "blue"], renderer=counting.renderer)
+    with EngineClient(engine, counting, sampling=SamplingParams(max_tokens=100)) as client:
+        (trace,) = play(load_env({"tool": True}), client).traces
+        trajectory = client.pop_trajectory(trace)
+    assert trace.ok, trace.errors
+    assert counting.calls == ["render", *["bridge_to_next_turn"] * 5]
+    assert [len(request.media) for request in engine.requests] == [1, 2, 3, 4, 5, 6]
+    has_calls = ["tool_calls" in turn.message for turn in trajectory.turns]
+    assert has_calls == [True, False, False, True, True, False]
+    assert trajectory.forks == 0
+    same_tree(trajectory, trajectory_from_trace(trace, processors=counting.renderer.processors))
+
+
+def test_a_history_that_the_harness_changes_is_another_branch(counting):
+    engine = ScriptedEngine(["red", "green", "blue"], renderer=counting.renderer)
+    with EngineClient(engine, counting) as client:
+        (trace,) = play(load_env({"forgets": True}), client).traces
+        trajectory = client.pop_trajectory(trace)
+    assert counting.calls == ["render"] * 3
+    assert [len(request.media) for request in engine.requests] == [1, 1, 1]
+    assert trajectory.forks == 2
+    assert len(trajectory.leaves()) == len(trace.branches) == 3
+    for branch, leaf in zip(trace.branches, trajectory.leaves(), strict=True):
+        assert branch.token_ids == trajectory.token_ids(leaf).tolist()
+    same_tree(trajectory, trajectory_from_trace(trace, processors=counting.renderer.processors))
+
+
+@pytest.mark.parametrize("answers", [["red"] * 6, ["red", "green", "blue", "red", "green", "blue"]])
+def test_calls_at_the_same_time_are_siblings_that_share_their_prompt(counting, answers):
+    engine = ScriptedEngine(answers, renderer=counting.renderer)
+    with EngineClient(engine, counting) as client:
+        (trace,) = play(load_env({"asks": 2}), client).traces
+        trajectory = client.pop_trajectory(trace)
+    assert trace.ok, trace.errors
+    assert counting.calls == ["render"] * 2 + ["bridge_to_next_turn"] * 4
+    assert sum(node.sampled.all() for node in trajectory.nodes) == 6
+    assert len(trajectory.nodes) == 9  # each of the three prompts is stored once
+    assert sum(len(node.media) for node in trajectory.nodes) == 3
+    same_tree(trajectory, trajectory_from_trace(trace, processors=counting.renderer.processors))
+
+
+def test_a_message_that_the_task_rewrites_is_not_taken_for_what_was_sampled(counting):
+    engine = ScriptedEngine(["red", "a bad word", "blue"], renderer=counting.renderer)
+    with EngineClient(engine, counting) as client:
+        (trace,) = play(load_env({"censored": "bad word"}), client).traces
+        trajectory = client.pop_trajectory(trace)
+    assert trace.ok, trace.errors
+    assert counting.calls == ["render", "bridge_to_next_turn", "render"]
+    assert trajectory.turns[1].message["content"] == "a bad word"
+    assert trajectory.forks == 1
+    removed = counting.renderer.tokenizer.encode_scaffold("[removed]")
+    last_prompt = list(engine.requests[2].prompt_ids)
+    assert any(last_prompt[at : at + len(removed)] == removed for at in range(len(last_prompt)))
+
+
+def test_each_agent_of_the_engine_has_a_trajectory_and_a_judge_has_none(renderer):
+    env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": "two-colours-v1"}}))
+    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    trajectories = asyncio.run(
+        run_verifiers_episodes(
+            env, [EpisodeSpec(0, episode_id="e")], engine=engine, renderer=renderer, sampling=SamplingParams()
+        )
+    )
+    assert [trajectory.episode_id for trajectory in trajectories] == ["e", "e-1"]
+    agents = [trajectory.turns[-1].info["agent"] for trajectory in trajectories]
+    assert agents == [{"name": "first", "trainable": True}, {"name": "second", "trainable": False}]
 
 
 def test_a_specs_task_group_and_id_are_those_of_its_trajectory(renderer):
@@ -254,17 +342,17 @@ def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
     assert trajectory.error.startswith("CancelledError")
 
 
-def test_a_task_that_is_not_there_is_named(renderer):
-    from rollouts.episodes.errors import EpisodeArgumentError
-
-    with pytest.raises(EpisodeArgumentError, match="seed is 9"):
+@pytest.mark.parametrize(("task", "concurrency", "named"), [(9, 1, "seed is 9"), (0, 0, "concurrency is 0")])
+def test_a_task_that_is_not_there_and_no_concurrency_are_named(renderer, task, concurrency, named):
+    with pytest.raises(EpisodeArgumentError, match=named):
         asyncio.run(
             run_verifiers_episodes(
                 load_env(),
-                [EpisodeSpec(9)],
+                [EpisodeSpec(task)],
                 engine=ScriptedEngine([]),
                 renderer=renderer,
                 sampling=SamplingParams(),
+                concurrency=concurrency,
             )
         )
 
@@ -299,3 +387,28 @@ def test_verifiers_eval_runner_takes_the_client(renderer, tmp_path):
     assert [trajectory.reward for trajectory in trajectories] == [
         pytest.approx(trace.reward) for episode in episodes for trace in episode.traces
     ]
+
+
+def test_the_section_of_the_docs(renderer):
+    page = Path(__file__).parents[2] / "docs" / "environments.md"
+    blocks = re.findall(r"^```py\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    given = {"asyncio": asyncio, "EpisodeSpec": EpisodeSpec, "SamplingParams": SamplingParams}
+    names = {"TASKSET": "colours-v1", "ScriptedEngine": ScriptedEngine, "renderer": renderer, **given}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"block {number}", "exec"), names)
+    assert len(names["trajectories"]) == 4
+    assert [trajectory.reward for trajectory in names["trajectories"]] == [pytest.approx(2 / 3)] * 4
+    same_tree(names["exact"][0], names["recorded"])
+
+
+def test_sampling_options_of_verifiers_replace_those_of_the_client(renderer):
+    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    given = SamplingParams(max_tokens=7, top_k=5, temperature=0.5, extra={"min_p": 0.1})
+    with EngineClient(engine, renderer, sampling=given) as client:
+        play(load_env(), client, temperature=0.9, top_k=-1, repetition_penalty=1.1, seed=3, n=1, logprobs=True)
+    params = [request.sampling for request in engine.requests]
+    assert {(each.max_tokens, each.top_k, each.temperature) for each in params} == {(7, 0, 0.9)}
+    assert params[0].extra == {"min_p": 0.1, "repetition_penalty": 1.1}
+    assert len({each.seed for each in params}) == 3
+    with pytest.raises(EpisodeArgumentError, match=r"sampling\.n"):
+        EngineClient(engine, renderer, sampling=SamplingParams(n=2))

@@ -37,7 +37,7 @@ from renderers import (
     load_tokenizer,
 )
 from renderers.configs import config_class
-from renderers.errors import ConfigError
+from renderers.errors import ConfigError, UnsupportedModalityError
 from renderers.family_options import options_of, resolve_config
 from renderers.model_names import MODEL_RENDERER_MAP
 
@@ -239,3 +239,30 @@ def test_tokens_of_columns_equal_tokens_of_spans() -> None:
 
 def test_every_public_name_can_be_imported() -> None:
     assert [name for name in renderers.__all__ if not hasattr(renderers, name)] == []
+
+
+def test_media_without_a_processor_have_the_marker_that_is_printed(tiny_model_dir: Path, tmp_path: Path) -> None:
+    for file in tiny_model_dir.iterdir():
+        if "processor" not in file.name:
+            (tmp_path / file.name).symlink_to(file)
+    whole, typed = load_renderer(tiny_model_dir), load_renderer(tmp_path, config=Qwen3VLRendererConfig())
+    image = {"type": "image_url", "image_url": {"url": "https://not.fetched/1.png"}}
+    question = [{"role": "user", "content": [image, {"type": "text", "text": "Q"}]}]
+    options: dict[str, Any] = {"add_generation_prompt": True, "process_multimodal": False}
+    prompt = typed.render(question, **options)
+    assert prompt.token_ids == whole.render(question, **options).token_ids
+    assert prompt.logical_ids == prompt.token_ids
+    assert renderers.is_multimodal(typed)
+    completion = typed.tokenizer.encode_scaffold("A<|im_end|>")
+    bridged = [
+        each.bridge_to_next_turn(prompt.token_ids, completion, question, process_multimodal=False)
+        for each in (typed, whole)
+    ]
+    assert bridged[0] is not None
+    assert bridged[1] is not None
+    assert bridged[0].token_ids == bridged[1].token_ids
+    assert typed.try_bridge(prompt.token_ids, completion, QUESTION) is renderers.BridgeRefusal.MISSING_MEDIA
+    with pytest.raises(UnsupportedModalityError):
+        typed.render(question)
+    with pytest.raises(UnsupportedModalityError):
+        load_renderer(tmp_path).render(question, **options)

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaviour import ASKED, GOOD, Talkative, named
 
+from renderers.errors import MediaError
 from rollouts import GenerateResult, SamplingParams, StepResult, ThreadedEnvironment, run_episode
-from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError
 from rollouts.errors import RolloutsError
 from rollouts.testing import ScriptedEngine
-from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import decode, encode
 
 
@@ -140,11 +141,6 @@ def test_tools_that_are_none(renderer, value):
     environment = Talkative()
     environment.tools = value
     assert failure_of(environment, scripted(renderer), renderer).trajectory.num_turns == 0
-
-
-@pytest.mark.parametrize("environment", [None, object(), Talkative, "environment"], ids=named([None, 1, Talkative, ""]))
-def test_what_is_no_environment(renderer, environment):
-    assert "reset raised" in str(failure_of(environment, scripted(renderer), renderer))
 
 
 def test_the_place_of_what_cannot_be_stored_is_named(renderer):
@@ -273,12 +269,55 @@ def test_a_renderer_that_raises_something_of_its_own(renderer, monkeypatch, meth
         ({"max_turns": 0}, "max_turns is 0"),
         ({"max_turns": "5"}, "max_turns is '5'"),
         ({"max_turns": True}, "max_turns is True"),
+        ({"engine": "http://x"}, "engine is 'http://x'; pass an Engine"),
+        ({"engine": ScriptedEngine}, "engine is <class"),
+        ({"renderer": "directory"}, "renderer is 'directory'; pass a renderer"),
+        ({"environment": None}, "environment is None; pass an instance of a class that has reset and step"),
+        ({"environment": object()}, "environment is <object"),
+        ({"environment": "environment"}, "environment is 'environment'; pass an instance"),
+        ({"environment": Talkative}, "environment is <class .*Talkative'>; pass an instance"),
     ],
 )
 def test_arguments_that_no_episode_can_be_played_with(renderer, options, words):
     engine = scripted(renderer)
-    assert words in str(failure_of(Talkative(), engine, renderer, **options))
+    arguments = {"environment": Talkative(), "engine": engine, "renderer": renderer, "max_turns": 4}
+    with pytest.raises(EpisodeArgumentError, match=f"^{words}"):
+        asyncio.run(run_episode(**{**arguments, "sampling": SamplingParams(), **options}))
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("rewritten", "origin"),
+    [(False, "what Showing.step returned for turn 1"), (True, "the conversation after Showing.step of turn 1")],
+)
+def test_an_image_that_is_refused_is_named_with_the_step_that_returned_it(renderer, monkeypatch, rewritten, origin):
+    class Showing(Talkative):
+        def step(self, assistant):
+            result = super().step(assistant)
+            images = [{"role": "user", "content": [{"type": "image", "image": b"no image"}]}]
+            return replace(result, messages=images) if self.turns == 2 else result
+
+    if rewritten:
+        monkeypatch.setattr(type(renderer), "bridge_to_next_turn", lambda *args, **options: None)
+    error = failure_of(Showing(), scripted(renderer), renderer)
+    assert f"{origin}: message {4 if rewritten else 0}, part 0: " in str(error)
+    assert isinstance(error.__cause__, MediaError)
+
+
+def test_an_image_of_reset_is_named_with_reset(renderer):
+    class Showing(Talkative):
+        def reset(self, seed):
+            return [{"role": "user", "content": [{"type": "image", "image": b"no image"}]}]
+
+    assert "Showing.reset: message 0, part 0: " in str(failure_of(Showing(), scripted(renderer), renderer))
+
+
+def test_tools_of_another_type_are_named_with_the_environment(renderer):
+    environment = Talkative()
+    environment.tools = {"name": "look"}
+    assert "Talkative.tools: tools are a list of dicts, not dict" in str(
+        failure_of(environment, scripted(renderer), renderer)
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rollouts.episodes.episode import EpisodeSpec
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodesError
 from rollouts.episodes.runner import run_episodes
 from rollouts.testing import ScriptedEngine
-from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import decode, encode
 
 
@@ -132,14 +132,24 @@ def test_an_environment_that_cannot_be_made_is_a_failed_episode(renderer):
         {"max_turns": 0},
         {"sampling": SamplingParams(n=2)},
         {"sampling": None},
+        {"engine": "http://x"},
+        {"renderer": "directory"},
+        {"make_environment": Talkative()},
     ],
 )
 def test_an_argument_that_cannot_be_is_an_error_before_anything_is_played(renderer, bad):
-    arguments = options(renderer, **bad)
+    arguments = options(renderer)
     name = next(iter(bad))
     with pytest.raises(EpisodeArgumentError, match=f"^{name}"):
-        asyncio.run(asyncio.wait_for(run_episodes(Talkative, specs(3), **arguments), 60))
+        asyncio.run(
+            asyncio.wait_for(run_episodes(specs=specs(3), **{"make_environment": Talkative, **arguments, **bad}), 60)
+        )
     assert arguments["engine"].requests == []
+
+
+def test_two_specs_with_one_id_are_an_error(renderer):
+    with pytest.raises(EpisodeArgumentError, match=r"^episode_id is 'e1'; 2 specs have it: give each its own"):
+        asyncio.run(run_episodes(Talkative, [*specs(3), EpisodeSpec(5, episode_id="e1")], **options(renderer)))
 
 
 def test_an_async_on_end_is_refused_for_nobody_would_await_it(renderer):

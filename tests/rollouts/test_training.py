@@ -16,7 +16,7 @@ from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import PixelMismatchError, SampleError, UnsupportedModelError
-from rollouts.models.placed_rows import mrope_positions
+from rollouts.models.mrope import mrope_positions
 from rollouts.training import (
     TensorList,
     TrainingBatch,
@@ -74,8 +74,11 @@ def test_trained_messages_can_be_chosen(renderer):
     [
         ({"logprobs": np.zeros(2, np.float32)}, "logprobs has 2 values for 3 tokens"),
         ({"advantages": np.zeros(4, np.float32)}, "advantages has 4 values for 3 tokens"),
-        ({"logprobs": np.array([0, np.nan, 0], np.float32)}, "no finite log-probability"),
-        ({"advantages": np.array([0, 1, np.nan], np.float32)}, "no finite advantage"),
+        ({"logprobs": np.array([0, np.nan, 0], np.float32)}, "token 1 is trained and its log-probability nan"),
+        (
+            {"advantages": np.array([0, 1, np.nan], np.float32)},
+            "token 2 is trained and its advantage nan is not a finite number",
+        ),
     ],
 )
 def test_a_sample_that_contradicts_itself_is_refused(columns, words):
@@ -273,7 +276,7 @@ def test_a_sampled_literal_placeholder_is_scored_as_the_text_token_it_is(model, 
 
 def test_model_inputs_refuse_a_sampled_literal_placeholder_and_name_the_token(model, renderer):
     literal, start = with_sampled_placeholder(renderer, [random_image(1)])
-    with pytest.raises(SampleError, match=f"token {start} is a placeholder token outside every image"):
+    with pytest.raises(SampleError, match=f"position {start} has id 268, a placeholder token outside every image"):
         model_inputs(TrainingBatch.from_samples([literal], pad_id=256), model)
 
 

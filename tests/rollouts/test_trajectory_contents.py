@@ -24,6 +24,7 @@ from rollouts.errors import (
     MissingProcessorError,
     NodeIndexError,
     PixelMismatchError,
+    TrajectoryError,
     TrajectoryFinishedError,
 )
 from rollouts.trajectory.provenance import Provenance
@@ -199,8 +200,15 @@ def test_messages_that_are_not_the_prompts_are_refused(renderer):
     prompt = renderer.render(messages, add_generation_prompt=True)
     with pytest.raises(InvalidTurnError, match="2 messages"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[*messages, *messages])
-    with pytest.raises(InvalidTurnError, match="more media than its messages"):
+    with pytest.raises(InvalidTurnError, match="more media than its messages, 1 and 0 from message 0 on; pass"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[{"role": "user", "content": "no image"}])
+    two = [{"role": "user", "content": [image(1), image(2)]}]
+    with pytest.raises(InvalidTurnError, match="more media than the prompt, 1 from message 0 to 0; pass the messages"):
+        Trajectory("e").add_turn(prompt, completion(1), say(""), messages=two)
+    endless = [{"role": "user", "content": [image(1), {"type": "text", "text": "?"}]}]
+    endless[0]["name"] = endless
+    with pytest.raises(InvalidTurnError, match="message 0 contains itself"):
+        Trajectory("e").add_turn(prompt, completion(1), say(""), messages=endless)
 
 
 def test_after_compaction_each_branch_has_its_own_messages(renderer):
@@ -234,10 +242,15 @@ def test_an_answer_that_history_rewrote_stands_on_the_branch_that_shows_it(rende
     assert second.token_ids[: len(first)] == first.token_ids
     trajectory.add_turn(second, completion(7), say("last"), messages=messages)
     assert trajectory.forks == 1
-    opening = list(OPENING) if with_messages else []
+    if not with_messages:
+        assert [texts(node.messages) for node in trajectory.nodes] == [[], [], list(REWRITTEN[2:]), []]
+        for leaf in trajectory.leaves():
+            with pytest.raises(TrajectoryError, match="node 0 was stored without its messages"):
+                trajectory.to_messages(leaf)
+        return
     assert [texts(trajectory.to_messages(leaf)) for leaf in trajectory.leaves()] == [
-        [*opening, ("assistant", "sampled")],
-        [*opening, *REWRITTEN[2:], ("assistant", "last")],
+        [*OPENING, ("assistant", "sampled")],
+        [*OPENING, *REWRITTEN[2:], ("assistant", "last")],
     ]
 
 
@@ -256,7 +269,12 @@ def test_a_sampled_message_is_stored_once_when_the_whole_conversation_is_rendere
     trajectory.add_turn(second, completion(7), say("last"), messages=longer)
     (leaf,) = trajectory.leaves()
     expected = [*conversation, ("assistant", "last")]
-    assert texts(trajectory.to_messages(leaf)) == (expected if with_messages else expected[len(OPENING) :])
+    if with_messages:
+        assert texts(trajectory.to_messages(leaf)) == expected
+        return
+    assert texts([message for node in trajectory.nodes for message in node.messages]) == [("user", "more")]
+    with pytest.raises(TrajectoryError, match="episode e: the prompt of node 0 was stored without its messages; pass"):
+        trajectory.to_messages(leaf)
 
 
 def test_what_a_caller_changes_afterwards_changes_nothing_here():

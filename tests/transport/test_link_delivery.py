@@ -17,11 +17,9 @@ from transport import DecodeLimits
 from transport.link import (
     LinkClient,
     LinkLimits,
-    LinkRefusedError,
     LinkServer,
     LinkTimeoutError,
     MessageTooLargeError,
-    UnacknowledgedError,
 )
 
 pytest.importorskip("zmq", reason="links need the extra `zmq`")
@@ -147,15 +145,41 @@ def test_send_refuses_a_message_larger_than_the_receiver_allows() -> None:
         assert server.recv(timeout=PATIENCE).obj == "still connected"
 
 
-def test_a_message_too_large_that_was_queued_before_the_greeting_fails_the_link(tmp_path: Path) -> None:
+def test_messages_too_large_that_were_queued_before_the_greeting_are_dropped_and_the_others_arrive(
+    tmp_path: Path,
+) -> None:
     address = f"ipc://{tmp_path}/later"
     client = LinkClient(address)
-    client.send(IMAGE)
+    for obj in ("first", IMAGE, "third", [IMAGE, IMAGE], "fifth"):
+        client.send(obj)
     small = LinkLimits(decode=DecodeLimits(max_total_bytes=100_000))
-    with LinkServer(address, limits=small), pytest.raises(LinkRefusedError, match="100000"):
+    with LinkServer(address, limits=small) as server:
+        with pytest.raises(MessageTooLargeError, match=r"largest of the messages 2, 4 has \d+ bytes") as caught:
+            client.flush(PATIENCE)
+        assert (caught.value.allowed, caught.value.sequences) == (100_000, (2, 4))
+        assert [server.recv(timeout=PATIENCE).obj for _ in range(3)] == ["first", "third", "fifth"]
+        client.flush(PATIENCE)  # reported once
+        assert client.send("sixth") == 6
+        assert server.recv(timeout=PATIENCE).sequence == 6
         client.flush(PATIENCE)
-    with pytest.raises(UnacknowledgedError):
+        assert (client.stats().acknowledged, server.stats().received) == (4, 4)
         client.close()
+
+
+def test_a_client_that_restarts_with_a_smaller_limit_gets_the_messages_that_it_accepts() -> None:
+    with LinkServer() as server:
+        with LinkClient(server.address, name="worker") as first:
+            first.send("hello")
+            server.recv(timeout=PATIENCE)
+            server.send("worker", IMAGE)
+            server.send("worker", "small")
+            first.recv(timeout=PATIENCE, acknowledge=False)
+        small = LinkLimits(decode=DecodeLimits(max_total_bytes=100_000))
+        with LinkClient(server.address, name="worker", limits=small) as second:
+            assert second.recv(timeout=PATIENCE).obj == "small"
+            with pytest.raises(MessageTooLargeError, match="message 1 has"):
+                server.flush(PATIENCE)
+            server.flush(PATIENCE)
 
 
 async def test_async_calls_deliver_and_a_cancelled_receive_loses_no_message() -> None:

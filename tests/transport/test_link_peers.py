@@ -34,8 +34,13 @@ def test_the_server_gets_an_event_when_a_peer_connects_and_when_it_leaves() -> N
         assert server.peers() == {"worker": PeerChange.LEFT}
         with pytest.raises(PeerLostError, match="has left"):
             server.send("worker", "too late")
-        with pytest.raises(PeerLostError, match="not known"):
+        with pytest.raises(PeerLostError, match=r"peer 'nobody' is unknown.* No client is connected\."):
             server.send("nobody", 1)
+        with LinkClient(server.address, name="other") as other:
+            other.send(1)
+            server.recv(timeout=PATIENCE)
+            with pytest.raises(PeerLostError, match=r"peer 'nobody' is unknown.* Connected are 'other'\."):
+                server.send("nobody", 1)
 
 
 def test_unacknowledged_messages_go_to_the_next_client_of_the_same_name() -> None:
@@ -63,7 +68,7 @@ def test_a_second_client_of_one_name_replaces_the_first_and_the_first_raises() -
         with LinkClient(server.address, name="worker") as second:
             second.send(2)
             assert server.recv(timeout=PATIENCE).obj == 2
-            with pytest.raises(LinkRefusedError, match="another process took over"):
+            with pytest.raises(LinkRefusedError, match="took over this name; give each worker its own name"):
                 first.recv(timeout=PATIENCE)
 
 

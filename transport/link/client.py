@@ -71,7 +71,7 @@ class LinkClient(Link):
         `PeerLostError`, `LinkRefusedError`, `EncodeError`, `MessageTooLargeError`.
         """
         attempt = self._send_attempt(lambda: self._server, self._encode(obj))
-        return self._state.wait(attempt, Deadline(timeout), "room in the queue")
+        return self._state.wait(attempt, Deadline(timeout), "no room in the queue")
 
     async def send_async(self, obj: object) -> int:
         """`send` for an event loop; encoding runs in a thread."""

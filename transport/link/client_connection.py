@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport.errors import DecodeError
 from transport.link.application_types import PeerChange
-from transport.link.errors import LinkError, LinkRefusedError
+from transport.link.errors import LinkRefusedError
 from transport.link.messages import Hello, LinkMessage, Refused, Signal, Welcome
 from transport.link.peer import Peer
 from transport.link.shared_state import SharedState
@@ -81,7 +81,7 @@ class ClientConnection:
             return server
         return None
 
-    def reject(self, received: ReceivedFrames, error: DecodeError | LinkError) -> None:
+    def reject(self, received: ReceivedFrames, error: DecodeError) -> None:
         self._state.stats.refused += 1
         if self.server.route is not None:
             self._state.final_messages.append((self.server.route, Refused(str(error))))
@@ -108,7 +108,7 @@ class ClientConnection:
     def check_receiving(self, since: float) -> None:
         """Raise `PeerLostError` if no message can be received; `since` as in `check_waiting`.
 
-        Raises `MessageRejectedError`, too: the awaited message may be the response to the rejected one.
+        Raises the errors of `Peer.check_rejected`, too: the awaited message may be the response to a lost one.
         """
         self.server.check_rejected()
         self.check_waiting(self.server, since)

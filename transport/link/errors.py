@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from transport.errors import DecodeError, TransportError
 
-_MAX_LISTED = 5  # messages listed in an error text
+_MAX_LISTED = 5  # messages or peers listed in an error text
+
+
+def shortened_list(texts: list[str], separator: str = ", ") -> str:
+    """The first texts, and the number of the others."""
+    more = [f"and {len(texts) - _MAX_LISTED} more"] if len(texts) > _MAX_LISTED else []
+    return separator.join(texts[:_MAX_LISTED] + more)
 
 
 class LinkError(TransportError):
@@ -21,12 +27,12 @@ class LinkAddressError(LinkError, ValueError):
 
 
 class LinkTimeoutError(LinkError, TimeoutError):
-    """A call did not finish within its timeout. `what` names the event that it waited for."""
+    """A call did not finish within its timeout. `what` says what did not happen, such as "no message arrived"."""
 
     def __init__(self, what: str, timeout: float) -> None:
         self.what = what
         self.timeout = timeout
-        super().__init__(f"{what} did not happen within {timeout:g} s. Use a longer timeout, or check the peer.")
+        super().__init__(f"{what} within {timeout:g} s. Use a longer timeout, or check the peer.")
 
 
 class PeerLostError(LinkError):
@@ -35,14 +41,14 @@ class PeerLostError(LinkError):
     `unacknowledged`: sequence numbers of the messages that it has not acknowledged.
     """
 
-    def __init__(self, peer: str, reason: str, unacknowledged: tuple[int, ...] = ()) -> None:
+    def __init__(self, peer: str, reason: str, unacknowledged: tuple[int, ...] = (), cure: str = "") -> None:
         self.peer = peer
         self.reason = reason
         self.unacknowledged = unacknowledged
-        super().__init__(
-            f"peer {peer!r} {reason}, with {len(unacknowledged)} messages unacknowledged. They are resent when it "
-            "reconnects; to discard them, drop the peer or close the link."
-        )
+        if not cure:
+            reason += f", with {len(unacknowledged)} messages unacknowledged"
+            cure = "They are resent when it reconnects; to discard them, drop the peer or close the link."
+        super().__init__(f"peer {peer!r} {reason}. {cure}")
 
 
 class LinkRefusedError(LinkError):
@@ -51,18 +57,31 @@ class LinkRefusedError(LinkError):
     def __init__(self, address: str, reason: str) -> None:
         self.address = address
         self.reason = reason
-        super().__init__(f"the link to {address} is refused: {reason}. Correct that and make a new link.")
+        super().__init__(
+            f"the link to {address} is refused: {reason.removesuffix('.')}. Correct that and make a new link."
+        )
 
 
 class MessageTooLargeError(LinkError):
-    """A message is larger than the limit of the receiver and was not sent. Sizes are in bytes."""
+    """A message is larger than the limit of the receiver and was not sent; the link stays usable. Sizes are in bytes.
 
-    def __init__(self, size: int, allowed: int) -> None:
+    `send` raises it and does not queue the message. If the message was queued before the receiver was connected, the
+    message is dropped, and the next call raises: `sequences` are then the numbers of the dropped messages, and `size`
+    is the size of the largest.
+    """
+
+    def __init__(self, size: int, allowed: int, sequences: tuple[int, ...] = ()) -> None:
         self.size = size
         self.allowed = allowed
+        self.sequences = sequences
+        subject = "the message has"
+        if sequences:
+            listed = shortened_list([str(sequence) for sequence in sequences])
+            subject = f"message {listed} has" if len(sequences) == 1 else f"the largest of the messages {listed} has"
         super().__init__(
-            f"the message has {size} bytes with its media and the receiver accepts at most {allowed}. "
-            "Send it in parts, or give the receiver LinkLimits(decode=DecodeLimits(max_total_bytes=...))."
+            f"{subject} {size} bytes with its media and the receiver accepts at most {allowed}. "
+            "Send less data in one message, or raise max_total_bytes in LinkLimits(decode=DecodeLimits(...)) at the "
+            "receiver."
         )
 
 
@@ -76,10 +95,9 @@ class MessageRejectedError(LinkError):
     def __init__(self, peer: str, rejected: dict[int, str]) -> None:
         self.peer = peer
         self.rejected = rejected
-        listed = "; ".join(f"message {sequence}: {reason}" for sequence, reason in list(rejected.items())[:_MAX_LISTED])
-        more = f"; and {len(rejected) - _MAX_LISTED} more" if len(rejected) > _MAX_LISTED else ""
+        reasons = [f"message {sequence}: {reason.removesuffix('.')}" for sequence, reason in rejected.items()]
         super().__init__(
-            f"peer {peer!r} could not decode messages of this process: {listed}{more} "
+            f"peer {peer!r} could not decode messages of this process: {shortened_list(reasons, '; ')}. "
             "Correct the cause and send them again; the link stays usable."
         )
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from transport.errors import DecodeError
 from transport.link.application_types import PeerChange
 from transport.link.client_connection import ClientConnection
-from transport.link.errors import LinkError
 from transport.link.messages import Blob, Refused, Reject, Signal, from_frames, to_frames
 from transport.link.peer import Peer
 from transport.link.server_connections import ServerConnections
@@ -123,7 +122,7 @@ class IoThread(threading.Thread):
                             content.reason,
                         )
                     state.mark_ready(peer)
-            except (DecodeError, LinkError) as error:
+            except DecodeError as error:
                 self._connections.reject(received, error)
             state.notify_waiters()
 

@@ -19,14 +19,14 @@ _MESSAGE_LIMITS = DecodeLimits(max_frames=1 << 14, max_total_bytes=1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Bounds in messages and bytes; a message counts with the media it refers to, and 512 bytes for each frame.
+    """Bounds in messages and bytes. The size of a message includes its media, and 512 bytes for each frame.
 
     `send_*`: per peer, the messages that are queued or unacknowledged. `receive_*`: the messages that were received and
     not yet acknowledged by this application. The connected peers of a server get equal shares of `receive_*`; the
-    shares change when a peer connects. A client may hold the same amount again of a server that was restarted. If
-    nothing else is queued, one message of any size is accepted, so the true bound is `decode.max_total_bytes` per peer
-    higher. `blob_bytes`: the cache of media sources. `known_blobs`: per peer, the digests remembered as sent. `peers`:
-    the peers of a server.
+    shares change when a peer connects. After a server restart a client may hold up to twice this amount: messages of
+    the old and of the new session. One message is always accepted, so memory can exceed the bound by
+    `decode.max_total_bytes` per peer. `blob_bytes`: the cache of media sources. `known_blobs`: per peer, the digests
+    remembered as sent. `peers`: the peers of a server.
     """
 
     send_messages: int = 1024

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger("transport.link")
 _MIN_CLOSE_SECONDS = 0.2  # seconds
-_EVERYTHING = "acknowledgement of everything sent"
+_EVERYTHING = "not all sent messages were acknowledged"
 
 
 def check_requirements(heartbeat: float, peer_timeout: float) -> None:
@@ -89,10 +89,10 @@ class Link:
         `timeout` is in seconds; None: no limit, 0: no wait. Raises `LinkTimeoutError`, `LinkClosedError`, and, once for
         each message that cannot be decoded, `UndecodableMessageError`: the message is reported to its sender and not
         resent, and the next call returns the next message. On a client also `PeerLostError`, `LinkRefusedError`, and
-        `MessageRejectedError` if the server could not decode a message.
+        `MessageRejectedError` or `MessageTooLargeError` if the server could not decode a message or does not accept it.
         """
         deadline = Deadline(timeout)
-        peer, incoming = self._state.wait(self._receive_attempt(), deadline, "a message")
+        peer, incoming = self._state.wait(self._receive_attempt(), deadline, "no message arrived")
         with self._returned_if_interrupted(peer, incoming):
             delivery = self._decode(peer, incoming)
         if acknowledge:
@@ -129,7 +129,8 @@ class Link:
         """Wait until all sent messages are acknowledged.
 
         Raises `LinkTimeoutError`, `LinkClosedError`, `PeerLostError` for a lost peer, `MessageRejectedError` if a
-        peer could not decode a message, on a client `LinkRefusedError`.
+        peer could not decode a message, `MessageTooLargeError` if a message was queued that is larger than a peer
+        accepts, on a client `LinkRefusedError`.
         """
         self._state.wait(self._flush_attempt(), Deadline(timeout), _EVERYTHING)
 
@@ -140,7 +141,7 @@ class Link:
     def next_event(self, timeout: float | None = None) -> PeerEvent:
         """Return the next `PeerEvent`; the last 10,000 are kept. Raises the errors of `recv`."""
         events = self._state.events
-        return self._state.wait(lambda: events.popleft() if events else None, Deadline(timeout), "an event")
+        return self._state.wait(lambda: events.popleft() if events else None, Deadline(timeout), "no event happened")
 
     def stats(self) -> LinkStats:
         """Return a copy of the counters."""
@@ -151,8 +152,9 @@ class Link:
         """Wait until all messages are acknowledged and every peer has received our acknowledgements, then close.
 
         Waits up to `timeout` seconds (default: `linger`), and not for peers that left or are lost. Closes in any case.
-        Raises `UnacknowledgedError` if messages remain unacknowledged, and `MessageRejectedError` for messages that a
-        peer could not decode and that no call has reported yet. A second call has no effect.
+        Raises `UnacknowledgedError` if messages remain unacknowledged, and `MessageRejectedError` or
+        `MessageTooLargeError` for messages that a peer could not decode or does not accept and that no call has
+        reported yet. A second call has no effect.
         """
         deadline = Deadline(self._linger if timeout is None else timeout)
         try:

@@ -40,6 +40,9 @@ class Payload:
         return cls(frames, tuple(sources), message_size(frames, [source.nbytes for source in sources]))
 
 
+_WITHDRAWN = Payload([], (), 0)
+
+
 class MediaCache(ByteLRU[str, MediaSource]):
     """The media sources that a link shares between its peers, by digest; each counts 512 bytes more than its data."""
 
@@ -67,7 +70,7 @@ class Outbox:
         self._reference_counts: dict[str, int] = {}  # digest -> kept messages that refer to it
         self._sources: dict[str, MediaSource] = {}
         self._requested: dict[str, None] = {}
-        self._rejected: set[int] = set()  # kept messages that the receiver could not decode
+        self._rejected: set[int] = set()  # kept messages that the receiver could not decode, and withdrawn ones
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -79,11 +82,6 @@ class Outbox:
     @property
     def unacknowledged(self) -> tuple[int, ...]:
         return tuple(self._kept)
-
-    @property
-    def largest(self) -> int:
-        """Size in bytes of the largest kept message."""
-        return max((each.size for each in self._kept.values()), default=0)
 
     def has_room(self, size: int) -> bool:
         fits = len(self._kept) < self._limit.messages and self.bytes + size <= self._limit.bytes
@@ -101,7 +99,7 @@ class Outbox:
     def resume(self, received: int | None, acknowledged: int, credit: Credit) -> int:
         """Continue over a new connection after message `received`; None: the receiver has none of this session.
 
-        Returns the number of newly acknowledged messages, without those that the receiver rejected.
+        Returns the number of newly acknowledged messages, without the rejected and the withdrawn ones.
         """
         settled = 0
         self._requested.clear()
@@ -118,6 +116,18 @@ class Outbox:
         self._in_flight_bytes = sum(each.size for number, each in self._kept.items() if number < self._cursor)
         self._credit = credit
         return settled
+
+    def withdraw(self, max_size: int) -> dict[int, int]:
+        """Drop the messages of more than `max_size` bytes that the peer has not received; return their sizes by number.
+
+        Their numbers stay in use: a message without frames is sent in the place of each.
+        """
+        sizes = {n: each.size for n, each in self._kept.items() if n >= self._cursor and each.size > max_size}
+        for number in sizes:
+            self._drop(self._kept[number])
+            self._kept[number] = _WITHDRAWN
+        self._rejected.update(sizes)
+        return sizes
 
     def acknowledge(self, acknowledged: int, credit: Credit) -> int:
         """Apply an acknowledgement of all messages up to this one. Returns how many are newly acknowledged."""
@@ -178,16 +188,19 @@ class Outbox:
         while self.acknowledged < acknowledged:
             self.acknowledged += 1
             payload = self._kept.pop(self.acknowledged)
-            self.bytes -= payload.size
             self._in_flight_bytes -= payload.size
             count += self.acknowledged not in self._rejected
             self._rejected.discard(self.acknowledged)
-            for source in payload.sources:
-                self._reference_counts[source.digest] -= 1
-                if not self._reference_counts[source.digest]:
-                    del self._reference_counts[source.digest], self._sources[source.digest]
-                    self._requested.pop(source.digest, None)
+            self._drop(payload)
         return count
+
+    def _drop(self, payload: Payload) -> None:
+        self.bytes -= payload.size
+        for source in payload.sources:
+            self._reference_counts[source.digest] -= 1
+            if not self._reference_counts[source.digest]:
+                del self._reference_counts[source.digest], self._sources[source.digest]
+                self._requested.pop(source.digest, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -284,11 +297,17 @@ class Inbox:
         self._granted = NO_CREDIT
 
     def receive(self, sequence: int, frames: list[Buffer], media: Sequence[tuple[str, int]], store: MediaCache) -> bool:
-        """Queue a message; False for a duplicate. Raises `MalformedError` for a gap, or beyond the credit."""
+        """Queue a message; False for a duplicate. Raises `MalformedError` for a gap, or beyond the credit.
+
+        A message without frames takes the place of one that its sender withdrew, and is not queued.
+        """
         if sequence < self.expected:
             return False
         if sequence > self.expected:
             raise MalformedError(f"received message {sequence} instead of {self.expected}")
+        if not frames:
+            self.expected += 1
+            return True
         size = message_size(frames, [size for _, size in media])
         over = self._bytes + size > self._granted.bytes and self._unacknowledged
         if over or len(self._unacknowledged) >= self._granted.messages:

@@ -3,7 +3,8 @@
     every header   magic, version, kind
     HELLO          greeting, then the client's name in UTF-8        client, first on each connection
     WELCOME        greeting                                         server, in response
-    DATA           sequence, then (sha256, size) per media source   followed by the frames of `encode_frames`
+    DATA           sequence, then (sha256, size) per media source   followed by the frames of `encode_frames`;
+                                                                    by none: the sender withdrew the message
     ACK            session, acknowledged, credit
     BLOB           sha256                                           followed by the bytes
     PULL           sha256 ...

@@ -45,6 +45,7 @@ class Peer:
         self.broken = False  # `route` accepts no more data; received frames are still to be read
         self.bye_sent = False
         self.rejected: dict[int, str] = {}  # sequence -> reason, until reported to the application
+        self.too_large: dict[int, int] = {}  # the same, sequence -> size, of messages that were not sent
         self._limits = limits
         self._store = store
         self._stats = stats
@@ -60,12 +61,9 @@ class Peer:
 
     def put(self, payload: Payload) -> int:
         """Queue a message. Raises `MessageTooLargeError`."""
-        self.check_size(payload.size)
+        if self.max_message is not None and payload.size > self.max_message:
+            raise MessageTooLargeError(payload.size, self.max_message)
         return self.outbox.put(payload)
-
-    def check_size(self, size: int) -> None:
-        if self.max_message is not None and size > self.max_message:
-            raise MessageTooLargeError(size, self.max_message)
 
     def greet(self, theirs: Greeting, first: int | None = None) -> None:
         """Apply the greeting of the other side. `first`: the first message to expect of a new session."""
@@ -74,7 +72,7 @@ class Peer:
         received, acknowledged = (theirs.received, theirs.acknowledged) if same_session else (None, 0)
         self._stats.acknowledged += self.outbox.resume(received, acknowledged, theirs.credit)
         self.max_message = theirs.max_message
-        self.check_size(self.outbox.largest)
+        self.too_large |= self.outbox.withdraw(theirs.max_message)
         self.ack_needed = True  # their new session may have changed the credit
         self.open = True
 
@@ -87,7 +85,13 @@ class Peer:
         return PeerLostError(self.name, reason, self.outbox.unacknowledged)
 
     def check_rejected(self) -> None:
-        """Raise `MessageRejectedError`, once for each message that the peer could not decode."""
+        """Raise `MessageRejectedError`, once for each message that the peer could not decode.
+
+        Raises `MessageTooLargeError`, once for each message that was queued before the limit of the peer was known.
+        """
+        if self.too_large and self.max_message is not None:
+            too_large, self.too_large = self.too_large, {}
+            raise MessageTooLargeError(max(too_large.values()), self.max_message, tuple(too_large))
         if self.rejected:
             rejected, self.rejected = self.rejected, {}
             raise MessageRejectedError(self.name, rejected)
@@ -100,7 +104,8 @@ class Peer:
                 limits.check("max_frames", len(frames) + len(media))
                 limits.check("max_total_bytes", message_size(frames, [size for _, size in media]))
                 if self.inbox.receive(sequence, frames, media, self._store):
-                    self._stats.received += 1
+                    self._stats.received += bool(frames)
+                    self.ack_needed |= not frames
                 else:
                     self._stats.duplicates_dropped += 1
             case Ack(session, acknowledged, credit):

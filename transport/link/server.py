@@ -64,7 +64,7 @@ class LinkServer(Link):
         `PeerLostError` for a peer that is lost, has left or is unknown, `EncodeError`, `MessageTooLargeError`.
         """
         attempt = self._send_attempt(lambda: self._clients.connected_peer(peer), self._encode(obj))
-        return self._state.wait(attempt, Deadline(timeout), f"room in the queue to {peer!r}")
+        return self._state.wait(attempt, Deadline(timeout), f"no room in the queue to {peer!r}")
 
     async def send_async(self, peer: str, obj: object) -> int:
         """`send` for an event loop; encoding runs in a thread."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport.errors import DecodeError
 from transport.link.application_types import PeerChange
-from transport.link.errors import LinkError, PeerLostError
+from transport.link.errors import PeerLostError, shortened_list
 from transport.link.messages import Greeting, Hello, LinkMessage, Refused, Signal, Welcome
 from transport.link.peer import Peer
 from transport.link.shared_state import SharedState
@@ -38,7 +38,12 @@ class ServerConnections:
         """Return the peer with this name. Raises `PeerLostError` unless it is connected."""
         peer = self._state.peers.get(name)
         if peer is None:
-            raise PeerLostError(name, "is not known here")
+            connected = [repr(each.name) for each in self._state.peers.values() if each.connected]
+            raise PeerLostError(
+                name,
+                "is unknown: no client with this name has connected",
+                cure=f"Connected are {shortened_list(connected)}." if connected else "No client is connected.",
+            )
         self.check_waiting(peer, 0.0)
         return peer
 
@@ -87,7 +92,7 @@ class ServerConnections:
             self._refuse(received.route, "a client greets once, with HELLO")
         return peer if peer.route is not None else None
 
-    def reject(self, received: ReceivedFrames, error: DecodeError | LinkError) -> None:
+    def reject(self, received: ReceivedFrames, error: DecodeError) -> None:
         self._refuse(received.route, str(error))
 
     def handle_lost_connection(self, peer: Peer) -> None:
@@ -132,7 +137,9 @@ class ServerConnections:
         if old is not None and old != received.route:
             self._unbind(peer)
             if new_session:
-                self._state.final_messages.append((old, Refused("another process took over this name")))
+                self._state.final_messages.append(
+                    (old, Refused("another process took over this name; give each worker its own name"))
+                )
                 self._state.report(peer, PeerChange.REPLACED)
         self._routes[received.route] = peer
         peer.route = received.route

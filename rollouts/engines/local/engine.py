@@ -17,7 +17,8 @@ from renderers.placement import item_placement_error
 from rollouts.engines.limits import EngineLimits, check_prompt
 from rollouts.engines.local.request_queue import RequestQueue, closed_error
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.errors import InvalidRequestError, MissingExtraError
+from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError
+from rollouts.numbers import whole_number
 
 try:
     import torch
@@ -49,6 +50,8 @@ class LocalEngine:
         max_feature_bytes: int = 256 * 2**20,
         request_limits: EngineLimits | None = None,
     ) -> None:
+        if (whole_number(max_batch_rows) or 0) < 1:
+            raise ArgumentError("max_batch_rows", max_batch_rows, "pass an integer of at least 1")
         require_qwen3_vl(model, "Serve other models with vLLM, and sample from them with VLLMEngine")
         self._model = model.eval()
         self._request_limits = request_limits or EngineLimits()
@@ -66,10 +69,14 @@ class LocalEngine:
     def from_pretrained(
         cls, directory: str | Path, *, attn_implementation: str | dict[str, str] = "sdpa", **options: Any
     ) -> Self:
-        """Load a checkpoint directory in float32."""
-        model = AutoModelForImageTextToText.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation=attn_implementation
-        )
+        """Load a checkpoint directory in float32. Raises `ArgumentError` where there is none."""
+        try:
+            model = AutoModelForImageTextToText.from_pretrained(
+                directory, dtype=torch.float32, attn_implementation=attn_implementation
+            )
+        except OSError as error:
+            rule = f"pass a checkpoint directory with config.json and model.safetensors (transformers: {error})"
+            raise ArgumentError("directory", str(directory), rule) from error
         return cls(model, **options)
 
     @property

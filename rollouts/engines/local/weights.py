@@ -20,7 +20,9 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
     """
     own = model.state_dict(keep_vars=True)
     if unknown := sorted(weights.keys() - own.keys()):
-        raise _error(f"{len(unknown)} names are not in the model, among them {unknown[0]!r}")
+        raise _error(
+            f"{len(unknown)} names are not in the model, among them {unknown[0]!r}; use the names of its state_dict()"
+        )
     names: dict[int, list[str]] = {}  # by tensor; tied parameters are one object
     for name, tensor in own.items():
         names.setdefault(id(tensor), []).append(name)
@@ -39,7 +41,9 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
                 raise _error(f"{given[0]} and {name} are one tensor in the model and differ in the given weights")
         matched.append((target, weights[given[0]]))
     if missing:
-        raise _error(f"{len(missing)} parameters are missing, among them {missing[0]!r}")
+        raise _error(
+            f"{len(missing)} parameters are missing, among them {missing[0]!r}; pass all parameters of state_dict()"
+        )
     return matched
 
 

@@ -26,7 +26,7 @@ from renderers.vision.normalise import normalised
 from renderers.vision.patches import StillPatches
 from renderers.vision.processor import MediaProcessor
 from rollouts.bfloat16 import Bfloat16Array
-from rollouts.errors import PixelFormError, PixelMismatchError
+from rollouts.errors import ArgumentError, PixelFormError, PixelMismatchError
 from rollouts.trajectory.token_node import MediaReference, processor_for
 from rollouts.trajectory.tree import Trajectory
 from transport import decode, encode, wire_type
@@ -157,8 +157,11 @@ def pack_episodes(
     """The episodes with their media in one form. The episodes themselves are not changed.
 
     The array forms need the sender's `processors`; their caches usually still hold the pixels. Raises `PixelFormError`,
-    `MissingProcessorError`, and `PixelMismatchError` if `processors` compute other pixels than the sampler saw.
+    `MissingProcessorError`, `PixelMismatchError` if `processors` compute other pixels than the sampler saw, and
+    `ArgumentError` for anything but a sequence of trajectories.
     """
+    if not isinstance(episodes, Sequence) or not all(isinstance(one, Trajectory) for one in episodes):
+        raise ArgumentError("episodes", episodes, "pass a list of Trajectory, also for one: [trajectory]")
     if _check_form(pixels) == "source":
         return PackedEpisodes(pixels, list(episodes))
     items: dict[str, MediaSource] = {}

@@ -1,0 +1,61 @@
+"""A verifiers environment with images over several turns, run by verifiers against a real vLLM.
+
+python tests/dropin/verifiers_environment.py -m real tests/real/test_real_verifiers.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+vf = pytest.importorskip("verifiers.v1")
+sys.path.append(str(Path(__file__).parents[1] / "environments"))  # the taskset `colours-v1`
+
+from test_real_episodes import mismatches  # noqa: E402
+
+from renderers import load_renderer  # noqa: E402
+from rollouts import EpisodeSpec, SamplingParams, VLLMEngine, trajectory_from_trace  # noqa: E402
+from rollouts.environments.verifiers import EngineClient, run_verifiers_episodes  # noqa: E402
+
+
+def load_env(**options):
+    return vf.load_environment(
+        vf.resolve_env_config(
+            {"taskset": {"id": "colours-v1", "options": options}, "agent": {"runtime": {"type": "subprocess"}}}
+        )
+    )
+
+
+async def test_log_probabilities_of_verifiers_rollouts_are_those_of_transformers(vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    specs = [EpisodeSpec(task, sampling_seed=sample) for task in range(4) for sample in range(4)]
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        trajectories = await run_verifiers_episodes(
+            load_env(), specs, engine=engine, renderer=renderer, sampling=SamplingParams(max_tokens=12)
+        )
+    assert [trajectory.error for trajectory in trajectories] == [""] * len(specs)
+    assert {trajectory.num_turns for trajectory in trajectories} == {3}
+    assert {trajectory.forks for trajectory in trajectories} == {0}
+    assert all(len(trajectory.media(trajectory.turns[-1].node)) == 3 for trajectory in trajectories)
+    reports = mismatches(trajectories, renderer, vllm_server.model_dir)
+    assert sum(report.tokens for report in reports) > len(specs) * 3 * 4
+    assert max(report.max_abs for report in reports) < 1e-4
+
+
+async def test_what_verifiers_recorded_trains_like_the_exact_tree(vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    env = load_env()
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        with EngineClient(engine, renderer, sampling=SamplingParams(max_tokens=12)) as client:
+            context = vf.ModelContext(model="policy", client=client.config)
+            async with env.serving():
+                episode = await env.run_episode(next(iter(env.taskset)), context)
+    (trace,) = episode.traces
+    record = json.loads(json.dumps(trace.to_record(float_decimals=None)))
+    read = trajectory_from_trace(record, processors=renderer.processors)
+    (report,) = mismatches([read], renderer, vllm_server.model_dir)
+    assert report.tokens > 0
+    assert report.max_abs < 1e-4

@@ -1,0 +1,138 @@
+"""Arguments of a wrong type or range are errors that name the argument, its value and the cure."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from renderers import RenderedTokens
+from rollouts import Completion, FinishReason, GenerateRequest, SamplingParams, Trajectory, pack_episodes
+from rollouts.engines.local import LocalEngine
+from rollouts.errors import ArgumentError, InvalidRequestError, InvalidTurnError
+from rollouts.testing import ScriptedEngine
+from rollouts.testing.scripted_engine import ScriptError
+from rollouts.training import (
+    TrainingBatch,
+    TrainingSample,
+    micro_batches,
+    policy_gradient_loss,
+    samples_from_trajectory,
+    sft_loss,
+)
+
+SAMPLE = TrainingSample(np.array([1, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32))
+COMPLETION = Completion(0, np.array([7], np.int32), np.array([-1], np.float32), FinishReason.STOP)
+ROWS, OTHER_ROWS, MASK = torch.zeros(2, 3), torch.zeros(2, 4), torch.ones(2, 3, dtype=torch.bool)
+
+
+@pytest.fixture(scope="module")
+def trajectory(renderer):
+    image = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
+    prompt = renderer.render([{"role": "user", "content": [image]}], add_generation_prompt=True)
+    episode = Trajectory("e1")
+    episode.add_turn(prompt, COMPLETION, {"role": "assistant", "content": "x"})
+    return episode
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (
+            lambda episode, own: samples_from_trajectory(episode, advantage=1.0, processors=own),
+            r"processors is <TemplateRenderer of .*; pass renderer.processors",
+        ),
+        (lambda episode, own: episode.multi_modal_data(0, own), "processors is .*; pass renderer.processors"),
+        (lambda episode, own: pack_episodes([episode], pixels="uint8", processors=own), "pass renderer.processors"),
+        (lambda episode, own: pack_episodes(episode), r"episodes is <Trajectory e1.*; pass a list .*\[trajectory\]"),
+        (lambda episode, own: pack_episodes([own]), "episodes is .*; pass a list of Trajectory"),
+        (
+            lambda episode, own: samples_from_trajectory(episode, advantage=np.ones(8), processors=own.processors),
+            "advantage is array.*; pass one finite number for episode e1",
+        ),
+        (
+            lambda episode, own: samples_from_trajectory(episode, advantage=math.nan, processors=own.processors),
+            "advantage is nan; pass one finite number for episode e1",
+        ),
+    ],
+)
+def test_trajectories(trajectory, renderer, call, error):
+    with pytest.raises(ArgumentError, match=f"^.*{error}"):
+        call(trajectory, renderer)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: policy_gradient_loss(ROWS, OTHER_ROWS, ROWS, MASK), r"the shape of old_logprobs is \(2, 4\); pass"),
+        (lambda: policy_gradient_loss(ROWS, ROWS, OTHER_ROWS, MASK), r"advantages is \(2, 4\); .* each \(2, 3\)"),
+        (lambda: sft_loss(OTHER_ROWS, MASK), r"the shape of mask is \(2, 3\); .* each \(2, 4\) like logprobs"),
+        (lambda: sft_loss(ROWS, MASK, normaliser=0), "normaliser is 0; pass a number above 0, or None"),
+        (lambda: policy_gradient_loss(ROWS, ROWS, ROWS, MASK, normaliser=-1), "normaliser is -1; pass"),
+        (lambda: policy_gradient_loss(ROWS, ROWS, ROWS, MASK, normaliser=math.nan), "normaliser is nan; pass"),
+        (lambda: TrainingBatch.from_samples([SAMPLE], pad_id=None), "pad_id is None; pass a token id"),
+        (lambda: TrainingBatch.from_samples([SAMPLE], pad_id=-1), "pad_id is -1; pass a token id"),
+        (lambda: micro_batches([SAMPLE], rows=0, pad_id=0), "rows is 0; pass an integer of at least 1"),
+        (lambda: micro_batches([SAMPLE], rows=1, pad_id=0, stretch=0.5), "stretch is 0.5; pass a number of at least 1"),
+        (lambda: micro_batches([SAMPLE], rows=1, pad_id=0, stretch=math.nan), "stretch is nan; pass"),
+        (lambda: LocalEngine.from_pretrained("/no/dir"), "directory is '/no/dir'; pass a checkpoint directory"),
+        (lambda: LocalEngine(None, max_batch_rows=0), "max_batch_rows is 0; pass an integer of at least 1"),
+    ],
+)
+def test_training_and_the_local_engine(call, error):
+    with pytest.raises(ArgumentError, match=error):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "error"),
+    [
+        ([1, 2], COMPLETION, r"the prompt of turn 0 is \[1, 2\] \(list\); pass the RenderedTokens itself"),
+        (RenderedTokens([1, 2]), [7], r"the completion of turn 0 is \[7\] \(list\); pass the Completion itself"),
+        (
+            RenderedTokens([1]),
+            Completion(0, np.array([7]), np.array([0.5]), FinishReason.STOP),
+            "token 0 has log-probability 0.5; pass the sampler's log-probability of each sampled token",
+        ),
+        (
+            RenderedTokens([1]),
+            Completion(0, np.array([7, 8]), np.array([-0.5]), FinishReason.STOP),
+            "2 tokens and 1 log-probabilities; pass the sampler's",
+        ),
+    ],
+)
+def test_turns(prompt, completion, error):
+    trajectory = Trajectory("e1")
+    with pytest.raises(InvalidTurnError, match=error):
+        trajectory.add_turn(prompt, completion, {"role": "assistant", "content": "x"})
+    assert not trajectory.turns
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_tokens": 0}, r"SamplingParams.max_tokens is 0; pass at least 1$"),
+        ({"top_p": 1.5}, r"SamplingParams.top_p is 1.5; pass a number above 0, up to 1$"),
+        ({"temperature": -1}, r"SamplingParams.temperature is -1.0; pass 0 \(greedy\) or more$"),
+    ],
+)
+def test_sampling(options, error):
+    with pytest.raises(InvalidRequestError, match=error):
+        SamplingParams(**options)
+
+
+def test_an_entry_of_a_script_is_named_by_its_number():
+    engine = ScriptedEngine([[1], None])
+    request = GenerateRequest([1], SamplingParams())
+    asyncio.run(engine.generate(request))
+    with pytest.raises(ScriptError, match=r"entry 1 of the script is None \(NoneType\); pass text, token ids"):
+        asyncio.run(engine.generate(request))
+
+
+def test_a_later_reward_replaces_an_earlier_one():
+    trajectory = Trajectory("e1")
+    trajectory.add_turn(RenderedTokens([1, 2]), COMPLETION, {"role": "assistant", "content": "x"})
+    trajectory.record_reward(1.0, {"first": True})
+    trajectory.record_reward(0.5, {"second": True})
+    assert (trajectory.reward, trajectory.turns[0].info) == (0.5, {"second": True})
