@@ -44,6 +44,11 @@ _FORMATS_OF_FAMILY: Final[dict[str, tuple[str, ...]]] = {
     "deepseek-r1": ("deepseek-v3", "deepseek"),
     "deepseek-v4": ("deepseek-v4",),
     "llama-3": ("llama-3.1", "llama-3"),
+    "hy3": ("hy3",),
+    "laguna-m.1": ("laguna",),
+    "laguna-s-2.1": ("laguna",),
+    "laguna-xs-2.1": ("laguna",),
+    "laguna-xs.2": ("laguna",),
 }
 _FORMATS_OF_NO_FAMILY: Final = ("generic", "chatml")
 

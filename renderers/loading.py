@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from hashlib import blake2b
@@ -13,7 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from renderers.errors import ConfigError, LoadError, MissingFileError
+from renderers.errors import ConfigError, LoadError, MissingFileError, short_repr
 from renderers.file_reading import read_text
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
@@ -92,7 +92,7 @@ def _load(
             cache_bytes=options.cache_bytes,
         ),
     )
-    sources = _chosen_sources(named_sources(files.directory, files.settings), options.chat_template)
+    sources = _chosen_sources(files.model, named_sources(files.directory, files.settings), options.chat_template)
     # Imported here, as is the code that reads images: together a fifth of the time of `import renderers`.
     from renderers.formats.prompts.selection import prompt_for
 
@@ -151,7 +151,7 @@ def create_renderer(
         )
     template = getattr(tokenizer, "chat_template", None)
     named = template if isinstance(template, Mapping) else {} if template is None else {DEFAULT_TEMPLATE: template}
-    sources = _chosen_sources(dict(named), options.chat_template)
+    sources = _chosen_sources(model, dict(named), options.chat_template)
     definition = backend.to_str()
     own = _shared_tokenizer(
         (model, blake2b(definition.encode(), digest_size=16).digest(), options.cache_bytes),
@@ -187,6 +187,8 @@ class _Settings(NamedTuple):
     def of(
         cls, model: str, config: RendererOptions | BaseRendererConfig | None, variables: Mapping[str, Any] | None
     ) -> _Settings:
+        if not isinstance(variables, Mapping | None):
+            raise ConfigError("chat_template_kwargs", variables, ("a dict of variable to value", "None"))
         if config is None or isinstance(config, RendererOptions):
             options = config or RendererOptions()
             if variables:
@@ -313,16 +315,17 @@ def _converting(template: Template, options: RendererOptions) -> Template:
     return template if options.content_form == "as_given" else ConvertingTemplate(template)
 
 
-def _chosen_sources(named: dict[str, str], chosen: str | Path | None) -> dict[str, str]:
+def _chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None) -> dict[str, str]:
     """The model's own templates by name, or only the chosen one, given by its name, a path or its text."""
     if chosen is None:
         return named
-    if isinstance(chosen, str) and chosen in named:
-        return {DEFAULT_TEMPLATE: named[chosen]}
-    return {DEFAULT_TEMPLATE: _chosen_source(chosen)}
+    is_name = isinstance(chosen, str) or (isinstance(chosen, Path) and not chosen.exists())
+    if is_name and str(chosen) in named:
+        return {DEFAULT_TEMPLATE: named[str(chosen)]}
+    return {DEFAULT_TEMPLATE: _chosen_source(model, named, chosen)}
 
 
-def _chosen_source(chosen: str | Path) -> str:
+def _chosen_source(model: str, names: Collection[str], chosen: str | Path) -> str:
     if not isinstance(chosen, (str, Path)):
         raise ConfigError("chat_template", chosen, ("text", "a path", "the name of one of the model's templates"))
     # A template is code with braces or line breaks; a path has neither.
@@ -335,8 +338,9 @@ def _chosen_source(chosen: str | Path) -> str:
         is_file = False
     if not is_file:
         raise MissingFileError(
-            str(path.parent)[:80],
-            path.name[:80],
-            "chat_template= is neither template text nor a file nor the name of one of the model's templates",
+            model,
+            str(chosen)[:255],
+            "chat_template= is template text, the path of a file, or the name of one of the model's own templates, "
+            f"which are {', '.join(map(short_repr, sorted(names))) or 'none'}",
         )
     return read_text(path)

@@ -13,7 +13,7 @@ PlacedItem = tuple[MediaItem, PlaceholderRange]
 
 
 class Misplacement(NamedTuple):
-    """The first wrong range: its position in the list, and a reason that completes a sentence about its item."""
+    """The first wrong range: its index in the list, and the predicate of a sentence about its item."""
 
     position: int
     reason: str
@@ -48,7 +48,7 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
 
 
 def item_placement_error(placed: Sequence[PlacedItem], num_tokens: int) -> str | None:
-    """Check items with their ranges as `placement_error` does, and that a range has one feature token a feature.
+    """Check items and ranges as `placement_error` does, and that each range has as many feature tokens as its item.
 
     Returns a sentence that names the first wrong item; None if all are right.
     """

@@ -20,7 +20,7 @@ TokenRange = tuple[int, int]
 
 
 class SampledTurn(NamedTuple):
-    """An assistant turn behind its prompt: `rendered` is the prompt, then from token `start` on the turn."""
+    """An assistant turn after its prompt: `rendered` is the prompt, and from token `start` on the turn."""
 
     message_index: int
     start: int
@@ -36,7 +36,7 @@ class SampledTurn(NamedTuple):
 
 
 def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, tools: Tools | None) -> SampledTurn | None:
-    """The turn `index` behind its prompt, or None if the template prints nothing of it."""
+    """The turn `index` after its prompt, or None if the template prints nothing of it."""
     try:
         printed = renderer.render(messages[: index + 1], tools=tools)
         prompt = renderer.render(messages[:index], tools=tools, add_generation_prompt=True)
@@ -71,10 +71,10 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
 
 
 def _merged_ids(renderer: TemplateRenderer, prompt_ids: Sequence[int], printed_ids: Sequence[int]) -> list[int] | None:
-    """The start of a turn that the printed ids merge with the end of the prompt, as ids apart from the prompt.
+    """The ids of the start of a turn, where the printed ids merge it with the end of the prompt into one token.
 
-    Printed together, `<think>\\n` and `\\n</think>` make one token of the two line breaks. Behind a prompt that ends
-    with the first line break, the model samples the second as a token of its own. None if the printed text does not
+    Where `<think>\\n` and `\\n</think>` are printed together, the two line breaks are one token. After a prompt that
+    ends with the first line break, the model samples the second as a separate token. None if the printed text does not
     begin with the prompt's text.
     """
     shared = _shared_length(prompt_ids, printed_ids)
@@ -96,7 +96,7 @@ def _check_parses_back(
     turn_ids: Sequence[int],
     tools: Tools | None,
 ) -> None:
-    """Raise `UnreachableTurnError` if the turn behind its prompt parses to another message.
+    """Raise `UnreachableTurnError` if the turn, after its prompt, parses to another message.
 
     A template may print history without what the prompt opened (`<think>`); the same ids then mean something else.
     """
@@ -106,7 +106,9 @@ def _check_parses_back(
         raise UnreachableTurnError(index, f"the prompt ends with {tail!r}, and the printed turn never ends reasoning")
     (checked,) = check_messages([message])
     if not _is_content_of(parsed.content.strip(), checked):
-        raise UnreachableTurnError(index, f"behind its prompt the printed turn reads {short_repr(parsed.content)}")
+        raise UnreachableTurnError(
+            index, f"after its prompt the printed turn is parsed as {short_repr(parsed.content)}"
+        )
 
 
 def _is_content_of(parsed: str, message: Mapping[str, Any]) -> bool:
@@ -124,7 +126,7 @@ def _matches(parsed: str, text: str, message: Mapping[str, Any]) -> bool:
         return False
     if message.get("tool_calls"):  # in a syntax that the format may not know; calls follow the content
         return parsed.startswith(text)
-    # Reasoning that the message holds in its content is parsed as reasoning.
+    # Reasoning inside the message's content is parsed as reasoning, and not as content.
     return parsed == text or (parsed != "" and text.endswith(parsed))
 
 

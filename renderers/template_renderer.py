@@ -102,6 +102,9 @@ class TemplateRenderer:
             embed_ids={tokenizer.require_control_id(token, "the processor") for token in embed_tokens},
         )
 
+    def __repr__(self) -> str:
+        return f"<TemplateRenderer of {self.tokenizer.model}, format {self.format.name}>"
+
     # Messages -> tokens.
 
     def render(
@@ -169,9 +172,16 @@ class TemplateRenderer:
     def parse_response(
         self, token_ids: Sequence[int], *, tools: Tools | None = None, prompt_ids: Sequence[int] | None = None
     ) -> ParsedResponse:
-        """Parse a completion into a message. `prompt_ids` tell whether the prompt ends inside reasoning."""
+        """Parse a completion into a message. `prompt_ids` tell whether the prompt ends inside reasoning.
+
+        Raises `TokenizerError` for a negative id. An id beyond the tokenizer's is valid: models pad their embedding,
+        and may sample such a row, which reads as U+FFFD.
+        """
         check_tools(tools)
         token_ids = _plain_ids(token_ids)
+        if token_ids and min(token_ids) < 0:
+            index = next(index for index, token_id in enumerate(token_ids) if token_id < 0)
+            raise TokenizerError(f"token {index} has id {token_ids[index]}; pass the sampled ids, which are 0 or more")
         parsed = parse_response(
             token_ids, self.format, self.tokenizer, reasoning_open=self._reasoning_open(prompt_ids), tools=tools
         )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import MessageLossMaskError, NoTrainedTokensError, short_repr
+from renderers.errors import ConfigError, MessageLossMaskError, NoTrainedTokensError, short_repr
 from renderers.messages import check_messages
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, check_roles
@@ -124,7 +124,7 @@ def build_training_sample(
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
     The sample may have no token with loss (`num_trained_tokens`). Raises `MessageLossMaskError`, `UnknownRoleError`,
-    and the errors of rendering.
+    `ConfigError` for a `role_to_mask` that is no function, and the errors of rendering.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
@@ -190,6 +190,9 @@ class _LossPlan(NamedTuple):
         message_loss_mask: Sequence[bool | int] | None,
     ) -> _LossPlan:
         check_messages(messages)
+        if role_to_mask is not None and not callable(role_to_mask):
+            allowed = ("a function that returns for a message whether it carries loss", "None")
+            raise ConfigError("role_to_mask", role_to_mask, allowed)
         chosen = _chosen_messages(messages, message_loss_mask)
         body_roles = check_roles(content_sft_roles or ())
         # The body of an assistant message is its sampled tokens.

@@ -10,12 +10,15 @@ from renderers.tokens.encoding import PrintedControl
 
 
 class Region(NamedTuple):
-    """The text that a template printed for one message: characters `start:end`, which are segments `first:last`."""
+    """The text that a template printed for one message: characters `start:end`, from its first to its last segment.
+
+    These are the segments `first_segment:end_segment`; `end` and `end_segment` are exclusive.
+    """
 
     start: int
     end: int
-    first: int
-    last: int
+    first_segment: int
+    end_segment: int
 
 
 class TurnShape(NamedTuple):
@@ -35,7 +38,10 @@ class TurnShape(NamedTuple):
 
 
 class TurnEnd(NamedTuple):
-    """The token that ends a turn. `inside`: it is in the turn's own region, not in that of the next message (GLM)."""
+    """The token that ends a turn. `inside`: it is in the turn's own region.
+
+    GLM's templates print no token there: the role token of the next message ends the turn, in the next region.
+    """
 
     control: PrintedControl
     inside: bool
@@ -46,21 +52,21 @@ def regions(printed: Printed) -> Mapping[int, Region]:
     by_message: dict[int, Region] = {}
     for index, segment in enumerate(printed.segments):
         region = by_message.get(segment.owner)
-        start, first = (segment.start, index) if region is None else (region.start, region.first)
+        start, first = (segment.start, index) if region is None else (region.start, region.first_segment)
         by_message[segment.owner] = Region(start, segment.end, first, index + 1)
     return by_message
 
 
 def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: Region, shape: TurnShape) -> int:
-    """The character where the sampled text begins: behind as much of the generation prompt as was printed.
+    """The character where the sampled text begins: after the longest prefix of the generation prompt printed.
 
     A template may print history with another reasoning state than the prompt (`<think>` opened or not), so the printed
     turn may differ from the generation prompt at any character. The start is moved back where it would lie inside a
     control token, and content never counts as generation prompt. Where the template has no generation prompt, the
-    sampled text begins behind the last control token before the message's content.
+    sampled text begins after the last control token before the message's content.
     """
     limit = region.start
-    for segment in printed.segments[region.first : region.last]:
+    for segment in printed.segments[region.first_segment : region.end_segment]:
         if segment.origin is not None or segment.start != limit:
             break
         limit = segment.end
@@ -85,13 +91,17 @@ def turn_end(
 ) -> TurnEnd | None:
     """The token that ends the turn of assistant `turn`, or None if the template prints none.
 
-    The first of these that exists: the first stop token that the template prints behind the start of the sampled text;
-    the first closing token behind the last character of the message's content; the first control token behind the
+    The first of these that exists: the first stop token that the template prints after the start of the sampled text;
+    the first closing token after the last character of the message's content; the first control token after the
     region, if it is a stop token.
     """
     begin = sampled_start(printed, controls, region, shape)
     content_end = max(
-        (s.end for s in printed.segments[region.first : region.last] if s.origin and s.origin.message_index == turn),
+        (
+            s.end
+            for s in printed.segments[region.first_segment : region.end_segment]
+            if s.origin and s.origin.message_index == turn
+        ),
         default=begin,
     )
     for control in controls:

@@ -29,7 +29,7 @@ from rollouts.episodes.environment import Environment, StepResult, ThreadedEnvir
 from rollouts.episodes.episode import EpisodeSpec, run_episode  # noqa: E402
 from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
 from rollouts.episodes.runner import run_episodes  # noqa: E402
-from rollouts.trajectory.pixel_forms import pack_episodes  # noqa: E402
+from rollouts.trajectory.packed_episodes import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
 from rollouts.trajectory.step_lists import step_processors, trajectory_from_steps  # noqa: E402
 from rollouts.trajectory.token_node import MediaReference, TokenNode  # noqa: E402

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import numpy as np
-
-_MAX_BITS: Final = 1 << 13  # Python refuses to print an integer of more than about 14,000 bits
-
 
 def is_unicode(text: str) -> bool:
     """Whether UTF-8 can encode the text. It cannot encode half of a surrogate pair."""
@@ -45,14 +39,3 @@ def exception_text(error: BaseException) -> str:
         return as_unicode(str(error))
     except Exception as problem:  # noqa: BLE001  an exception of a user may raise anything from its __str__
         return f"(no text: its __str__ raised {type(problem).__name__})"
-
-
-def quoted(value: object) -> str:
-    """The `repr` of a text or a number in at most 40 characters; the type of any other value.
-
-    A decoded container may hold itself so often that its `repr` never ends.
-    """
-    is_plain = isinstance(value, str | bytes | float | np.number) or value is None
-    if is_plain or (isinstance(value, int) and value.bit_length() <= _MAX_BITS):
-        return f"{value!r:.40}"
-    return f"a {type(value).__name__}"

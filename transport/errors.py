@@ -94,7 +94,10 @@ class ChecksumError(DecodeError):
         self.index = index
         self.offset = offset
         change = "is damaged" if expected is None else f"was written with checksum {expected} and now has {actual}"
-        super().__init__(f"{what} {change}. Restore it from another copy, or ask the sender for it again.")
+        cure = "Ask the sender for the message again."
+        if index is not None:
+            cure = "Restore the file from another copy, or drop the damaged records with repair_record_file."
+        super().__init__(f"{what} {change}. {cure}")
 
 
 class UnknownTypeError(DecodeError):
@@ -165,7 +168,7 @@ class LimitError(DecodeError):
         self.allowed = allowed
         self.actual = actual
         super().__init__(
-            f"the message has {limit[4:].replace('_', ' ')} {actual} and {allowed} are allowed. "
+            f"{limit[4:].replace('_', ' ')} of the message: {actual}, at most {allowed} allowed. "
             f"If the sender is trusted, pass DecodeLimits({limit}=...)."
         )
 

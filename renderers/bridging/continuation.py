@@ -2,8 +2,8 @@
 
 A bridge keeps history as it was sampled and prints only the new messages. Whether a full render would give the same
 depends on the template: it may drop earlier reasoning, move tools to the last user message, number images, look up the
-name of a tool. None of this can be read off its source, so it is tested by printing: for each shape of conversation
-(which roles follow, with which parts, behind a turn with or without tool calls) small conversations are printed and
+name of a tool. The source does not show this, so it is tested by printing: for each shape of conversation
+(which roles follow, with which parts, after a turn with or without tool calls) small conversations are printed and
 compared. The results are cached; a bridge then does no work for the turns before it.
 """
 
@@ -24,7 +24,7 @@ from renderers.parsing.response import ParsedResponse
 from renderers.template.chat_template import Messages, Tools
 from renderers.template.probe_conversation import PROBE_TOOL
 
-# A text that no message of a real history holds.
+# A text that occurs in no real message.
 _PROBE_REASONING = "thought 5c1fe0a7"
 
 
@@ -47,7 +47,8 @@ class Continuation(NamedTuple):
     included, is printed as before. `keeps_reasoning`, `keeps_empty_reasoning`: so is the turn, with reasoning or with
     what is printed where there is none (`<think>\n\n</think>`). `needs_history`: what is printed depends on earlier
     messages. `counts_media`: it depends on nothing of them but which media they show, in which order (`Picture 2: `).
-    For a shape, each holds behind every history; `at_best` says what holds behind some history, where that is more.
+    For a shape, each field holds after every history; `at_best` has the fields that hold after some history, if these
+    are more.
     """
 
     accepted: bool = False
@@ -63,7 +64,7 @@ class Continuation(NamedTuple):
 
 
 class TurnSummary(NamedTuple):
-    """What a bridge must know of a sampled turn; `calls` are (id, name) of its well-formed tool calls."""
+    """The properties of a sampled turn that a bridge needs; `calls` are (id, name) of its well-formed tool calls."""
 
     stopped: bool
     reasoning_complete: bool
@@ -84,7 +85,7 @@ class TurnSummary(NamedTuple):
 
 
 def shape_of(new_messages: Messages, turn: TurnSummary, tools: Tools | None) -> ContinuationShape:
-    """The shape of checked new messages behind a turn."""
+    """The shape of checked new messages after a turn."""
     return ContinuationShape(
         tuple((message["role"], _part_types(message.get("content")), "name" in message) for message in new_messages),
         turn.has_text,
@@ -99,7 +100,7 @@ def _part_types(content: Any) -> tuple[str, ...] | None:
 
 
 class Continuations:
-    """Finds how a template continues, once for each shape. Threads may share it: each would find the same."""
+    """Finds how a template continues, once for each shape. Safe to share between threads: each would find the same."""
 
     def __init__(
         self, printer: TurnPrinter, probes: ProbeMessages, format: Format, *, modalities: Sequence[str]
@@ -201,7 +202,7 @@ class Continuations:
         tools: Tools | None,
         shortest_extension: str | None,
     ) -> Continuation:
-        """What holds behind one history; `shortest_extension` is what is printed behind a single question."""
+        """What holds after one history; `shortest_extension` is the text printed after a history of one question."""
         continued = self._printer.print_continued([*history, turn, *new], len(history), tools)
         if continued is None:
             return Continuation(accepted=True)
@@ -240,7 +241,7 @@ class Continuations:
                 if continued is None:
                     return False, False
                 return continued.kept_text.startswith(prompt), self._is_kept(prompt, ending, continued.kept_text)
-        # The template prints not even the reasoning of the last turn; without markers, a turn then has none.
+        # The template does not print even the last turn's reasoning. Without markers, no turn has reasoning.
         kept = self._reasoning is None
         return kept, kept
 
@@ -284,7 +285,7 @@ class Continuations:
     def _histories_with(self, media: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
         """Histories that show these media, half of them in each of two questions.
 
-        Some hold a tool call and its result, before the last question or behind it; some hold none.
+        Some hold a tool call and its result, before or after the last question; some hold none.
         """
         make = self._probes
         call = make.turn([make.call("earlier00", "earlier")])

@@ -1,4 +1,7 @@
-"""Why a bridge is refused, the options that override a refusal, and how often each happened."""
+"""The reasons why a bridge is refused (an enum), the options that override them, and a count of each.
+
+Which reason holds is decided in `bridging.bridge` and `bridging.continuation`.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class _Probe(NamedTuple):
             return None
         if self.turn_end is not None and self.turn_end not in format.stop_tokens:
             return None
-        if self.turn_end is None and len(format.stop_tokens) == 1:
+        if self.turn_end is None and len(format.stop_tokens) == 1 and not self._is_closed_later(format.stop_tokens[0]):
             return None  # a turn that nothing closes is stopped by the next role's token, a second stop token
         format = self._with_reasoning(format)
         if not self.reads_reasoning(format):
@@ -105,6 +105,16 @@ class _Probe(NamedTuple):
             return format
         forms: tuple[ArgumentsForm, ...] = ("object", "json")
         return next((replace(format, arguments=form) for form in forms if self._reads_calls(format, form)), None)
+
+    def _is_closed_later(self, stop: str) -> bool:
+        """Whether the template prints the stop token once another question follows the answer."""
+        again = {**self.conversation.question, "content": content("more", content_form_of(self.conversation.question))}
+        try:
+            messages = [*self.conversation.opening, self.conversation.answer, again]
+            text = self.template.print(messages, tools=self.conversation.tools).text
+        except TemplateError:
+            return False
+        return stop in text.partition(_ANSWER)[2]
 
     def complete(self, format: Format, eos_token: str | None) -> Format:
         """The format with the stop tokens of this tokenizer and the leading newlines of this template."""
@@ -116,7 +126,13 @@ class _Probe(NamedTuple):
         if reasoning is not None and format.channels is None:
             reasoning = replace(reasoning, verbatim=self._prints_verbatim(reasoning))
         return replace(
-            format, stop_tokens=tuple(stops), reasoning=reasoning, leading_newlines=self._leading_newlines(format)
+            format,
+            stop_tokens=tuple(stops),
+            reasoning=reasoning,
+            leading_newlines=self._leading_newlines(format),
+            trailing_newlines=format.trailing_newlines
+            if _ANSWER + format.trailing_newlines in self.history.text
+            else "",
         )
 
     def _prints_verbatim(self, reasoning: ReasoningMarkers) -> bool:

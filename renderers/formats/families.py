@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from renderers.errors import UnknownFormatError
 from renderers.parsing.format import Format, MessageChannels, ReasoningMarkers
-from renderers.parsing.syntaxes.element_calls import GlmCalls, InvokeCalls, MiniMaxM3Calls, QwenXmlCalls
+from renderers.parsing.syntaxes.element_calls import GlmCalls, Hy3Calls, InvokeCalls, MiniMaxM3Calls, QwenXmlCalls
 from renderers.parsing.syntaxes.json_calls import DeepSeekCalls, JsonCalls, KimiCalls, MistralCalls
 from renderers.parsing.syntaxes.literal_calls import GemmaCalls, LlamaCalls, PythonicCalls
 
@@ -94,6 +94,19 @@ FAMILIES: tuple[Family, ...] = (
     # GLM 4.5 and 4.6 write each part of a turn on a line of its own, GLM 4.7 and 5 do not.
     Family(
         Format("glm-4.5", _GLM_STOPS, ReasoningMarkers(), GlmCalls()), tokens=_GLM_TOKENS, source=(r"'\n<tool_call>'",)
+    ),
+    Family(
+        Format("laguna", ("</assistant>",), ReasoningMarkers(), GlmCalls(), trailing_newlines="\n"),
+        tokens=("<assistant>", "<tool_call>"),
+    ),
+    Family(
+        Format(
+            "hy3",
+            ("<｜hy_eos:opensource｜>",),
+            ReasoningMarkers("<think:opensource>", "</think:opensource>"),
+            Hy3Calls(),
+        ),
+        tokens=("<｜hy_Assistant:opensource｜>", "<tool_calls:opensource>"),
     ),
     Family(Format("glm-5", _GLM_STOPS, ReasoningMarkers(), GlmCalls()), tokens=_GLM_TOKENS),
     Family(

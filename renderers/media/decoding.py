@@ -65,7 +65,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
         _check_icon(source, policy)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             policy.check_size(*image.size, digest=source.digest)
-            check_work(image, source, policy)
+            check_decoding_cost(image, source, policy)
             # An MPO (which `formats` opens as JPEG) is a photo followed by a preview or a gain map, not an animation.
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
@@ -84,18 +84,18 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
 def decode_errors(
     source: MediaSource, policy: MediaPolicy, deadline: Deadline, *, kind: Literal["image", "video"] = "image"
 ) -> Iterator[None]:
-    """Raise errors of the decoders as `MediaError`s. It wraps decoder calls only: other errors mean other faults."""
+    """Raise errors of the decoders as `MediaError`s. It wraps only calls of decoders: other errors pass unchanged."""
     name = f"{kind} {source.digest[:12]}"
     try:
         yield
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # the warning under -W error
         raise MediaLimitError(f"{name} is larger than Pillow opens: {error}", digest=source.digest) from error
     except PILLOW_ERRORS as error:
-        # A TimeoutError, or the error of a decoder that met one: Pillow takes any error for "another format".
+        # A TimeoutError, or an error caused by one: Pillow treats any error as "another format".
         if deadline.passed:
             raise MediaLimitError(
-                f"{name} takes longer to decode than timeout={policy.timeout} of the policy; save it again in the "
-                "usual form of its format",
+                f"{name} takes longer to decode than timeout={policy.timeout} of the policy; re-encode it "
+                + ("as a baseline JPEG or PNG" if kind == "image" else "as H.264 in MP4"),
                 digest=source.digest,
             ) from error
         if isinstance(error, UnidentifiedImageError):
@@ -121,11 +121,11 @@ def count_frames(image: Image.Image, max_frames: int) -> int:
     return count
 
 
-def check_work(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
-    """Raise `MediaLimitError` for an opened image that takes far more work to decode than its size shows.
+def check_decoding_cost(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
+    """Raise `MediaLimitError` for an opened image that costs far more to decode than its size suggests.
 
-    That is a TIFF with tiles past the limit, because a tile is decompressed as a whole, and a JPEG, also inside a TIFF,
-    of so many scans that decoding takes minutes.
+    That is a TIFF with tiles larger than the limit, because a tile is decompressed as a whole, and a JPEG, also
+    inside a TIFF, of so many scans that decoding takes minutes.
     """
     tags = getattr(image, "tag_v2", {})
     tile_width, tile_height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_HEIGHT, 0)
@@ -136,19 +136,19 @@ def check_work(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> 
             digest=source.digest,
         )
     if image.format in ("JPEG", "MPO"):
-        work = scan_count(source.data) * image.width * image.height
+        scanned_pixels = scan_count(source.data) * image.width * image.height
     elif tags.get(_COMPRESSION) in _JPEG_IN_TIFF:
         starts = tags.get(_TILE_OFFSETS) or tags.get(_STRIP_OFFSETS) or ()
         scans = {start: scan_count(source.data, start) for start in set(starts)}  # several tiles may use the same bytes
         strip = image.width * min(tags.get(_ROWS_PER_STRIP, image.height), image.height)
-        work = (tile_width * tile_height or strip) * sum(scans[start] for start in starts)
+        scanned_pixels = (tile_width * tile_height or strip) * sum(scans[start] for start in starts)
     else:
         return
-    if work > _MAX_SCANS * policy.max_pixels:
+    if scanned_pixels > _MAX_SCANS * policy.max_pixels:
         raise MediaLimitError(
             f"image {source.digest[:12]} is a JPEG of {image.width}x{image.height} pixels in "
-            f"{work // (image.width * image.height)} scans, more than {_MAX_SCANS} at max_pixels={policy.max_pixels} "
-            "of the policy; save it again with a usual number of scans",
+            f"{scanned_pixels // (image.width * image.height)} scans, more than {_MAX_SCANS} at "
+            f"max_pixels={policy.max_pixels} of the policy; re-encode it as a baseline JPEG or PNG",
             digest=source.digest,
         )
 

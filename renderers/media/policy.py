@@ -6,11 +6,21 @@ import os
 import re
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address, ip_network
+from numbers import Real
 from pathlib import Path
 
 from renderers.errors import ConfigError, MediaLimitError
 
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+_LIMITS = (
+    "max_bytes",
+    "max_pixels",
+    "max_frames",
+    "max_aspect_ratio",
+    "max_video_pixels",
+    "timeout",
+    "max_redirects",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +41,8 @@ class MediaPolicy:
         video. The scans of a JPEG are bounded before it is decoded: 32 at `max_pixels`, more for a smaller image.
     max_redirects: hops of one fetch.
 
-    Raises `ConfigError` for an impossible scheme, host, network or directory, and for a text in place of a tuple.
+    Raises `ConfigError` for an impossible scheme, host, network or directory, for a text in place of a tuple, and for a
+    limit that is not a number of at least 0.
     """
 
     allowed_schemes: frozenset[str] = frozenset()
@@ -52,6 +63,10 @@ class MediaPolicy:
             value = getattr(self, option)
             if isinstance(value, (str, bytes, Path)):
                 raise ConfigError(f"MediaPolicy.{option}", value, ("a tuple or a set",))
+        for option in _LIMITS:
+            value = getattr(self, option)
+            if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+                raise ConfigError(f"MediaPolicy.{option}", value, ("a number of at least 0",))
         for scheme in self.allowed_schemes:
             if scheme not in ("http", "https"):
                 raise ConfigError("MediaPolicy.allowed_schemes", scheme, ("http", "https"))

@@ -53,9 +53,11 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
     `MediaLimitError` for what is too large, before it is copied, decoded or read where its size is known by then,
     `MediaTypeError` for bytes that are something else, `MediaDecodeError` for anything else that is no such medium.
     """
-    if part.get("type") in VIDEO_PART_TYPES:
-        return _video(media_value(part), part.get("fps"), policy)
-    return _image(media_value(part), policy)
+    value, is_video = media_value(part), part.get("type") in VIDEO_PART_TYPES
+    if value is None:
+        kind = "video" if is_video else "image"
+        raise MediaDecodeError(f"the part has no {kind}, url, path or base64; {_VIDEO if is_video else _IMAGE}")
+    return _video(value, part.get("fps"), policy) if is_video else _image(value, policy)
 
 
 def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:

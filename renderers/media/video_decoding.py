@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 
 from renderers.errors import MediaDecodeError, MediaTypeError
 from renderers.media.deadline import Deadline, TimedBytes
-from renderers.media.decoding import check_work, count_frames, decode_errors, decoder_versions, to_rgb
+from renderers.media.decoding import check_decoding_cost, count_frames, decode_errors, decoder_versions, to_rgb
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import image_planes, is_raw_video, raw_video_frames
 from renderers.media.sniffing import sniff
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 _IMAGE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
-# Streams and parts of a container that are read.
+# The most streams and parts of a container that are read.
 _MAX_STREAMS = 64
 _MAX_PARTS = 1 << 16
-# Frames up to this size may be decoded while the file is opened; those past the policy are refused after that.
+# Frames up to this size may be decoded while the file is opened; the policy's limit is checked after opening.
 _MAX_PIXELS_AT_OPEN = 1 << 24
 _CODECS = {"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4v3", "theora"}
 _STILL_CODECS = {"mjpeg", "prores", "ffv1", "png", "rawvideo"}  # each frame is coded by itself
@@ -148,7 +148,9 @@ def _read_frames(
 
 
 def _corrupt(source: MediaSource, reason: str) -> MediaDecodeError:
-    return MediaDecodeError(f"video {source.digest[:12]} is corrupt: {reason}", digest=source.digest)
+    return MediaDecodeError(
+        f"video {source.digest[:12]} is corrupt: {reason}; re-encode it, or download it again", digest=source.digest
+    )
 
 
 def _open_video(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Video]:
@@ -202,7 +204,7 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
             for index in range(count):
                 deadline.remaining()
                 image.seek(index)
-                check_work(image, source, policy)
+                check_decoding_cost(image, source, policy)
                 if image.size != size:  # pages of a TIFF
                     raise _corrupt(source, f"frame {index} is of another size than the first")
                 yield image_planes(to_rgb(image)) if index in wanted else None
@@ -217,7 +219,9 @@ def _animation_fps(image: Image.Image, count: int, deadline: Deadline) -> float 
         deadline.remaining()
         size = image.size
         image.seek(index)
-        if image.size != size:  # a GIF grows with a frame past its edge, which the next seek would decode
+        if (
+            image.size != size
+        ):  # Pillow enlarges a GIF for a frame beyond its edge, and would decode it at the next seek
             raise ValueError(f"frame {index} is of another size than the first")
         if image.format == "WEBP":  # Pillow knows its durations only after decoding
             image.load()
@@ -258,7 +262,7 @@ class _VideoFile:
             for packet in container.demux(stream):
                 self.deadline.remaining()
                 if packet.is_corrupt:
-                    raise _corrupt(self.source, f"it breaks off after {frames} frames")
+                    raise _corrupt(self.source, f"it ends early, after {frames} frames")
                 frames += bool(packet.size) and not packet.is_discard
                 self.policy.check_frames(frames, digest=self.source.digest)
         first = next(self._decoded(), None)
@@ -315,7 +319,7 @@ def _video_file(source: MediaSource, policy: MediaPolicy, deadline: Deadline, co
             digest=source.digest,
         ) from error
     if _declared_bytes(bytes(source.data), container) > source.nbytes:
-        raise _corrupt(source, f"it is cut short after {source.nbytes} bytes")
+        raise _corrupt(source, f"it ends early, after {source.nbytes} bytes")
     file = _VideoFile(source, policy, deadline, container)
     return _Video(file.read_info(), file.read)
 

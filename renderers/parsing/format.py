@@ -43,7 +43,7 @@ class Format:
     syntax of calls in a turn of one stream; in a turn of several messages (`channels`) calls are messages. `arguments`
     is the form of tool-call arguments that the template reads, `call_id` the id of a call for which the model writes
     none (`{name}` and `{index}` are filled in). `leading_newlines` are those that the template prints between the
-    generation prompt and the model's text.
+    generation prompt and the model's text, `trailing_newlines` those that it prints between content and the stop token.
 
     Typed configurations (`renderers.configs`) set three rules of parsing. `calls_end_reasoning`: a tool-call marker
     inside open reasoning ends it, also where the call is cut off, unless the end marker of reasoning follows.
@@ -60,6 +60,7 @@ class Format:
     call_id: str = "call_{index}"
     history_ends: tuple[str, ...] = ()
     leading_newlines: str = ""
+    trailing_newlines: str = ""
     calls_end_reasoning: bool = False
     drops_repeated_start: bool = False
     reports_unknown_tools: bool = True

@@ -22,11 +22,15 @@ from renderers.parsing.syntaxes.syntax import Attempt, CallText
 class TextBuffer:
     """Text that grows piece by piece, without the newlines at its edges that belong to the layout of the template.
 
-    Of the newlines before the first other text, `layout_newlines` are dropped, or all of them if `strip_leading`.
+    Of the newlines before the first other text, `layout_newlines` are dropped, or all of them if `strip_leading`; of
+    those at the end, `layout_newlines_at_end`.
     """
 
-    def __init__(self, *, layout_newlines: int = 0, strip_leading: bool = False) -> None:
+    def __init__(
+        self, *, layout_newlines: int = 0, layout_newlines_at_end: int = 0, strip_leading: bool = False
+    ) -> None:
         self.layout_newlines, self.strip_leading = layout_newlines, strip_leading
+        self._layout_newlines_at_end = layout_newlines_at_end
         self.begun = False
         self._parts: list[str] = []
         self._newlines = 0  # at the end of the text so far, held back
@@ -47,7 +51,7 @@ class TextBuffer:
 
     def finish(self, *, strip_trailing: bool) -> str:
         """Append and return the newlines at the end, unless `strip_trailing`."""
-        newlines, self._newlines = self._newlines, 0
+        newlines, self._newlines = max(0, self._newlines - self._layout_newlines_at_end), 0
         if strip_trailing:
             return ""
         return self._append("\n" * (newlines if self.begun else self._leading_newlines(newlines)))
@@ -71,7 +75,9 @@ class Transcript:
         self._lexer, self._encoding, self._tools = lexer, encoding, tools
         self._strips_reasoning = format.reasoning is None or not format.reasoning.verbatim
         self.reasoning = TextBuffer(strip_leading=self._strips_reasoning)
-        self.content = TextBuffer(layout_newlines=len(format.leading_newlines))
+        self.content = TextBuffer(
+            layout_newlines=len(format.leading_newlines), layout_newlines_at_end=len(format.trailing_newlines)
+        )
         self.calls: list[ParsedToolCall] = []
         self.reasoned = False  # whether reasoning was opened, even if it is empty
         self.reasoning_open = False

@@ -1,4 +1,4 @@
-"""One call of a model's own processor in transformers: media -> tensors and placeholder text."""
+"""Calls a model's own processor in transformers: media -> tensors and placeholder text."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ProcessorRunner:
 
         `raw` skips rescale and normalise and gives the pixels before them, uint8 where the class supports it.
 
-        Raises one of `PROCESSOR_ERRORS`, among them what the processor itself raises.
+        Raises one of `PROCESSOR_ERRORS`; errors of the processor itself pass unchanged.
         """
         options: dict[str, Any] = {"text_kwargs": {"return_tensors": None, "padding": False}}
         if self.modality == "image":
@@ -109,8 +109,8 @@ class ProcessorRunner:
         offsets = tensors.pop("text_replacement_offsets", None)
         if offsets is None:
             raise NotImplementedError(
-                f"{self.name} does not report the replacement of {self.marker!r} (return_text_replacement_offsets); "
-                "a newer transformers may"
+                f"{self.name} does not report the replacement of {self.marker!r} (return_text_replacement_offsets). "
+                "Upgrade transformers: newer versions may report it"
             )
         return ProcessorOutput(
             {name: _array(name, value) for name, value in tensors.items() if name not in self._text_tensors},

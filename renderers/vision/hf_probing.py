@@ -59,8 +59,8 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
         raise LoadError(f"{runner.name} does not process {runner.modality}s one at a time: {error}") from error
     if list(batch.replacements) != [output.replacements[0] for output in single]:
         raise LoadError(
-            f"{runner.name} puts other text in place of {runner.marker!r} where {runner.modality}s are processed "
-            "together; such a model cannot be given items that were processed alone"
+            f"{runner.name} puts other text in place of {runner.marker!r} when {runner.modality}s are processed "
+            "together; items that were processed alone would be wrong for such a model"
         )
     fields = _fields(runner, single, batch)
     embed_token = _embed_token(runner, single, embed_tokens)
@@ -134,7 +134,7 @@ def _fields(
         if output.tensors.keys() != names:
             raise LoadError(
                 f"{runner.name} returns {', '.join(output.tensors)} for one {runner.modality} and "
-                f"{', '.join(names)} for several; only processors that return the same are read"
+                f"{', '.join(names)} for several; only processors that return the same tensors are supported"
             )
     return {
         name: _field(runner, name, [output.tensors[name] for output in single], batch.tensors[name]) for name in names
@@ -152,9 +152,9 @@ def _field(runner: ProcessorRunner, name: str, single: Sequence[np.ndarray], bat
             return field
     shapes = ", ".join(str(array.shape) for array in single)
     raise LoadError(
-        f"{runner.name} makes {name!r} of shapes {shapes} of single {runner.modality}s and {batch.shape} of all "
-        "together, which is neither their rows one after another nor stacked and padded: their values or their layout "
-        "depend on what else is in the batch, so that items processed alone would be wrong"
+        f"{runner.name} returns {name!r} in the shapes {shapes} for single {runner.modality}s and {batch.shape} for "
+        "all together, which is neither their rows one after another nor stacked and padded: values or layout depend "
+        "on the rest of the batch, so items that were processed alone would be wrong"
     )
 
 
@@ -175,8 +175,8 @@ def item_tensor(name: str, array: np.ndarray, field: TensorField) -> np.ndarray:
         return array
     if len(array) != 1:
         raise MediaError(
-            f"the processor makes {len(array)} rows of {name!r} here where it made one of each probe: how such rows "
-            "of several items are put together is not known"
+            f"the processor returned {len(array)} rows of {name!r}; when it was loaded it returned one row for every "
+            "probe. How such rows of several items are combined is not known"
         )
     return np.asarray(array[0])
 

@@ -81,7 +81,7 @@ class HFProcessor(StoringProcessor):
         layout = self._layout
         if isinstance(layout, LoadError):
             raise MediaError(
-                f"this model's {self.modality}s cannot be taken: {layout}", digest=source.digest
+                f"this model's {self.modality}s cannot be processed: {layout}", digest=source.digest
             ) from layout
         fields = layout.fields
         medium: Medium
@@ -93,12 +93,14 @@ class HFProcessor(StoringProcessor):
             output = self._runner.run([medium], raw=bool(layout.scales))
         except PROCESSOR_ERRORS as error:
             raise MediaError(
-                f"{self._runner.name} cannot take {self.modality} {source.digest[:12]}: {error}", digest=source.digest
+                f"{self._runner.name} cannot process {self.modality} {source.digest[:12]}: {error}",
+                digest=source.digest,
             ) from error
         if output.tensors.keys() != fields.keys():
             raise MediaError(
-                f"{self._runner.name} returns {', '.join(output.tensors)} for {self.modality} {source.digest[:12]}, "
-                f"not {', '.join(fields)} as for every probe",
+                f"{self._runner.name} returned the tensors {', '.join(output.tensors)} for {self.modality} "
+                f"{source.digest[:12]}; when it was loaded it returned {', '.join(fields)} for every probe. Resize the "
+                f"{self.modality} to a more usual size, or leave it out",
                 digest=source.digest,
             )
         tensors: dict[str, np.ndarray | PackedArray] = {}
@@ -108,8 +110,9 @@ class HFProcessor(StoringProcessor):
             scale = layout.scales.get(name)
             if scale is not None and array.dtype != np.uint8:
                 raise MediaError(
-                    f"{self._runner.name} makes {array.dtype} and not uint8 of {self.modality} {source.digest[:12]} "
-                    "before it rescales, unlike for every probe",
+                    f"before rescaling, {self._runner.name} returned {name} of {self.modality} {source.digest[:12]} as "
+                    f"{array.dtype}; when it was loaded it returned uint8 for every probe. Convert the "
+                    f"{self.modality} to 8-bit RGB, or leave it out",
                     digest=source.digest,
                 )
             tensors[name] = array if scale is None else ScaledPixels(array, scale)
@@ -132,7 +135,7 @@ class HFProcessor(StoringProcessor):
 
 
 def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: MediaStore) -> dict[Modality, HFProcessor]:
-    """The processors for images and videos of a model directory, as far as its own processor takes them.
+    """The processors for images and videos of a model directory, as far as its own processor accepts them.
 
     Only processor classes of transformers itself are run, never code of the directory, and nothing is fetched.
     Raises `MissingExtraError` where a package is missing, else a `LoadError` that names file or class and the cure.
@@ -146,9 +149,9 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
     if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
         classes = {str(config["processor_class"]) for config in configs.values() if "processor_class" in config}
         raise LoadError(
-            f"transformers {metadata.version('transformers')} makes a {name} of {directory}, not a processor of text "
-            f"and images; its files name {' and '.join(sorted(classes)) or 'no processor_class'}. Upgrade "
-            "transformers, or correct processor_class in processor_config.json"
+            f"transformers {metadata.version('transformers')} loads {directory} as {name}, which is not a "
+            f"processor of text and images; its files name {' and '.join(sorted(classes)) or 'no processor_class'}. "
+            "Upgrade transformers, or correct processor_class in processor_config.json"
         )
     lock = threading.Lock()
     loaded: dict[Modality, HFProcessor] = {}
@@ -159,8 +162,8 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
             continue
         if not isinstance(marker, str):
             raise LoadError(
-                f"{name} names no {modality}_token, the token that a template prints for a {modality}: a newer "
-                "transformers may, and without one its items cannot be placed"
+                f"{name} names no {modality}_token, the token that a template prints for each {modality}. "
+                "Upgrade transformers: without this token the items cannot be located in the text"
             )
         runner = ProcessorRunner(processor, modality, marker, lock)
         if not runner.is_control(marker):
@@ -184,8 +187,8 @@ def _layout(runner: ProcessorRunner, part: Any, config: Mapping[str, Any]) -> La
 
 def _load_processor(directory: Path) -> Any:
     what = f"the processor of {directory}"
-    # torchvision too, although some classes run without: there they resample otherwise, and pixels must not depend on
-    # what happens to be installed.
+    # torchvision is required even for classes that run without it: they then resample differently, and the pixels would
+    # depend on the installation.
     missing = [package for package in ("torch", "torchvision", "transformers") if find_spec(package) is None]
     if missing:
         raise MissingExtraError(what, "processors", " and ".join(missing))
@@ -194,7 +197,7 @@ def _load_processor(directory: Path) -> Any:
 
         return AutoProcessor.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        # A bare Exception is what tokenizers raises for a definition that it cannot read.
+        # tokenizers raises a plain Exception for a definition that it cannot read.
         if not isinstance(error, PROCESSOR_ERRORS) and type(error) is not Exception:
             raise
         if isinstance(error, ImportError) and find_spec("num2words") is None:  # SmolVLM's asks for it
@@ -223,7 +226,11 @@ def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Layout | LoadError) -> str:
-    """16 hex digits. The example covers the tokens around the features, which the tokenizer defines."""
+    """16 hex digits of a hash of everything that decides the items.
+
+    `layout.example` is the text that the processor printed for one probe. It is included because the tokenizer, and not
+    the processor's settings, defines the tokens around the features.
+    """
     other = {"image": "video_processor", "video": "image_processor"}[runner.modality]
     settings = {name: value for name, value in processor.to_dict().items() if name != other and name not in _NOT_PIXELS}
     description = {

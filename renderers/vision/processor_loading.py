@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from renderers.errors import InvalidFileError, LoadError, short_repr
+from renderers.errors import ConfigError, InvalidFileError, LoadError, short_repr
 from renderers.file_reading import read_json
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
@@ -36,6 +36,8 @@ def load_media(
     missing package, or code of the repository), or the tokenizer has no token for videos, such media are refused with
     that reason, while text is rendered. Raises `LoadError` for invalid settings of a Qwen-VL.
     """
+    if not isinstance(policy, MediaPolicy | None):
+        raise ConfigError("media_policy", policy, ("a MediaPolicy", "None"))
     model = tokenizer.model
     joint = read_json(directory / _JOINT_FILE)
     # As in transformers, the joint file takes precedence over the older separate files.

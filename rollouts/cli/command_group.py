@@ -1,4 +1,4 @@
-"""Turns an error of any command into a line on stderr and an exit code.
+"""The classes of all commands: an error becomes a line on stderr and an exit code, and help is plain text.
 
 Commands let errors pass, unless they add information to one. A traceback is a defect of mmrollouts.
 """
@@ -9,9 +9,11 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
-from typer.core import TyperGroup
+import typer
+from typer.core import TyperCommand, TyperGroup
 
 from renderers import RendererError
 from rollouts.errors import RolloutsError
@@ -22,11 +24,42 @@ FAILED: Final = 2
 PIPE_CLOSED: Final = 1  # as in `rich` and `click`; the reader of the pipe closed it, which needs no message
 INTERRUPTED: Final = 130
 
+_ANY_LENGTH: Final = 1000
 _EXPECTED_ERRORS: Final = (RendererError, RolloutsError, TransportError, OSError, MemoryError, RecursionError)
 
 
+# Of every `typer.Typer` here. Without rich's tables, names of options are never cut, however narrow the terminal.
+APP_SETTINGS: Final[Mapping[str, Any]] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "pretty_exceptions_show_locals": False,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+class Command(TyperCommand):
+    """One command. Its usage shows `FILE`, not typer's `{FILE}`; in a list of commands its first sentence is whole."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return super().get_short_help_str(_ANY_LENGTH)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's, which typer passes on
+            raise
+
+
 class CommandGroup(TyperGroup):
-    """All commands. Each ends with an exit code, and with a line on stderr where that is 2."""
+    """A group of commands. Each ends with an exit code, and with a line on stderr where that is 2."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return super().get_short_help_str(_ANY_LENGTH)
 
     def main(self, *args: Any, **options: Any) -> Any:
         if not options.get("standalone_mode", True):

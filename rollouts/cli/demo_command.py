@@ -33,17 +33,24 @@ class EngineKind(StrEnum):
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer RL steps: about 80 seconds.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Decides everything: weights, digits, samples.")] = 0,
-    out: Annotated[Path, typer.Option(help="The directory for model, trajectories, curves and figures.")] = Path(
-        "demo-out"
-    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer RL steps: 50 to 80 seconds.")] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Decides everything: weights, digits, samples.")] = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIRECTORY", help="The directory for model, trajectories, curves and figures.")
+    ] = Path("demo-out"),
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its target.")] = False,
     engine: Annotated[
         EngineKind, typer.Option(help="Where completions are sampled: in this process, or by a vLLM server.")
     ] = EngineKind.LOCAL,
-    base_url: Annotated[str, typer.Option(help="The URL of the vLLM server, which must serve OUT/model.")] = "",
-    api_key_env: Annotated[str | None, typer.Option(help="The environment variable with the server's key.")] = None,
+    base_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="The URL of the vLLM server, which must serve the directory `model` of --out."
+        ),
+    ] = "",
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the server's key.")
+    ] = None,
 ) -> None:
     """Watch a tiny vision-language model learn to read digits, from random weights, on this machine."""
     console = Console()
@@ -113,6 +120,8 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
         cause = error.__cause__ if isinstance(error, EpisodeError) else error
         if not isinstance(cause, ServerUnreachableError | CapabilityError):
             raise
+        while isinstance(cause.__cause__, ServerUnreachableError):  # the request that failed first
+            cause = cause.__cause__
         if isinstance(cause, ApiKeyError):
             exit_with_error(api_key_advice(base_url, api_key_env))
         console.print(str(cause), markup=False)

@@ -18,8 +18,11 @@ _STAND_IN = "+mmrollouts"
 
 def env() -> None:
     """Print the installed versions; exit with 1 if another distribution's `renderers` is installed beside ours."""
-    versions = {name: _version(name) for name in _PACKAGES}
-    rows = [("python", python_version()), *((name, version or "not installed") for name, version in versions.items())]
+    versions = {name: installed_version(name) for name in _PACKAGES}
+    rows = [
+        ("python", python_version()),
+        *((name, version or "not installed") for name, version in versions.items()),
+    ]
     print_table([Column("package"), Column("version", min_width=20)], rows)
     installed = versions["renderers"]
     place = Path(renderers.__file__).parent
@@ -39,7 +42,8 @@ def env() -> None:
         raise typer.Exit(1)
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The version of an installed distribution; None if it is not installed."""
     try:
         return distribution(name).version
     except PackageNotFoundError:

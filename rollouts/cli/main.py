@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from rollouts.cli.command_group import CommandGroup
+from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.demo_command import demo
 from rollouts.cli.doctor.command import doctor
-from rollouts.cli.env_command import env
+from rollouts.cli.env_command import env, installed_version
 from rollouts.cli.media.commands import media_commands
 from rollouts.cli.render.command import render
 from rollouts.cli.traj.commands import traj_commands
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
+app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 app.add_typer(media_commands, name="media")
 app.add_typer(traj_commands, name="traj")
-app.command()(doctor)
-app.command()(demo)
-app.command()(env)
-app.command()(render)
+app.command(cls=Command)(doctor)
+app.command(cls=Command)(demo)
+app.command(cls=Command)(env)
+app.command(cls=Command)(render)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mmrollouts {installed_version('mmrollouts') or '(not installed)'}")
+        raise typer.Exit
 
 
 @app.callback()
-def commands() -> None:
+def commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Exact multi-turn, multimodal rollouts."""
 
 

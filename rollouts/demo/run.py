@@ -29,6 +29,7 @@ from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.engines.vllm import VLLMEngine
 from rollouts.episodes.episode import EpisodeSpec, derived_seed
 from rollouts.episodes.runner import run_episodes
 from rollouts.testing import tiny_qwen3_vl
@@ -173,6 +174,8 @@ class Demo:
     async def _run(self, writer: RecordWriter) -> None:
         results, recipe = self._results, self._recipe
         try:
+            if isinstance(self._engine, VLLMEngine):  # a minute of training would precede the first request
+                await self._engine.capabilities()
             await self._warm_start()
             results.before = await self._score(self._held_out_digits)
             for step in range(1, recipe.rl_steps + 1):

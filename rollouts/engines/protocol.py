@@ -15,10 +15,11 @@ import numpy as np
 from renderers import MultiModalData
 from renderers.placement import PlacedItem
 from rollouts.engines.completion_checks import logprobs_error, prompt_error, token_ids_error
-from rollouts.error_texts import quoted, short_repr
+from rollouts.error_texts import short_repr
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 from rollouts.numbers import finite_number, whole_number
 from transport import wire_type
+from transport.wire.error_texts import quoted
 
 
 @wire_type("rollouts.FinishReason")
@@ -68,15 +69,16 @@ class SamplingParams:
         valid = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
         self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
         rules = {
-            "max_tokens is at least 1": self.max_tokens >= 1,
-            "temperature is 0 (greedy) or more": self.temperature >= 0.0,
-            "top_p is in (0, 1]": 0.0 < self.top_p <= 1.0,
-            "top_k is 0 (off) or more": self.top_k >= 0,
-            "n is at least 1": self.n >= 1,
+            "max_tokens": (self.max_tokens >= 1, "at least 1"),
+            "temperature": (self.temperature >= 0.0, "0 (greedy) or more"),
+            "top_p": (0.0 < self.top_p <= 1.0, "a number above 0, up to 1"),
+            "top_k": (self.top_k >= 0, "0 (off) or more"),
+            "n": (self.n >= 1, "at least 1"),
         }
-        broken = [rule for rule, holds in rules.items() if not holds]
-        if broken:
-            raise InvalidRequestError("sampling", f"{'; '.join(broken)}, got {self}")
+        for name, (holds, allowed) in rules.items():
+            if not holds:
+                text = f"SamplingParams.{name} is {short_repr(getattr(self, name))}; pass {allowed}"
+                raise InvalidRequestError("sampling", text)
 
     def _set(self, name: str, value: object, kind: str) -> None:
         """Set a field to its value as a built-in type. Raises `InvalidRequestError` for None: it is not `kind`."""

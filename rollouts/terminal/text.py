@@ -23,6 +23,11 @@ def printable_line(text: str) -> str:
     return printable(text).replace("\n", "⏎")
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A number and its noun: "1 token", "1,200 tokens"."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def print_line(text: str) -> None:
     """Print to standard output, without wrapping."""
     Console().print(Text(printable(text)), soft_wrap=True)

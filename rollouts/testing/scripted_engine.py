@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, WeightSpan
+from rollouts.error_texts import short_repr
 from rollouts.errors import EngineClosedError, EngineError
 
 
@@ -68,6 +69,7 @@ class ScriptedEngine:
             raise ScriptError("script", f"a script is a list of entries, not the text {script!r:.40}; pass [text]")
         self.requests: list[GenerateRequest] = []
         self.closed = False
+        self._taken = 0
         self._function = script if callable(script) else None
         self._script: Iterator[Entry | EntryFunction] = iter(()) if callable(script) else iter(script)
         self._renderer = getattr(renderer, "renderer", renderer)  # a pool has a renderer
@@ -78,16 +80,18 @@ class ScriptedEngine:
         if self.closed:
             raise EngineClosedError(request.request_id, "the engine is closed")
         self.requests.append(request)
+        first = self._taken
         entries = [self._next(request) for _ in range(request.sampling.n)]
         await asyncio.sleep(0)  # lets other episodes run, as a model that samples does
         completions: list[Completion] = []
         for index, entry in enumerate(entries):
+            number = first + index
             if callable(entry) and not isinstance(entry, type):
                 entry = entry(request)
                 entry = await entry if inspect.isawaitable(entry) else entry
             if isinstance(entry, GenerateResult):
                 return entry
-            completions.append(self._completion(request, index, entry))
+            completions.append(self._completion(request, index, entry, number))
         return GenerateResult(request.request_id, completions)
 
     async def close(self) -> None:
@@ -95,6 +99,7 @@ class ScriptedEngine:
         self.closed = True
 
     def _next(self, request: GenerateRequest) -> Any:
+        self._taken += 1
         if self._function is not None:
             return self._function
         try:
@@ -105,13 +110,13 @@ class ScriptedEngine:
                 f"the script has no entry left for request {len(self.requests)}; give it one more, or a function",
             ) from None
 
-    def _completion(self, request: GenerateRequest, index: int, entry: Any) -> Completion:
+    def _completion(self, request: GenerateRequest, index: int, entry: Any, number: int) -> Completion:
         if isinstance(entry, BaseException) or (isinstance(entry, type) and issubclass(entry, BaseException)):
             raise entry
         if isinstance(entry, Completion):
             return replace(entry, index=index)
         scripted = entry if isinstance(entry, ScriptedCompletion) else ScriptedCompletion(entry)
-        ids = self._token_ids(request, scripted)[: request.sampling.max_tokens]
+        ids = self._token_ids(request, scripted, number)[: request.sampling.max_tokens]
         stopped = bool(ids) and ids[-1] in {*request.sampling.stop_token_ids, *self._stop_ids()}
         reason = scripted.finish_reason or (FinishReason.STOP if stopped else FinishReason.LENGTH)
         logprobs = np.asarray(scripted.logprobs, np.float32)
@@ -124,10 +129,17 @@ class ScriptedEngine:
             weight_spans=(WeightSpan(self._weight_version, 0, len(ids)),) if ids else (),
         )
 
-    def _token_ids(self, request: GenerateRequest, scripted: ScriptedCompletion) -> list[int]:
+    def _token_ids(self, request: GenerateRequest, scripted: ScriptedCompletion, number: int) -> list[int]:
         output = scripted.output
         if not isinstance(output, str):
-            return [int(token) for token in output]
+            try:
+                return [int(token) for token in output]
+            except (TypeError, ValueError) as error:
+                raise ScriptError(
+                    request.request_id,
+                    f"entry {number} of the script is {short_repr(output)} ({type(output).__name__}); pass text, token "
+                    "ids, a ScriptedCompletion, a Completion, a GenerateResult, an exception or a function",
+                ) from error
         if self._renderer is None:
             raise ScriptError(request.request_id, f"{output!r:.40} needs a tokenizer; pass renderer=, or token ids")
         ids: list[int] = self._renderer.tokenizer.encode_scaffold(output)

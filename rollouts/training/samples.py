@@ -71,12 +71,12 @@ class TrainingSample:
 def sample_from_rendered(
     rendered: RenderedTokens, *, trained_messages: Collection[int] | None = None, name: str = ""
 ) -> TrainingSample:
-    """A supervised sample: trained are the tokens that the model would sample, of `trained_messages` alone if given."""
+    """A supervised sample: it trains the tokens that the model would sample, if given only of `trained_messages`."""
     loss_mask = np.array(rendered.sampled_mask, dtype=bool)
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
     media = rendered.multi_modal_data.items_with_ranges() if rendered.multi_modal_data is not None else []
-    for _, placeholder in media:  # the model does not predict an image in an assistant turn
+    for _, placeholder in media:  # placeholder tokens are not predicted, even in an assistant turn
         loss_mask[placeholder.offset : placeholder.end] = False
     return TrainingSample(
         token_ids=np.array(rendered.token_ids, dtype=np.int32),

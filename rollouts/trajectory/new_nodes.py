@@ -34,7 +34,9 @@ def completion_node(parent: int, completion: Completion, extras: Mapping[str, np
     logprobs = np.asarray(completion.logprobs)
     if logprobs.dtype.kind == "f":
         logprobs = read_only(logprobs, np.float32)
-    error = ending_error(completion) or logprobs_error(logprobs, len(ids))
+    error = ending_error(completion)
+    if error is None and (wrong := logprobs_error(logprobs, len(ids))) is not None:
+        error = f"{wrong}; pass the sampler's log-probability of each sampled token, a finite number of at most 0"
     for name, rows in extras.items():
         error = error or extra_error(name, rows, len(ids))
     if error is not None:
@@ -64,6 +66,7 @@ def prompt_node(
     `references` are all media of the prompt. For `messages` and `num_path_messages` see `_new_messages`.
     """
     media = [one.shifted(-start) for one in references if one.placeholder.offset >= start]
+    new_messages = _new_messages(prompt, start, messages, num_path_messages)
     return TokenNode(
         parent=parent,
         token_ids=read_only(ids[start:], np.int32),  # a view would keep the whole prompt of every turn in memory
@@ -71,7 +74,7 @@ def prompt_node(
         logprobs=read_only(np.empty(0, dtype=np.float32), np.float32),
         media=tuple(media),
         content=_content_mask(prompt, start) if prompt.spans else None,
-        messages=_with_sources(_new_messages(prompt, start, messages, num_path_messages), media) if messages else (),
+        messages=_with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else (),
         extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
     )
 
@@ -90,11 +93,13 @@ def _new_messages(
 ) -> Sequence[Message]:
     """The messages of a prompt that the path up to token `start` does not hold yet.
 
-    A message without tokens belongs to the message after it. `num_path_messages` decides about a message that begins
-    before `start` and ends after it. It is None if the path ends with a completion: the path holds that message, and
-    the new tokens close it. Otherwise the path ends with a prompt that holds this number of messages: the path holds
-    that message if it is one of them. If it is not, the last tokens of that prompt only began it, as the generation
-    prompt of a template begins an assistant turn, and it is new.
+    A message without tokens belongs to the message after it. Whether the path holds a message that begins before
+    `start` and ends after it depends on `num_path_messages`:
+
+    - None: the path ends with a completion. It holds that message, and the new tokens close it.
+    - More than the index of that message: the path ends with a prompt of so many messages, and holds it.
+    - At most its index: the last tokens of that prompt only began it, as the generation prompt of a template begins an
+      assistant turn. It is new.
     """
     if not messages:
         return ()
@@ -115,18 +120,32 @@ def _new_messages(
     return messages[first:]
 
 
-def _with_sources(messages: Sequence[Message], media: Sequence[MediaReference]) -> tuple[Message, ...]:
-    """Copies of the messages in which each medium is replaced by its source."""
+def _with_sources(
+    messages: Sequence[Message], media: Sequence[MediaReference], first_index: int
+) -> tuple[Message, ...]:
+    """Copies of the messages in which each medium is replaced by its source; `first_index` is for errors."""
     references = iter(media)
     copies: list[Message] = []
-    for message in messages:
+    for index, message in enumerate(messages, first_index):
         try:
             copies.append(_message_with_sources(message, references))
         except RecursionError as error:
-            raise InvalidTurnError("a message contains itself, or is nested too deep to be stored") from error
-    if next(references, None) is not None:
-        raise InvalidTurnError("the prompt has more media than its messages; pass the messages of the prompt")
+            raise InvalidTurnError(f"message {index} contains itself, or is nested too deep to be stored") from error
+        except _NoReferenceLeftError as error:
+            raise InvalidTurnError(
+                f"the messages have more media than the prompt, {len(media)} from message {first_index} to {index}; "
+                "pass the messages of the prompt"
+            ) from error
+    if unused := len(list(references)):
+        raise InvalidTurnError(
+            f"the prompt has more media than its messages, {len(media)} and {len(media) - unused} from message "
+            f"{first_index} on; pass the messages of the prompt"
+        )
     return tuple(copies)
+
+
+class _NoReferenceLeftError(Exception):
+    pass
 
 
 def _message_with_sources(message: Message, references: Iterator[MediaReference]) -> Message:
@@ -144,5 +163,5 @@ def _part_with_source(part: Any, references: Iterator[MediaReference]) -> Any:
         return part if isinstance(part, str) else copied_mapping(part)
     reference = next(references, None)
     if reference is None:
-        raise InvalidTurnError("the messages have more media than the prompt; pass the messages of the prompt")
+        raise _NoReferenceLeftError
     return {"type": reference.modality, reference.modality: reference.source}

@@ -22,7 +22,7 @@ from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.errors import InvalidStepError, InvalidTurnError, TrajectoryError
-from rollouts.trajectory.pixel_forms import PackedItem, Processors
+from rollouts.trajectory.packed_episodes import PackedItem, Processors
 from rollouts.trajectory.token_node import processor_for, token_array
 from rollouts.trajectory.tree import Trajectory
 from transport import DecodeError, EncodeError, StepMediaError, decode, encode, restore_multi_modal_data

@@ -15,7 +15,6 @@ from renderers.media.item import Modality
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan, weight_span_error
-from rollouts.error_texts import quoted
 from rollouts.errors import (
     ArgumentError,
     InvalidNodeError,
@@ -24,6 +23,7 @@ from rollouts.errors import (
     PixelMismatchError,
 )
 from transport import wire_type
+from transport.wire.error_texts import quoted
 
 
 @wire_type("rollouts.MediaReference")

@@ -16,7 +16,7 @@ from renderers.rendered import MultiModalData
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.errors import InvalidTraceError, InvalidTurnError, TrajectoryError
 from rollouts.numbers import finite_number, whole_number
-from rollouts.trajectory.pixel_forms import Processors
+from rollouts.trajectory.packed_episodes import Processors
 from rollouts.trajectory.token_node import processor_for
 from rollouts.trajectory.tree import Trajectory
 

@@ -23,7 +23,7 @@ from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.completion_checks import logprobs_error, token_ids_error
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.error_texts import is_unicode, quoted, short_repr
+from rollouts.error_texts import is_unicode, short_repr
 from rollouts.errors import (
     InvalidTrajectoryError,
     InvalidTurnError,
@@ -40,6 +40,7 @@ from rollouts.trajectory.reported_extras import reported_extras
 from rollouts.trajectory.token_node import MediaReference, TokenNode, same_media, token_array
 from transport import EncodeError, wire_type
 from transport.wire.codec import check_encodable, is_plain
+from transport.wire.error_texts import quoted
 
 
 @wire_type("rollouts.Turn")

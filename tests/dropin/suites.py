@@ -72,7 +72,7 @@ SUITES = {
             ("tests",),
             ("tests",),
             # To write tracebacks of some thousand failures would take longer than the tests.
-            ("-n", "2", "--dist", "loadfile", "--tb=no", "--assert=plain"),
+            ("-p", "private_names", "-n", "2", "--dist", "loadfile", "--tb=no", "--assert=plain"),
             is_consumer=False,
         ),
     )
@@ -144,5 +144,6 @@ def _variables(place: Path) -> dict[str, str]:
         "TIKTOKEN_ENCODINGS_BASE": str(fake_hub.ENCODINGS),
         "PYTHONPATH": str(_PLUGIN),
         "MMROLLOUTS_OUTCOMES": str(place / "outcomes.json"),
+        "MMROLLOUTS_STOCK_RENDERERS": str(fetch("renderers-0.1.12") / "renderers"),
         "TOKENIZERS_PARALLELISM": "false",
     }

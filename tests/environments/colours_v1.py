@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 
@@ -46,8 +47,8 @@ class ColoursHarness(vf.Harness[vf.HarnessConfig]):
             try:
                 while True:
                     request = {"model": ctx.model, "messages": messages, **tools}
-                    response = await client.chat.completions.create(**request)
-                    answer = response.choices[0].message
+                    calls = [client.chat.completions.create(**request) for _ in range(data.asks)]
+                    answer = (await asyncio.gather(*calls))[0].choices[0].message
                     if not answer.tool_calls:
                         break
                     image = [{"type": "image_url", "image_url": {"url": image_url("blue")}}]
@@ -66,6 +67,8 @@ class ColoursData(vf.TaskData):
     """The harness gives the model a tool, whose result is an image."""
     forgets: bool = False
     """The harness sends only the last message of the user."""
+    asks: int = 1
+    """How often the harness makes each call, at the same time; it uses one of the answers."""
     censored: str | None = None
     """Answers with this text are rewritten before the harness and the trace receive them."""
 

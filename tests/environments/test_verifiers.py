@@ -131,6 +131,20 @@ def test_each_image_is_encoded_once(tiny_model_dir, monkeypatch):
     assert len(made) == len(set(made)) == 3
 
 
+def served(trace):
+    """The trace as a client of an environment server receives it: msgpack deltas, put together."""
+    from verifiers.v1.serve.delta import DeltaStreamer, EpisodeAssembly, TraceSummary, pack, unpack
+
+    assembly = EpisodeAssembly()
+
+    async def send(delta):
+        assembly.apply(unpack(pack(delta)))
+
+    asyncio.run(DeltaStreamer(lambda: [trace], send).flush())
+    summary = TraceSummary(id=trace.id, nodes=len(trace.nodes), calls=len(trace.calls))
+    return assembly.finish({}, [summary])["traces"][0]
+
+
 def test_what_verifiers_recorded_is_read_as_the_same_tree(renderer):
     engine = ScriptedEngine(["red", "green", "blue"], renderer=renderer)
     with EngineClient(engine, renderer) as client:
@@ -140,7 +154,7 @@ def test_what_verifiers_recorded_is_read_as_the_same_tree(renderer):
     wire = vf.WireTrace.model_validate(json.loads(json.dumps(record)))
     packed = pytest.importorskip("msgpack").packb(trace.model_dump(mode="python", serialize_as_any=True))
     unpacked = pytest.importorskip("msgpack").unpackb(packed)
-    for form in (trace, record, wire, unpacked):
+    for form in (trace, record, wire, unpacked, served(trace)):
         read = trajectory_from_trace(form, processors=renderer.processors)
         same_tree(exact, read)
         assert read.episode_id == trace.id
@@ -172,6 +186,20 @@ def test_a_history_that_the_harness_changes_is_another_branch(counting):
     assert len(trajectory.leaves()) == len(trace.branches) == 3
     for branch, leaf in zip(trace.branches, trajectory.leaves(), strict=True):
         assert branch.token_ids == trajectory.token_ids(leaf).tolist()
+    same_tree(trajectory, trajectory_from_trace(trace, processors=counting.renderer.processors))
+
+
+@pytest.mark.parametrize("answers", [["red"] * 6, ["red", "green", "blue", "red", "green", "blue"]])
+def test_calls_at_the_same_time_are_siblings_that_share_their_prompt(counting, answers):
+    engine = ScriptedEngine(answers, renderer=counting.renderer)
+    with EngineClient(engine, counting) as client:
+        (trace,) = play(load_env({"asks": 2}), client).traces
+        trajectory = client.pop_trajectory(trace)
+    assert trace.ok, trace.errors
+    assert counting.calls == ["render"] * 2 + ["bridge_to_next_turn"] * 4
+    assert sum(node.sampled.all() for node in trajectory.nodes) == 6
+    assert len(trajectory.nodes) == 9  # each of the three prompts is stored once
+    assert sum(len(node.media) for node in trajectory.nodes) == 3
     same_tree(trajectory, trajectory_from_trace(trace, processors=counting.renderer.processors))
 
 
@@ -314,15 +342,17 @@ def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
     assert trajectory.error.startswith("CancelledError")
 
 
-def test_a_task_that_is_not_there_is_named(renderer):
-    with pytest.raises(EpisodeArgumentError, match="seed is 9"):
+@pytest.mark.parametrize(("task", "concurrency", "named"), [(9, 1, "seed is 9"), (0, 0, "concurrency is 0")])
+def test_a_task_that_is_not_there_and_no_concurrency_are_named(renderer, task, concurrency, named):
+    with pytest.raises(EpisodeArgumentError, match=named):
         asyncio.run(
             run_verifiers_episodes(
                 load_env(),
-                [EpisodeSpec(9)],
+                [EpisodeSpec(task)],
                 engine=ScriptedEngine([]),
                 renderer=renderer,
                 sampling=SamplingParams(),
+                concurrency=concurrency,
             )
         )
 

@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[Messages, Tools, dict[str, Any], str, int | None]] = {
         None,
     ),
     "release": ([user("a")], None, {"release": "v5"}, "'preview', '0731'", None),
-    "option": ([user("a")], None, {"enable_thinking": True}, "thinking_mode, drop_thinking", None),
+    "option": ([user("a")], None, {"thinking": True}, "thinking_mode, drop_thinking", None),
     "system in parts": ([system(text("a", "b"))], None, {}, "Join them into one text", 0),
     "image": ([user([{"type": "image", "image": "<media>"}])], None, {}, "load a model that reads images", 0),
     "empty developer": ([{"role": "developer", "content": ""}], None, {}, "Leave it out", 0),
@@ -479,3 +479,12 @@ def test_a_tokenizer_without_one_token_of_v4_is_neither_release(missing: str) ->
 
     assert recognised(added)
     assert not recognised([token for token in added if token["content"] != missing])
+
+
+@pytest.mark.parametrize(("enabled", "mode"), [(True, "thinking"), (False, "chat")])
+def test_enable_thinking_sets_the_mode(enabled: bool, mode: str) -> None:
+    texts = [
+        print_with(template_of(V4, **variables), [user("a")]).text
+        for variables in ({"enable_thinking": enabled}, {"thinking_mode": mode})
+    ]
+    assert texts[0] == texts[1]

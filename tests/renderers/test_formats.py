@@ -1,18 +1,21 @@
+# ruff: noqa: RUF001  (Hy3 spells its tokens with a fullwidth bar)
 """Which format a model gets: found by what its template prints, or named."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import corpus
 import pytest
 from bytewise import bytewise_tokenizer
 from grafted import graft, grafted_tokenizer_dir
 
-from renderers import Format, load_renderer
+from renderers import Format, ToolCallParseStatus, load_renderer
 from renderers.errors import LoadError, MissingTokenError, RendererError, UnknownFormatError
 from renderers.formats import ReasoningMarkers, by_name, detect_format, names
+from renderers.parsing.parser import parse_response
 from renderers.parsing.syntaxes.json_calls import JsonCalls
 from renderers.template.chat_template import ChatTemplate
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -253,3 +256,71 @@ def test_a_grafted_tokenizer_has_the_tokens_of_its_template() -> None:
     tokenizer = TemplateTokenizer.from_file(directory / "tokenizer.json", model="made")
     for token in ("<|x|>", "<think>", "[INST]", "<|turn>", "<y>"):
         assert tokenizer.control_id(token) is not None
+
+
+# Formats whose models' templates the corpus lacks, with small templates of the same layout.
+
+HY3 = """{% for m in messages %}<｜hy_{{ m.role | capitalize }}:opensource｜>{% if m.role == 'assistant' -%}
+<think:opensource>{{ m.reasoning_content }}</think:opensource>{% endif %}{{ m.content }}{% if m.tool_calls -%}
+<tool_calls:opensource>
+{% for c in m.tool_calls %}<tool_call:opensource>{{ c.function.name }}<tool_sep:opensource>
+{% for k, v in c.function.arguments.items() %}<arg_key:opensource>{{ k }}</arg_key:opensource>
+<arg_value:opensource>{{ v if v is string else v | tojson }}</arg_value:opensource>
+{% endfor %}</tool_call:opensource>
+{% endfor %}</tool_calls:opensource>{% endif %}
+{%- if m.role == 'assistant' and (m.tool_calls or not loop.last) %}
+<｜hy_eos:opensource｜>{% endif %}
+{%- endfor %}{% if add_generation_prompt %}<｜hy_Assistant:opensource｜><think:opensource>{% endif %}"""
+LAGUNA = """{% for m in messages %}<{{ m.role }}>
+{% if m.role == 'assistant' %}{{ '<think>\n' ~ m.reasoning_content ~ '\n' if m.reasoning_content }}{{ '</think>\n' -}}
+{%- endif %}{{ m.content ~ '\n' if m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}
+{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v if v is string else v | tojson }}</arg_value>
+{% endfor %}</tool_call>
+{% endfor %}</{{ m.role }}>
+{% endfor %}{% if add_generation_prompt %}<assistant>
+</think>{% endif %}"""
+
+
+HY3_TOKENS = ["<｜hy_User:opensource｜>", "<｜hy_Assistant:opensource｜>", "<｜hy_eos:opensource｜>"]
+HY3_TOKENS += [f"<{slash}{tag}:opensource>" for slash in ("", "/") for tag in ("think", "tool_calls", "tool_call")]
+LAGUNA_TOKENS = ["<assistant>", "</assistant>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "tokens"), [("hy3", HY3, HY3_TOKENS), ("laguna", LAGUNA, LAGUNA_TOKENS)], ids=["hy3", "laguna"]
+)
+def test_turns_of_hy3_and_laguna_are_read_back(name: str, source: str, tokens: list[str]) -> None:
+    template, tokenizer = ChatTemplate(source, model="m"), bytewise_tokenizer(tokens)
+    format = detect_format(template, tokenizer, eos_token=None)
+    assert format.name == name
+    arguments: list[dict[str, Any]] = [{"q": "x<y>\n z", "n": 2}, {}]
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "look", "arguments": each}}
+        for n, each in enumerate(arguments)
+    ]
+    question = {"role": "user", "content": "Q"}
+    for words in ("I look.", ""):
+        turn = {"role": "assistant", "content": words, "reasoning_content": "Hm", "tool_calls": calls}
+        printed = template.print([question, turn]).text
+        sampled = printed[printed.index("<think") :]
+        parsed = parse_response(tokenizer.encode_scaffold(sampled), format, tokenizer, reasoning_open=False)
+        assert (parsed.content, parsed.reasoning_content) == (words, "Hm")
+        assert [(call.name, call.arguments, call.status) for call in parsed.tool_calls] == [
+            ("look", each, ToolCallParseStatus.OK) for each in arguments
+        ]
+
+
+def test_a_call_of_hy3_without_its_separator_is_malformed() -> None:
+    text = "<tool_calls:opensource><tool_call:opensource>look</tool_call:opensource></tool_calls:opensource>"
+    tokenizer = bytewise_tokenizer(HY3_TOKENS)
+    parsed = parse_response(tokenizer.encode_scaffold(text), by_name("hy3"), tokenizer, reasoning_open=False)
+    assert [call.status for call in parsed.tool_calls] == [ToolCallParseStatus.MALFORMED_STRUCTURE]
+
+
+def test_a_line_break_before_the_stop_token_is_layout_only_where_the_template_prints_it() -> None:
+    tokenizer = bytewise_tokenizer(LAGUNA_TOKENS)
+    for source, content in ((LAGUNA, "A"), (LAGUNA.replace("m.content ~ '\n'", "m.content"), "A\n")):
+        format = detect_format(ChatTemplate(source, model="m"), tokenizer, eos_token=None)
+        parsed = parse_response(tokenizer.encode_scaffold("A\n</assistant>"), format, tokenizer, reasoning_open=False)
+        assert (format.name, parsed.content) == ("laguna", content)

@@ -69,7 +69,7 @@ def another_type_together(output: dict[str, Any], texts: list[str]) -> None:
 def test_tensors_that_depend_on_the_rest_of_the_batch_are_refused_by_name(
     fault: Fault, name: str, reference_processor: Any
 ) -> None:
-    with pytest.raises(LoadError, match=f"Faulty makes '{name}'.*depend on what else is in the batch"):
+    with pytest.raises(LoadError, match=f"Faulty returns '{name}'.*depend on the rest of the batch"):
         probe_with(reference_processor, fault)
 
 
@@ -136,5 +136,5 @@ def test_an_image_with_more_rows_than_the_probe_images_is_refused(
             "pan_and_scan_min_ratio_to_activate": 1.2,
         },
     )
-    with pytest.raises(MediaError, match="3 rows of 'pixel_values' here where it made one"):
+    with pytest.raises(MediaError, match="3 rows of 'pixel_values'; when it was loaded it returned one"):
         processor.process(source(noise(200, 100)))

@@ -85,5 +85,5 @@ def test_an_image_that_is_not_uint8_before_the_scale_is_refused(
         return outcome._replace(tensors={name: array.astype(np.float32) for name, array in outcome.tensors.items()})
 
     monkeypatch.setattr(processor._runner, "run", run)
-    with pytest.raises(MediaError, match="makes float32 and not uint8"):
+    with pytest.raises(MediaError, match="as float32; when it was loaded it returned uint8"):
         processor.process(source(noise(60, 40)))

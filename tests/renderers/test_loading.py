@@ -116,9 +116,12 @@ def test_a_template_passed_as_text_or_path_overrides_that_of_the_directory(model
         assert text_of(load_renderer(model, chat_template=given)) == "<|im_start|>user!\nQ<|im_end|>\n"
 
 
-def test_a_template_path_that_does_not_exist_is_named(model: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"nowhere\.jinja"):
-        load_renderer(model, chat_template="nowhere.jinja")
+def test_a_template_that_does_not_exist_is_named_with_those_that_do(model: Path) -> None:
+    for given in ("nowhere.jinja", Path("nowhere.jinja"), "rag"):
+        with pytest.raises(MissingFileError, match="the name of one of the model's own templates") as caught:
+            load_renderer(model, chat_template=given)
+        assert str(caught.value).startswith(f"{model} holds no {given}: ")
+        assert str(caught.value).endswith("which are 'default'")
 
 
 def test_a_syntax_error_names_the_line_and_the_model(model: Path) -> None:

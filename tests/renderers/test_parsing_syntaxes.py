@@ -118,6 +118,7 @@ def test_the_tool_call_texts_cover_every_syntax() -> None:
         "qwen3-coder": "qwen3.5",
         "nemotron-3": "qwen3.5",
         "glm-5": "glm-4.5",
+        "laguna": "glm-4.5",
     }
     same |= {"deepseek-v3.2": "deepseek-v4", "llama-4": "llama-3.1"}
     for name in others:

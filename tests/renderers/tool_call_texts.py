@@ -43,6 +43,11 @@ CONTROL: dict[str, tuple[str, ...]] = {
     "llama-3.1": ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|python_tag|>"),
     "llama-4-pythonic": ("<|eot|>", "<|eom|>", "<|end_of_text|>"),
 }  # fmt: skip
+CONTROL["hy3"] = (
+    "<｜hy_eos:opensource｜>", "<think:opensource>", "</think:opensource>", "<tool_calls:opensource>",
+    "</tool_calls:opensource>", "<tool_call:opensource>", "</tool_call:opensource>", "<tool_sep:opensource>",
+    "<arg_key:opensource>", "</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>",
+)  # fmt: skip
 CONTROL["qwen3.5"] = CONTROL["qwen3"]
 CONTROL["deepseek-v3.1"] = CONTROL["deepseek-v3"]
 CONTROL["deepseek-v3.2"] = CONTROL["deepseek-v4"]
@@ -92,6 +97,11 @@ def m3(text: str) -> str:
     return text.replace("<", "]<]minimax[>[<")
 
 
+def hy3(text: str) -> str:
+    """A block of calls whose tags end as Hy3 writes them."""
+    return f"<tool_calls>{text}</tool_calls>".replace(">", ":opensource>")
+
+
 def fenced(inner: str) -> str:
     return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
 
@@ -125,6 +135,18 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<tool_call><arg_key>q</arg_key><arg_value>x</arg_value></tool_call>", MISSING_NAME),
         Case("<tool_call>look<arg_key>q</arg_key><arg_value>x</arg_value>", UNCLOSED_BLOCK, "look", {"q": "x"}),
         Case("<tool_call>jump</tool_call>", UNKNOWN_TOOL, "jump", {}),
+    ],
+    "hy3": [
+        Case(hy3("\n<tool_call>look<tool_sep>\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n<arg_key>n</arg_key>\n"
+                 "<arg_value>2</arg_value>\n</tool_call>\n"), OK, "look", {"q": "1", "n": 2}),
+        Case(hy3("<tool_call>look<tool_sep></tool_call>"), OK, "look", {}),
+        Case(hy3("<tool_call>look</tool_call>"), MALFORMED_STRUCTURE),
+        Case(hy3("<tool_call>look<tool_sep><arg_key>q</arg_key></tool_call>"), MALFORMED_STRUCTURE, "look", {}),
+        Case(hy3("<tool_call>look<tool_sep><arg_key>n</arg_key><arg_value>x</arg_value></tool_call>"), INVALID_JSON, "look",
+             {"n": "x"}),
+        Case(hy3("<tool_call><tool_sep></tool_call>"), MISSING_NAME),
+        Case(hy3("<tool_call>look<tool_sep>"), UNCLOSED_BLOCK, "look", {}),
+        Case(hy3("<tool_call>jump<tool_sep></tool_call>"), UNKNOWN_TOOL, "jump", {}),
     ],
     "minimax-m2": [
         Case('<minimax:tool_call>\n<invoke name="look">\n<parameter name="q">a</parameter>\n<parameter name="xs">[1]'

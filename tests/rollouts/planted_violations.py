@@ -13,7 +13,7 @@ from trajectory_files import short
 from renderers import PlaceholderRange
 from rollouts import MediaReference, Trajectory
 from rollouts.engines.protocol import WeightSpan
-from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.provenance import Provenance
 
 

@@ -15,7 +15,7 @@ from rollouts import GenerateResult, SamplingParams, StepResult, ThreadedEnviron
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError
 from rollouts.errors import RolloutsError
 from rollouts.testing import ScriptedEngine
-from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import decode, encode
 
 

@@ -13,7 +13,7 @@ from rollouts.episodes.episode import EpisodeSpec
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodesError
 from rollouts.episodes.runner import run_episodes
 from rollouts.testing import ScriptedEngine
-from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import decode, encode
 
 

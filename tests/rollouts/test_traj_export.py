@@ -16,7 +16,7 @@ from trajectory_files import damage, file_of, forked, lines, one_error, png, run
 from renderers import MediaSource
 from rollouts.cli.traj.plain import plain
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.packed_episodes import pack_episodes
 
 
 def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path) -> None:

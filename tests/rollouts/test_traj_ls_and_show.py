@@ -24,7 +24,7 @@ from trajectory_files import (
 )
 
 from rollouts import Trajectory
-from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.packed_episodes import pack_episodes
 
 
 def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -> None:
@@ -41,6 +41,11 @@ def test_groups_in_one_record_and_packed_episodes_are_listed_one_by_one(tmp_path
     described = json.loads(run("ls", path, "--json").stdout)
     assert [one["episode"] for one in described] == ["a", "b", "c"]
     assert [one["number"] for one in described] == [0, 1, 2]
+
+
+def test_show_uses_the_singular_for_one(tmp_path: Path) -> None:
+    head, *_ = lines(run("show", file_of(tmp_path / "t.mmr", short("one"))))
+    assert "1 turn, 1 branch, 2 tokens, 1 sampled, 1 image, reward -1" in head
 
 
 def test_show_prints_roles_text_media_weight_versions_and_rewards(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from trajectory_files import damage, file_of, forked, lines, one_error, png, run
 
 from rollouts import trajectory_from_steps
 from rollouts.engines.protocol import FinishReason
-from rollouts.trajectory.pixel_forms import PackedEpisodes
+from rollouts.trajectory.packed_episodes import PackedEpisodes
 from transport import wire_type
 
 
@@ -78,7 +78,7 @@ def test_the_first_wrong_node_of_an_episode_is_named(tmp_path: Path) -> None:
     bad = short("bad")
     second_node(logprobs=np.zeros(2, np.float32))(bad)
     result = run("verify", file_of(tmp_path / "t.mmr", bad))
-    assert "record 0: rollouts.TokenNode 1 of 2 refused the values it came with" in result.stdout
+    assert "record 0: rollouts.TokenNode 1 of 2: its constructor raised on the decoded values" in result.stdout
     assert "1 tokens and 2 log-probabilities" in result.stdout
 
 
@@ -132,6 +132,14 @@ def test_an_incomplete_record_is_reported(tmp_path: Path) -> None:
     result = run("verify", path)
     assert result.exit_code == 1
     assert "an incomplete record" in result.stdout
+    listed = run("ls", path)
+    assert (listed.exit_code, "first" in listed.stdout) == (1, True)
+    assert "not listed: the last " in listed.stderr
+    exported = run("export", path, "--jsonl", tmp_path / "o.jsonl")
+    assert (exported.exit_code, "not exported: the last " in exported.stderr) == (1, True)
+    merged = run("merge", path, "--out", tmp_path / "all.mmr")
+    assert (merged.exit_code, merged.stdout.startswith("1 record in")) == (1, True)
+    assert "not merged: the last " in merged.stderr
 
 
 @wire_type("test.StrangeRecord")

@@ -200,8 +200,15 @@ def test_messages_that_are_not_the_prompts_are_refused(renderer):
     prompt = renderer.render(messages, add_generation_prompt=True)
     with pytest.raises(InvalidTurnError, match="2 messages"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[*messages, *messages])
-    with pytest.raises(InvalidTurnError, match="more media than its messages"):
+    with pytest.raises(InvalidTurnError, match="more media than its messages, 1 and 0 from message 0 on; pass"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[{"role": "user", "content": "no image"}])
+    two = [{"role": "user", "content": [image(1), image(2)]}]
+    with pytest.raises(InvalidTurnError, match="more media than the prompt, 1 from message 0 to 0; pass the messages"):
+        Trajectory("e").add_turn(prompt, completion(1), say(""), messages=two)
+    endless = [{"role": "user", "content": [image(1), {"type": "text", "text": "?"}]}]
+    endless[0]["name"] = endless
+    with pytest.raises(InvalidTurnError, match="message 0 contains itself"):
+        Trajectory("e").add_turn(prompt, completion(1), say(""), messages=endless)
 
 
 def test_after_compaction_each_branch_has_its_own_messages(renderer):

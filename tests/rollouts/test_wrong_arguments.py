@@ -1,5 +1,6 @@
 """Arguments of a wrong type or range are errors that name the argument, its value and the cure."""
 
+import asyncio
 import math
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 import torch
 
 from renderers import RenderedTokens
-from rollouts import Completion, FinishReason, Trajectory, pack_episodes
+from rollouts import Completion, FinishReason, GenerateRequest, SamplingParams, Trajectory, pack_episodes
 from rollouts.engines.local import LocalEngine
-from rollouts.errors import ArgumentError, InvalidTurnError
+from rollouts.errors import ArgumentError, InvalidRequestError, InvalidTurnError
+from rollouts.testing import ScriptedEngine
+from rollouts.testing.scripted_engine import ScriptError
 from rollouts.training import (
     TrainingBatch,
     TrainingSample,
@@ -38,7 +41,7 @@ def trajectory(renderer):
     [
         (
             lambda episode, own: samples_from_trajectory(episode, advantage=1.0, processors=own),
-            r"processors is <renderers\..*; pass renderer.processors",
+            r"processors is <TemplateRenderer of .*; pass renderer.processors",
         ),
         (lambda episode, own: episode.multi_modal_data(0, own), "processors is .*; pass renderer.processors"),
         (lambda episode, own: pack_episodes([episode], pixels="uint8", processors=own), "pass renderer.processors"),
@@ -87,6 +90,16 @@ def test_training_and_the_local_engine(call, error):
     [
         ([1, 2], COMPLETION, r"the prompt of turn 0 is \[1, 2\] \(list\); pass the RenderedTokens itself"),
         (RenderedTokens([1, 2]), [7], r"the completion of turn 0 is \[7\] \(list\); pass the Completion itself"),
+        (
+            RenderedTokens([1]),
+            Completion(0, np.array([7]), np.array([0.5]), FinishReason.STOP),
+            "token 0 has log-probability 0.5; pass the sampler's log-probability of each sampled token",
+        ),
+        (
+            RenderedTokens([1]),
+            Completion(0, np.array([7, 8]), np.array([-0.5]), FinishReason.STOP),
+            "2 tokens and 1 log-probabilities; pass the sampler's",
+        ),
     ],
 )
 def test_turns(prompt, completion, error):
@@ -94,6 +107,27 @@ def test_turns(prompt, completion, error):
     with pytest.raises(InvalidTurnError, match=error):
         trajectory.add_turn(prompt, completion, {"role": "assistant", "content": "x"})
     assert not trajectory.turns
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_tokens": 0}, r"SamplingParams.max_tokens is 0; pass at least 1$"),
+        ({"top_p": 1.5}, r"SamplingParams.top_p is 1.5; pass a number above 0, up to 1$"),
+        ({"temperature": -1}, r"SamplingParams.temperature is -1.0; pass 0 \(greedy\) or more$"),
+    ],
+)
+def test_sampling(options, error):
+    with pytest.raises(InvalidRequestError, match=error):
+        SamplingParams(**options)
+
+
+def test_an_entry_of_a_script_is_named_by_its_number():
+    engine = ScriptedEngine([[1], None])
+    request = GenerateRequest([1], SamplingParams())
+    asyncio.run(engine.generate(request))
+    with pytest.raises(ScriptError, match=r"entry 1 of the script is None \(NoneType\); pass text, token ids"):
+        asyncio.run(engine.generate(request))
 
 
 def test_a_later_reward_replaces_an_earlier_one():

@@ -60,7 +60,8 @@ def test_records_come_back_in_order_by_index_and_by_iteration(path: Path) -> Non
         assert reader[-1] == reader[3] == {"n": 3}
         assert list(reader) == [{"n": n} for n in range(4)]
         assert reader.truncated_bytes == 0
-        with pytest.raises(IndexError):
+        assert reader[1:3] == [{"n": 1}, {"n": 2}]
+        with pytest.raises(IndexError, match=r"episodes\.mmr has 4 records and no record 4"):
             reader[4]
 
 
@@ -156,6 +157,7 @@ def test_damage_anywhere_in_a_middle_record_names_it_and_leaves_the_others_reada
             else:
                 assert (error.index, error.offset) == (1, start)
                 assert "record 1" in str(error)
+                assert f"{path}" in str(error)
                 assert str(start) in str(error)
     # Only the zeros that fill the record up to a multiple of 64 may change without anyone noticing.
     assert all(sound[offset] == 0 for offset in unnoticed)

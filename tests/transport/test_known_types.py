@@ -54,7 +54,7 @@ def test_a_type_of_ours_is_known_to_a_process_that_imports_transport_alone(modul
     names = [name for name, home in DECLARED_IN.items() if home == module]
     code = (
         "import sys; from transport.wire import registry\n"
-        "print(*(registry.of_name(n).cls.__name__ for n in sys.argv[1:]))"
+        "print(*(registry.registration_of_name(n).cls.__name__ for n in sys.argv[1:]))"
     )
     assert run(code, *names).split() == [name.rpartition(".")[2] for name in names]
 

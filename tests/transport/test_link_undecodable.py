@@ -308,3 +308,9 @@ with LinkServer(sys.argv[1]) as server:
             client.flush(PATIENCE)
         assert process.stdout.read() == "rollouts.trajectory.tree episode-7 [5, 6, 7]\n"
     assert process.returncode == 0
+
+
+def test_the_error_lists_five_rejected_messages_and_the_number_of_the_others() -> None:
+    error = MessageRejectedError("worker", {number: f"cause {number}." for number in range(1, 8)})
+    assert "message 1: cause 1; message 2: cause 2; " in str(error)
+    assert "message 5: cause 5; and 2 more. Correct the cause" in str(error)

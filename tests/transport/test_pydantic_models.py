@@ -74,7 +74,7 @@ def test_unknown_fields_are_dropped_kept_or_refused_as_the_model_says() -> None:
     assert decode(buffer) == allowing(x=1, y=2)
     assert decode(buffer).model_extra == {"y": 2}
     model(1, ConfigDict(extra="forbid"), x=(int, ...))
-    with pytest.raises(MalformedError, match=r"(?s)tests\.Step refused .*y"):
+    with pytest.raises(MalformedError, match=r"(?s)tests\.Step: its constructor raised .*y"):
         decode(buffer)
 
 
@@ -115,7 +115,7 @@ def test_missing_fields_take_their_default_and_required_ones_are_named() -> None
 def test_values_are_validated_on_arrival() -> None:
     buffer = encode(model(x=(int, ...))(x=-1))
     model(x=(int, Field(gt=0)))
-    with pytest.raises(MalformedError, match=r"tests\.Step refused"):
+    with pytest.raises(MalformedError, match=r"tests\.Step: its constructor raised"):
         decode(buffer)
     converting = model(x=(str, ...))
     with pytest.raises(MalformedError):

@@ -171,7 +171,7 @@ def test_values_a_type_refuses_are_an_error_that_keeps_the_reason() -> None:
             if self.x < 0:
                 raise ValueError("x is negative")
 
-    with pytest.raises(MalformedError, match=r"tests\.Point refused .*x is negative"):
+    with pytest.raises(MalformedError, match=r"tests\.Point: its constructor raised .*x is negative"):
         decode(buffer)
 
 
@@ -195,19 +195,18 @@ def test_an_enum_member_this_side_does_not_have_is_named() -> None:
     buffer = encode(wire_type("tests.E")(enum.Enum("E", ["A", "B"])).B)
     forget()
     wire_type("tests.E")(enum.Enum("E", ["A"]))
-    with pytest.raises(MalformedError, match=r"tests\.E has no member 'B'"):
+    with pytest.raises(MalformedError, match=r"tests\.E has no member 'B'\. Declare the same members"):
         decode(buffer)
 
 
 def test_a_taken_name_and_a_second_name_are_refused_and_the_same_again_is_not() -> None:
     first = point(x=...)
     assert wire_type("tests.Point")(first) is first
-    with pytest.raises(RegistrationError, match=r"registered as 'tests\.Point'"):
+    with pytest.raises(RegistrationError, match=r"the name is taken by .*Point version 1\. Choose another name"):
         point(x=...)
-    with pytest.raises(RegistrationError):
-        wire_type("tests.Other")(first)
-    with pytest.raises(RegistrationError):
-        wire_type("tests.Point", 2)(first)
+    for name, version in (("tests.Other", 1), ("tests.Point", 2)):
+        with pytest.raises(RegistrationError, match=r"Point is registered as 'tests\.Point' version 1\. Register"):
+            wire_type(name, version)(first)
 
 
 @pytest.mark.parametrize("cls", [int, type("Plain", (), {}), enum.Flag("F", ["A"])])

@@ -129,7 +129,7 @@ def walk_encode_tensors(tree: Any, *, limits: DecodeLimits = DEFAULT_LIMITS) -> 
             return _Replacement(_python_scalar(value))
         if kind is MediaSource:
             return _Replacement({MEDIA_TAG: value.digest, "data": bytes(value.data)})
-        registered = registry.of_class(kind)
+        registered = registry.registration_of_class(kind)
         if registered is not None:
             fields = _pack_fields(registered, value)
             places = [(fields, name) for name in fields] if isinstance(fields, dict) else []
@@ -248,7 +248,7 @@ def _pack_fields(registered: registry.WireType, obj: Any) -> str | dict[str, Any
 def _decoded_object(value: dict[str, Any]) -> _Replacement:
     sent = value["fields"]
     names = list(sent) if type(sent) is dict else []
-    sent_type = registry.of_name(value[OBJECT_TAG]).as_sent(value["version"], names)
+    sent_type = registry.registration_of_name(value[OBJECT_TAG]).as_sent(value["version"], names)
     if type(sent) is not dict:
         return _Replacement(sent, [], finish=sent_type.build)
     fields = dict(sent)

@@ -113,8 +113,8 @@ class Record:
     def end(self) -> int:
         return self.start + HEADER_BYTES + aligned(self.length)
 
-    def payload(self, view: memoryview) -> memoryview:
-        """The payload as stored in the file, after a check of its checksum. Raises `ChecksumError`."""
+    def payload(self, view: memoryview, path: str) -> memoryview:
+        """The payload as stored in the file at `path`, after a check of its checksum. Raises `ChecksumError`."""
         start = self.start + HEADER_BYTES
         data = view[start : start + self.length]
         actual = zlib.crc32(data)
@@ -122,7 +122,7 @@ class Record:
             number = self.objects_before
             name = f"media sha256 {self.digest}, first used by record {number}," if self.digest else f"record {number}"
             raise ChecksumError(
-                f"{name} at offset {self.start}",
+                f"{name} at offset {self.start} of {path}",
                 f"{self.checksum:08x}",
                 f"{actual:08x}",
                 index=number,

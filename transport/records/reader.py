@@ -90,8 +90,10 @@ class RecordReader:
     def __len__(self) -> int:
         return len(self._index.objects)
 
-    def __getitem__(self, index: int) -> Any:
-        """Record `index`; negative counts from the end. Raises `IndexError` past either end."""
+    def __getitem__(self, index: int | slice) -> Any:
+        """Record `index`; negative counts from the end. A list for a slice. Raises `IndexError` past either end."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
         record = self._record(index)
         try:
             return codec.decode(self._contents(record), limits=self._limits, find_media=self._find_media)
@@ -124,7 +126,7 @@ class RecordReader:
         for digest in digests:
             if digest not in self._verified and self._find_media(digest) is None:
                 raise self._media_lost(record, digest)
-        return StoredRecord(record.payload(self._mapping.view), record.compressed, digests)
+        return StoredRecord(record.payload(self._mapping.view, self._path), record.compressed, digests)
 
     def media(self, digest: str) -> MediaSource:
         """A media source that records of this file refer to, verified. Raises `DecodeError`."""
@@ -137,15 +139,20 @@ class RecordReader:
     def stored_media(self, digest: str) -> tuple[memoryview, bool]:
         """The bytes of a media source as stored in the file, and whether they are compressed."""
         record = self._index.blobs[digest]
-        return record.payload(self._mapping.view), record.compressed
+        return record.payload(self._mapping.view, self._path), record.compressed
 
     def _record(self, index: int) -> Record:
-        number = range(len(self))[index]
+        try:
+            number = range(len(self))[index]
+        except IndexError:
+            raise IndexError(f"{self._path} has {len(self)} records and no record {index}.") from None
         self._check_size()
         record = self._index.objects[number]
         if record is None:
             offset = self._index.gaps[number]
-            raise ChecksumError(f"header of record {number} at offset {offset}", index=number, offset=offset)
+            raise ChecksumError(
+                f"header of record {number} at offset {offset} of {self._path}", index=number, offset=offset
+            )
         return record
 
     def _map(self, end: int) -> _Mapping:
@@ -164,7 +171,8 @@ class RecordReader:
 
     def _media_lost(self, record: Record, digest: str) -> ChecksumError:
         """The error for a media source without an intact header: the writer always stores the source."""
-        where = f"header of media sha256 {digest}, used by record {record.objects_before} at {record.start},"
+        place = f"record {record.objects_before} at offset {record.start} of {self._path}"
+        where = f"header of media sha256 {digest}, used by {place},"
         return ChecksumError(where, index=record.objects_before, offset=record.start)
 
     def _find_media(self, digest: str) -> MediaSource | None:
@@ -179,7 +187,7 @@ class RecordReader:
         return source
 
     def _contents(self, record: Record) -> memoryview:
-        payload = record.payload(self._mapping.view)
+        payload = record.payload(self._mapping.view, self._path)
         return self._decompression.decompress(payload) if record.compressed else payload
 
 

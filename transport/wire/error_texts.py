@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Final
 
+import numpy as np
+
 _MAX_CHARACTERS: Final = 80
 _MAX_BITS: Final = 256
 
@@ -19,7 +21,7 @@ def quoted(value: object) -> str:
     """The beginning of the `repr` of text, bytes and numbers; for any other value only its type."""
     if type(value) is int and value.bit_length() > _MAX_BITS:
         return f"an integer of {value.bit_length()} bits"
-    if value is None or type(value) in (bool, int, float, str, bytes):
+    if value is None or type(value) in (bool, int, float, str, bytes) or isinstance(value, np.number):
         return f"{value!r:.{_MAX_CHARACTERS}}"
     return f"a {type(value).__name__}"
 
@@ -36,6 +38,27 @@ def find_path(container: Any, target: object) -> str:
             continue
         seen.add(id(value))
         stack.extend((part, path + step) for step, part in parts_of(value))
+    return ""
+
+
+def find_cycle(container: Any) -> str:
+    """The path from a container to the first list or dict that contains itself; "" if there is none."""
+    open_ids, finished = {id(container)}, set()
+    stack = [(container, "", parts_of(container))]
+    while stack:
+        value, path, parts = stack[-1]
+        for step, part in parts:
+            if not isinstance(part, list | dict) or id(part) in finished:
+                continue
+            if id(part) in open_ids:
+                return path + step
+            open_ids.add(id(part))
+            stack.append((part, path + step, parts_of(part)))
+            break
+        else:
+            stack.pop()
+            open_ids.remove(id(value))
+            finished.add(id(value))
     return ""
 
 

@@ -22,7 +22,7 @@ from transport.wire import registry, wire_format
 from transport.wire.arrays import is_array, is_tensor, pack_scalar
 from transport.wire.blob_table import BlobTable, OmitMedia
 from transport.wire.builtin_values import PACKERS
-from transport.wire.error_texts import find_path
+from transport.wire.error_texts import find_cycle, find_path
 from transport.wire.limits import MAX_DEPTH
 
 
@@ -199,10 +199,14 @@ class _Packing:
                 self.path(number), f"text that is not Unicode: {error.reason}", "Replace lone surrogates."
             ) from error
         except (ValueError, OverflowError, BufferError) as error:
+            cycle = find_cycle(obj)
+            if cycle:
+                path = self.path(number) + cycle
+                raise EncodeError(path, "a cycle: a list or dict that contains itself", "Remove it.") from error
             raise EncodeError(
                 self.path(number),
-                f"msgpack cannot pack it: {error}",
-                "Remove cycles, lists nested over 1000 deep, non-contiguous memoryviews and strings over 4 GiB.",
+                f"msgpack cannot pack it: {str(error).rstrip('.')}",
+                "Remove lists nested over 1000 deep, non-contiguous memoryviews and strings over 4 GiB.",
             ) from error
         if (self.found_objects or may_hold_extensions(packed)) and (not number or _needs_check(payload)):
             self.to_check.append((len(self.children_ends), self.references))
@@ -243,7 +247,7 @@ class _Packing:
     def choose_adder(self, obj: Any) -> _Add:
         """How objects of the class of `obj` are added to the message. Raises `NotEncodableError`."""
         kind = type(obj)
-        registered = registry.of_class(kind)
+        registered = registry.registration_of_class(kind)
         if registered is not None:
             self.entry_packers[kind] = wire_format.TAG_TYPES + len(self.types), registered.pack
             if len(registered.readers) >= wire_format.MIN_RUN_FIELDS:

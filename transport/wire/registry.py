@@ -119,11 +119,13 @@ class SentType:
             if type(payload) is not str or payload not in members:
                 raise MalformedError(
                     f"{self.type.name} has no member {quoted(payload)}",
-                    "Bring both sides to one version of mmrollouts.",
+                    "Declare the same members on both sides."
+                    if self.type.declared_in
+                    else "Bring both sides to one version of mmrollouts.",
                 )
             return members[payload]
         if not isinstance(payload, list) or len(payload) != self.width:
-            raise MalformedError(f"{self.type.name} is not a list of its {self.width} fields")
+            raise MalformedError(f"{self.type.name} is not sent as a list of the values of its {self.width} fields")
         try:
             if self.arguments is None:
                 return self.type.cls(*payload)
@@ -132,7 +134,7 @@ class SentType:
                 return self.type.model.build(self.type.cls, values)
             return self.type.cls(**values)
         except _CONSTRUCTOR_ERRORS as error:
-            raise MalformedError(f"{self.type.name} refused the values it came with: {error}") from error
+            raise MalformedError(f"{self.type.name}: its constructor raised on the decoded values: {error}") from error
 
     def build_run(self, columns: list[list[Any]]) -> list[Any]:
         """The objects of a run; `columns` has one list of values per field."""
@@ -143,7 +145,9 @@ class SentType:
             built.extend(map(self.type.cls, *columns))
         except _CONSTRUCTOR_ERRORS as error:
             number = f"{len(built)} of {len(columns[0])}"  # `extend` keeps the objects made before the exception
-            raise MalformedError(f"{self.type.name} {number} refused the values it came with: {error}") from error
+            raise MalformedError(
+                f"{self.type.name} {number}: its constructor raised on the decoded values: {error}"
+            ) from error
         return built
 
 
@@ -169,26 +173,26 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
     know are dropped, kept or refused. Extra values and the set of fields that were set are restored; private attributes
     and fields with `exclude=True` are not sent.
 
-    Raises `RegistrationError` if the name or the class is registered already, or the class is none of the four.
+    Raises `RegistrationError` if the name or the class is registered already, or the class is not a
+    dataclass, named tuple, pydantic model or enum (`enum.Flag` excluded).
     """
 
     def register(cls: C) -> C:
         entry = _describe(cls, name, version)
         existing = _by_name.get(name) or _by_class.get(cls)
         if existing is not None and existing != entry:
-            raise RegistrationError(
-                name,
-                f"{cls.__qualname__} cannot have it, {existing.cls.__qualname__} is registered as {existing.name!r} "
-                f"version {existing.version}",
-                "Register each class once, under a name of its own.",
-            )
+            if existing.cls is not cls:
+                owner = f"{existing.cls.__module__}.{existing.cls.__qualname__} version {existing.version}"
+                raise RegistrationError(name, f"the name is taken by {owner}", "Choose another name.")
+            registered = f"{cls.__qualname__} is registered as {existing.name!r} version {existing.version}"
+            raise RegistrationError(name, registered, "Register each class once.")
         _by_name[name] = _by_class[cls] = entry
         return cls
 
     return register
 
 
-def of_class(cls: type) -> WireType | None:
+def registration_of_class(cls: type) -> WireType | None:
     """The registration of exactly this class; a subclass is another type."""
     known = _by_class.get(cls)
     if known is None and DECLARED_IN.get(f"renderers.{cls.__name__}") == cls.__module__:
@@ -196,7 +200,7 @@ def of_class(cls: type) -> WireType | None:
     return known
 
 
-def of_name(name: str, declared_in: str = "") -> WireType:
+def registration_of_name(name: str, declared_in: str = "") -> WireType:
     """The registration under a name from a message. A type of this distribution is imported when it is first needed.
 
     `declared_in` is the module that the sender names; it is part of the error and never imported. Raises

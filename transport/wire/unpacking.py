@@ -276,7 +276,7 @@ def _find_type(name: object, version: object, fields: object, declared_in: objec
         raise MalformedError(f"fields of {name:.80} are not a list")
     if type(declared_in) is not str:
         raise MalformedError(f"module of {name:.80} is not a name")
-    return registry.of_name(name, declared_in).as_sent(version, fields)
+    return registry.registration_of_name(name, declared_in).as_sent(version, fields)
 
 
 def build_media(digest: str, data: memoryview) -> MediaSource:

@@ -15,7 +15,8 @@ def prompt_for(
 ) -> PythonTemplate | None:
     """The prompt of a model without a chat template, recognised by its control tokens, or None.
 
-    `settings` is the parsed tokenizer_config.json; `variables` are options of the prompt function (`thinking_mode`...).
+    `settings` is the parsed tokenizer_config.json; `variables` are options of the prompt function (`thinking_mode`...);
+    `enable_thinking`, the name that other templates have for it, sets `thinking_mode`.
     A model is recognised only if its tokenizer has every control token that the prompt may print and the settings name
     the same first and last token. Settings with a chat template need no prompt function: None.
     """
@@ -34,4 +35,8 @@ def prompt_for(
         prompt, source = deepseek_v32.deepseek_v32_prompt, deepseek_v32.SOURCE
     else:
         return None
-    return PythonTemplate(prompt, source=source, model=tokenizer.model, variables=variables)
+    options = dict(variables or {})
+    enabled = options.pop("enable_thinking", None)
+    if enabled is not None:
+        options.setdefault("thinking_mode", "thinking" if enabled else "chat")
+    return PythonTemplate(prompt, source=source, model=tokenizer.model, variables=options)

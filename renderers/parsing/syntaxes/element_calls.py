@@ -31,12 +31,51 @@ class GlmCalls(ToolCallSyntax):
         pairs_at = block.text.find(key_start, start, end)
         name_end = end if pairs_at < 0 else pairs_at
         name = block.plain_text(start, name_end).strip()
-        pair = re.compile(
-            f"{re.escape(key_start)}((?:(?!{re.escape(key_end)}|{re.escape(key_start)}).)*)"
-            rf"{re.escape(key_end)}\s*{re.escape(value_start)}",
-            re.DOTALL,
-        )
+        pair = _key_and_value(key_start, key_end, value_start)
         return [_read_elements(block, name, name_end, pair, value_end, malformed="\n" in name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hy3Calls(ToolCallSyntax):
+    """`<tool_call>name<tool_sep>`, then keys and values as GLM writes them, several calls in a block.
+
+    Every tag ends in `:opensource`. `inner_markers` begin with the two of a call and the separator.
+    """
+
+    start_markers: tuple[str, ...] = ("<tool_calls:opensource>",)
+    end_markers: tuple[str, ...] = ("</tool_calls:opensource>",)
+    inner_markers: tuple[str, ...] = (
+        "<tool_call:opensource>",
+        "</tool_call:opensource>",
+        "<tool_sep:opensource>",
+        "<arg_key:opensource>",
+        "</arg_key:opensource>",
+        "<arg_value:opensource>",
+        "</arg_value:opensource>",
+    )
+
+    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+        opening, closing, separator, *key_marks, value_end = map(block.encoding.__getitem__, self.inner_markers)
+        pair = _key_and_value(*key_marks)
+
+        def call(call: CallText) -> Attempt:
+            start, end = call.body
+            name_end = call.text.find(separator, start, end)
+            if name_end < 0:
+                return call.failed()
+            name = call.plain_text(start, name_end).strip()
+            return _read_elements(call, name, name_end + len(separator), pair, value_end, malformed="\n" in name)
+
+        return block.read_calls(opening, closing, call)
+
+
+def _key_and_value(key_start: str, key_end: str, value_start: str) -> re.Pattern[str]:
+    """A key between its markers (group 1), and the marker of its value."""
+    return re.compile(
+        f"{re.escape(key_start)}((?:(?!{re.escape(key_end)}|{re.escape(key_start)}).)*)"
+        rf"{re.escape(key_end)}\s*{re.escape(value_start)}",
+        re.DOTALL,
+    )
 
 
 @dataclass(frozen=True, slots=True)

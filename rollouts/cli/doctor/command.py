@@ -17,17 +17,26 @@ from rollouts.terminal.text import exit_with_error, print_line
 
 
 def doctor(
-    url: Annotated[str, typer.Argument(help="The URL of the server: http://host:port.")],
-    model: Annotated[Path, typer.Option(help="The directory of the model that the server serves.")],
-    name: Annotated[str | None, typer.Option(help="The served name, if the server has several.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="The environment variable with the server's key.")] = None,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The URL of the server: http://host:port.")],
+    model: Annotated[Path, typer.Option(metavar="DIR", help="The directory of the model that the server serves.")],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model name to request, if the server has several.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the server's key.")
+    ] = None,
     control: Annotated[
         bool, typer.Option("--control", help="Also pause and resume the server: other users wait for a moment.")
     ] = False,
     reference_gb: Annotated[
-        float, typer.Option(min=0, help="Score completions with transformers if the checkpoint is not larger.")
+        float,
+        typer.Option(
+            min=0,
+            metavar="GB",
+            help="Score completions with transformers if the checkpoint is not larger than this many GB; 0: never.",
+        ),
     ] = 4.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print data instead: an object with all findings.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object with all findings.")] = False,
 ) -> None:
     """Check a live vLLM server: flags, tokens, pixels, log-probabilities, cache, and agreement with transformers.
 

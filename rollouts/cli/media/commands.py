@@ -10,13 +10,16 @@ from typing import Annotated
 
 import typer
 
+from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.errors import ExportError
 from rollouts.cli.media.inventory import Inventory, open_inventory
 from rollouts.terminal.text import exit_with_error, print_error, print_line
 
-media_commands = typer.Typer(no_args_is_help=True, add_completion=False)
+media_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
-Target = Annotated[Path, typer.Argument(help="The directory of a media store, or a trajectory file (.mmr).")]
+Target = Annotated[
+    Path, typer.Argument(metavar="STORE", help="The directory of a media store, or a trajectory file (.mmr).")
+]
 
 
 @media_commands.callback()
@@ -24,10 +27,10 @@ def commands() -> None:
     """List, verify and export the media of a store or of a trajectory file."""
 
 
-@media_commands.command()
+@media_commands.command(cls=Command)
 def ls(
     target: Target,
-    as_json: Annotated[bool, typer.Option("--json", help="Print data instead, with whole digests.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with whole digests.")] = False,
 ) -> None:
     """List each distinct medium: digest, type, size, bytes, and for trajectories its uses and its episodes.
 
@@ -48,7 +51,7 @@ def ls(
         raise typer.Exit(1)
 
 
-@media_commands.command()
+@media_commands.command(cls=Command)
 def verify(target: Target) -> None:
     """Compare every medium with its digest and decode it. Exits with 1 and names the failures, if there are any."""
     from rollouts.cli.media.verification import find_problem
@@ -67,12 +70,14 @@ def verify(target: Target) -> None:
     print_line(f"{len(inventory.media)} media match their digests and decode")
 
 
-@media_commands.command()
+@media_commands.command(cls=Command)
 def export(
     target: Target,
-    out: Annotated[Path, typer.Option(help="The directory for the files; made if it does not exist.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIRECTORY", help="The directory for the files; made if it does not exist.")
+    ],
     contact_sheet: Annotated[
-        Path | None, typer.Option(help="Also draw all media, at most 400, into this image.")
+        Path | None, typer.Option(metavar="PNG", help="Also draw all media, at most 400, into this image.")
     ] = None,
 ) -> None:
     """Write each medium once to a file of its own; pixels that were never in a file become a PNG of the same pixels."""

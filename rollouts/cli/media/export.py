@@ -17,6 +17,9 @@ from rollouts.cli.media.description import describe
 from rollouts.cli.media.inventory import Medium
 
 _DIGITS = 16
+# For raw video without a known frame rate: the rate at which vision-language models usually sample, slow enough to see
+# each frame.
+_DEFAULT_FPS = 2
 
 
 def export_medium(medium: Medium, directory: Path) -> Path:
@@ -32,9 +35,11 @@ def export_medium(medium: Medium, directory: Path) -> Path:
         suffix, data = _as_file(source, medium)
         path = directory / f"{medium.digest[:_DIGITS]}.{suffix}"
         if not _write_new(path, data) and not _has_contents(path, data):
-            raise ExportError(medium.digest, f"{path} exists with other contents; it was not changed")
+            raise ExportError(
+                medium.digest, f"{path} exists with other contents and was not changed; choose another --out"
+            )
     except MediaDigestError as error:
-        raise ExportError(medium.digest, f"damaged, not exported: it hashes to {error.actual}") from error
+        raise ExportError(medium.digest, f"damaged, not exported: it hashes to {error.actual}; restore it") from error
     except MediaError as error:
         raise ExportError(medium.digest, f"not exported: {error.reason}") from error
     except OSError as error:
@@ -59,9 +64,8 @@ def _png(frames: list[Image.Image], fps: float | None) -> bytes:
         # Pillow merges equal successive frames unless their blend modes differ, which makes no difference for opaque
         # frames.
         blend = [number % 2 for number in range(len(frames))]
-        frames[0].save(
-            file, "PNG", save_all=True, append_images=frames[1:], duration=1000 / (fps or 2), blend=blend, disposal=0
-        )
+        duration = 1000 / (fps or _DEFAULT_FPS)  # milliseconds a frame
+        frames[0].save(file, "PNG", save_all=True, append_images=frames[1:], duration=duration, blend=blend, disposal=0)
     return file.getvalue()
 
 

@@ -17,7 +17,7 @@ from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
 from rollouts.cli.errors import CommandFileError
 from rollouts.cli.trajectory_file.episodes import open_reader, read_episodes
-from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.packed_episodes import AbsentSource
 from transport import RecordReader, TransportError
 
 
@@ -119,6 +119,4 @@ def _of_episodes(reader: RecordReader) -> Inventory:
             medium.uses += 1
             medium.episodes[episode.trajectory.episode_id] = None
             references += 1
-    if reader.truncated_bytes:
-        problems.append(f"{reader.truncated_bytes} bytes at the end are an incomplete record")
     return Inventory(list(media.values()), list(dict.fromkeys(problems)), references)

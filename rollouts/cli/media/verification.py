@@ -12,7 +12,7 @@ from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
 from rollouts.cli.media.description import describe
 from rollouts.cli.media.inventory import Medium
 
-# The media passed the policy of the program that stored them; these limits only protect this machine.
+# The program that stored the media has applied its own policy; these limits only protect this machine.
 _PERMISSIVE = MediaPolicy(
     max_bytes=2**40,
     max_pixels=2**28,

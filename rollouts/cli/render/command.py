@@ -15,21 +15,34 @@ from renderers import load_renderer
 from rollouts.cli.render.conversation_file import read_conversation, read_tools
 from rollouts.cli.render.token_cells import token_cells, tokens_as_json
 from rollouts.cli.render.token_view import By, View, legend, print_counts, token_lines
-from rollouts.terminal.text import printable
+from rollouts.terminal.text import counted, printable
 
 
 def render(
-    conversation: Annotated[Path, typer.Argument(help="A JSON list of messages, {messages, tools}, or a .jsonl file.")],
-    model: Annotated[str, typer.Option(help="A model directory, or the name of a Hugging Face repository.")],
-    chat_template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's own.")] = None,
-    tools: Annotated[Path | None, typer.Option(help="A JSON list of tools; wins over the conversation's.")] = None,
-    row: Annotated[int | None, typer.Option(min=0, help="Which line of a .jsonl file, from 0.")] = None,
+    conversation: Annotated[
+        Path,
+        typer.Argument(metavar="CONVERSATION", help="A JSON list of messages, {messages, tools}, or a .jsonl file."),
+    ],
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="A model directory, or the name of a Hugging Face repository.")
+    ],
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(metavar="TEMPLATE", help="A Jinja file, or the name of one of the model's templates."),
+    ] = None,
+    tools: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A JSON list of tools; replaces the conversation's.")
+    ] = None,
+    row: Annotated[int | None, typer.Option(min=0, metavar="N", help="Which line of a .jsonl file, from 0.")] = None,
     generation_prompt: Annotated[
-        bool, typer.Option("--generation-prompt", help="End where the model samples.")
+        bool,
+        typer.Option(
+            "--generation-prompt", help="Append the generation prompt, where the model would start to sample."
+        ),
     ] = False,
     by: Annotated[By, typer.Option(help="The meaning of the colours.")] = By.OWNER,
     ids: Annotated[bool, typer.Option("--ids", help="Show each token's id.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print data instead: ids, masks, pieces, counts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: ids, masks, pieces, counts.")] = False,
 ) -> None:
     """Show a conversation as a model's tokens: who owns each, which are message body, which the model would sample."""
     read = read_conversation(conversation, row=row)
@@ -43,7 +56,8 @@ def render(
     console = Console()
     colours = console.color_system is not None and not console.no_color
     view = View(by, ids, colours, width=console.width if console.is_terminal else None)
-    title = f"{conversation} as {model}: {len(rendered.message_roles)} messages, {len(rendered):,} tokens"
+    counts = f"{counted(len(rendered.message_roles), 'message')}, {counted(len(rendered), 'token')}"
+    title = f"{conversation} as {model}: {counts}"
     console.print(Text(printable(title), style="bold" if colours else ""), legend(rendered, view), "", sep="\n")
     for line in token_lines(rendered, cells, view):
         console.print(line, soft_wrap=True)

@@ -12,21 +12,22 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.traj.new_file import new_file
 from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
 from rollouts.cli.trajectory_file.episodes import Episode, open_reader, read_episodes
-from rollouts.error_texts import quoted
-from rollouts.terminal.text import exit_with_error, print_error, print_line, printable_line
-from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, printable_line
+from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
 from transport import RecordReader
 from transport.records.file_lock import locked
 from transport.records.rewriting import merge_record_files, repair_record_file
+from transport.wire.error_texts import quoted
 
-traj_commands = typer.Typer(no_args_is_help=True, add_completion=False)
+traj_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
-File = Annotated[Path, typer.Argument(help="A trajectory file (.mmr).")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A trajectory file (.mmr).")]
 T = TypeVar("T")
 
 
@@ -35,9 +36,9 @@ def commands() -> None:
     """List, show, export, verify, merge and repair the episodes of trajectory files."""
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def ls(
-    file: File, as_json: Annotated[bool, typer.Option("--json", help="Print data instead, a list of objects.")] = False
+    file: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False
 ) -> None:
     """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and how it ended.
 
@@ -58,10 +59,12 @@ def ls(
         raise typer.Exit(1)
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def show(
     file: File,
-    episode: Annotated[str, typer.Argument(help="Its number in the list of `ls`, or its id.")] = "0",
+    episode: Annotated[
+        str, typer.Argument(metavar="EPISODE", help="Its id, or else its number in the list of `ls`.")
+    ] = "0",
     ids: Annotated[bool, typer.Option("--ids", help="Show each node's token ids.")] = False,
 ) -> None:
     """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text."""
@@ -78,8 +81,9 @@ def show(
         name, group = printable_line(described["episode"]), printable_line(described["group"]) or "-"
         print_line(
             f"episode {name} of group {group}, seed {found.trajectory.seed}: "
-            f"{described['turns']} turns, {described['branches']} branches, {described['tokens']:,} tokens, "
-            f"{described['sampled']:,} sampled, {described['images']} images, reward {described['reward']:.4g}, "
+            f"{counted(described['turns'], 'turn')}, {counted(described['branches'], 'branch', 'branches')}, "
+            f"{counted(described['tokens'], 'token')}, {described['sampled']:,} sampled, "
+            f"{counted(described['images'], 'image')}, reward {described['reward']:.4g}, "
             f"{ending(described)}"
         )
         if found.trajectory.error:
@@ -88,19 +92,27 @@ def show(
             print_line(line)
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def export(
     file: File,
-    jsonl: Annotated[Path | None, typer.Option(help="Write one line of JSON an episode to this new file.")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Write a table of one row a node to this new file.")] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option(metavar="NEW_FILE", help="Write one line of JSON per episode to this new file.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="NEW_FILE", help="Write a table with one row per node to this new file.")
+    ] = None,
 ) -> None:
-    """Write the episodes as JSON lines or Parquet, and each image once, by digest, into OUT-media/ beside OUT."""
+    """Write the episodes as JSON lines or Parquet, and each image once, named by its digest.
+
+    The images of episodes.jsonl or episodes.parquet are written into the directory episodes-media beside it.
+    Exits with 1 if a record could not be read or exported and was left out.
+    """
     from rollouts.cli.traj.jsonl import json_line, write_jsonl
     from rollouts.cli.traj.media_files import MediaFiles
     from rollouts.cli.traj.parquet import node_rows, write_parquet
 
     if jsonl is None and parquet is None:
-        exit_with_error("no output file given: pass --jsonl OUT, --parquet OUT, or both")
+        exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")
     all_problems: list[str] = []
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
@@ -111,7 +123,7 @@ def export(
                 written = write_jsonl(_converted(episodes, partial(json_line, files=files), problems), path)
             else:
                 written = write_parquet(_converted(episodes, partial(node_rows, files=files), problems), path)
-        print_line(f"{written} episodes in {out}, {len(files)} media")
+        print_line(f"{counted(written, 'episode')} in {out}, {len(files)} media")
         for problem in problems:
             print_error(f"not exported: {problem}")
         all_problems += problems
@@ -119,7 +131,7 @@ def export(
         raise typer.Exit(1)
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def verify(file: File) -> None:
     """Check every record, every digest and every tree. Exits with 1 and names the failures, if there are any."""
     problems: list[str] = []
@@ -129,9 +141,7 @@ def verify(file: File) -> None:
         for episode in read_episodes(reader, problems):
             episodes += 1
             problems += _violations(episode, media)
-        if reader.truncated_bytes:
-            problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
-        counts = f"{len(reader)} records, {episodes} episodes, {len(media)} media"
+        counts = f"{counted(len(reader), 'record')}, {counted(episodes, 'episode')}, {len(media)} media"
     for problem in problems:
         print_line(problem)
     if problems:
@@ -140,17 +150,30 @@ def verify(file: File) -> None:
     print_line(f"{counts}: every checksum, digest and tree is correct")
 
 
-@traj_commands.command()
+@traj_commands.command(cls=Command)
 def merge(
-    files: Annotated[list[Path], typer.Argument(help="Trajectory files, in the order of the new file.")],
-    out: Annotated[Path, typer.Option(help="The new file.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Trajectory files, in the order of the new file.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="NEW_FILE", help="The new file.")],
 ) -> None:
-    """Write the records of several files into one, each image once."""
-    print_line(f"{merge_record_files(files, out)} records in {out}")
+    """Write the records of several files into one, each image once.
+
+    Exits with 1 if a file ends with an incomplete record, which is left out.
+    """
+    print_line(f"{counted(merge_record_files(files, out), 'record')} in {out}")
+    truncated = False
+    for file in files:
+        with open_reader(file) as reader:
+            if reader.truncated_bytes:
+                truncated = True
+                print_error(f"not merged: the last {reader.truncated_bytes} bytes of {file} are an incomplete record")
+    if truncated:
+        raise typer.Exit(1)
 
 
-@traj_commands.command()
-def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")]) -> None:
+@traj_commands.command(cls=Command)
+def repair(file: File, out: Annotated[Path, typer.Option(metavar="NEW_FILE", help="The new file.")]) -> None:
     """Write the complete records, in order, to a new file; name the others. FILE is not changed."""
     with open_reader(file):  # an error about the file names FILE and not the copy
         pass
@@ -160,8 +183,8 @@ def repair(file: File, out: Annotated[Path, typer.Option(help="The new file.")])
     for dropped in report.dropped:
         print_line(f"record {dropped.index}: {dropped.reason}")
     print_line(
-        f"{report.kept} records in {out}; {len(report.dropped)} dropped, {report.truncated_bytes} unfinished bytes "
-        "cut off"
+        f"{counted(report.kept, 'record')} in {out}; {len(report.dropped)} dropped, "
+        f"{report.truncated_bytes} unfinished bytes cut off"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rollouts.cli.errors import ExportError
 from rollouts.cli.media.export import export_medium
 from rollouts.cli.media.inventory import Medium
-from rollouts.trajectory.pixel_forms import AbsentSource
+from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.token_node import MediaReference, TokenNode
 
 

@@ -52,11 +52,11 @@ def write_parquet(episodes: Iterable[list[dict[str, Any]]], path: Path) -> int:
 
 
 def _schema(pyarrow: Any) -> Any:
-    text, number, flag, double = pyarrow.string(), pyarrow.int32(), pyarrow.bool_(), pyarrow.float64()
-    spans = pyarrow.struct({"version": text, "start": number, "end": number})
+    text, int32, flag, double = pyarrow.string(), pyarrow.int32(), pyarrow.bool_(), pyarrow.float64()
+    spans = pyarrow.struct({"version": text, "start": int32, "end": int32})
     names = dict.fromkeys(("modality", "mm_hash", "digest", "file"), text)
-    runs = pyarrow.list_(pyarrow.list_(number))
-    media = pyarrow.struct({**names, "offset": number, "length": number, "embed_runs": runs})
+    runs = pyarrow.list_(pyarrow.list_(int32))
+    media = pyarrow.struct({**names, "offset": int32, "length": int32, "embed_runs": runs})
     shape = pyarrow.list_(pyarrow.int64())
     extra = pyarrow.struct({"name": text, "dtype": text, "shape": shape, "data": pyarrow.binary()})
     return pyarrow.schema(
@@ -70,9 +70,9 @@ def _schema(pyarrow: Any) -> Any:
             "truncated": flag,
             "error": text,
             "provenance": text,
-            "node": number,
-            "parent": number,
-            "token_ids": pyarrow.list_(number),
+            "node": int32,
+            "parent": int32,
+            "token_ids": pyarrow.list_(int32),
             "sampled": pyarrow.list_(flag),
             "content": pyarrow.list_(flag),
             "logprobs": pyarrow.list_(pyarrow.float32()),
@@ -80,7 +80,7 @@ def _schema(pyarrow: Any) -> Any:
             "media": pyarrow.list_(media),
             "messages": text,
             "extras": pyarrow.list_(extra),
-            "turn": number,
+            "turn": int32,
             "finish_reason": text,
             "reward": double,
             "message": text,
@@ -93,7 +93,7 @@ def node_rows(episode: Episode, files: MediaFiles) -> list[dict[str, Any]]:
     """The rows of one episode. Raises `NoJsonFormError`."""
     rows = []
     trajectory = episode.trajectory
-    turns = {turn.node: (number, turn) for number, turn in enumerate(trajectory.turns)}
+    turns = {turn.node: (turn_number, turn) for turn_number, turn in enumerate(trajectory.turns)}
     shared = {
         "number": episode.number,
         "episode_id": trajectory.episode_id,
@@ -124,9 +124,9 @@ def node_rows(episode: Episode, files: MediaFiles) -> list[dict[str, Any]]:
             ],
         }
         if index in turns:
-            number, turn = turns[index]
+            turn_number, turn = turns[index]
             row |= {
-                "turn": number,
+                "turn": turn_number,
                 "finish_reason": turn.finish_reason.value,
                 "reward": float(turn.reward),
                 "message": _json(turn.message),

@@ -17,7 +17,7 @@ from typing import Any
 
 from rollouts.cli.trajectory_file.episodes import Episode
 from rollouts.terminal.table import Column, print_table
-from rollouts.terminal.text import printable_line
+from rollouts.terminal.text import counted, printable_line
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory, Turn
 
@@ -63,8 +63,8 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
     mean_reward = sum(one["reward"] for one in described) / max(len(described), 1)
     columns = [
         Column("#", align_right=True),
-        Column("episode", f"{len(described):,} episodes", min_width=16),
-        Column("group", f"{groups:,} groups", min_width=10, drop_order=2),
+        Column("episode", counted(len(described), "episode"), min_width=16),
+        Column("group", counted(groups, "group"), min_width=10, drop_order=2),
         *(Column(name, totals[name], align_right=True, drop_order=order) for name, order in _COUNTS.items()),
         Column("reward", f"{mean_reward:.4g}", align_right=True),
         Column("done", f"{sum(one['done'] for one in described):,}"),
@@ -113,7 +113,7 @@ def _node_text(node: TokenNode, turn: Turn | None) -> str:
     sampled = len(node.logprobs)
     messages: list[Any] = [*node.messages, *([turn.message] if turn is not None else [])]
     parts = [" ".join(str(message.get("role", "?")) for message in messages) or "prompt"]
-    parts.append(f"{len(node):,} tokens" if sampled != len(node) or not sampled else f"{sampled:,} sampled")
+    parts.append(counted(len(node), "token") if sampled != len(node) or not sampled else f"{sampled:,} sampled")
     if 0 < sampled < len(node):
         parts.append(f"{sampled:,} sampled")
     if node.weight_spans:

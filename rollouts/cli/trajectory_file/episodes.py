@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rollouts.cli.errors import CommandFileError
 from rollouts.cli.trajectory_file.value_limits import limit_violation
-from rollouts.error_texts import quoted
-from rollouts.trajectory.pixel_forms import PackedEpisodes
+from rollouts.trajectory.packed_episodes import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordReader, TransportError
+from transport.wire.error_texts import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Episode:
 def read_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
     """Every episode in order; one record holds one, or a list of them.
 
-    `problems` gets a line for each record, or part of one, that holds no episode.
+    `problems` gets a line for each record, or part of one, that holds no episode, and for an incomplete last record.
     """
     number = 0
     for record in range(len(reader)):
@@ -52,6 +52,8 @@ def read_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode
                 number += 1
             else:
                 problems.append(f"record {record}: it holds a {type(member).__name__} among its episodes")
+    if reader.truncated_bytes:
+        problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
 
 
 def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:

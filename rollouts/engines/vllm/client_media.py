@@ -38,7 +38,7 @@ def client_media(base_url: str, api_key: str | None) -> ClientMedia:
 
 
 class ClientMedia:
-    """Adds media to requests for one server, the data of each item once. Safe to use from many event loops."""
+    """Adds media to requests to one server; the data of each item are sent once. Safe to use from many event loops."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         self._held = ServerMediaCache()
@@ -86,8 +86,7 @@ class ClientMedia:
                     made = fields(())
                 content = await post(made)
             except BaseException as error:
-                # Of any client: its errors have the status and the response, and are raised again unless the cause is
-                # known.
+                # The error is of the program's own HTTP client. It is raised again unless it reports a cache miss.
                 status, body = getattr(error, "status_code", 0), getattr(getattr(error, "response", None), "text", "")
                 if attempt == _ATTEMPTS or not reservation.omitted or not is_cache_miss(status, body):
                     self._held.release(reservation)

@@ -25,7 +25,7 @@ from rollouts.errors import (
     InvalidRequestError,
 )
 from rollouts.training.samples import samples_from_trajectory
-from rollouts.trajectory.pixel_forms import pack_episodes
+from rollouts.trajectory.packed_episodes import pack_episodes
 from rollouts.trajectory.tree import Trajectory
 from transport import decode, encode
 

@@ -1,4 +1,7 @@
-"""One request and its response over aiohttp: the body in segments, bounded reading, typed errors."""
+"""One attempt to send a request over aiohttp: the body in segments, bounded reading, typed errors.
+
+`connection.ServerConnection` decides whether there is another attempt, and `limits` how long it waits before it.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class Call:
         return f"{self.method} {self.url}".partition("?")[0]
 
     async def send(self, session: aiohttp.ClientSession, *, whole: bool) -> tuple[aiohttp.ClientResponse, bytes]:
-        """One attempt: the response with its body (empty if not `whole` and no error). `ConnectionError`: try again."""
+        """One attempt: the response and its body (empty if not `whole`, unless an error); `ConnectionError`: retry."""
         self.attempt += 1
         self.stage, self.received = "waiting for the response", 0
         try:

@@ -62,22 +62,25 @@ def encode_features(
         for modality, ranges in data.mm_placeholders.items()
     }
     head = json.dumps({"mm_hashes": data.mm_hashes, "mm_placeholders": placeholders}, separators=(",", ":"))
+    # `text` is the JSON not in `segments` yet; after each step it ends as its comment shows.
     segments: list[bytes | memoryview] = []
-    text = f'{head[:-1]},"kwargs_data":{{'
+    text = f'{head[:-1]},"kwargs_data":{{'  # {...,"kwargs_data":{
     for number, (modality, items) in enumerate(data.media_items.items()):
-        text += f"{',' if number else ''}{json.dumps(modality)}:["
+        text += (
+            f"{',' if number else ''}{json.dumps(modality)}:["  # "image":[   or, after another modality, ],"video":[
+        )
         encoded: dict[int, Body] = {}  # an item that occurs twice is encoded once
         for index, item in enumerate(items):
-            text += "," if index else ""
+            text += "," if index else ""  # "image":[   or, after another item, ...",   or null,
             if not include(item.mm_hash):
-                text += "null"
+                text += "null"  # "image":[null
                 continue
             if id(item) not in encoded:
                 encoded[id(item)] = encode_item(item, pixel_dtype=pixel_dtype, siblings=items)
-            segments += [f'{text}"'.encode(), *encoded[id(item)]]
-            text = '"'
-        text += "]"
-    return [*segments, f"{text}}}}}".encode()]
+            segments += [f'{text}"'.encode(), *encoded[id(item)]]  # "image":["gq5pbWFn...
+            text = '"'  # closes the base64
+        text += "]"  # "image":["gq5pbWFn...",null]
+    return [*segments, f"{text}}}}}".encode()]  # ...]}}
 
 
 def encode_item(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> Body:

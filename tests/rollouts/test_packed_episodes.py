@@ -21,7 +21,7 @@ from rollouts.engines.protocol import FinishReason
 from rollouts.errors import MissingProcessorError, PixelFormError, PixelMismatchError
 from rollouts.models.qwen3_vl import float_pixels
 from rollouts.training import samples_from_trajectory
-from rollouts.trajectory.pixel_forms import AbsentSource, PackedEpisodes, PixelForm, pack_episodes
+from rollouts.trajectory.packed_episodes import AbsentSource, PackedEpisodes, PixelForm, pack_episodes
 from transport import RecordReader, RecordWriter, decode, encode
 from transport.compact import CompactDecoder, CompactEncoder
 

@@ -1,12 +1,7 @@
-"""Environments of verifiers, sampled from an `Engine`: a verifiers client, and episodes as `Trajectory`s.
-
-verifiers runs its own harnesses, tools and scoring. Every call of the model goes through the renderer and the engine,
-and each rollout is recorded as the exact token tree. Needs the extra `verifiers` (verifiers 0.4).
-"""
+"""A verifiers client that renders with a renderer of this project and samples from an `Engine`."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import time
@@ -18,34 +13,27 @@ from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
+from verifiers.v1.clients import Client
+from verifiers.v1.clients.train import serialize_completion, tool_to_wire
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.dialects import ChatDialect, Dialect
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.errors import ProviderError
+from verifiers.v1.graph import PendingTurn
+from verifiers.v1.interception import server as interception_server
+from verifiers.v1.trace import Trace
+from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, SamplingMask, ToolCall, TurnTokens, Usage
 
 from renderers import Message, MultiModalData, RenderedTokens, Renderer, RendererError, RendererPool, is_multimodal
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
-from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end, derived_seed
+from rollouts.episodes.episode import derived_seed
 from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
-from rollouts.error_texts import describe_exception
-from rollouts.errors import InvalidRequestError, MissingExtraError, RolloutsError
+from rollouts.errors import InvalidRequestError, RolloutsError
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.traces import record_outcome
 from rollouts.trajectory.tree import Trajectory
-
-try:
-    from verifiers.v1.clients import Client, ModelContext
-    from verifiers.v1.clients.train import serialize_completion, tool_to_wire
-    from verifiers.v1.configs.client import TrainClientConfig
-    from verifiers.v1.dialects import ChatDialect, Dialect
-    from verifiers.v1.dialects.chat import message_to_wire
-    from verifiers.v1.env import Env
-    from verifiers.v1.errors import ProviderError
-    from verifiers.v1.graph import PendingTurn
-    from verifiers.v1.interception import server as interception_server
-    from verifiers.v1.task import Task
-    from verifiers.v1.trace import Trace
-    from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, SamplingMask, ToolCall, TurnTokens, Usage
-except ImportError as error:
-    raise MissingExtraError("rollouts.environments.verifiers", "verifiers", "verifiers 0.4") from error
 
 _SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids")
 # An engine always reports log-probabilities, and separates what other weights computed. verifiers refuses n > 1.
@@ -224,12 +212,13 @@ class EngineClient(Client):  # type: ignore[misc]
         `trace.reward` is recorded on the last turn, whose info has each reward with its weight, the stop condition,
         the agent and the task; `metrics` are the trace's. Without a call of the model the tree is empty.
         """
-        trajectory = self._forget(trace.id)
+        trajectory = self.forget(trace.id)
         record_outcome(trajectory, trace)
         trajectory.finish()
         return trajectory
 
-    def _forget(self, session_id: str) -> Trajectory:
+    def forget(self, session_id: str) -> Trajectory:
+        """The growing tree of a rollout, which the client no longer keeps; an empty one of a rollout without a call."""
         rollout = self._rollouts.pop(session_id, None)
         return Trajectory(session_id, provenance=self._provenance) if rollout is None else rollout.trajectory
 
@@ -336,94 +325,3 @@ def _json_text(arguments: Any) -> str:
 def _experts(experts: np.ndarray) -> dict[str, Any]:
     data = base64.b64encode(experts.tobytes())
     return {"data": data, "shape": list(experts.shape), "dtype": str(experts.dtype), "start": 0}
-
-
-async def run_verifiers_episodes(
-    env: Env,
-    specs: Sequence[EpisodeSpec],
-    *,
-    engine: Engine,
-    renderer: Renderer | RendererPool,
-    sampling: SamplingParams,
-    model: str = "policy",
-    concurrency: int = 1024,
-    on_end: OnEnd | None = None,
-) -> list[Trajectory]:
-    """Run episodes of a verifiers environment; return a trajectory for each agent that the engine plays.
-
-    `seed` of a spec is the index of its task in `env.taskset`; `sampling_seed` is the seed of its samples. The order is
-    that of `specs`, so an environment with one agent gives one trajectory for each spec; the id of a further agent's
-    trajectory is that of the episode with "-1", "-2"... behind it. Roles with a client of their own (a judge) have
-    none. `model` is the name that harnesses send. Turns, tokens and time are limited by the configuration of the
-    agents.
-
-    A failed episode has `error` and its completed turns. `on_end` is called with each trajectory as soon as its episode
-    has ended, also when it is cancelled. Raises `EpisodeArgumentError` for an invalid argument.
-    """
-    check_on_end(on_end)
-    tasks = _tasks(env, specs)
-    semaphore = asyncio.Semaphore(concurrency)
-    ended: list[list[Trajectory]] = [[] for _ in specs]
-
-    async def run(spec: EpisodeSpec, client: EngineClient, trajectories: list[Trajectory]) -> None:
-        context = ModelContext(model=model, client=client.config, sampling=SamplingConfig(seed=spec.sampling_seed))
-        begun: list[Trace] = []
-        traces, error = begun, ""
-        (slot,) = env.slots(tasks[spec.seed])
-        try:
-            episode = await env.run_slot(slot, context, semaphore, on_trace=begun.append)
-            traces = episode.traces
-            if not episode.ok and episode.errors:
-                error = f"{episode.errors[-1].type}: {episode.errors[-1].message}"
-        except BaseException as failure:
-            error = describe_exception(failure)
-            raise
-        finally:
-            own = [trace for trace in traces if isinstance(trace.agent.config.client, EngineClientConfig)]
-            trajectories += [_ended(spec, client._forget(trace.id), trace, error) for trace in own]
-            for trace in begun:  # those that verifiers has discarded for a new attempt
-                client._forget(trace.id)
-            if not trajectories:
-                trajectories.append(_ended(spec, spec.new_trajectory(), None, error or "no agent was run"))
-            for number, trajectory in enumerate(trajectories):
-                if number:
-                    trajectory.episode_id = f"{trajectories[0].episode_id}-{number}"
-                trajectory.finish()
-                if on_end is not None:
-                    on_end(trajectory)
-
-    with EngineClient(engine, renderer, sampling=sampling) as client:
-        async with env.serving():
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for spec, trajectories in zip(specs, ended, strict=True):
-                        group.create_task(run(spec, client, trajectories))
-            except BaseExceptionGroup as raised:
-                raise raised.exceptions[0] from None
-    return [trajectory for trajectories in ended for trajectory in trajectories]
-
-
-def _tasks(env: Env, specs: Sequence[EpisodeSpec]) -> dict[int, Task]:
-    """The tasks of the specs by index. Raises `EpisodeArgumentError`."""
-    missing = {spec.seed for spec in specs}
-    tasks: dict[int, Task] = {}
-    for index, task in enumerate(env.taskset if missing else ()):
-        if index in missing:
-            tasks[index] = task
-            missing.remove(index)
-        if not missing or index >= max(missing):
-            break
-    if missing:
-        raise EpisodeArgumentError("seed", min(missing), "pass the index of a task of the environment's taskset")
-    return tasks
-
-
-def _ended(spec: EpisodeSpec, trajectory: Trajectory, trace: Trace | None, error: str) -> Trajectory:
-    trajectory.seed, trajectory.group_id = spec.seed, spec.group_id
-    if spec.episode_id is not None:
-        trajectory.episode_id = spec.episode_id
-    if trace is not None:
-        record_outcome(trajectory, trace)
-    if error and (trace is None or trace.ok or not trace.errors):
-        trajectory.error, trajectory.done = error, False
-    return trajectory
