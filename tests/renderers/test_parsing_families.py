@@ -391,6 +391,13 @@ def test_llama_json_that_is_no_call_is_an_answer() -> None:
         assert (parsed.content, parsed.tool_calls) == (text, [])
 
 
+def test_a_llama_call_is_whole_without_a_stop_token() -> None:
+    renderer = renderer_of("trl/llama3_1")
+    calls = '{"name": "look", "parameters": {"n": 1}}; {"name": "look", "parameters": {}}'
+    parsed = renderer.parse_response(renderer.tokenizer.encode_run(calls).ids)
+    assert [call.status for call in parsed.tool_calls] == [ToolCallParseStatus.OK] * 2
+
+
 def test_llama_calls_may_be_several_or_stand_behind_the_python_tag() -> None:
     renderer = renderer_of("trl/llama3_1")
     one, two = '{"name": "a", "parameters": {"x": 1}}', '{"name": "b", "parameters": {}}'

@@ -74,7 +74,8 @@ class LlamaCalls(ToolCallSyntax):
         if not isinstance(value, dict) or "name" not in value:
             return None
         key = next((key for key in ("parameters", "arguments") if key in value), None)
-        return None if key is None else object_attempt(call, value, arguments_key=key)
+        # Nothing closes a call without markers: it is whole if its JSON is.
+        return None if key is None else object_attempt(call._replace(closed=True), value, arguments_key=key)
 
     def _code(self, block: CallText) -> Attempt:
         reader = LiteralReader(block.text, *block.body, PYTHON, block.encoding)

@@ -63,10 +63,12 @@ class _LoopState:
         for scope in list(self.running):
             if not scope.expired():
                 scope.reschedule(0.0)
-        while self.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
-            await asyncio.sleep(0)
-        assert self.loop_end is not None
-        await self.loop_end.aclose()
+        try:
+            while self.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
+                await asyncio.sleep(0)
+        finally:  # also if the closing task is cancelled, as one that closes inside of its own stream is
+            assert self.loop_end is not None
+            await self.loop_end.aclose()
 
     async def close_session(self) -> None:
         with suppress(TimeoutError):
@@ -243,7 +245,7 @@ class ServerConnection:
                 self._on_lost()
                 self._raise_if_closed(call)
                 failure, reason = error, str(error)
-                if call.unanswered and not kept_connection_lost:
+                if call.unanswered and not kept_connection_lost and retries:
                     # This is how a kept connection ends that the server has closed: not counted, once per call.
                     kept_connection_lost = immediately = True
                     retries += 1
@@ -309,6 +311,7 @@ class ServerConnection:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=tls, **connector),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # aiohttp takes a compressed body that ends too early for a whole one
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self.limits.connect_seconds, sock_read=self.limits.read_seconds

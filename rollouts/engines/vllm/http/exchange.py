@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import ssl
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.payload import Payload
 from yarl import URL
 
@@ -62,6 +63,7 @@ class Call:
     deadline: float = 0.0
     unanswered: bool = False  # whether the last attempt ended before the first byte of a response
     received: int = 0
+    _gzip: Any = None  # the decompressor of the response
 
     @property
     def place(self) -> str:
@@ -79,6 +81,7 @@ class Call:
         except aiohttp.ClientError as error:
             raise self._typed(error) from error
         try:
+            self._gzip = self._decompressor(response)
             if 300 <= response.status < 400:
                 target = re.split(r"[?#]", redacted(response.headers.get("location", "")))[0]
                 raise ServerError(
@@ -91,8 +94,8 @@ class Call:
             pieces = []
             if whole or response.status >= 400:
                 self.stage = "reading the response"
-                while not response.content.at_eof():
-                    pieces.append(await self.read(response))
+                while piece := await self.read(response):
+                    pieces.append(piece)
             return response, b"".join(pieces)
         except BaseException:
             response.close()
@@ -100,10 +103,16 @@ class Call:
 
     async def read(self, response: aiohttp.ClientResponse) -> bytes:
         """The next piece of the decompressed body as it arrives; empty at its end."""
-        try:
-            piece = await response.content.readany()
-        except aiohttp.ClientError as error:
-            raise self._typed(error) from error
+        piece = b""
+        while not piece and not response.content.at_eof():
+            try:
+                piece = await response.content.readany()
+            except aiohttp.ClientError as error:
+                raise self._typed(error) from error
+            if self._gzip is not None:
+                piece = self._decompressed(piece)
+        if not piece and self._gzip is not None and not self._gzip.eof:
+            raise MalformedResultError(self.name, f"{self.place}: the compressed body ends too early")
         self.received += len(piece)
         if self.received > self.response_bytes:
             raise MalformedResultError(
@@ -112,6 +121,22 @@ class Call:
                 "responses are expected",
             )
         return piece
+
+    def _decompressor(self, response: aiohttp.ClientResponse) -> Any:
+        encoding = response.headers.get("content-encoding", "identity").lower()
+        if encoding == "identity":
+            return None
+        if encoding != "gzip":
+            raise MalformedResultError(self.name, f"{self.place}: the encoding {encoding!r:.40} was not asked for")
+        return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    def _decompressed(self, piece: bytes) -> bytes:
+        """At most one byte more than the bound of the response; what exceeds it is refused by `read`."""
+        try:
+            data: bytes = self._gzip.decompress(piece, self.response_bytes + 1 - self.received)
+        except zlib.error as error:
+            raise MalformedResultError(self.name, f"{self.place}: the compressed body is invalid: {error}") from error
+        return data
 
     def unreachable(self, reason: ConnectionError) -> ServerUnreachableError:
         times = "once" if self.attempt == 1 else f"{self.attempt} times"
@@ -139,6 +164,4 @@ class Call:
             )
         if isinstance(error, aiohttp.ClientResponseError):
             return MalformedResultError(self.name, f"{self.place}: not a valid HTTP response: {error.message}")
-        if isinstance(error, aiohttp.ClientPayloadError) and isinstance(error.__cause__, ContentEncodingError):
-            return MalformedResultError(self.name, f"{self.place}: the compressed body is invalid: {error.__cause__}")
         return ConnectionError(redacted(str(error)) or type(error).__name__)

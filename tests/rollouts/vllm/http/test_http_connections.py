@@ -12,9 +12,9 @@ from pathlib import Path
 
 import fake_server
 import pytest
-from fake_responses import hold
+from fake_responses import hold, stream_pieces
 from fake_server import GENERATE, FakeVLLM
-from http_calls import generate
+from http_calls import GENERATION, generate
 
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.limits import HttpLimits
@@ -54,6 +54,23 @@ async def test_the_keep_alive_default_is_below_that_of_the_server() -> None:
 async def test_closing_closes_idle_connections(server: FakeVLLM, connection: ServerConnection) -> None:
     await asyncio.gather(*(generate(connection) for _ in range(5)))
     await connection.close()
+    for seen in server.requests:
+        await seen.disconnected.wait()
+
+
+async def test_closing_inside_of_a_stream_or_cancelled_closes_idle_connections_too(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    await asyncio.gather(*(generate(connection) for _ in range(3)))
+    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
+
+    async def close_inside() -> None:
+        async with connection.stream(GENERATE, name="s", body=GENERATION) as events:
+            async for _ in events:
+                await connection.close()
+
+    with pytest.raises((EngineClosedError, asyncio.CancelledError)):
+        await close_inside()
     for seen in server.requests:
         await seen.disconnected.wait()
 

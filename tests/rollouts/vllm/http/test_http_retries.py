@@ -47,6 +47,15 @@ async def test_lost_connections_and_busy_servers_are_tried_again(
     assert len(clock.slept) == (1 if unanswered else 2)  # the first connection without a response costs no wait
 
 
+async def test_a_request_without_retries_is_sent_once_also_if_nothing_was_answered(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url, limits=HttpLimits(retries=0))
+    server.script[GENERATE] += [reset(), reset()]
+    with pytest.raises(ServerUnreachableError, match="failed once"):
+        await generate(connection)
+    assert len(server.requests) == 1
+    await connection.close()
+
+
 async def test_backoff_doubles_up_to_its_bound_then_the_response_is_returned(server: FakeVLLM, clock: Clock) -> None:
     limits = HttpLimits(retries=5, backoff_seconds=1, longest_backoff_seconds=6)
     connection = ServerConnection(server.base_url, limits=limits)
