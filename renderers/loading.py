@@ -319,7 +319,7 @@ def _chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None
     """The model's own templates by name, or only the chosen one, given by its name, a path or its text."""
     if chosen is None:
         return named
-    is_name = isinstance(chosen, str) or (isinstance(chosen, Path) and not chosen.exists())
+    is_name = isinstance(chosen, str) or (isinstance(chosen, Path) and not _is_file(chosen))
     if is_name and str(chosen) in named:
         return {DEFAULT_TEMPLATE: named[str(chosen)]}
     return {DEFAULT_TEMPLATE: _chosen_source(model, named, chosen)}
@@ -332,11 +332,7 @@ def _chosen_source(model: str, names: Collection[str], chosen: str | Path) -> st
     if isinstance(chosen, str) and ("{" in chosen or "\n" in chosen):
         return chosen
     path = Path(chosen)
-    try:
-        is_file = path.is_file()
-    except OSError:  # invalid as a path, for example too long
-        is_file = False
-    if not is_file:
+    if not _is_file(path):
         raise MissingFileError(
             model,
             str(chosen)[:255],
@@ -344,3 +340,10 @@ def _chosen_source(model: str, names: Collection[str], chosen: str | Path) -> st
             f"which are {', '.join(map(short_repr, sorted(names))) or 'none'}",
         )
     return read_text(path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # invalid as a path, for example too long
+        return False

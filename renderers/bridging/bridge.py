@@ -207,10 +207,11 @@ class Bridge:
 
     def _drops_reasoning(self, continuation: Continuation, request: BridgeRequest) -> bool:
         """Whether a full render would leave out some reasoning that was sampled or that the prompt holds."""
-        if (
-            self.printer.reasoning_ids is None
-        ):  # the format does not know what reasoning looks like: any turn may hold some
-            return not (continuation.keeps_reasoning and continuation.keeps_prompt)
+        if self.printer.reasoning_ids is None:
+            # The format does not know what reasoning looks like: any turn may hold some. Where a template rewrites the
+            # history too, that is an obstacle of its own.
+            prompt_differs_in_reasoning = continuation.keeps_history and not continuation.keeps_prompt
+            return not continuation.keeps_reasoning or prompt_differs_in_reasoning
         at_risk: list[Sequence[int]] = []
         if not (continuation.keeps_reasoning and continuation.keeps_empty_reasoning):
             opened = len(self.printer.generation_prompt_ids)

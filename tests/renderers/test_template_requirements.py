@@ -190,7 +190,7 @@ def test_a_template_is_chosen_by_its_name_for_conversations_of_every_kind(tmp_pa
     expected = hugging_face(NAMED, ASKED, chat_template="rag", documents=[{"text": "a fact"}])
     assert load_renderer(directory, config=config).render(ASKED).token_ids == expected
     assert create_renderer(PreTrainedTokenizerFast.from_pretrained(directory), config).render_ids(ASKED) == expected
-    with pytest.raises(MissingFileError, match="nor the name"):
+    with pytest.raises(MissingFileError, match="or the name of one"):
         load_renderer(directory, chat_template="tool_users")
 
 
