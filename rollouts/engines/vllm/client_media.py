@@ -14,7 +14,7 @@ from renderers.byte_lru import ByteLRU
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.media.media_payload import media_payload
+from rollouts.engines.vllm.media.media_payload import is_source_missing, media_payload
 from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
 
 Post = Callable[[Mapping[str, Any]], Awaitable[bytes]]
@@ -52,7 +52,7 @@ class ClientMedia:
         def fields(included: Collection[str]) -> Mapping[str, Any]:
             return {"content_parts": [_part(*source, included) for source in sources], "return_token_ids": True}
 
-        return await self._post(names, fields, lambda status, body: status == 400 and "Cache miss" in body, post)
+        return await self._post(names, fields, is_source_missing, post)
 
     async def post_features(self, prompt_ids: Sequence[int], media: MultiModalData, post: Post) -> bytes:
         """Post with processed features. Raises `InvalidRequestError` and `CapabilityError` as `VLLMEngine` does."""

@@ -115,7 +115,7 @@ class ContentPartsPayload(MediaPayload):
         return [*segments, b"]"]
 
     def is_cache_miss(self, status: int, body: str) -> bool:
-        return status == 400 and "Cache miss" in body
+        return is_source_missing(status, body)
 
     def check(self, generation: Generation) -> None:
         expansion = generation.prompt_expansion()
@@ -151,6 +151,11 @@ def _agree(
         )
         for modality, ranges in expected.items()
     )
+
+
+def is_source_missing(status: int, body: str) -> bool:
+    """Whether an error means that the server does not hold a source file that was sent by name only."""
+    return status == 400 and "Cache miss" in body
 
 
 def _name(item: MediaItem) -> str:
