@@ -1,0 +1,124 @@
+"""The output layer of a model as numbers: logits = softcap(scale * (hidden @ weight.T + bias)), checked against the model.
+
+With them, log-probabilities are computed on chosen positions and in chunks; the full logits never exist.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from rollouts.errors import UnsupportedModelError
+from rollouts.models.architecture import Architecture, forward_parameters
+
+# Attributes of text configurations that multiply or divide the logits.
+_MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
+_DIVISORS = ("logits_scaling",)
+# The largest difference from the model's own logits, relative to the largest logit.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+_LOW_PRECISION_TOLERANCE = 4e-2
+
+_verified: WeakKeyDictionary[torch.nn.Module, tuple[float | None, float]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputHead:
+    """`weight` (V, H) and `bias` (V,) or None are the model's parameters; `softcap` c is c * tanh(logits / c)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    softcap: float | None
+    scale: float
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states (..., H) of the last layer -> logits (..., V) of the same type."""
+        logits = self.scale * torch.nn.functional.linear(hidden, self.weight, self.bias)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+def output_head(architecture: Architecture) -> OutputHead:
+    """The output head of a model; at first use its logits are compared with those of the model's forward.
+
+    Raises `UnsupportedModelError` for an output layer that is no plain linear layer, and where the logits differ.
+    """
+    model = architecture.model
+    layer = model.get_output_embeddings()
+    if not isinstance(layer, torch.nn.Linear) or list(layer.children()):
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"its output layer is {type(layer).__name__}, not a torch.nn.Linear without parts; its log-probabilities "
+            "cannot be computed in chunks. Merge adapters of the output layer into its weight",
+        )
+    known = _verified.get(model)
+    softcap, scale = _configured(architecture) if known is None else known
+    head = OutputHead(layer.weight, layer.bias, softcap, scale)
+    if known is None:
+        _compare(architecture, head)
+        _verified[model] = (softcap, scale)
+    return head
+
+
+def _configured(architecture: Architecture) -> tuple[float | None, float]:
+    """Softcap and scale that the configuration names."""
+    config = architecture.text_config
+    softcap = getattr(config, "final_logit_softcapping", None)
+    scale = 1.0
+    for name in _MULTIPLIERS:
+        scale *= getattr(config, name, None) or 1.0
+    for name in _DIVISORS:
+        scale /= getattr(config, name, None) or 1.0
+    return (None if softcap is None else float(softcap)), float(scale)
+
+
+def _compare(architecture: Architecture, head: OutputHead) -> None:
+    hidden, logits = _probe(architecture)
+    own, computed = logits.float(), head.logits(hidden).float()
+    difference = float((own - computed).abs().max() / own.abs().max().clamp(min=1e-6))
+    if not difference <= _TOLERANCE.get(hidden.dtype, _LOW_PRECISION_TOLERANCE):
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"the logits of {type(architecture.model).__name__} differ from those computed of its hidden states by "
+            f"{difference:.1e} of the largest. Tried: weight and bias of get_output_embeddings(), softcap "
+            f"{head.softcap} (final_logit_softcapping), scale {head.scale} ({', '.join(_MULTIPLIERS + _DIVISORS)}). "
+            "Its output layer does something else, so token_logprobs cannot be exact",
+        )
+
+
+def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states and logits of four text tokens, from one forward pass of the model."""
+    model, thread = architecture.model, threading.get_ident()
+    captured: list[torch.Tensor] = []
+
+    def capture(module: Any, args: Any, output: Any) -> None:
+        if threading.get_ident() == thread:  # other threads may run the model meanwhile
+            captured.append(output[0])
+
+    hook = architecture.base.register_forward_hook(capture)
+    try:
+        with torch.no_grad():
+            logits = model(**_probe_inputs(architecture)).logits
+    finally:
+        hook.remove()
+    if len(captured) != 1 or captured[0].shape[:-1] != logits.shape[:-1]:
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"the forward of {type(model).__name__} does not call its base model {type(architecture.base).__name__} "
+            "once for all tokens (tried: a probe of four tokens), so the hidden states of its output layer are not "
+            "known",
+        )
+    return captured[0], logits
+
+
+def _probe_inputs(architecture: Architecture) -> Mapping[str, Any]:
+    usual = [token for token in range(len(architecture.placeholder_ids) + 4)]
+    chosen = [token for token in usual if token not in architecture.placeholder_ids][:4]
+    ids = torch.tensor([chosen], device=architecture.model.device)
+    zeros = dict.fromkeys(
+        {"token_type_ids", "mm_token_type_ids"} & forward_parameters(architecture.model), torch.zeros_like(ids)
+    )
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, "return_dict": True, **zeros}
