@@ -5,13 +5,23 @@ Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episo
 
 from __future__ import annotations
 
-from typing import Self
+import copy
+from typing import Any, Self
 
 from rollouts.error_texts import short_repr
 
 
 class RolloutsError(Exception):
     """Root of every error that `rollouts` raises on purpose."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
+        return type(self).__new__, (type(self),), (self.args, self.__dict__)
+
+    def __setstate__(self, state: Any) -> None:
+        args, fields = state
+        super().__init__(*args)
+        self.__dict__.update(fields)
 
 
 class ForeignRenderersError(RolloutsError, ImportError):
@@ -152,8 +162,7 @@ class EngineError(RolloutsError):
 
     def for_request(self, request_id: str) -> Self:
         """The error of the request `request_id`, which needed the one that failed with this error. A new object."""
-        error = type(self).__new__(type(self), *self.args)
-        error.__dict__.update(self.__dict__)
+        error = copy.copy(self)
         error.request_id = request_id
         error.reason = f"the request `{self.request_id}` that it needed failed: {self.reason}"
         error.args = (str(error),)

@@ -13,10 +13,12 @@ from rollouts.training.losses import PolicyLoss, group_advantages, policy_gradie
 from rollouts.training.mismatch import MismatchReport, mismatch_report
 from rollouts.training.model_inputs import model_inputs
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
+from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
 
 __all__ = [
     "MismatchReport",
     "PolicyLoss",
+    "SequenceLogprobs",
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
@@ -27,6 +29,7 @@ __all__ = [
     "policy_gradient_loss",
     "sample_from_rendered",
     "samples_from_trajectory",
+    "sequence_logprobs",
     "sft_loss",
     "token_logprobs",
 ]
