@@ -54,13 +54,10 @@ def output_head(architecture: Architecture) -> OutputHead:
             f"its output layer is {type(layer).__name__}, not a torch.nn.Linear without parts; its log-probabilities "
             "cannot be computed in chunks. Merge adapters of the output layer into its weight",
         )
-    known = _verified.get(model)
-    softcap, scale = _configured(architecture) if known is None else known
-    head = OutputHead(layer.weight, layer.bias, softcap, scale)
-    if known is None:
-        _compare(architecture, head)
-        _verified[model] = (softcap, scale)
-    return head
+    if model not in _verified:
+        _verified[model] = _matching(architecture, layer)
+    softcap, scale = _verified[model]
+    return OutputHead(layer.weight, layer.bias, softcap, scale)
 
 
 def _configured(architecture: Architecture) -> tuple[float | None, float]:
@@ -75,18 +72,31 @@ def _configured(architecture: Architecture) -> tuple[float | None, float]:
     return (None if softcap is None else float(softcap)), float(scale)
 
 
-def _compare(architecture: Architecture, head: OutputHead) -> None:
+def _matching(architecture: Architecture, layer: torch.nn.Linear) -> tuple[float | None, float]:
+    """Softcap and scale whose logits are those of the model's forward.
+
+    A class may ignore what its configuration names: Gemma 3 with images applies no `final_logit_softcapping`.
+    """
     hidden, logits = _probe(architecture)
-    own, computed = logits.float(), head.logits(hidden).float()
-    difference = float((own - computed).abs().max() / own.abs().max().clamp(min=1e-6))
-    if not difference <= _TOLERANCE.get(hidden.dtype, _LOW_PRECISION_TOLERANCE):
+    own = logits.float()
+    softcap, scale = _configured(architecture)
+    candidates = dict.fromkeys([(softcap, scale), (None, scale), (softcap, 1.0), (None, 1.0)])
+    differences = {}
+    with torch.no_grad():
+        for candidate in candidates:
+            computed = OutputHead(layer.weight, layer.bias, *candidate).logits(hidden).float()
+            differences[candidate] = float((own - computed).abs().max() / own.abs().max().clamp(min=1e-6))
+    best = min(differences, key=differences.__getitem__)  # the first of equals: as configured
+    if not differences[best] <= _TOLERANCE.get(hidden.dtype, _LOW_PRECISION_TOLERANCE):
         raise UnsupportedModelError(
             architecture.model_type,
             f"the logits of {type(architecture.model).__name__} differ from those computed of its hidden states by "
-            f"{difference:.1e} of the largest. Tried: weight and bias of get_output_embeddings(), softcap "
-            f"{head.softcap} (final_logit_softcapping), scale {head.scale} ({', '.join(_MULTIPLIERS + _DIVISORS)}). "
-            "Its output layer does something else, so token_logprobs cannot be exact",
+            f"{differences[best]:.1e} of the largest. Tried: weight and bias of get_output_embeddings(), with and "
+            f"without softcap {softcap} (final_logit_softcapping) and scale {scale} "
+            f"({', '.join(_MULTIPLIERS + _DIVISORS)}). Its output layer does something else, so that token_logprobs "
+            "could not be exact",
         )
+    return best
 
 
 def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
