@@ -22,6 +22,9 @@ _PLACEHOLDER_IDS = (
 # Methods that search the ids for placeholders when features are written into the embeddings.
 _SEARCHES = ("get_placeholder_mask", "inputs_merger")
 
+#: Arguments of forwards that take 1 for feature tokens of images, 2 for those of videos, 0 for text.
+TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -51,11 +54,14 @@ class Architecture:
 
 def architecture(model: Any) -> Architecture:
     """Raises `UnsupportedModelError` for an object that is no model of transformers with an output layer."""
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT adapters stay in its modules
+    # A model of PEFT: its adapters stay in the modules of the model that it wraps.
+    if (unwrap := getattr(model, "get_base_model", None)) is not None:
+        model = unwrap()
     config = getattr(model, "config", None)
     model_type = str(getattr(config, "model_type", type(model).__name__))
     base = getattr(model, "base_model", None)
-    if not isinstance(model, torch.nn.Module) or not hasattr(config, "get_text_config") or base is None:
+    is_module = isinstance(model, torch.nn.Module)
+    if not is_module or not hasattr(config, "get_text_config") or base is None:
         raise UnsupportedModelError(
             model_type, "it is no model of transformers (tried: config, base_model). Pass one that an Auto class loads"
         )

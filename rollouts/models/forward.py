@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import Architecture, forward_parameters
+from rollouts.models.architecture import TOKEN_TYPES, Architecture, forward_parameters
 from rollouts.models.media_inputs import media_inputs
 from rollouts.models.placed_rows import PlacedRows
 from rollouts.models.placeholders import base_for, base_for_text, check_placeholders
@@ -33,11 +34,9 @@ def forward_inputs(
         tensors["attention_mask"] = torch.from_numpy(rows.attention_mask).long()
     if "position_ids" in takes:
         tensors["position_ids"] = torch.from_numpy(positions)
-    for name in {"token_type_ids", "mm_token_type_ids"} & takes:
+    for name in TOKEN_TYPES & takes:
         tensors[name] = torch.from_numpy(rows.token_types())
-    media = media_inputs(
-        rows, takes=takes, model_class=type(module).__name__, dtype=model.dtype, device=model.device
-    )
+    media = media_inputs(rows, takes=takes, model_class=type(module).__name__, dtype=model.dtype, device=model.device)
     return {name: tensor.to(model.device) for name, tensor in tensors.items()} | media
 
 
@@ -54,11 +53,15 @@ def generic_hidden_states(
     check_placeholders(architecture, rows)
     positions, following = row_positions(architecture, rows)
     inputs = forward_inputs(architecture, rows, architecture.base, positions)
-    return _run(architecture, base_for(architecture, rows), inputs, cache, rows), following
+    return run_base(architecture, base_for(architecture, rows), inputs, cache=cache, rows=rows), following
 
 
 def generic_next_hidden_states(
-    architecture: Architecture, token_ids: torch.Tensor, positions: torch.Tensor, attention_mask: torch.Tensor, cache: Any
+    architecture: Architecture,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    attention_mask: torch.Tensor,
+    cache: Any,
 ) -> torch.Tensor:
     """One decoding step: ids (B,) at positions (B,) after a cache; returns hidden states (B, hidden).
 
@@ -68,12 +71,18 @@ def generic_next_hidden_states(
     if "position_ids" in forward_parameters(architecture.base):
         inputs["position_ids"] = positions.expand(3, -1)[:, :, None] if architecture.mrope else positions[:, None]
     base = base_for_text(architecture, inputs["input_ids"])
-    return _run(architecture, base, inputs, cache, None)[:, -1]
+    return run_base(architecture, base, inputs, cache=cache)[:, -1]
 
 
-def _run(
-    architecture: Architecture, base: Any, inputs: dict[str, torch.Tensor], cache: Any, rows: PlacedRows | None
+def run_base(
+    architecture: Architecture,
+    base: Any,
+    inputs: Mapping[str, torch.Tensor],
+    *,
+    cache: Any = None,
+    rows: PlacedRows | None = None,
 ) -> torch.Tensor:
+    """The hidden states (B, T, hidden) that `base` gives for its keyword arguments; `rows` are named in the error."""
     try:
         output = base(**inputs, past_key_values=cache, use_cache=cache is not None, return_dict=True)
     except torch.OutOfMemoryError:

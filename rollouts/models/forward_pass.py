@@ -38,10 +38,9 @@ class ForwardPass:
         self.head: OutputHead = output_head(self.architecture)
         self._is_qwen3_vl = self.architecture.model_type == qwen3_vl.MODEL_TYPE
 
-    @property
-    def packs(self) -> bool:
-        """Whether the model separates the sequences of a packed row."""
-        return separates_packed_sequences(self.architecture)
+    def packs(self, *, with_media: bool) -> bool:
+        """Whether the model separates the sequences of a packed row; `with_media`: one of them has media."""
+        return separates_packed_sequences(self.architecture, with_media=with_media)
 
     def hidden_states(self, rows: PlacedRows) -> torch.Tensor:
         """The last layer's hidden states (B, T, hidden). Differentiable."""

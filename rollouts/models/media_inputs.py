@@ -43,7 +43,7 @@ def media_inputs(
 
 
 def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
-    """The normalised Qwen-VL patches of images and videos, one after the other: float32 (patches of all, patch size)."""
+    """The normalised Qwen-VL patches of images and videos, concatenated: float32 (patches of all, patch size)."""
     pixels = [normalised(item, PIXELS[item.modality]) for item in items]
     for item, values in zip(items, pixels, strict=True):
         if values.dtype == np.uint8:

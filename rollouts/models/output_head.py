@@ -1,4 +1,4 @@
-"""The output layer of a model as numbers: logits = softcap(scale * (hidden @ weight.T + bias)), checked against the model.
+"""The output layer of a model as numbers, checked against the model: softcap(scale * (hidden @ weight.T + bias)).
 
 With them, log-probabilities are computed on chosen positions and in chunks; the full logits never exist.
 """
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import Architecture, forward_parameters
+from rollouts.models.architecture import TOKEN_TYPES, Architecture, forward_parameters
 
 # Attributes of text configurations that multiply or divide the logits.
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
@@ -125,10 +125,8 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _probe_inputs(architecture: Architecture) -> Mapping[str, Any]:
-    usual = [token for token in range(len(architecture.placeholder_ids) + 4)]
+    usual = range(len(architecture.placeholder_ids) + 4)
     chosen = [token for token in usual if token not in architecture.placeholder_ids][:4]
     ids = torch.tensor([chosen], device=architecture.model.device)
-    zeros = dict.fromkeys(
-        {"token_type_ids", "mm_token_type_ids"} & forward_parameters(architecture.model), torch.zeros_like(ids)
-    )
+    zeros = dict.fromkeys(TOKEN_TYPES & forward_parameters(architecture.model), torch.zeros_like(ids))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, "return_dict": True, **zeros}

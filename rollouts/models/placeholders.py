@@ -15,7 +15,8 @@ from rollouts.models.placed_rows import PlacedRows
 
 def literal_positions(architecture: Architecture, rows: PlacedRows) -> np.ndarray:
     """bool (B, T): tokens with the id of a placeholder outside every range; the policy sampled them, they are text."""
-    return rows.attention_mask & (rows.token_types() == 0) & _has_placeholder_id(architecture, rows)
+    literal: np.ndarray = rows.attention_mask & (rows.token_types() == 0) & _has_placeholder_id(architecture, rows)
+    return literal
 
 
 def check_placeholders(architecture: Architecture, rows: PlacedRows) -> None:
@@ -76,7 +77,7 @@ def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
 
 
 def base_for_text(architecture: Architecture, token_ids: torch.Tensor) -> Any:
-    """The base model for ids (B, T) that are all text; a copy, as of `base_for`, where one has the id of a placeholder."""
+    """The base model for ids (B, T) that are all text; a copy, as of `base_for`, if one has a placeholder's id."""
     if architecture.search is None or not architecture.placeholder_ids:
         return architecture.base
     literal = torch.isin(token_ids, torch.tensor(sorted(architecture.placeholder_ids), device=token_ids.device))

@@ -28,7 +28,7 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     """
     forward = ForwardPass(model)
     trained = batch.loss_mask.cpu()
-    if batch.layout == "packed" and forward.packs:
+    if batch.layout == "packed" and forward.packs(with_media=any(sample.media for sample in batch.samples)):
         hidden = forward.hidden_states(batch_rows(batch))
         row, column = trained.nonzero(as_tuple=True)
     else:
@@ -41,9 +41,7 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     mask = batch.loss_mask.to(hidden.device)
     targets = batch.input_ids.to(hidden.device)[mask]
     head = forward.head
-    scored, _ = sequence_logprobs(
-        states, head.weight, targets, bias=head.bias, softcap=head.softcap, scale=head.scale
-    )
+    scored, _ = sequence_logprobs(states, head.weight, targets, bias=head.bias, softcap=head.softcap, scale=head.scale)
     return torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device).masked_scatter(mask, scored)
 
 

@@ -36,7 +36,8 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
         rows,
         "transformers would take it for an image. Compute this row with token_logprobs",
     )
-    if rows.packed and not separates_packed_sequences(known):
+    with_media = any(sample.media for sample in batch.samples)
+    if rows.packed and not separates_packed_sequences(known, with_media=with_media):
         raise UnsupportedModelError(
             known.model_type,
             "in a packed row, its hidden states depend on the sample before (found with a probe of two sequences). Use "

@@ -290,9 +290,7 @@ def _internvl() -> tuple[ProcessorMixin, PretrainedConfig]:
     size = {"height": 32, "width": 32}
     image = transformers.GotOcr2ImageProcessor(crop_to_patches=False, min_patches=1, max_patches=12, size=size)
     video = transformers.InternVLVideoProcessor(size=size, do_sample_frames=True, num_frames=4)
-    processor = transformers.InternVLProcessor(
-        image, text, video, image_seq_length=4, chat_template=text.chat_template
-    )
+    processor = transformers.InternVLProcessor(image, text, video, image_seq_length=4, chat_template=text.chat_template)
     config = transformers.InternVLConfig(
         text_config={**TEXT, "model_type": "qwen2", "vocab_size": 400},
         vision_config={**VISION, "image_size": [32, 32], "patch_size": [8, 8]},

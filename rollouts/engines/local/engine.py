@@ -17,7 +17,7 @@ from renderers.placement import item_placement_error
 from rollouts.engines.limits import EngineLimits, check_prompt
 from rollouts.engines.local.request_queue import RequestQueue, closed_error
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError
+from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError, UnsupportedModelError
 from rollouts.numbers import whole_number
 
 try:
@@ -59,7 +59,11 @@ class LocalEngine:
     ) -> None:
         if (whole_number(max_batch_rows) or 0) < 1:
             raise ArgumentError("max_batch_rows", max_batch_rows, "pass an integer of at least 1")
-        self._forward = ForwardPass(model)
+        try:
+            self._forward = ForwardPass(model)
+        except UnsupportedModelError as error:
+            cure = "To sample from another model, serve it with vLLM and use VLLMEngine"
+            raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
         self._model = self._forward.model.eval()
         self._request_limits = request_limits or EngineLimits()
         self._max_batch_rows = max_batch_rows
@@ -82,9 +86,7 @@ class LocalEngine:
             config = AutoConfig.from_pretrained(directory)
             reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
             auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-            model = auto_class.from_pretrained(
-                directory, dtype=torch.float32, attn_implementation=attn_implementation
-            )
+            model = auto_class.from_pretrained(directory, dtype=torch.float32, attn_implementation=attn_implementation)
         except OSError as error:
             rule = f"pass a checkpoint directory with config.json and model.safetensors (transformers: {error})"
             raise ArgumentError("directory", str(directory), rule) from error
