@@ -8,7 +8,7 @@ except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
-from rollouts.training.batch import TensorList, TrainingBatch, micro_batches
+from rollouts.training.batch import TrainingBatch, micro_batches
 from rollouts.training.logprobs import token_logprobs
 from rollouts.training.losses import (
     PolicyLoss,
@@ -24,6 +24,7 @@ from rollouts.training.mismatch import MismatchReport, mismatch_report
 from rollouts.training.model_inputs import model_inputs
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
+from rollouts.training.tensor_list import TensorList
 
 __all__ = [
     "DegenerateGroup",

@@ -17,6 +17,9 @@ Scale = Literal["group", "batch", "none"]
 #: rounding, which a division by the standard deviation would turn into advantages of 1.
 _EQUAL = 1e-6
 
+#: Differences of rewards below this are 0: the squares of smaller ones, of which the standard deviation is made, are 0.
+_SMALLEST = 1e-30
+
 
 @dataclass(frozen=True, slots=True)
 class DegenerateGroup:
@@ -91,7 +94,7 @@ def _minus_baseline(rewards: np.ndarray, weights: np.ndarray, baseline: Baseline
 
 
 def _are_equal(rewards: np.ndarray) -> bool:
-    return bool(np.ptp(rewards) <= _EQUAL * np.abs(rewards).max())
+    return bool(np.ptp(rewards) <= max(_EQUAL * np.abs(rewards).max(), _SMALLEST))
 
 
 def _grouped(groups: Sequence[Hashable], count: int) -> Iterator[tuple[Hashable, list[int]]]:
