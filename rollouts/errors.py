@@ -245,13 +245,28 @@ class WeightUpdateError(RolloutsError):
 # Training.
 
 
-class SampleError(RolloutsError):
-    """A training sample contradicts itself. `sample` names it."""
+class SampleError(RolloutsError, ValueError):
+    """A training sample contradicts itself. `sample` names it. Decoding reports it as a `transport.MalformedError`."""
 
     def __init__(self, sample: str, reason: str) -> None:
         self.sample = sample
         self.reason = reason
         super().__init__(f"sample {sample}: {reason}")
+
+
+class BatchError(RolloutsError, ValueError):
+    """Tensors or rows of a batch contradict each other, or batches cannot be combined. Decoding reports this error as a
+    `transport.MalformedError`.
+    """
+
+
+class RowIndexError(RolloutsError, IndexError):
+    """A batch or a list of tensors has no row of this index."""
+
+    def __init__(self, index: object, count: int, rule: str) -> None:
+        self.index = index
+        self.count = count
+        super().__init__(f"index {short_repr(index)} into {count} rows; {rule}")
 
 
 class AdvantageError(RolloutsError, ValueError):
@@ -275,4 +290,5 @@ class UnsupportedModelError(RolloutsError):
 
     def __init__(self, model_type: str, reason: str) -> None:
         self.model_type = model_type
+        self.reason = reason
         super().__init__(f"model type {model_type!r}: {reason}")
