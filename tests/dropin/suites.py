@@ -87,8 +87,18 @@ class Run:
     seconds: float
 
 
-def run(suite: Suite, package: Package, tests: Sequence[str] = ()) -> Run:
-    """Run a suite, or only the given files or ids of it, with one of the packages, offline."""
+def portions(suite: Suite) -> list[list[str]]:
+    """The tests that are run at a time: all of a consumer's, else those of one file."""
+    if suite.is_consumer:
+        return [[]]
+    return [[f"tests/{file.name}"] for file in sorted((fetch(suite.name) / "tests").glob("test_*.py"))]
+
+
+def run(suite: Suite, package: Package, tests: Sequence[str] = (), *, explain: bool = False) -> Run:
+    """Run a suite, or only the given files or ids of it, with one of the packages, offline.
+
+    `explain`: write why tests failed.
+    """
     environment = Environment(suite.program, package)
     environment.prepare()
     fake_hub.build()
@@ -102,8 +112,7 @@ def run(suite: Suite, package: Package, tests: Sequence[str] = ()) -> Run:
         else:
             shutil.copy2(file, place / name)
     started = time.monotonic()
-    # A person reads why a few failed.
-    explained = ("--tb=short", "--assert=rewrite") if tests else ()
+    explained = ("--tb=short", "--assert=rewrite") if explain else ()
     outcomes = _pytest(environment, place, *(tests or suite.tests), *suite.options, *explained)
     again = [test for test, outcome in outcomes.items() if outcome in ("failed", "error")]
     if suite.is_consumer and 0 < len(again) <= _MOST_REPEATED:
