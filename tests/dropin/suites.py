@@ -40,7 +40,7 @@ class Suite:
     left_out: tuple[str, ...] = ()
 
 
-# test_parity has 7,500 cases, an hour of one core. Checkpoints whose template is that of another one, and three quarters
+# test_parity has 7,500 cases, an hour of one core. Checkpoints with the template of another one, and three quarters
 # of the cases of Hy3 (73 configurations), are left out.
 _SAME_TEMPLATE = (
     "PrimeIntellect/Qwen3-1.7B",
