@@ -60,8 +60,6 @@ def literal_placeholder(make_sample, renderer) -> TrainingSample:
 def load_without_init() -> Iterator[Callable[..., ModuleType]]:
     """Imports a module of `DIRECTORY` without running the __init__ of `packages`, which import a whole trainer."""
     before = dict(sys.modules)
-    if DIRECTORY and DIRECTORY not in sys.path:
-        sys.path.append(DIRECTORY)  # tensordict and jaxtyping
 
     def load(name: str, *packages: str) -> ModuleType:
         if not DIRECTORY:
