@@ -26,12 +26,6 @@ from rollouts.training.samples import TrainingSample
 from rollouts.training.tensor_list import TensorList, check_times, chunk_bounds
 from transport import wire_type
 
-#: The cure in the error for a model that `token_logprobs` and `model_inputs` do not support.
-OWN_FORWARD = (
-    "Call the model itself with batch.input_ids and batch.attention_mask; its media are in sample.media of "
-    "batch.samples, and renderers.vision.normalise.normalised(item, name) makes floats of their pixels"
-)
-
 #: The columns of a batch that are copies of columns of its samples: the sample's name for each, and the dtype.
 _COLUMNS: Mapping[str, tuple[str, torch.dtype]] = {
     "input_ids": ("token_ids", torch.int64),
