@@ -28,7 +28,6 @@ def trainer(tiny_model_dir, tmp_path_factory):
         output_dir=str(tmp_path_factory.mktemp("trl")),
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
         per_device_train_batch_size=4,
         num_generations=2,
         report_to=[],
