@@ -111,7 +111,7 @@ def samples_from_trajectory(
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
         nodes = [trajectory.nodes[index] for index in path]
-        token_ids = np.concatenate([node.token_ids for node in nodes])
+        token_ids = trajectory.token_ids(leaf)
         sampled = np.concatenate([node.sampled for node in nodes])
         is_new = np.concatenate(
             [np.full(len(node), index not in trained_nodes) for index, node in zip(path, nodes, strict=True)]
