@@ -127,8 +127,7 @@ class Trainer:
         return Learned(self._weights(), total / self.recipe.epochs, merge_reports(reports), merge_reports(after))
 
     def _mismatch(self, batch: TrainingBatch, logprobs: torch.Tensor) -> MismatchReport:
-        names = [sample.name for sample in batch.samples]
-        return mismatch_report(batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names)
+        return mismatch_report(batch, logprobs)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[TrainingSample]:
         rewards, groups = [t.reward for t in trajectories], [t.group_id for t in trajectories]
