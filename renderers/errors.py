@@ -5,8 +5,9 @@ Each has the wrong value and its place (message, part, token) as attributes and 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Any, Self
 
 # Characters of a value in an error: a role may be a megabyte, too.
 _LONGEST_VALUE = 80
@@ -33,6 +34,15 @@ class RendererError(Exception):
 
     def __str__(self) -> str:
         return super().__str__().encode("utf-8", "backslashreplace").decode("utf-8")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
+        return type(self).__new__, (type(self),), (self.args, self.__dict__)
+
+    def __setstate__(self, state: Any) -> None:
+        args, fields = state
+        super().__init__(*args)
+        self.__dict__.update(fields)
 
 
 class ConfigError(RendererError, ValueError):
@@ -266,12 +276,11 @@ class MediaError(RendererError):
 
     def at(self, message_index: int, part_index: int) -> Self:
         """A copy that names the content part that holds the medium; one error may be raised for several parts."""
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy.message_index = message_index
-        copy.part_index = part_index
-        copy.args = (f"message {message_index}, part {part_index}: {self.reason}",)
-        return copy
+        placed = copy.copy(self)
+        placed.message_index = message_index
+        placed.part_index = part_index
+        placed.args = (f"message {message_index}, part {part_index}: {self.reason}",)
+        return placed
 
 
 class MediaPolicyError(MediaError):
@@ -363,13 +372,6 @@ class OverlongPromptError(RendererError):
             f"the prompt length ({prompt_len}) exceeds the maximum context length ({max_prompt_len}); shorten the "
             "conversation"
         )
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _overlong_prompt_error, (self.prompt_len, self.max_prompt_len)
-
-
-def _overlong_prompt_error(prompt_len: int, max_prompt_len: int) -> OverlongPromptError:
-    return OverlongPromptError(prompt_len=prompt_len, max_prompt_len=max_prompt_len)
 
 
 class MalformedGenerateResponseError(RendererError, ValueError):

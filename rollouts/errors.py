@@ -5,14 +5,24 @@ Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from rollouts.error_texts import short_repr
 
 
 class RolloutsError(Exception):
     """Root of every error that `rollouts` raises on purpose."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
+        return type(self).__new__, (type(self),), (self.args, self.__dict__)
+
+    def __setstate__(self, state: Any) -> None:
+        args, fields = state
+        super().__init__(*args)
+        self.__dict__.update(fields)
 
 
 class ForeignRenderersError(RolloutsError, ImportError):
@@ -153,8 +163,7 @@ class EngineError(RolloutsError):
 
     def for_request(self, request_id: str) -> Self:
         """The error of the request `request_id`, which needed the one that failed with this error. A new object."""
-        error = type(self).__new__(type(self), *self.args)
-        error.__dict__.update(self.__dict__)
+        error = copy.copy(self)
         error.request_id = request_id
         error.reason = f"the request `{self.request_id}` that it needed failed: {self.reason}"
         error.args = (str(error),)
@@ -237,13 +246,28 @@ class WeightUpdateError(RolloutsError):
 # Training.
 
 
-class SampleError(RolloutsError):
-    """A training sample contradicts itself. `sample` names it."""
+class SampleError(RolloutsError, ValueError):
+    """A training sample contradicts itself. `sample` names it. Decoding reports it as a `transport.MalformedError`."""
 
     def __init__(self, sample: str, reason: str) -> None:
         self.sample = sample
         self.reason = reason
         super().__init__(f"sample {sample}: {reason}")
+
+
+class BatchError(RolloutsError, ValueError):
+    """Tensors or rows of a batch contradict each other, or batches cannot be combined. Decoding reports this error as a
+    `transport.MalformedError`.
+    """
+
+
+class RowIndexError(RolloutsError, IndexError):
+    """A batch or a list of tensors has no row of this index."""
+
+    def __init__(self, index: object, count: int, rule: str) -> None:
+        self.index = index
+        self.count = count
+        super().__init__(f"index {short_repr(index)} into {count} rows; {rule}")
 
 
 class AdvantageError(RolloutsError, ValueError):

@@ -6,10 +6,20 @@ Each one carries the values that went wrong as attributes, and its message ends 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 
 class TransportError(Exception):
     """Root of every error that `transport` raises on purpose."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
+        return type(self).__new__, (type(self),), (self.args, self.__dict__)
+
+    def __setstate__(self, state: Any) -> None:
+        args, fields = state
+        super().__init__(*args)
+        self.__dict__.update(fields)
 
 
 class MissingExtraError(TransportError, ImportError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -73,8 +74,7 @@ def naming_origin(origin: str) -> Iterator[None]:
         if error.message_index is None:
             raise
         # A copy: one error may be raised for several episodes.
-        named = type(error).__new__(type(error))
-        named.__dict__.update(error.__dict__)
+        named = copy.copy(error)
         named.args = (f"{origin}: {error}",)
         raise named from error
 

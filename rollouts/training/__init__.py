@@ -7,16 +7,19 @@ try:
 except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
-from rollouts.training.batch import TensorList, TrainingBatch, micro_batches
+from rollouts.training.batch import TrainingBatch, micro_batches
 from rollouts.training.logprobs import token_logprobs
 from rollouts.training.losses import PolicyLoss, group_advantages, policy_gradient_loss, sft_loss
 from rollouts.training.mismatch import MismatchReport, mismatch_report
 from rollouts.training.model_inputs import model_inputs
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
+from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
+from rollouts.training.tensor_list import TensorList
 
 __all__ = [
     "MismatchReport",
     "PolicyLoss",
+    "SequenceLogprobs",
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
@@ -27,6 +30,7 @@ __all__ = [
     "policy_gradient_loss",
     "sample_from_rendered",
     "samples_from_trajectory",
+    "sequence_logprobs",
     "sft_loss",
     "token_logprobs",
 ]

@@ -16,8 +16,10 @@ from rollouts.errors import ArgumentError, SampleError
 from rollouts.numbers import finite_number
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
+from transport import wire_type
 
 
+@wire_type("rollouts.TrainingSample")
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSample:
     """A row of n tokens.

@@ -28,7 +28,7 @@ class Cause(StrEnum):
 
 
 class LikelyCause(NamedTuple):
-    """A cause that the log-probabilities alone suggest. `diagnose` computes log-probabilities under it, which is proof.
+    """A cause that the log-probabilities alone suggest; `diagnose_mismatch` tests causes by computing them again.
 
     `cause` is the most likely one, `others` are those that show in the same way; `evidence` has the figures.
     """

@@ -21,6 +21,8 @@ FLOOR = 1e-4
 _MIN_TOKENS = 32
 #: Standard deviations by which a rank test must exceed chance: about 3 in 100,000.
 _SIGNIFICANT = 4.0
+#: The largest share of probability, in nats, that top-k and top-p are taken to cut off: half of it, and rounding.
+_MOST_CUT_OFF = 0.7
 _IMAGES = (Cause.DOUBLED_NORMALISATION, Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE)
 
 
@@ -105,7 +107,7 @@ def _processed(tokens: ComparedTokens) -> LikelyCause | None:
     """After top-k or top-p the kept tokens share the probability of the others: the sampler's are never smaller."""
     difference = tokens.difference
     large = difference[np.abs(difference) > FLOOR]
-    if len(large) < 2 * _MIN_TOKENS or (large < 0).mean() < 0.99 or np.quantile(-large, 0.99) > np.log(2):
+    if len(large) < 2 * _MIN_TOKENS or (large < 0).mean() < 0.99 or np.quantile(-large, 0.99) > _MOST_CUT_OFF:
         return None
     evidence = (
         f"{(large < 0).mean():.0%} of {len(large)} differences have one sign: the sampler's log-probabilities are "

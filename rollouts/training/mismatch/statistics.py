@@ -44,7 +44,7 @@ def difference_statistics(difference: np.ndarray) -> DifferenceStatistics:
         tokens=len(difference),
         mean_abs=float(absolute.mean()),
         max_abs=float(absolute.max()),
-        k1=float(k1),
+        k1=float(k1) + 0.0,  # + 0.0: never -0.0
         k3=float(np.where(np.isnan(k3), np.inf, k3).mean()),
     )
 

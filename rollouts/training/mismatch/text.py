@@ -99,7 +99,7 @@ def _label(name: str, label: str) -> str:
 
 
 def _cause_names(likely: LikelyCause) -> str:
-    others = f" (or {', '.join(likely.others)}; `diagnose` tells them apart)" if likely.others else ""
+    others = f" (or {', '.join(likely.others)}; `diagnose_mismatch` tells them apart)" if likely.others else ""
     return f"{likely.cause}{others}"
 
 

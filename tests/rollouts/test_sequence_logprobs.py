@@ -1,0 +1,172 @@
+"""Chunked log-probabilities and entropy against a softmax of all logits, their gradients, and the memory they take."""
+
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.errors import ArgumentError
+from rollouts.training import sequence_logprobs
+
+HIDDEN, WEIGHT = torch.zeros(3, 4), torch.zeros(5, 4)
+TARGETS = torch.tensor([0, 1, 2])
+
+
+def inputs(positions=7, words=11, width=5, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(positions, width, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(words, width, generator=generator).to(dtype).requires_grad_()
+    bias = torch.randn(words, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(0, words, (positions,), generator=generator)
+    return hidden, weight, bias, targets
+
+
+def by_formula(hidden, weight, bias, targets, softcap=None, scale=1.0, temperature=1.0):
+    """All logits at once, differentiated by autograd."""
+    logits = hidden @ weight.T + (0 if bias is None else bias)
+    logits = logits.float() * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    distribution = torch.distributions.Categorical(logits=logits / temperature, validate_args=False)
+    return distribution.log_prob(targets), distribution.entropy()
+
+
+def gradients(results, weights, leaves):
+    loss = sum((result * weight).sum() for result, weight in zip(results, weights, strict=True))
+    return torch.autograd.grad(loss, leaves)
+
+
+@given(
+    positions=st.integers(0, 9),
+    words=st.integers(1, 12),
+    chunks=st.tuples(st.integers(1, 10), st.integers(1, 13)),
+    has_bias=st.booleans(),
+    softcap=st.sampled_from([None, 0.7, 30.0]),
+    scale=st.sampled_from([1.0, 0.25]),
+    temperature=st.sampled_from([1.0, 0.6]),
+    seed=st.integers(0, 50),
+)
+def test_every_division_into_chunks_gives_the_values_and_gradients_of_all_logits_at_once(
+    positions, words, chunks, has_bias, softcap, scale, temperature, seed
+):
+    hidden, weight, bias, targets = inputs(positions, words, seed=seed)
+    bias = bias if has_bias else None
+    head = {"softcap": softcap, "scale": scale, "temperature": temperature}
+    result = sequence_logprobs(
+        hidden, weight, targets, bias=bias, chunk_positions=chunks[0], chunk_vocabulary=chunks[1], **head
+    )
+    expected = by_formula(hidden, weight, bias, targets, **head)
+    for one, other in zip(result, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    weights = torch.randn(2, positions, generator=torch.Generator().manual_seed(seed + 1))
+    for one, other in zip(gradients(result, weights, leaves), gradients(expected, weights, leaves), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_the_gradient_of_only_the_logprobs_or_only_the_entropy(used):
+    hidden, weight, bias, targets = inputs()
+    result = sequence_logprobs(hidden, weight, targets, bias=bias, chunk_positions=3, chunk_vocabulary=4)
+    expected = by_formula(hidden, weight, bias, targets)
+    for one, other in zip(
+        torch.autograd.grad(result[used].sum(), [hidden, weight, bias]),
+        torch.autograd.grad(expected[used].sum(), [hidden, weight, bias]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_frozen_output_layer_gets_no_gradient():
+    hidden, weight, _, targets = inputs()
+    sequence_logprobs(hidden, weight.detach(), targets).logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_logits_far_from_zero_neither_overflow_nor_lose_the_small_probability():
+    hidden = torch.tensor([[1.0], [1.0]])
+    weight = torch.tensor([[1000.0], [900.0], [-1000.0]])
+    result = sequence_logprobs(hidden, weight, torch.tensor([0, 2]), chunk_vocabulary=1)
+    assert result.logprobs.tolist() == [0.0, -2000.0]
+    assert result.entropy.tolist() == [pytest.approx(100 * math.exp(-100)), pytest.approx(100 * math.exp(-100))]
+
+
+def test_bfloat16_logits_are_normalised_and_their_gradients_summed_in_float32():
+    hidden, weight, _, targets = inputs(positions=64, words=600, width=32, dtype=torch.bfloat16)
+    result = sequence_logprobs(hidden, weight, targets, chunk_positions=8, chunk_vocabulary=50)
+    assert result.logprobs.dtype == result.entropy.dtype == torch.float32
+    logits = (hidden @ weight.T).detach().float()
+    torch.testing.assert_close(
+        result.logprobs.detach(), torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0], atol=1e-5, rtol=1e-5
+    )
+    result.logprobs.sum().backward()
+    exact = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    by_formula(*exact, None, targets)[0].sum().backward()
+    for tensor, reference in zip((hidden, weight), exact, strict=True):
+        assert tensor.grad.dtype == torch.bfloat16
+        error = (tensor.grad.float() - reference.grad).norm() / reference.grad.norm()
+        assert error < 0.01  # one rounding to bfloat16 is 0.002
+
+
+def test_under_autocast_both_passes_use_its_dtype():
+    hidden, weight, bias, targets = inputs(positions=20, words=40, width=16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = sequence_logprobs(hidden, weight, targets, bias=bias)
+    halves = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight, bias)]
+    expected = sequence_logprobs(halves[0], halves[1], targets, bias=halves[2])
+    assert torch.equal(result.logprobs, expected.logprobs)
+    result.logprobs.sum().backward()
+    expected.logprobs.sum().backward()
+    assert torch.equal(hidden.grad, halves[0].grad.float())
+
+
+def test_no_tensor_of_all_logits_is_ever_allocated():
+    """4,096 positions x 16,000 words are 250 MB of logits; the process grows by less than half of that."""
+    program = """
+import resource, torch
+from rollouts.training import sequence_logprobs
+hidden = torch.randn(4_096, 8, requires_grad=True)
+weight = torch.randn(16_000, 8, requires_grad=True)
+targets = torch.randint(0, 16_000, (4_096,))
+sequence_logprobs(hidden[:8], weight, targets[:8]).logprobs.sum().backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+sum(part.sum() for part in sequence_logprobs(hidden, weight, targets)).backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 125
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        (
+            (torch.zeros(3), WEIGHT, TARGETS),
+            {},
+            "hidden is 'torch.float32 (3,)'; pass hidden states (positions, hidden",
+        ),
+        ((HIDDEN.long(), WEIGHT, TARGETS), {}, "hidden is 'torch.int64 (3, 4)'; pass hidden states"),
+        ((HIDDEN, WEIGHT.T, TARGETS), {}, "weight is 'torch.float32 (4, 5)'; pass the output layer's (vocabulary, 4)"),
+        ((HIDDEN, WEIGHT.half(), TARGETS), {}, "the dtype of weight is 'torch.float16'; pass torch.float32"),
+        ((HIDDEN, WEIGHT, TARGETS[:2]), {}, "targets is 'torch.int64 (2,)'; pass integers (3,)"),
+        ((HIDDEN, WEIGHT, TARGETS.float()), {}, "targets is 'torch.float32 (3,)'; pass integers (3,)"),
+        ((HIDDEN, WEIGHT, torch.tensor([0, 5, 1])), {}, "targets[1] is 5; pass token ids from 0 to 4"),
+        ((HIDDEN, WEIGHT, torch.tensor([0, 1, -100])), {}, "targets[2] is -100; pass token ids from 0 to 4"),
+        ((HIDDEN, WEIGHT, TARGETS), {"bias": torch.zeros(4)}, "bias is 'torch.float32 (4,)'; pass (5,)"),
+        ((HIDDEN, WEIGHT, TARGETS), {"temperature": 0}, "temperature is 0; pass a finite number above 0"),
+        ((HIDDEN, WEIGHT, TARGETS), {"softcap": -1.0}, "softcap is -1.0; pass a finite number above 0"),
+        ((HIDDEN, WEIGHT, TARGETS), {"scale": float("nan")}, "scale is nan; pass a finite number above 0"),
+        ((HIDDEN, WEIGHT, TARGETS), {"chunk_positions": 0}, "chunk_positions is 0; pass an integer of at least 1"),
+        ((HIDDEN, WEIGHT, TARGETS), {"chunk_vocabulary": 1.5}, "chunk_vocabulary is 1.5; pass an integer of at least"),
+        ((HIDDEN, WEIGHT.to("meta"), TARGETS), {}, "the device of weight is 'meta'; move it to cpu"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_by_name(arguments, options, error):
+    with pytest.raises(ArgumentError, match=re.escape(error)):
+        sequence_logprobs(*arguments, **options)

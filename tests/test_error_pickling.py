@@ -1,0 +1,182 @@
+"""Every error of the three packages crosses process boundaries: pickled or copied, it keeps its fields and its text."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import pickle
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from renderers.errors import MediaDigestError, RendererError
+from rollouts import Trajectory
+from rollouts.errors import OverlongPromptError, RolloutsError
+from transport.errors import DecodeError, TransportError
+
+ROOT = Path(__file__).parent.parent
+ROOTS = (RendererError, TransportError, RolloutsError)
+
+
+def modules_that_declare_errors() -> Iterator[str]:
+    for package in ("renderers", "transport", "rollouts"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if re.search(r"^class \w+Error\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+                yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def subclasses(root: type[Exception]) -> Iterator[type[Exception]]:
+    yield root
+    for each in root.__subclasses__():
+        yield from subclasses(each)
+
+
+def error_classes() -> list[type[Exception]]:
+    for name in modules_that_declare_errors():
+        importlib.import_module(name)
+    found = {each for root in ROOTS for each in subclasses(root)}
+    ours = (each for each in found if each.__module__.partition(".")[0] in ("renderers", "transport", "rollouts"))
+    return sorted(ours, key=lambda each: (each.__module__, each.__name__))
+
+
+def argument(annotation: Any, name: str) -> Any:
+    """A value of the annotated type; texts and numbers differ from parameter to parameter."""
+    origin, parameters = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return argument(parameters[0], name)
+    if origin is typing.Literal:
+        return parameters[0]
+    if origin is tuple and parameters[-1] is not ...:
+        return tuple(argument(each, name) for each in parameters)
+    if origin in (tuple, list, Iterable, Sequence):
+        return tuple(argument(parameters[0], f"{name}{index}") for index in range(2))
+    if origin is dict:
+        return {argument(parameters[0], name): argument(parameters[1], name)}
+    plain: dict[Any, Callable[[], Any]] = {
+        str: lambda: f"the {name}",
+        int: lambda: len(name),
+        float: lambda: len(name) / 4,
+        bool: lambda: True,
+        object: lambda: {name: [1, 2.5]},
+        Path: lambda: Path(name),
+        Trajectory: lambda: Trajectory(name),
+        BaseException: lambda: ValueError(name),
+    }
+    if annotation in plain:
+        return plain[annotation]()
+    if isinstance(annotation, type) and issubclass(annotation, Exception):
+        return an_error(annotation)
+    raise AssertionError(f"give `argument` a value for {annotation}")
+
+
+def an_error(error_class: type[Exception]) -> Exception:
+    constructor = error_class.__init__
+    if not isinstance(constructor, types.FunctionType):
+        return error_class("a text")
+    hints = typing.get_type_hints(constructor)
+    positional, named = [], {}
+    for name, parameter in list(inspect.signature(constructor).parameters.items())[1:]:
+        value = argument(hints[name], name)
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            named[name] = value
+        else:
+            positional.append(value)
+    return error_class(*positional, **named)
+
+
+def content(value: Any) -> Any:
+    """A value that can be compared: an error as its class, text, arguments and fields."""
+    if isinstance(value, BaseException):
+        return type(value), str(value), value.args, content(vars(value))
+    if isinstance(value, dict):
+        return {key: content(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [content(each) for each in value]
+    return value.episode_id if isinstance(value, Trajectory) else value
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"pickle protocol {protocol}": lambda error, protocol=protocol: pickle.loads(pickle.dumps(error, protocol))
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)  # older ones know no `__slots__`
+    },
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("error_class", error_classes(), ids=lambda each: f"{each.__module__}.{each.__name__}")
+def test_an_error_keeps_its_class_text_and_fields(error_class: type[Exception]) -> None:
+    error = an_error(error_class)
+    error.add_note("a note")
+    for name, copied in COPIES.items():
+        result = copied(error)
+        assert result is not error
+        assert content(result) == content(error), name
+
+
+def test_the_walk_finds_the_errors_of_all_packages() -> None:
+    found = error_classes()
+    assert len(found) > 100
+    assert {each.__module__ for each in found} >= {
+        "renderers.errors",
+        "renderers.parsing.literals",
+        "transport.link.errors",
+        "rollouts.cli.errors",
+        "rollouts.episodes.errors",
+    }
+
+
+def test_the_check_sees_an_error_that_pickles_without_its_fields() -> None:
+    class PlantedError(RolloutsError):
+        def __reduce__(self) -> tuple[object, ...]:
+            return ValueError, self.args
+
+    error = PlantedError("text")
+    assert content(copy.copy(error)) != content(error)
+
+
+def test_a_subclass_of_a_user_keeps_its_fields_too() -> None:
+    error = copy.copy(NamedError(name="a", count=3))
+    assert (error.name, error.count, str(error)) == ("a", 3, "3 of a")
+    assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
+
+
+class NamedError(DecodeError):
+    def __init__(self, *, name: str, count: int) -> None:
+        self.name = name
+        self.count = count
+        super().__init__(f"{count} of {name}")
+
+
+def test_the_fields_of_builtin_bases_are_kept() -> None:
+    error = importlib.import_module("transport.errors").MissingExtraError("records", "zstd", "zstandard")
+    assert pickle.loads(pickle.dumps(error)).msg == error.msg == str(error)
+
+
+def test_fields_set_after_construction_are_kept() -> None:
+    placed = MediaDigestError("aa", "bb").at(2, 1)
+    copied = pickle.loads(pickle.dumps(placed))
+    assert (copied.message_index, copied.part_index, str(copied)) == (2, 1, str(placed))
+
+    error = OverlongPromptError("r-1", 9, 8)
+    error.server = "http://host:8000"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def raise_in_child() -> None:
+    raise OverlongPromptError("r-1", prompt_tokens=9, limit=8)
+
+
+def test_an_error_raised_in_another_process_arrives_with_its_fields() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(OverlongPromptError) as caught:
+        pool.submit(raise_in_child).result(timeout=60)
+    assert (caught.value.request_id, caught.value.prompt_tokens, caught.value.limit) == ("r-1", 9, 8)
