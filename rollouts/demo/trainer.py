@@ -13,10 +13,12 @@ from rollouts.demo.digits import DigitsEnvironment, load_digit_sets
 from rollouts.demo.messages import Learn, Learned, WarmStart
 from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.training import (
+    MismatchReport,
     TrainingBatch,
     TrainingSample,
     group_advantages,
     micro_batches,
+    merge_reports,
     mismatch_report,
     policy_gradient_loss,
     sample_from_rendered,
@@ -24,7 +26,6 @@ from rollouts.training import (
     sft_loss,
     token_logprobs,
 )
-from rollouts.training.mismatch import MismatchReport, merge_reports
 from rollouts.trajectory.tree import Trajectory
 
 

@@ -10,7 +10,15 @@ except ImportError as error:
 from rollouts.training.batch import TrainingBatch, micro_batches
 from rollouts.training.logprobs import token_logprobs
 from rollouts.training.losses import PolicyLoss, group_advantages, policy_gradient_loss, sft_loss
-from rollouts.training.mismatch import MismatchReport, mismatch_report
+from rollouts.training.mismatch import (
+    MismatchReport,
+    check_mismatch,
+    merge_reports,
+    mismatch_report,
+    plot_mismatch,
+    report_json,
+    report_text,
+)
 from rollouts.training.model_inputs import model_inputs
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
@@ -23,11 +31,16 @@ __all__ = [
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
+    "check_mismatch",
     "group_advantages",
+    "merge_reports",
     "micro_batches",
     "mismatch_report",
     "model_inputs",
+    "plot_mismatch",
     "policy_gradient_loss",
+    "report_json",
+    "report_text",
     "sample_from_rendered",
     "samples_from_trajectory",
     "sequence_logprobs",

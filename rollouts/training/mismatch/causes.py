@@ -40,8 +40,8 @@ class LikelyCause(NamedTuple):
 
 _CURES: Mapping[Cause, str] = MappingProxyType(
     {
-        Cause.DOUBLED_NORMALISATION: "send raw uint8 pixels to a server that normalises, or floats to one that does not "
-        "(`rollouts doctor` checks the server)",
+        Cause.DOUBLED_NORMALISATION: "send raw uint8 pixels to a server that normalises, and floats to one that does "
+        "not (`rollouts doctor` checks the server)",
         Cause.DROPPED_IMAGE: "check that each request holds its images and that the server's route uses them",
         Cause.SWAPPED_IMAGE: "check the order and the hashes of the images of each request",
         Cause.WRONG_TEMPLATE: "send token ids to the sampler, or give sampler and trainer the same chat template and "

@@ -245,8 +245,8 @@ def _everywhere(units: _Units, noise: float) -> LikelyCause | None:
     if len(units.median) < 3 or np.quantile(units.median, 0.1) < noise:
         return None
     evidence = (
-        f"the tokens of all samples differ (median {np.median(units.median):.1e} nats); other prompts and other weights "
-        "both do this"
+        f"the tokens of all samples differ (median {np.median(units.median):.1e} nats); other prompts and other "
+        "weights both do this"
     )
     if (units.item >= 0).all():
         evidence += ", and so do wrong images, because every token has one before it"
