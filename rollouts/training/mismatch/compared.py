@@ -72,7 +72,8 @@ class ComparedTokens:
 
     def modality(self) -> np.ndarray:
         """The modality of `item` for each token, text (n,): "text" where no image or video is before the token."""
-        return np.array([*self.media_modalities, "text"])[self.item]
+        modality: np.ndarray = np.array([*self.media_modalities, "text"])[self.item]
+        return modality
 
     def lag(self, trainer_version: str | None = None) -> np.ndarray | None:
         """How many versions older than the trainer's weights those of each token are, int64 (n,).
@@ -167,7 +168,8 @@ def concat_tokens(parts: Sequence[ComparedTokens]) -> ComparedTokens:
 def _renumbered(indices: np.ndarray, table: Sequence[Entry], whole: dict[Entry, int]) -> np.ndarray:
     """Indices into `table` as indices into `whole`, to which missing entries are added; -1 stays -1."""
     numbers = [whole.setdefault(entry, len(whole)) for entry in table]
-    return np.array([*numbers, -1], dtype=np.int32)[indices]
+    renumbered: np.ndarray = np.array([*numbers, -1], dtype=np.int32)[indices]
+    return renumbered
 
 
 def _trained_places(batch: TrainingBatch) -> _Places:

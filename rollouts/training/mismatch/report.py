@@ -115,7 +115,8 @@ class MismatchReport:
         """The name of the sample with the largest |difference|; empty without tokens."""
         if not self.tokens:
             return ""
-        return self.compared.names[self.compared.sample[np.abs(self.compared.difference).argmax()]]
+        largest = int(np.abs(self.compared.difference).argmax())
+        return self.compared.names[int(self.compared.sample[largest])]
 
     @property
     def by_turn(self) -> tuple[MismatchGroup, ...]:
