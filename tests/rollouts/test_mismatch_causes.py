@@ -193,7 +193,7 @@ def test_no_cause_is_named_for_noise_of_any_shape(
         noise *= np.clip(np.abs(trainer), 0, 3)
     if per_row:
         noise *= np.exp(0.5 * rng.standard_normal(rows))[sample]
-    noise *= min(1, 0.03 / np.median(np.abs(noise)))  # more is more than arithmetic explains
+    noise *= min(1, 0.03 / max(np.median(np.abs(noise)), 1e-9))  # more is more than arithmetic explains
     turn_of_row = np.arange(tokens_per_row) * 2 // tokens_per_row
     turn = np.tile(turn_of_row, rows)
     tokens = ComparedTokens(

@@ -122,11 +122,13 @@ def _processed(tokens: ComparedTokens) -> LikelyCause | None:
 class _Units(NamedTuple):
     """Stretches of tokens of one sample, after the same image, from the same weights; those of 8 tokens or more.
 
-    `median` float64 (u,), of |difference|; `sample` and `item` int32 (u,), as in `ComparedTokens`; `lag` int64 (u,) or
+    `quartile`, `median` and `decile` float64 (u,): the quantiles 0.25, 0.5 and 0.9 of |difference|; `sample` and `item` int32 (u,), as in `ComparedTokens`; `lag` int64 (u,) or
     None.
     """
 
+    quartile: np.ndarray
     median: np.ndarray
+    decile: np.ndarray
     sample: np.ndarray
     item: np.ndarray
     lag: np.ndarray | None
@@ -138,11 +140,15 @@ def _units(tokens: ComparedTokens, trainer_version: str | None) -> _Units:
     unique, number, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     parts = np.split(absolute[np.argsort(number, kind="stable")], np.cumsum(counts)[:-1])
     enough = counts >= 8
-    medians = np.array([np.median(part) for part, kept in zip(parts, enough, strict=True) if kept])
+    kept = [part for part, is_kept in zip(parts, enough, strict=True) if is_kept]
+    quantiles = np.array([np.quantile(part, (0.25, 0.5, 0.9)) for part in kept]).reshape(-1, 3)
     lag_of_unit = np.zeros(len(counts), dtype=np.int64)
     if lag is not None:
         lag_of_unit[number] = lag
-    return _Units(medians, unique[0][enough], unique[1][enough], None if lag is None else lag_of_unit[enough])
+    quartile, median, decile = quantiles.T
+    return _Units(
+        quartile, median, decile, unique[0][enough], unique[1][enough], None if lag is None else lag_of_unit[enough]
+    )
 
 
 def _media(units: _Units, tokens: ComparedTokens) -> LikelyCause | None:
@@ -157,7 +163,8 @@ def _media(units: _Units, tokens: ComparedTokens) -> LikelyCause | None:
             f"tokens, {level}); tokens before the first one and samples without do not"
         )
         return LikelyCause(Cause.DOUBLED_NORMALISATION, evidence, (Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE))
-    if ratio < 10:
+    # One stretch of few tokens with heavy tails can be above a gap; then its smaller differences are not.
+    if ratio < 10 or units.quartile[high].min() < np.median(units.decile[~high]):
         return None
     _, first = np.unique(units.sample[high], return_index=True)
     hashes = [f"{tokens.media_hashes[item]:.12}" for item in dict.fromkeys(units.item[high][first].tolist())]
