@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from renderers.loading import create_renderer
+from renderers.family_renderers import create_renderer
 from renderers.messages import (
     Content,
     ContentPart,
@@ -112,10 +112,21 @@ def create_renderer_pool(
     size: int = 16,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> RendererPool:
-    """A pool of a model's renderer for `size` calls at a time. One renderer is enough, because threads can share it."""
+    """A pool of one renderer of a model, for `size` calls at a time, at most 8.
+
+    The calls share that renderer, its tokenizer and its caches. The renderer of a `CustomRendererConfig` need not be
+    safe to share: it is made `size` times.
+    """
     from renderers.pool import RendererPool
+    from renderers.template_renderer import TemplateRenderer
 
     tokenizer = load_tokenizer(tokenizer_name_or_path)
+    renderer = create_renderer(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
+    if isinstance(renderer, TemplateRenderer):
+        return RendererPool(renderer, threads=min(size, 8))
     return RendererPool(
-        create_renderer(tokenizer, config, chat_template_kwargs=chat_template_kwargs), threads=min(size, 8)
+        lambda: create_renderer(
+            load_tokenizer(tokenizer_name_or_path), config, chat_template_kwargs=chat_template_kwargs
+        ),
+        size,
     )

@@ -28,7 +28,7 @@ _NO_LOGPROB = -9999.0
 #: The field whose base64 may take megabytes.
 _ROUTED_EXPERTS = b'"routed_experts":{"data":"'
 
-# (base URL, model) -> the longest prompt; None where the server does not publish it.
+# (base URL, model) -> the longest prompt that the server published; None where it published none.
 _longest_prompts: dict[tuple[str, str], int | None] = {}
 
 
@@ -150,17 +150,34 @@ async def _rendered(renderer: Renderer, messages: Messages, tools: Tools | None,
 
 
 async def _longest_prompt(client: Any, model: str) -> int | None:
-    """The `max_model_len` of `/v1/models`; None if the server does not publish it or the request fails."""
+    """The `max_model_len` of `/v1/models`; None if the server does not publish it.
+
+    A response is remembered, 404 as well. A request that fails otherwise is made again for the next completion.
+    """
     key = str(getattr(client, "base_url", "")), model
-    if key not in _longest_prompts:
-        try:
-            listed = await client.get("/models", cast_to=dict[str, Any])
-            cards = [card for card in listed["data"] if card["id"] == model]
-            length = cards[0].get("max_model_len") if cards else None
-        except (_client_error(), AttributeError, TypeError, LookupError):
-            length = None
-        _longest_prompts[key] = length if isinstance(length, int) and length > 0 else None
-    return _longest_prompts[key]
+    if key in _longest_prompts:
+        return _longest_prompts[key]
+    get = getattr(client, "get", None)
+    if get is None:
+        return None
+    try:
+        listed = await get("/models", cast_to=dict[str, Any])
+    except _client_error() as error:
+        if getattr(error, "status_code", None) != 404:
+            return None
+        listed = {}
+    _longest_prompts[key] = length = _published_length(listed, model)
+    return length
+
+
+def _published_length(listed: Any, model: str) -> int | None:
+    """The `max_model_len` that a response of `/v1/models` has for a model; None in a response of another form."""
+    cards = listed.get("data") if isinstance(listed, Mapping) else None
+    for card in cards if isinstance(cards, list) else ():
+        if isinstance(card, Mapping) and card.get("id") == model:
+            length = card.get("max_model_len")
+            return length if type(length) is int and length > 0 else None
+    return None
 
 
 def _client_error() -> type[Exception]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from renderers.family_rules import LLAMA_3_DATE
 from renderers.import_target import load_target
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ class Llama3RendererConfig(BaseRendererConfig):
     """`date_string` has a fixed default, so that the same conversation has the same tokens every day."""
 
     name: Literal["llama-3"] = "llama-3"
-    date_string: str = "26 Jul 2024"
+    date_string: str = LLAMA_3_DATE
     tools_in_user_message: bool = True
 
     _template_fields = frozenset({"date_string", "tools_in_user_message"})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from renderers.configs import (
     AutoRendererConfig,
@@ -16,54 +15,9 @@ from renderers.configs import (
     custom_renderer_class,
 )
 from renderers.errors import ConfigError
+from renderers.family_rules import DEFAULT_FAMILY
 from renderers.model_names import MODEL_RENDERER_MAP
 from renderers.options import RendererOptions
-from renderers.parsing.format import Format
-
-#: Family -> the formats that its models' templates may have.
-_FORMATS_OF_FAMILY: Final[dict[str, tuple[str, ...]]] = {
-    "qwen3": ("qwen3", "hermes"),
-    "prime-qwen3": ("qwen3.5", "qwen3-coder"),
-    "qwen3.5": ("qwen3.5",),
-    "qwen3.6": ("qwen3.5",),
-    "qwen3.8": ("qwen3.5",),
-    "qwen3-vl": ("qwen3", "hermes", "qwen-vl"),
-    "gemma4": ("gemma-4",),
-    "glm-5": ("glm-5",),
-    "glm-5.1": ("glm-5",),
-    "glm-5.3": ("glm-5",),
-    "glm-4.5": ("glm-4.5",),
-    "gpt-oss": ("gpt-oss",),
-    "kimi-k2": ("kimi-k2",),
-    "kimi-k2.5": ("kimi-k2",),
-    "minimax-m2": ("minimax-m2",),
-    "nemotron-3": ("nemotron-3",),
-    "nemotron-3-ultra": ("nemotron-3",),
-    "nemotron-3.5": ("nemotron-3",),
-    "deepseek-v3": ("deepseek-v3", "deepseek"),
-    "deepseek-r1": ("deepseek-v3", "deepseek"),
-    "deepseek-v4": ("deepseek-v4",),
-    "llama-3": ("llama-3.1", "llama-3"),
-    "hy3": ("hy3",),
-    "laguna-m.1": ("laguna",),
-    "laguna-s-2.1": ("laguna",),
-    "laguna-xs-2.1": ("laguna",),
-    "laguna-xs.2": ("laguna",),
-}
-_FORMATS_OF_NO_FAMILY: Final = ("generic", "chatml")
-
-#: With the configuration of these, a call inside open reasoning stays reasoning unless it ends the turn.
-_CALLS_STAY_IN_REASONING: Final = (
-    "deepseek-r1",
-    "deepseek-v3",
-    "gpt-oss",
-    "hy3",
-    "laguna-m.1",
-    "laguna-s-2.1",
-    "laguna-xs-2.1",
-    "laguna-xs.2",
-    "default",
-)
 
 
 def template_field_names(config: BaseRendererConfig) -> frozenset[str]:
@@ -100,7 +54,7 @@ def resolve_config(
     is not listed gets `DefaultRendererConfig`: its own template decides.
     """
     if isinstance(config, AutoRendererConfig):
-        family = config_class(MODEL_RENDERER_MAP.get(model, "default"))
+        family = config_class(MODEL_RENDERER_MAP.get(model, DEFAULT_FAMILY))
         config = family.model_validate(config.model_dump(exclude_unset=True, exclude={"name"}))
     return merge_chat_template_kwargs(config, variables)
 
@@ -123,29 +77,6 @@ def options_of(config: BaseRendererConfig) -> RendererOptions:
         chat_template_kwargs=variables,
         thinking_retention=config.resolved_retention(),
         tool_arguments="auto",
-    )
-
-
-def with_parsing_rules(format: Format, config: BaseRendererConfig) -> Format:
-    """The format with the rules by which the parser of this family decides, as inference servers do."""
-    return replace(
-        format,
-        calls_end_reasoning=config.name not in _CALLS_STAY_IN_REASONING,
-        drops_repeated_start=True,
-        reports_unknown_tools=config.name.startswith(("glm-", "gemma")),
-    )
-
-
-def check_family(config: BaseRendererConfig, format_name: str, model: str) -> None:
-    """Raise a `ConfigError` if the model's template has the format of another family than the configuration."""
-    formats = _FORMATS_OF_FAMILY.get(config.name)
-    if formats is None or format_name in (*formats, *_FORMATS_OF_NO_FAMILY):
-        return
-    fitting = [name for name, formats in _FORMATS_OF_FAMILY.items() if format_name in formats]
-    raise ConfigError(
-        f"the configuration for {model}, whose template has the format {format_name!r},",
-        config.name,
-        (*fitting, "default", "auto"),
     )
 
 

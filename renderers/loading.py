@@ -7,13 +7,17 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypedDict
 from weakref import WeakValueDictionary
 
+from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
 from renderers.errors import ConfigError, LoadError, MissingFileError, short_repr
+from renderers.family_rules import check_family, with_parsing_rules
 from renderers.file_reading import read_text
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
@@ -31,10 +35,12 @@ from renderers.model_files import (
 )
 from renderers.options import RendererOptions
 from renderers.parsing.format import Format
+from renderers.settings import Settings
 from renderers.template.argument_forms import ArgumentConvertingTemplate
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
 from renderers.template.content_forms import ConvertingTemplate
 from renderers.template_renderer import TemplateRenderer
+from renderers.tokens.encoding import BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.media_markers import printed_markers
@@ -42,6 +48,22 @@ from renderers.vision.processor_loading import load_media
 
 if TYPE_CHECKING:
     from renderers.configs import BaseRendererConfig
+
+
+class RendererArguments(TypedDict):
+    """The arguments of `TemplateRenderer`."""
+
+    template: Template
+    tokenizer: TemplateTokenizer
+    format: Format
+    media: MediaLoader | None
+    unprocessed_markers: Mapping[Modality, str]
+    body_policies: Mapping[str, BodyPolicy]
+    thinking_retention: ThinkingRetention
+    history: HistoryPolicy
+    cache_bytes: int
+    family: str | None
+    config: Any
 
 
 def load_renderer(
@@ -65,23 +87,26 @@ def load_renderer(
     These arguments override `config`. `now` is the clock of templates that print the date. Raises a `LoadError` that
     names the file or token.
     """
-    return _load(
+    arguments = _arguments_of_files(
         ModelFiles.of(name_or_dir, revision),
-        _Settings.of(str(name_or_dir), config, chat_template_kwargs).overridden(chat_template, format),
+        Settings.of(str(name_or_dir), config, chat_template_kwargs).overridden(chat_template, format),
+        processor=None,
         media_policy=media_policy,
         media_store=media_store,
         now=now,
     )
+    return TemplateRenderer(**arguments)
 
 
-def _load(
+def _arguments_of_files(
     files: ModelFiles,
-    settings: _Settings,
+    settings: Settings,
     *,
+    processor: Any,
     media_policy: MediaPolicy | None,
     media_store: MediaStore | None,
     now: Callable[[], datetime],
-) -> TemplateRenderer:
+) -> RendererArguments:
     options = settings.options
     tokenizer = _shared_tokenizer(
         (files.directory, _changed_at(files.tokenizer_path), options.cache_bytes),
@@ -100,7 +125,7 @@ def _load(
     if not sources:
         template = prompt_for(files.settings, tokenizer, variables=options.chat_template_kwargs)
     special_tokens = files.special_tokens
-    return _build(
+    return _arguments(
         _converting(template, options)
         if template is not None
         else _template(sources, tokenizer, options, {**special_tokens, **options.chat_template_kwargs}, now),
@@ -108,40 +133,29 @@ def _load(
         settings,
         eos_token=special_tokens.get("eos_token"),
         more_stops=generation_stops(files.directory, tokenizer),
-        media=load_media(
-            files.directory, tokenizer=tokenizer, policy=media_policy, store=media_store, backend=options.image_backend
-        ),
+        media=_media(files.directory, processor, tokenizer, options, media_policy, media_store),
     )
 
 
-def create_renderer(
+def arguments_of_tokenizer(
     tokenizer: Any,
-    config: RendererOptions | BaseRendererConfig | None = None,
+    settings: Settings,
     *,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
+    processor: Any = None,
     media_policy: MediaPolicy | None = None,
     media_store: MediaStore | None = None,
     now: Callable[[], datetime] = datetime.now,
-) -> Any:
-    """Build a renderer from a tokenizer that is already loaded, with its chat template.
+) -> RendererArguments:
+    """The arguments of the renderer of a loaded tokenizer with its chat template; see `create_renderer`.
 
-    `tokenizer` is a fast tokenizer of transformers, or a `ModelTokenizer` of `load_tokenizer`. `config` holds options,
-    or is the typed configuration of a family (`renderers.configs`); `chat_template_kwargs` are template variables, and
-    with a typed configuration only those that the family has. The result is a `TemplateRenderer`, unless a
-    `CustomRendererConfig` names another class.
-
-    For a multimodal model, `tokenizer.name_or_path` must be a directory with its preprocessor_config.json; else the
-    renderer reads text only and raises `UnsupportedModalityError` for an image. Raises a `LoadError` for a tokenizer
-    without a `tokenizers` backend or without a template, `ConfigError` for the configuration of another family than the
-    template's, `ValueError` for a template variable that the family does not have.
+    Media are processed as the files of the tokenizer's directory say, or as `processor` does, a processor of
+    transformers.
     """
-    model = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
-    settings = _Settings.of(model, config, chat_template_kwargs)
-    if settings.custom_class is not None:
-        return settings.custom_class(tokenizer, settings.config)
     files = getattr(tokenizer, "files", None)
     if isinstance(files, ModelFiles):
-        return _load(files, settings, media_policy=media_policy, media_store=media_store, now=now)
+        return _arguments_of_files(
+            files, settings, processor=processor, media_policy=media_policy, media_store=media_store, now=now
+        )
     options = settings.options
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -149,6 +163,7 @@ def create_renderer(
             f"{type(tokenizer).__name__} has no `tokenizers` backend; pass a fast tokenizer (use_fast=True), or a "
             "directory with tokenizer.json to load_renderer"
         )
+    model = model_of_tokenizer(tokenizer)
     template = getattr(tokenizer, "chat_template", None)
     named = template if isinstance(template, Mapping) else {} if template is None else {DEFAULT_TEMPLATE: template}
     sources = _chosen_sources(model, dict(named), options.chat_template)
@@ -158,62 +173,38 @@ def create_renderer(
         lambda: TemplateTokenizer(json.loads(definition), model=model, cache_bytes=options.cache_bytes),
     )
     special_tokens = special_tokens_of(tokenizer.special_tokens_map)
-    directory = Path(model)
-    return _build(
+    return _arguments(
         _template(sources, own, options, {**special_tokens, **options.chat_template_kwargs}, now),
         own,
         settings,
         eos_token=special_tokens.get("eos_token"),
-        more_stops=generation_stops(directory, own),
-        media=load_media(
-            directory, tokenizer=own, policy=media_policy, store=media_store, backend=options.image_backend
-        )
-        if directory.is_dir()
-        else None,
+        more_stops=generation_stops(Path(model), own),
+        media=_media(Path(model), processor, own, options, media_policy, media_store),
     )
 
 
-class _Settings(NamedTuple):
-    """The options of a renderer, and the resolved typed configuration that they were made of, if there is one.
+def model_of_tokenizer(tokenizer: Any) -> str:
+    """The name or directory that a tokenizer was loaded from; the name of its class if it does not say."""
+    return str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
 
-    `custom_class` is the class of another package that a `CustomRendererConfig` names; it builds itself.
-    """
 
-    options: RendererOptions
-    config: BaseRendererConfig | None = None
-    custom_class: Callable[..., Any] | None = None
-
-    @classmethod
-    def of(
-        cls, model: str, config: RendererOptions | BaseRendererConfig | None, variables: Mapping[str, Any] | None
-    ) -> _Settings:
-        if not isinstance(variables, Mapping | None):
-            raise ConfigError("chat_template_kwargs", variables, ("a dict of variable to value", "None"))
-        if config is None or isinstance(config, RendererOptions):
-            options = config or RendererOptions()
-            if variables:
-                options = replace(options, chat_template_kwargs={**options.chat_template_kwargs, **variables})
-            return cls(options)
-        # Imported here: pydantic would take a third of the time of `import renderers`.
-        from renderers.configs import BaseRendererConfig, CustomRendererConfig, custom_renderer_class
-        from renderers.family_options import options_of, resolve_config
-
-        if not isinstance(config, BaseRendererConfig):
-            raise ConfigError("config", config, ("RendererOptions", "a configuration of renderers.configs", "None"))
-        resolved = resolve_config(model, config, variables)
-        if isinstance(resolved, CustomRendererConfig):
-            renderer_class = custom_renderer_class(resolved.import_path)
-            return cls(RendererOptions(), resolved.renderer_config(), renderer_class)
-        return cls(options_of(resolved), resolved)
-
-    def overridden(self, chat_template: str | Path | None, format: Format | str | None) -> _Settings:
-        """These settings with the arguments of `load_renderer` that are not None."""
-        options = self.options
-        if chat_template is not None:
-            options = replace(options, chat_template=chat_template)
-        if format is not None:
-            options = replace(options, format=format)
-        return self._replace(options=options)
+def _media(
+    directory: Path,
+    processor: Any,
+    tokenizer: TemplateTokenizer,
+    options: RendererOptions,
+    policy: MediaPolicy | None,
+    store: MediaStore | None,
+) -> MediaLoader | None:
+    """The processors of a directory, or one as `processor` would be saved; None if there is neither."""
+    load = partial(load_media, tokenizer=tokenizer, policy=policy, store=store, backend=options.image_backend)
+    if processor is None:
+        return load(directory) if directory.is_dir() else None
+    if not hasattr(processor, "save_pretrained"):
+        raise ConfigError("processor", processor, ("a processor of transformers", "None"))
+    with TemporaryDirectory() as saved:
+        processor.save_pretrained(saved)
+        return load(Path(saved))
 
 
 # Reading a tokenizer takes seconds and tens of megabytes; renderers with different options share one. A renderer that
@@ -237,15 +228,15 @@ def _shared_tokenizer(key: tuple[Any, ...], build: Callable[[], TemplateTokenize
         return tokenizer
 
 
-def _build(
+def _arguments(
     template: Template,
     tokenizer: TemplateTokenizer,
-    settings: _Settings,
+    settings: Settings,
     *,
     eos_token: str | None,
     more_stops: Sequence[str],
     media: MediaLoader | None,
-) -> TemplateRenderer:
+) -> RendererArguments:
     options = settings.options
     format = options.format
     if not isinstance(format, (Format, str, NoneType)):
@@ -257,23 +248,22 @@ def _build(
         added = [token for token in more_stops if token not in format.stop_tokens]
         format = replace(format, stop_tokens=(*format.stop_tokens, *added))
     markers: Mapping[Modality, str] = {}
-    if settings.config is not None:
-        from renderers.family_options import check_family, with_parsing_rules
-
-        check_family(settings.config, format.name, tokenizer.model)
-        format = with_parsing_rules(format, settings.config)
+    if settings.family is not None:
+        check_family(settings.family, format.name, tokenizer.model)
+        format = with_parsing_rules(format, settings.family)
         markers = printed_markers(template, tokenizer)
-    return TemplateRenderer(
-        template,
-        tokenizer,
-        format,
+    return RendererArguments(
+        template=template,
+        tokenizer=tokenizer,
+        format=format,
         media=media,
         unprocessed_markers=markers,
         body_policies=options.body_policies,
         thinking_retention=options.thinking_retention,
         history=options.history,
         cache_bytes=options.cache_bytes,
-        config=settings.config or options,
+        family=settings.family,
+        config=options if settings.family is None else settings.config,
     )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Coroutine, Sequence
+import queue
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
 
-from renderers.errors import PoolClosedError
+from renderers.errors import ConfigError, PoolClosedError
 from renderers.parsing.response import ParsedResponse
-from renderers.protocol import Messages, Renderer, Tools
+from renderers.protocol import Messages, Renderer, Tools, is_multimodal
 from renderers.rendered import MultiModalData, RenderedTokens
 
 P = ParamSpec("P")
@@ -40,36 +42,103 @@ class RendererPool:
 
     The methods of the renderer are there too and run on the caller's thread. The pool is multimodal if its renderer is.
     It is not bound to an event loop: coroutines of several loops, and threads, may share it. The renderer must be safe
-    to share between threads, as `TemplateRenderer` is, unless `threads` is 1 and only `_async` methods are called.
+    to share between threads, as `TemplateRenderer` is, unless the pool makes its renderers, or `threads` is 1 and only
+    `_async` methods are called.
 
         async with RendererPool(load_renderer("Qwen/Qwen3-8B")) as pool:
             prompt = await pool.render_async(messages, add_generation_prompt=True)
 
-    `threads` defaults to the number of cores, at most 8. Calls wait for a thread in the order in which they were made.
-    A call that is cancelled before a thread begins it never runs. Errors are raised by the call that caused them. Once
-    the pool is closed, `_async` calls raise `PoolClosedError`.
+    As in PyPI's `renderers`, a function that makes a renderer can be given with the `size` of the pool: it is called
+    `size` times, and each renderer is used by one call at a time, which suits those that threads must not share.
+    `checkout` gives one of them for several calls; `size` is how many calls run at a time.
+
+    `threads` defaults to `size`, and without it to the number of cores; at most 8. Calls wait for a thread in the order
+    in which they were made. A call that is cancelled before a thread begins it never runs. Errors are raised by the
+    call that caused them. Once the pool is closed, `_async` calls raise `PoolClosedError`.
     """
 
-    def __init__(self, renderer: Renderer, *, threads: int | None = None) -> None:
-        self.renderer = renderer
-        self._executor = ThreadPoolExecutor(
-            min(_MAX_THREADS, os.cpu_count() or 1) if threads is None else threads, thread_name_prefix="renderer-pool"
-        )
+    def __init__(
+        self, renderer: Renderer | Callable[[], Renderer], size: int | None = None, *, threads: int | None = None
+    ) -> None:
+        if size is None:
+            if not _is_renderer(renderer):
+                raise ConfigError("size", size, ("a number of renderers, for a function that makes them",))
+            self.renderer = renderer
+            self._free: queue.LifoQueue[Renderer] | None = None
+        else:
+            made = _renderers(renderer, size)
+            self.renderer = made[0]
+            self._free = queue.LifoQueue()
+            for one in reversed(made):
+                self._free.put(one)
+        if threads is None:
+            threads = min(_MAX_THREADS, size or os.cpu_count() or 1)
+        self.size = threads if size is None else size
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="renderer-pool")
+
+    @contextmanager
+    def checkout(self) -> Iterator[Renderer]:
+        """A renderer of the pool, which no other call uses meanwhile unless threads share one. Waits for a free one."""
+        if self._free is None:
+            yield self.renderer
+            return
+        renderer = self._free.get()
+        try:
+            yield renderer
+        finally:
+            self._free.put(renderer)
+
+    @property
+    def renderer_cls(self) -> type[Renderer]:
+        """The class of the renderers."""
+        return type(self.renderer)
+
+    @property
+    def is_multimodal(self) -> bool:
+        """As `renderers.is_multimodal` of the pool and of its renderers."""
+        return is_multimodal(self.renderer)
+
+    @property
+    def supports_tools(self) -> bool:
+        """That of the renderers; True for those that do not say."""
+        return bool(getattr(self.renderer, "supports_tools", True))
+
+    @property
+    def supports_process_multimodal(self) -> bool:
+        """That of the renderers; False for those that do not say."""
+        return bool(getattr(self.renderer, "supports_process_multimodal", False))
 
     def render(
-        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = False,
+        process_multimodal: bool = True,
     ) -> RenderedTokens:
-        return self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        with self.checkout() as renderer:
+            return renderer.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, **_unprocessed(process_multimodal)
+            )
 
     def render_ids(
-        self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = False,
+        process_multimodal: bool = True,
     ) -> list[int]:
-        return self.renderer.render_ids(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        with self.checkout() as renderer:
+            return renderer.render_ids(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, **_unprocessed(process_multimodal)
+            )
 
     def parse_response(
         self, token_ids: Sequence[int], *, tools: Tools | None = None, prompt_ids: Sequence[int] | None = None
     ) -> ParsedResponse:
-        return self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
+        with self.checkout() as renderer:
+            return renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
 
     def bridge_to_next_turn(
         self,
@@ -80,17 +149,20 @@ class RendererPool:
         tools: Tools | None = None,
         previous_messages: Messages | None = None,
         previous_multi_modal_data: MultiModalData | None = None,
+        process_multimodal: bool = True,
     ) -> RenderedTokens | None:
         # A renderer of a text model need not accept the argument.
         media = {} if previous_multi_modal_data is None else {"previous_multi_modal_data": previous_multi_modal_data}
-        return self.renderer.bridge_to_next_turn(
-            previous_prompt_ids,
-            previous_completion_ids,
-            new_messages,
-            tools=tools,
-            previous_messages=previous_messages,
-            **media,
-        )
+        with self.checkout() as renderer:
+            return renderer.bridge_to_next_turn(
+                previous_prompt_ids,
+                previous_completion_ids,
+                new_messages,
+                tools=tools,
+                previous_messages=previous_messages,
+                **media,
+                **_unprocessed(process_multimodal),
+            )
 
     def get_stop_token_ids(self) -> list[int]:
         return self.renderer.get_stop_token_ids()
@@ -145,6 +217,30 @@ class RendererPool:
             if work.cancelled() and not _is_being_cancelled():  # by `close(wait=False)`
                 raise PoolClosedError from error
             raise
+
+
+def _renderers(make: Renderer | Callable[[], Renderer], size: int) -> list[Renderer]:
+    """`size` renderers. Loading a tokenizer takes long, so that threads make them."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigError("size", size, ("a number of renderers, 1 or more",))
+    if _is_renderer(make) or not callable(make):
+        raise ConfigError("renderer", make, ("a function that makes a renderer", "a renderer without size"))
+    with ThreadPoolExecutor(min(_MAX_THREADS, size)) as threads:
+        made = list(threads.map(lambda _: make(), range(size)))
+    for renderer in made:
+        if not _is_renderer(renderer):
+            raise ConfigError("renderer", renderer, ("a function that makes a renderer",))
+    return made
+
+
+def _is_renderer(value: object) -> TypeGuard[Renderer]:
+    # A class has the methods of its instances, but it is a function that makes one.
+    return isinstance(value, Renderer) and not isinstance(value, type)
+
+
+def _unprocessed(process_multimodal: bool) -> dict[str, Any]:
+    """The argument for a renderer, which need not accept it unless it supports it."""
+    return {} if process_multimodal else {"process_multimodal": False}
 
 
 def _is_being_cancelled() -> bool:

@@ -29,7 +29,7 @@ from renderers.messages import (
     without_media,
 )
 from renderers.parsing.format import Format
-from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
+from renderers.parsing.parser import ResponseParser, ends_in_reasoning, ends_unbegun_reasoning, parse_response
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Tools
 from renderers.rendered import TOKEN_TYPE_IDS, MultiModalData, RenderedTokens
@@ -48,10 +48,11 @@ _log = logging.getLogger("renderers")
 class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
-    `config` is what the renderer was made of: `RendererOptions`, or the resolved configuration of a family. `media`
-    loads images and videos; without processors, the model only reads text. `unprocessed_markers` are the tokens that
-    the template prints for media without a processor, which are rendered with `process_multimodal=False` only. Messages
-    go to `template` as they are: `load_renderer` and `create_renderer` pass a template that converts their content.
+    `media` loads images and videos; without processors, the model only reads text. `unprocessed_markers` are the tokens
+    that the template prints for media without a processor, which are rendered with `process_multimodal=False` only.
+    Messages go to `template` as they are: `load_renderer` and `create_renderer` pass a template that converts their
+    content. `config` is what the renderer was made of: `RendererOptions`, or the resolved configuration of a family;
+    where it is None, it is made of the name of the `family` when it is first read.
     """
 
     def __init__(
@@ -66,9 +67,11 @@ class TemplateRenderer:
         thinking_retention: ThinkingRetention = "template",
         history: HistoryPolicy = "template",
         cache_bytes: int = 64 * 2**20,
+        family: str | None = None,
         config: Any = None,
     ) -> None:
-        self.config = config
+        self._family = family
+        self._config = config
         self.template = template
         self.tokenizer = tokenizer
         self.format = format
@@ -183,7 +186,11 @@ class TemplateRenderer:
             index = next(index for index, token_id in enumerate(token_ids) if token_id < 0)
             raise TokenizerError(f"token {index} has id {token_ids[index]}; pass the sampled ids, which are 0 or more")
         parsed = parse_response(
-            token_ids, self.format, self.tokenizer, reasoning_open=self._reasoning_open(prompt_ids), tools=tools
+            token_ids,
+            self.format,
+            self.tokenizer,
+            reasoning_open=self._reasoning_open(prompt_ids, token_ids),
+            tools=tools,
         )
         key = self._turn_key(token_ids, tools, prompt_ids)
         self._turn_summaries.put(key, TurnSummary.of(parsed), 2 * len(key) + 500)
@@ -196,17 +203,23 @@ class TemplateRenderer:
 
     def _turn_key(self, token_ids: Sequence[int], tools: Tools | None, prompt_ids: Sequence[int] | None) -> bytes:
         names = None if tools is None else [str(tool.get("function", tool).get("name")) for tool in tools]
-        return marshal.dumps((list(token_ids), names, self._reasoning_open(prompt_ids)), 2)
+        return marshal.dumps((list(token_ids), names, self._reasoning_open(prompt_ids, token_ids)), 2)
 
     def response_parser(self, *, tools: Tools | None = None, prompt_ids: Sequence[int] | None = None) -> ResponseParser:
         """A streaming parser, fed with sampled ids as they arrive; arguments as for `parse_response`."""
         check_tools(tools)
         return ResponseParser(self.format, self.tokenizer, reasoning_open=self._reasoning_open(prompt_ids), tools=tools)
 
-    def _reasoning_open(self, prompt_ids: Sequence[int] | None) -> bool:
-        """Whether the prompt opened reasoning; without a prompt, whether the template's generation prompt does."""
+    def _reasoning_open(self, prompt_ids: Sequence[int] | None, token_ids: Sequence[int] | None = None) -> bool:
+        """Whether the prompt opened reasoning; without a prompt, whether the template's generation prompt does.
+
+        `token_ids` is the completion, which decides for a format that does not assume it (None: not known yet).
+        """
         if prompt_ids is None:
-            return self.format.reasoning is not None and self.format.reasoning.opened_by_prompt
+            opened = self.format.reasoning is not None and self.format.reasoning.opened_by_prompt
+            if opened and token_ids is not None and not self.format.assumes_open_reasoning:
+                return ends_unbegun_reasoning(token_ids, self.format, self.tokenizer)
+            return opened
         return ends_in_reasoning(prompt_ids, self.format, self.tokenizer)
 
     # Prompt + completion + new messages -> next prompt.
@@ -289,7 +302,17 @@ class TemplateRenderer:
         media = self._media.load(request.new_messages)
         return self._bridge.extend(request, turn, [entry.slot() for entry in media], [entry.item for entry in media])
 
-    # What the renderer supports.
+    # What the renderer was made of, and what it supports.
+
+    @property
+    def config(self) -> Any:
+        """`RendererOptions`, or the resolved typed configuration of the family."""
+        if self._config is None and self._family is not None:
+            # Imported here: pydantic would take a third of the time of `import renderers`.
+            from renderers.configs import config_class
+
+            self._config = config_class(self._family)()
+        return self._config
 
     @property
     def supports_tools(self) -> bool:

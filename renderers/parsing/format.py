@@ -45,10 +45,11 @@ class Format:
     none (`{name}` and `{index}` are filled in). `leading_newlines` are those that the template prints between the
     generation prompt and the model's text, `trailing_newlines` those that it prints between content and the stop token.
 
-    Typed configurations (`renderers.configs`) set three rules of parsing. `calls_end_reasoning`: a tool-call marker
+    Typed configurations (`renderers.configs`) set four rules of parsing. `calls_end_reasoning`: a tool-call marker
     inside open reasoning ends it, also where the call is cut off, unless the end marker of reasoning follows.
     `drops_repeated_start`: a start marker at the very start of reasoning that the prompt has opened is dropped. Without
-    `reports_unknown_tools`, a call of a tool that is not offered is `ok`.
+    `assumes_open_reasoning`, a completion whose prompt is not given begins inside reasoning only if it ends reasoning
+    that it has not begun. Without `reports_unknown_tools`, a call of a tool that is not offered is `ok`.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Format:
     trailing_newlines: str = ""
     calls_end_reasoning: bool = False
     drops_repeated_start: bool = False
+    assumes_open_reasoning: bool = True
     reports_unknown_tools: bool = True
 
     @property

@@ -30,6 +30,7 @@ class Grammar:
         self.drops_repeated_start = format.drops_repeated_start
         self.has_reasoning = reasoning is not None
         self.reasoning_start = "".join(map(self.encoding.__getitem__, starts))
+        self.reasoning_end = "".join(map(self.encoding.__getitem__, ends))
         self.block_ends = closes
         self.unmarked_starts = "" if syntax is None else syntax.unmarked_starts
 

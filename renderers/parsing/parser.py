@@ -121,3 +121,16 @@ def ends_in_reasoning(prompt_ids: Sequence[int], format: Format, tokenizer: Temp
     lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
     tail = lexer.feed(prompt_ids[-_TAIL:]) + lexer.finish()
     return tail.rstrip().endswith(grammar.reasoning_start)
+
+
+def ends_unbegun_reasoning(token_ids: Sequence[int], format: Format, tokenizer: TemplateTokenizer) -> bool:
+    """Whether a completion holds the end marker of reasoning with no start marker before it."""
+    if format.reasoning is None:
+        return False
+    grammar = grammar_of(format, tokenizer)
+    ids = list(token_ids)
+    stop = min((ids.index(token_id) for token_id in grammar.stop_ids if token_id in ids), default=None)
+    lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
+    text = lexer.feed(ids[:stop]) + lexer.finish()
+    end = text.find(grammar.reasoning_end)
+    return end >= 0 and grammar.reasoning_start not in text[:end]

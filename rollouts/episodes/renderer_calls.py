@@ -54,7 +54,8 @@ class RendererCalls:
         """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
         # A renderer for text alone has no parameter for media, and a prompt of text alone has no media.
         media = prompt.multi_modal_data
-        media_argument = {"previous_multi_modal_data": media} if media is not None and media.items_with_ranges() else {}
+        has_media = media is not None and media.items_with_ranges()
+        media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if has_media else {}
         with self._wrap_exceptions("bridge_to_next_turn"):
             return await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,

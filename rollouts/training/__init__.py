@@ -7,9 +7,19 @@ try:
 except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
+from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs
-from rollouts.training.losses import PolicyLoss, group_advantages, policy_gradient_loss, sft_loss
+from rollouts.training.losses import (
+    PolicyLoss,
+    cispo_loss,
+    kl_loss,
+    policy_gradient_loss,
+    sequence_ratio_loss,
+    sft_loss,
+    truncated_ratio_loss,
+    truncated_ratios,
+)
 from rollouts.training.micro_batches import micro_batches
 from rollouts.training.mismatch import MismatchReport, mismatch_report
 from rollouts.training.model_inputs import model_inputs
@@ -18,13 +28,17 @@ from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logpr
 from rollouts.training.tensor_list import TensorList
 
 __all__ = [
+    "DegenerateGroup",
     "MismatchReport",
     "PolicyLoss",
     "SequenceLogprobs",
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
+    "cispo_loss",
+    "degenerate_groups",
     "group_advantages",
+    "kl_loss",
     "micro_batches",
     "mismatch_report",
     "model_inputs",
@@ -32,6 +46,9 @@ __all__ = [
     "sample_from_rendered",
     "samples_from_trajectory",
     "sequence_logprobs",
+    "sequence_ratio_loss",
     "sft_loss",
     "token_logprobs",
+    "truncated_ratio_loss",
+    "truncated_ratios",
 ]

@@ -33,7 +33,7 @@ _EXTRAS = "[multimodal,transformers]"
 
 
 class InstallError(Exception):
-    """pip could not make an environment, or put another distribution into it than was meant."""
+    """pip could not make an environment, or the package `renderers` in it is not that of the intended distribution."""
 
 
 @dataclass(frozen=True)
@@ -61,35 +61,46 @@ class Environment:
         if not stamp.is_file() or stamp.read_text() != "\n".join(wanted):
             shutil.rmtree(self.directory, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", str(self.directory)], check=True)
-            self._install(*wanted)
+            self.install(*wanted)
             # Beside a torch for the CPU, the one torchvision of PyPI does not import as it is.
             subprocess.run([self.python, _PROJECT / ".ci" / "torchvision_on_cpu.py"], check=True)
             stamp.write_text("\n".join(wanted))
         elif self.package == "ours":
-            self._install("--force-reinstall", "--no-deps", "mmrollouts", f"renderers=={renderers}")
+            self.install("--force-reinstall", "--no-deps", "mmrollouts", f"renderers=={renderers}")
         self._check()
 
-    def _install(self, *arguments: str) -> None:
-        command = [self.python, "-m", "pip", "install", "-qq", "--find-links", str(_WHEELS), *arguments]
-        environment = {**os.environ, "PIP_CONSTRAINT": str(_PROJECT / ".ci" / "constraints.txt")}
-        if subprocess.run(command, env=environment, check=False).returncode:
-            raise InstallError(f"pip cannot install into {self.directory}: {' '.join(arguments)}")
+    def install(self, *arguments: str) -> None:
+        """Install with pip. Raises `InstallError`."""
+        _pip(self.python, "install", "--find-links", str(_WHEELS), *arguments)
 
     def _check(self) -> None:
         """Which distribution the package `renderers` comes from."""
-        ask = "import importlib.metadata as m; print(sorted(set(m.packages_distributions()['renderers'])))"
-        said = subprocess.run([self.python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
-        meant = str(["renderers"] if self.package == "stock" else ["mmrollouts"])
-        if said != meant:
-            raise InstallError(f"{self.directory}: the package renderers belongs to {said}, not {meant}")
+        program = "import importlib.metadata as m; print(sorted(set(m.packages_distributions()['renderers'])))"
+        found = subprocess.run([self.python, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+        intended = str(["renderers"] if self.package == "stock" else ["mmrollouts"])
+        if found != intended:
+            raise InstallError(f"{self.directory}: the package renderers belongs to {found}, not {intended}")
+
+
+def _pip(python: Path, command: str, *arguments: str) -> None:
+    """Run pip, which fails within minutes where the package index does not answer. Raises `InstallError`."""
+    options = ["-qq", "--no-input", "--retries", "2", "--timeout", "60"]
+    environment = {**os.environ, "PIP_CONSTRAINT": str(_PROJECT / ".ci" / "constraints.txt")}
+    status = subprocess.run(
+        [python, "-m", "pip", command, *options, *arguments], env=environment, check=False
+    ).returncode
+    if status:
+        raise InstallError(
+            f"pip {command} {' '.join(arguments)} of {python} ended with status {status}, see its messages above; the "
+            "package index that pip is configured with must be reachable"
+        )
 
 
 def _build_wheels() -> None:
     """Wheels of this project and of the distribution that stands in for PyPI's, as they are in the working tree."""
     _WHEELS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        build = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--wheel-dir", scratch]
-        subprocess.run([*build, str(_PROJECT), str(_SHIM)], check=True)
+        _pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", scratch, str(_PROJECT), str(_SHIM))
         for wheel in Path(scratch).iterdir():
             wheel.replace(_WHEELS / wheel.name)
 

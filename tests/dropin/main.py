@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "renderers"))  # th
 
 import comparison
 import suites
-from environments import Package
-from sources import CACHE
+from environments import InstallError, Package
+from sources import CACHE, SourceError
 
 _MOST_LINES = 100
 
@@ -76,4 +76,7 @@ def _compare(suite: suites.Suite) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (InstallError, SourceError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

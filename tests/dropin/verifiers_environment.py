@@ -23,7 +23,7 @@ def main() -> int:
     if not environment.python.is_file():
         environment.prepare()
     # Imported by tests/conftest.py.
-    subprocess.run([environment.python, "-m", "pip", "install", "-qq", "hypothesis>=6.120"], check=True)
+    environment.install("hypothesis>=6.120")
     pytest = [environment.python, "-m", "pytest", "-n", "0", *(sys.argv[1:] or ["tests/environments"])]
     return subprocess.run(pytest, cwd=_PROJECT, check=False).returncode
 

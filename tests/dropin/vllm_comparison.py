@@ -28,7 +28,7 @@ from typing import Any, get_args
 
 import numpy as np
 from counting_proxy import CountingProxy, Sent
-from environments import Environment, Package
+from environments import Environment, InstallError, Package
 
 _TESTS = Path(__file__).resolve().parents[1]
 MOST_TIMES_EACH_IMAGE = 1.1
@@ -209,4 +209,7 @@ def violations(stock: Side, ours: Side) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except InstallError as error:
+        sys.exit(f"InstallError: {error}")

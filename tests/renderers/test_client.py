@@ -41,11 +41,17 @@ class Client:
         self.posted: list[tuple[str, dict[str, Any], Any]] = []
         self.choice = {"token_ids": completion, "logprobs": logprobs(completion), "finish_reason": "stop", **choice}
         self.max_model_len: Any = 4096
+        self.listings: list[Any] | None = None  # what `/models` returns or raises, in place of `max_model_len`
         self.expanded: dict[str, Any] = {}
         self.held: set[str] = set()
 
     async def get(self, path: str, *, cast_to: Any) -> Any:
         assert path == "/models"
+        if self.listings is not None:
+            listing = self.listings.pop(0)
+            if isinstance(listing, Exception):
+                raise listing
+            return listing
         return {"data": [{"id": MODEL, "max_model_len": self.max_model_len}]}
 
     async def post(self, url: str, *, cast_to: Any, body: dict[str, Any], options: Any = None) -> Any:
@@ -129,6 +135,43 @@ def test_a_prompt_longer_than_the_limit_is_refused_before_it_is_sent(
     limited.max_model_len = length - 1
     with pytest.raises(OverlongPromptError):
         run(limited, renderer)
+
+
+class UnreachableError(OSError):
+    """What `Client.get` raises in place of an error of the `openai` client."""
+
+    def __init__(self, status_code: int | None = None) -> None:
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize("status", [None, 503])
+def test_a_limit_that_could_not_be_asked_for_is_asked_for_again(
+    renderer: TemplateRenderer, answer: list[int], status: int | None
+) -> None:
+    client = Client(answer)
+    client.listings = [UnreachableError(status), {"data": [{"id": MODEL, "max_model_len": 2}]}]
+    assert run(client, renderer)["content"] == "A"
+    for _ in range(2):  # the second time without a request
+        with pytest.raises(OverlongPromptError) as caught:
+            run(client, renderer)
+        assert caught.value.max_prompt_len == 2
+    assert client.listings == []
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [UnreachableError(404), {}, {"data": None}, {"data": ["m"]}, {"data": [{"id": MODEL}]}, {"data": [{"id": "o"}]}, 7,
+     {"data": [{"id": MODEL, "max_model_len": "2"}]}, {"data": [{"id": MODEL, "max_model_len": True}]}],
+    ids=repr,
+)  # fmt: skip
+def test_a_server_that_publishes_no_limit_is_asked_once(
+    renderer: TemplateRenderer, answer: list[int], listing: Any
+) -> None:
+    client = Client(answer)
+    client.listings = [listing]
+    for _ in range(2):
+        assert run(client, renderer)["content"] == "A"
+    assert client.listings == []
 
 
 BROKEN: dict[str, Any] = {

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from loaded import TODAY, directory_of, renderer_of
 from transformers import PreTrainedTokenizerFast
 
-from renderers import RenderedTokens, TemplateRenderer, create_renderer, load_renderer
+from renderers import RenderedTokens, RendererOptions, TemplateRenderer, create_renderer, load_renderer
 from renderers.errors import RendererError
 from renderers.parsing.response import ContentDelta, ReasoningDelta, ToolCallDelta
 
@@ -245,7 +245,7 @@ def test_a_renderer_made_from_a_loaded_tokenizer_gives_the_ids_of_one_loaded_fro
     from_directory = renderer_of(template)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(directory_of(template)))
     tokenizer.chat_template = corpus.templates()[template]
-    from_tokenizer = create_renderer(tokenizer, now=lambda: TODAY)
+    from_tokenizer = create_renderer(tokenizer, RendererOptions(), now=lambda: TODAY)
     assert from_tokenizer.format == from_directory.format
     assert from_tokenizer.get_stop_token_ids() == from_directory.get_stop_token_ids()
     for name in ("system, two turns", "unicode", "tools offered", "white space", "looks like markup"):

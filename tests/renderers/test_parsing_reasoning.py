@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from bytewise import ids_of_text
 from tool_call_texts import OK, TOOLS, UNCLOSED_BLOCK, UNKNOWN_TOOL, parse, tokenizer_for
+from training_conversations import renderer_of
 
-from renderers import ParsedResponse, Qwen3RendererConfig, config_from_name
-from renderers.family_options import with_parsing_rules
+from renderers import ParsedResponse, config_from_name
+from renderers.family_rules import with_parsing_rules
 from renderers.formats import by_name
 from renderers.parsing.format import ReasoningMarkers
 from renderers.parsing.parser import parse_response
@@ -73,7 +74,7 @@ def test_a_stop_token_inside_open_reasoning_leaves_it_open() -> None:
 
 # The rules of typed configurations.
 
-TYPED = with_parsing_rules(by_name("qwen3"), Qwen3RendererConfig())
+TYPED = with_parsing_rules(by_name("qwen3"), "qwen3")
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 
 
@@ -118,9 +119,7 @@ def test_only_some_families_report_a_tool_that_is_not_offered() -> None:
     assert [found.status for found in parse_typed(call, opened=False).tool_calls] == [OK]
     assert [found.status for found in parse("qwen3", call, tools=TOOLS).tool_calls] == [UNKNOWN_TOOL]
     for name, reports in (("glm-4.5", True), ("gemma4", True), ("kimi-k2", False), ("default", False)):
-        config = config_from_name(name)
-        assert config is not None
-        assert with_parsing_rules(by_name("glm-5"), config).reports_unknown_tools == reports
+        assert with_parsing_rules(by_name("glm-5"), name).reports_unknown_tools == reports
 
 
 def test_line_breaks_at_the_ends_of_reasoning_belong_to_it_where_the_template_prints_it_unchanged() -> None:
@@ -128,3 +127,21 @@ def test_line_breaks_at_the_ends_of_reasoning_belong_to_it_where_the_template_pr
     assert parse_typed(text).reasoning_content == "a"
     assert parse_typed(text, verbatim=True).reasoning_content == "\na\n\n"
     assert parse_typed("a\n" + CALL, verbatim=True).reasoning_content == "a"
+
+
+def without_prompt(text: str, *, typed: bool = True) -> ParsedResponse:
+    """The response of a renderer whose template opens reasoning, parsed without the ids of the prompt."""
+    renderer = renderer_of("own/minimax", config=config_from_name("minimax-m2") if typed else None)
+    assert renderer.format.reasoning is not None
+    assert renderer.format.reasoning.opened_by_prompt
+    return renderer.parse_response(ids_of_text(renderer.tokenizer, text))
+
+
+def test_without_the_prompt_a_typed_configuration_takes_reasoning_for_open_only_if_the_completion_ends_it() -> None:
+    closed = without_prompt("because</think>yes")
+    assert (closed.reasoning_content, closed.content) == ("because", "yes")
+    begun = without_prompt("<think>because</think>yes")
+    assert (begun.reasoning_content, begun.content) == ("because", "yes")
+    answer = without_prompt("yes")
+    assert (answer.reasoning_content, answer.content) == (None, "yes")
+    assert without_prompt("yes", typed=False).reasoning_content == "yes"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from renderers import MultimodalRenderer, RenderedTokens, Renderer, TemplateRenderer, is_multimodal, load_renderer
-from renderers.errors import MessageError, PoolClosedError, TemplateError
+from renderers.errors import ConfigError, MessageError, PoolClosedError, TemplateError
 from renderers.pool import RendererPool
 
 MESSAGES = [corpus.user("Hi")]
@@ -298,3 +298,73 @@ def test_calls_of_a_closed_event_loop_do_not_hold_up_calls_of_another() -> None:
     for task in abandoned:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     pool.close()
+
+
+# Pools of several renderers.
+
+
+def test_a_function_is_called_once_for_each_of_the_renderers() -> None:
+    made: list[Gate] = []
+
+    def make() -> Gate:
+        made.append(Gate())
+        return made[-1]
+
+    with RendererPool(make, 3) as pool:
+        assert len(made) == pool.size == 3
+        assert pool.renderer_cls is Gate
+        assert not pool.is_multimodal
+        assert pool.supports_tools
+        with pool.checkout() as first, pool.checkout() as second, pool.checkout() as third:
+            assert {id(first), id(second), id(third)} == set(map(id, made))
+        with pool.checkout() as again:
+            assert again in made
+
+
+async def test_a_renderer_that_the_pool_made_is_used_by_one_call_at_a_time() -> None:
+    made: list[Gate] = []
+
+    def make() -> Gate:
+        made.append(Gate())
+        return made[-1]
+
+    async with RendererPool(make, 2) as pool:
+        calls = [asyncio.create_task(pool.render_async(MESSAGES)) for _ in range(5)]
+        for gate in made:
+            await entered(gate)
+        for gate in made:
+            gate.open.set()
+        await asyncio.gather(*calls)
+    assert [gate.most_inside for gate in made] == [1, 1]
+    assert sum(len(gate.calls) for gate in made) == 5
+
+
+def test_a_renderer_that_is_checked_out_is_free_again_after_an_error() -> None:
+    with RendererPool(Gate, 1) as pool:
+        with pytest.raises(KeyError), pool.checkout():
+            raise KeyError
+        with pool.checkout() as renderer:
+            assert isinstance(renderer, Gate)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(Gate, None), (Gate, 0), (Gate, True), (Gate(), 2), (dict, 2), ("Qwen/Qwen3-8B", 2)], ids=str
+)
+def test_a_pool_refuses_a_function_without_size_and_a_size_without_function(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError):
+        RendererPool(*arguments)
+
+
+def test_a_pool_passes_process_multimodal_on_to_its_renderer(renderer: TemplateRenderer) -> None:
+    image = {"type": "image", "image": np.zeros((64, 64, 3), dtype=np.uint8)}
+    question = [corpus.user([image])]
+    with RendererPool(renderer) as pool, RendererPool(Gate()) as plain:
+        assert pool.supports_process_multimodal
+        assert not plain.supports_process_multimodal
+        prompt = pool.render(question, add_generation_prompt=True, process_multimodal=False)
+        assert prompt == renderer.render(question, add_generation_prompt=True, process_multimodal=False)
+        assert pool.render_ids(question, add_generation_prompt=True, process_multimodal=False) == prompt.token_ids
+        stop = renderer.get_stop_token_ids()[:1]
+        bridged = pool.bridge_to_next_turn(prompt.token_ids, stop, question, process_multimodal=False)
+        assert bridged is not None
+        assert bridged.token_ids[: len(prompt.token_ids)] == prompt.token_ids

@@ -1,0 +1,194 @@
+"""`create_renderer`, and the renderer class of each model family by the name that it has in PyPI's `renderers`.
+
+A class stands for the name of a family, whose rules and defaults are in `renderers.family_rules`; everything else is
+`TemplateRenderer` for all of them. `renderers.qwen3_vl` and the other modules of that package are in
+`family_modules/`, which is on the path of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from renderers.errors import ConfigError
+from renderers.family_rules import DEFAULT_FAMILY
+from renderers.loading import arguments_of_tokenizer, model_of_tokenizer
+from renderers.media.policy import MediaPolicy
+from renderers.media.store import MediaStore
+from renderers.options import RendererOptions
+from renderers.settings import Settings
+from renderers.template_renderer import TemplateRenderer
+
+if TYPE_CHECKING:
+    from renderers.configs import BaseRendererConfig
+
+_CLASSES: dict[str, type[FamilyRenderer]] = {}
+
+
+def create_renderer(
+    tokenizer: Any,
+    config: RendererOptions | BaseRendererConfig | None = None,
+    *,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    media_policy: MediaPolicy | None = None,
+    media_store: MediaStore | None = None,
+    now: Callable[[], datetime] = datetime.now,
+) -> Any:
+    """Build a renderer from a tokenizer that is already loaded, with its chat template.
+
+    `tokenizer` is a fast tokenizer of transformers, or a `ModelTokenizer` of `load_tokenizer`. `config` is the typed
+    configuration of a family (`renderers.configs`), or `RendererOptions`; None means `AutoRendererConfig()`: the family
+    that `MODEL_RENDERER_MAP` has for the model, else `DefaultRendererConfig()`. `chat_template_kwargs` are template
+    variables, and unless `config` is `RendererOptions` only those that the family has. The result is a
+    `FamilyRenderer`; for `RendererOptions` a `TemplateRenderer`; the class that a `CustomRendererConfig` names.
+
+    For a multimodal model, `tokenizer.name_or_path` must be a directory with its preprocessor_config.json; else the
+    renderer reads text only and raises `UnsupportedModalityError` for an image. Raises a `LoadError` for a tokenizer
+    without a `tokenizers` backend or without a template, `ConfigError` for the configuration of another family than the
+    template's, `ValueError` for a template variable that the family does not have.
+    """
+    settings = Settings.of_tokenizer(model_of_tokenizer(tokenizer), config, chat_template_kwargs)
+    if settings.custom_class is not None:
+        return settings.custom_class(tokenizer, settings.config)
+    media: dict[str, Any] = {"media_policy": media_policy, "media_store": media_store, "now": now}
+    if settings.family is None:
+        return TemplateRenderer(**arguments_of_tokenizer(tokenizer, settings, **media))
+    return renderer_class(settings.family)(tokenizer, settings.config, **media)
+
+
+def renderer_class(family: str) -> type[FamilyRenderer]:
+    """The renderer class of a family, given as the `name` of its configuration."""
+    return _CLASSES[family]
+
+
+class FamilyRenderer(TemplateRenderer):
+    """A `TemplateRenderer` with the rules of a family. Subclasses name the family; this class itself is of none.
+
+    `config` is the family's configuration; None is its defaults. `processor`, a processor of transformers, is used in
+    place of the one that the files of the tokenizer's directory describe. Raises what `create_renderer` raises.
+    """
+
+    family: ClassVar[str]
+
+    def __init_subclass__(cls, *, family: str) -> None:
+        super().__init_subclass__()
+        cls.family = family
+        _CLASSES[family] = cls
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        config: BaseRendererConfig | None = None,
+        *,
+        processor: Any = None,
+        media_policy: MediaPolicy | None = None,
+        media_store: MediaStore | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        if config is None:
+            settings = Settings.of_family(self.family)
+        else:
+            settings = Settings.of(model_of_tokenizer(tokenizer), config, None)
+            if settings.family != self.family:
+                raise ConfigError(
+                    f"config of {type(self).__name__}", config, (f"the configuration {self.family!r}", "None")
+                )
+        super().__init__(
+            **arguments_of_tokenizer(
+                tokenizer,
+                settings,
+                processor=processor,
+                media_policy=media_policy,
+                media_store=media_store,
+                now=now,
+            )
+        )
+
+
+class DefaultRenderer(FamilyRenderer, family=DEFAULT_FAMILY):
+    """A model that is not listed: its own template decides, and probing finds its format."""
+
+
+class DeepSeekV3Renderer(FamilyRenderer, family="deepseek-v3"): ...
+
+
+class DeepSeekR1Renderer(DeepSeekV3Renderer, family="deepseek-r1"): ...
+
+
+class DeepSeekV4Renderer(FamilyRenderer, family="deepseek-v4"): ...
+
+
+class Gemma4Renderer(FamilyRenderer, family="gemma4"): ...
+
+
+class GLM45Renderer(FamilyRenderer, family="glm-4.5"): ...
+
+
+class GLM5Renderer(FamilyRenderer, family="glm-5"): ...
+
+
+class GLM51Renderer(GLM5Renderer, family="glm-5.1"): ...
+
+
+class GLM53Renderer(GLM5Renderer, family="glm-5.3"): ...
+
+
+class GptOssRenderer(FamilyRenderer, family="gpt-oss"): ...
+
+
+class Hy3Renderer(FamilyRenderer, family="hy3"): ...
+
+
+class InklingRenderer(FamilyRenderer, family="inkling"): ...
+
+
+class KimiK2Renderer(FamilyRenderer, family="kimi-k2"): ...
+
+
+class KimiK25Renderer(FamilyRenderer, family="kimi-k2.5"): ...
+
+
+class LagunaXS2Renderer(FamilyRenderer, family="laguna-xs.2"): ...
+
+
+class LagunaM1Renderer(LagunaXS2Renderer, family="laguna-m.1"): ...
+
+
+class LagunaXS21Renderer(LagunaXS2Renderer, family="laguna-xs-2.1"): ...
+
+
+class LagunaS21Renderer(LagunaXS21Renderer, family="laguna-s-2.1"): ...
+
+
+class Llama3Renderer(FamilyRenderer, family="llama-3"): ...
+
+
+class MiniMaxM2Renderer(FamilyRenderer, family="minimax-m2"): ...
+
+
+class Nemotron3Renderer(FamilyRenderer, family="nemotron-3"): ...
+
+
+class Nemotron3UltraRenderer(Nemotron3Renderer, family="nemotron-3-ultra"): ...
+
+
+class Nemotron35Renderer(Nemotron3Renderer, family="nemotron-3.5"): ...
+
+
+class PrimeQwen3Renderer(FamilyRenderer, family="prime-qwen3"): ...
+
+
+class Qwen3Renderer(FamilyRenderer, family="qwen3"): ...
+
+
+class Qwen3VLRenderer(FamilyRenderer, family="qwen3-vl"): ...
+
+
+class Qwen35Renderer(FamilyRenderer, family="qwen3.5"): ...
+
+
+class Qwen36Renderer(Qwen35Renderer, family="qwen3.6"): ...
+
+
+class Qwen38Renderer(Qwen36Renderer, family="qwen3.8"): ...
