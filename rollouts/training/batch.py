@@ -33,12 +33,6 @@ from rollouts.training.samples import TrainingSample
 from rollouts.training.tensor_list import TensorList, check_times, chunk_bounds, equal_tensors, own_storage
 from transport import RecordReader, RecordWriter, wire_type
 
-#: The cure in the error for a model that `token_logprobs` and `model_inputs` do not support.
-OWN_FORWARD = (
-    "Call the model itself with batch.input_ids and batch.attention_mask; its media are in sample.media of "
-    "batch.samples, and renderers.vision.normalise.normalised(item, name) makes floats of their pixels"
-)
-
 
 @wire_type("rollouts.TrainingBatch")
 @dataclass(frozen=True, slots=True, eq=False)
