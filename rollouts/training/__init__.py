@@ -7,9 +7,20 @@ try:
 except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
-from rollouts.training.batch import TrainingBatch, micro_batches
+from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
+from rollouts.training.batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs
-from rollouts.training.losses import PolicyLoss, group_advantages, policy_gradient_loss, sft_loss
+from rollouts.training.losses import (
+    PolicyLoss,
+    cispo_loss,
+    kl_loss,
+    policy_gradient_loss,
+    sequence_ratio_loss,
+    sft_loss,
+    truncated_ratio_loss,
+    truncated_ratios,
+)
+from rollouts.training.micro_batches import micro_batches
 from rollouts.training.mismatch import (
     MismatchReport,
     check_mismatch,
@@ -25,6 +36,7 @@ from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logpr
 from rollouts.training.tensor_list import TensorList
 
 __all__ = [
+    "DegenerateGroup",
     "MismatchReport",
     "PolicyLoss",
     "SequenceLogprobs",
@@ -32,7 +44,10 @@ __all__ = [
     "TrainingBatch",
     "TrainingSample",
     "check_mismatch",
+    "cispo_loss",
+    "degenerate_groups",
     "group_advantages",
+    "kl_loss",
     "merge_reports",
     "micro_batches",
     "mismatch_report",
@@ -44,6 +59,9 @@ __all__ = [
     "sample_from_rendered",
     "samples_from_trajectory",
     "sequence_logprobs",
+    "sequence_ratio_loss",
     "sft_loss",
     "token_logprobs",
+    "truncated_ratio_loss",
+    "truncated_ratios",
 ]

@@ -1,36 +1,59 @@
-"""Advantages, and supervised and policy-gradient losses on token log-probabilities."""
+"""Supervised and policy-gradient losses on token log-probabilities.
+
+Every loss is a sum over the trained tokens of a batch, divided by what `mean_over` and `normaliser` say:
+
+- `mean_over="tokens"`: by the number of trained tokens (DAPO, Yu et al. 2025, arXiv:2503.14476);
+- `mean_over="sequences"`: each sequence's terms by the number of its trained tokens, and the sum by the number of
+  sequences with trained tokens (GRPO, Shao et al. 2024, arXiv:2402.03300);
+- a `normaliser` replaces the number of tokens or sequences of this batch: that of all micro-batches, so that their
+  gradients sum to the gradient of the whole; or a constant (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
+
+`sequence_ids` (B, T) says which sequence a token belongs to, so that padded and packed batches give the same loss.
+Positions outside `mask` may hold anything: they get no gradient.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 
-from rollouts.errors import AdvantageError, ArgumentError
+from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number
 
-Scale = Literal["group", "batch", "none"]
+MeanOver = Literal["tokens", "sequences"]
+KLEstimator = Literal["k1", "k2", "k3"]
+
+#: A float, the same limit on both sides of 1, or the limits below and above 1.
+Clip = float | tuple[float, float]
+
+#: Log-ratios are limited to this: the exponential of a larger one is not finite in float32, and 0 * inf is no number.
+_MAX_LOG_RATIO = 20.0
 
 
 class PolicyLoss(NamedTuple):
-    """The loss to minimise (scalar), the fraction of tokens whose ratio was clipped, and the mean ratio."""
+    """The loss to minimise (scalar), the fraction of tokens whose ratio was clipped, and the mean ratio of tokens."""
 
     loss: torch.Tensor
     clipped: float
     mean_ratio: float
 
 
-def sft_loss(logprobs: torch.Tensor, mask: torch.Tensor, *, normaliser: float | None = None) -> torch.Tensor:
-    """Negative log-likelihood of the masked tokens, divided by `normaliser` (default: their number).
+def sft_loss(
+    logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    mean_over: MeanOver = "tokens",
+    sequence_ids: torch.Tensor | None = None,
+    normaliser: float | None = None,
+) -> torch.Tensor:
+    """Negative log-likelihood of the masked tokens, a scalar.
 
-    `logprobs` float32 and `mask` bool, both (B, T). A micro-batch passes the token count of the whole batch. Raises
-    `ArgumentError` for other shapes, and for a normaliser that is not above 0.
+    `logprobs` float32 and `mask` bool, both (B, T). The module's docstring explains the other arguments. Raises
+    `ArgumentError` for other shapes and dtypes, and for a normaliser that is not above 0.
     """
-    _check_shapes(logprobs, mask=mask)
-    mask = mask.to(logprobs.device)
-    return -logprobs[mask].sum() / _divisor(normaliser, mask)
+    mask = _checked_mask(logprobs, mask)
+    return -_mean(logprobs[mask], mask, mean_over, sequence_ids, normaliser)
 
 
 def policy_gradient_loss(
@@ -39,79 +62,242 @@ def policy_gradient_loss(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    clip: float = 0.2,
+    clip: Clip = 0.2,
+    mean_over: MeanOver = "tokens",
+    sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """The clipped surrogate of PPO (Schulman et al. 2017, eq. 7). `old_logprobs` are the sampler's.
+    """The clipped surrogate of PPO: -min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logprobs - old_logprobs).
 
-    All tensors (B, T). The sum over masked tokens is divided by `normaliser` (default: their number). Raises
-    `ArgumentError` for tensors of different shapes, and for a normaliser that is not above 0.
+    Schulman et al. 2017, arXiv:1707.06347, equation 7. `clip` is one limit, or (low, high): DAPO (arXiv:2503.14476,
+    "Clip-Higher") has (0.2, 0.28). `old_logprobs` are the sampler's, or the trainer's before its first step on these
+    episodes. All tensors (B, T); the module's docstring explains the other arguments. Raises `ArgumentError` for
+    tensors of other shapes and dtypes, and for values out of range.
     """
-    _check_shapes(logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
-    mask = mask.to(logprobs.device)
-    new, old = logprobs[mask], old_logprobs.to(logprobs.device)[mask]
-    advantage = advantages.to(logprobs.device)[mask]
-    ratio = torch.exp(new - old)
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    loss = -surrogate.sum() / _divisor(normaliser, mask)
-    if not len(new):
+    low, high = _limits(clip)
+    mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    ratio = torch.exp(_log_ratio(logprobs, old_logprobs, mask))
+    advantage = _selected(advantages, mask)
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+    loss = -_mean(surrogate, mask, mean_over, sequence_ids, normaliser)
+    return _policy_loss(loss, ratio, 1 - low, 1 + high)
+
+
+def truncated_ratio_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    cap: float = 2.0,
+    mean_over: MeanOver = "tokens",
+    sequence_ids: torch.Tensor | None = None,
+    normaliser: float | None = None,
+) -> PolicyLoss:
+    """Truncated importance sampling: -min(r, cap) A log p, where no gradient passes through the ratio r.
+
+    Espeholt et al. 2018 (IMPALA), arXiv:1802.01561; for samplers and trainers that differ numerically: Yao et al. 2025,
+    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (TIS). The arguments are those of
+    `policy_gradient_loss`. For a clipped surrogate with truncated weights, use `truncated_ratios`.
+    """
+    limit = _positive("cap", cap)
+    mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    ratio, score = _weighted_score(logprobs, old_logprobs, advantages, mask, 0.0, limit)
+    return _policy_loss(-_mean(score, mask, mean_over, sequence_ids, normaliser), ratio, 0.0, limit)
+
+
+def cispo_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip: Clip,
+    mean_over: MeanOver = "tokens",
+    sequence_ids: torch.Tensor | None = None,
+    normaliser: float | None = None,
+) -> PolicyLoss:
+    """CISPO: -clip(r, 1 - low, 1 + high) A log p, where no gradient passes through the ratio r.
+
+    MiniMax 2025, arXiv:2506.13585, equations 4 and 5. A clipped token keeps its gradient, unlike in PPO. The paper sets
+    no lower limit (`clip=(1.0, high)`) and tunes the upper one. The arguments are those of `policy_gradient_loss`.
+    """
+    low, high = _limits(clip)
+    mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    ratio, score = _weighted_score(logprobs, old_logprobs, advantages, mask, 1 - low, 1 + high)
+    return _policy_loss(-_mean(score, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
+
+
+def sequence_ratio_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    sequence_ids: torch.Tensor,
+    clip: Clip = (3e-4, 4e-4),
+    mean_over: MeanOver = "sequences",
+    normaliser: float | None = None,
+) -> PolicyLoss:
+    """GSPO: the surrogate of PPO with one ratio for a sequence, the geometric mean of the ratios of its trained tokens.
+
+    Zheng et al. 2025, arXiv:2507.18071; this is the form for advantages per token (GSPO-token, equations 13 and 14),
+    whose value and gradient are those of GSPO (equation 5) where a sequence has one advantage. The default limits are
+    the paper's. The arguments are those of `policy_gradient_loss`; `sequence_ids` integers (B, T).
+    """
+    low, high = _limits(clip)
+    mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    log_ratio = _log_ratio(logprobs, old_logprobs, mask)
+    constant = log_ratio.detach()
+    ratio = torch.exp(_sequence_means(constant, _trained_sequences(sequence_ids, mask)) + log_ratio - constant)
+    advantage = _selected(advantages, mask)
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+    loss = -_mean(surrogate, mask, mean_over, sequence_ids, normaliser)
+    return _policy_loss(loss, ratio, 1 - low, 1 + high)
+
+
+def kl_loss(
+    logprobs: torch.Tensor,
+    reference_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    estimator: KLEstimator = "k3",
+    mean_over: MeanOver = "tokens",
+    sequence_ids: torch.Tensor | None = None,
+    normaliser: float | None = None,
+) -> torch.Tensor:
+    """An estimate of KL(policy || reference) from tokens that the policy sampled, a scalar of at least 0 for k2 and k3.
+
+    With d = reference - policy (Schulman 2020, "Approximating KL Divergence"): "k1" is -d, "k2" is d^2 / 2, "k3" is
+    exp(d) - 1 - d, as in GRPO (arXiv:2402.03300, equation 4). As a loss, k2 has the gradient of the divergence in
+    expectation, k3 approximately, and k1 none: it is for reports and for rewards. The other arguments are those of
+    `sft_loss`.
+    """
+    if estimator not in get_args(KLEstimator):
+        raise ArgumentError("estimator", estimator, f"pass one of {', '.join(get_args(KLEstimator))}")
+    mask = _checked_mask(logprobs, mask, reference_logprobs=reference_logprobs)
+    negative = logprobs[mask] - _selected(reference_logprobs.detach(), mask)
+    if estimator == "k1":
+        terms = negative
+    elif estimator == "k2":
+        terms = negative.square() / 2
+    else:
+        terms = torch.exp((-negative).clamp(max=_MAX_LOG_RATIO)) - 1 + negative
+    return _mean(terms, mask, mean_over, sequence_ids, normaliser)
+
+
+def truncated_ratios(
+    logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, mask: torch.Tensor, *, cap: float = 2.0
+) -> torch.Tensor:
+    """min(exp(logprobs - sampler_logprobs), cap) on masked tokens, 0 elsewhere; float32 (B, T), without gradient.
+
+    Times the advantages, it gives the loss of TIS with a clipped surrogate (Yao et al. 2025): `old` is the trainer's
+    log-probabilities before its first step, and the loss is `policy_gradient_loss(logprobs, old, advantages *
+    truncated_ratios(old, sampler_logprobs, mask), mask)`.
+    """
+    limit = _positive("cap", cap)
+    mask = _checked_mask(logprobs, mask, sampler_logprobs=sampler_logprobs)
+    ratio = torch.exp(_log_ratio(logprobs.detach(), sampler_logprobs, mask)).clamp(max=limit)
+    return torch.zeros_like(logprobs, requires_grad=False).masked_scatter(mask, ratio)
+
+
+def _weighted_score(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    lower: float,
+    upper: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ratio r, a constant, and clip(r, lower, upper) A log p; both (n,), for the masked tokens."""
+    ratio = torch.exp(_log_ratio(logprobs.detach(), old_logprobs, mask))
+    return ratio, ratio.clamp(lower, upper) * _selected(advantages, mask) * logprobs[mask]
+
+
+def _policy_loss(loss: torch.Tensor, ratio: torch.Tensor, lower: float, upper: float) -> PolicyLoss:
+    if not len(ratio):
         return PolicyLoss(loss, 0.0, 1.0)
-    clipped = ((ratio - 1).abs() > clip).float().mean()
-    return PolicyLoss(loss, float(clipped), float(ratio.detach().mean()))
+    ratio = ratio.detach()
+    clipped = ((ratio < lower) | (ratio > upper)).float().mean()
+    return PolicyLoss(loss, float(clipped), float(ratio.mean()))
 
 
-def _check_shapes(logprobs: torch.Tensor, **others: torch.Tensor) -> None:
-    for name, tensor in others.items():
+def _selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The masked values, (n,), on the device of `mask`."""
+    return values.to(mask.device)[mask]
+
+
+def _log_ratio(logprobs: torch.Tensor, others: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """logprobs - others on masked tokens, (n,), limited to what an exponential in float32 holds."""
+    return (logprobs[mask] - _selected(others.detach(), mask)).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def _sequence_means(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """For each token the mean of `values` (n,) over the tokens of its sequence; `ids` int64 (n,)."""
+    counts = torch.bincount(ids)
+    sums = torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add_(0, ids, values)
+    return (sums / counts)[ids]
+
+
+def _mean(
+    terms: torch.Tensor,
+    mask: torch.Tensor,
+    mean_over: MeanOver,
+    sequence_ids: torch.Tensor | None,
+    normaliser: float | None,
+) -> torch.Tensor:
+    """The terms (n,) of the masked tokens as one number, see the module's docstring; 0 without a masked token."""
+    number = None if normaliser is None else finite_number(normaliser)
+    if normaliser is not None and (number is None or number <= 0):
+        rule = "pass a number above 0, or None for the number of masked tokens or of their sequences"
+        raise ArgumentError("normaliser", normaliser, rule)
+    if mean_over not in get_args(MeanOver):
+        raise ArgumentError("mean_over", mean_over, f"pass one of {', '.join(get_args(MeanOver))}")
+    if mean_over == "tokens":
+        return terms.sum() / (number or max(1, len(terms)))
+    if sequence_ids is None:
+        raise ArgumentError("sequence_ids", None, "pass batch.sequence_ids, which say what tokens are one sequence")
+    ids = _trained_sequences(sequence_ids, mask)
+    counts = torch.bincount(ids)
+    return (terms / counts[ids]).sum() / (number or max(1, int(counts.count_nonzero())))
+
+
+def _trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The sequence of each masked token, int64 (n,)."""
+    if sequence_ids.shape != mask.shape or sequence_ids.is_floating_point() or sequence_ids.dtype == torch.bool:
+        kind = f"{sequence_ids.dtype} {tuple(sequence_ids.shape)}"
+        raise ArgumentError("sequence_ids", kind, f"pass integers {tuple(mask.shape)}, such as batch.sequence_ids")
+    ids = _selected(sequence_ids, mask).long()
+    if (ids < 0).any():
+        row, column = (mask & (sequence_ids.to(mask.device) < 0)).nonzero()[0].tolist()
+        rule = "the mask trains this position; pass the batch's own sequence_ids and loss_mask"
+        raise ArgumentError(f"sequence_ids[{row}, {column}]", -1, rule)
+    return ids
+
+
+def _checked_mask(logprobs: torch.Tensor, mask: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+    """The mask on the device of `logprobs`, after a check of all shapes and dtypes."""
+    for name, tensor in {**others, "mask": mask}.items():
         if tensor.shape != logprobs.shape:
             rule = f"pass the tensors of one batch, each {tuple(logprobs.shape)} like logprobs"
             raise ArgumentError(f"the shape of {name}", tuple(tensor.shape), rule)
+    if mask.dtype != torch.bool:
+        raise ArgumentError("the dtype of mask", str(mask.dtype), "pass torch.bool: integers would be used as indices")
+    return mask.to(logprobs.device)
 
 
-def _divisor(normaliser: float | None, mask: torch.Tensor) -> float:
-    if normaliser is None:
-        return max(1, int(mask.sum()))
-    number = finite_number(normaliser)
+def _limits(clip: Clip) -> tuple[float, float]:
+    low, high = (
+        finite_number(limit) for limit in (clip if isinstance(clip, tuple) and len(clip) == 2 else (clip, clip))
+    )
+    if low is None or high is None or not 0 <= low <= 1 or high < 0:
+        rule = "pass a number from 0 to 1, or (low, high) with low from 0 to 1 and high of at least 0"
+        raise ArgumentError("clip", clip, rule)
+    return low, high
+
+
+def _positive(name: str, value: float) -> float:
+    number = finite_number(value)
     if number is None or number <= 0:
-        raise ArgumentError("normaliser", normaliser, "pass a number above 0, or None for the number of masked tokens")
+        raise ArgumentError(name, value, "pass a finite number above 0")
     return number
-
-
-def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], *, scale: Scale = "group") -> np.ndarray:
-    """Each reward minus the mean of its group, float32 (n,); 0 in a group in which all rewards are equal.
-
-    `scale` selects the standard deviation by which the difference is divided: "group", that of the group's rewards, as
-    in GRPO (Shao et al. 2024, arXiv:2402.03300); "batch", that of all centred rewards, so that a group with almost
-    equal rewards weighs less; "none", no division. Raises `AdvantageError` unless there is one finite reward per group
-    entry.
-    """
-    if scale not in get_args(Scale):
-        raise AdvantageError(f"scale is {scale!r}; pass one of {', '.join(get_args(Scale))}")
-    values = _finite_rewards(rewards)
-    if len(groups) != len(values):
-        raise AdvantageError(f"{len(values)} rewards and {len(groups)} groups; pass the group of each reward")
-    advantages = np.zeros(len(values))
-    indices_by_group: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups):
-        indices_by_group.setdefault(group, []).append(index)
-    for indices in indices_by_group.values():
-        centred = values[indices] - values[indices].mean()
-        spread = centred.std()
-        if spread > 0:
-            advantages[indices] = centred / spread if scale == "group" else centred
-    if scale == "batch" and (spread := advantages.std()) > 0:
-        advantages /= spread
-    return advantages.astype(np.float32)
-
-
-def _finite_rewards(rewards: Sequence[float]) -> np.ndarray:
-    """The rewards as float64 (n,)."""
-    try:
-        values = np.asarray(rewards, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise AdvantageError(f"rewards are not one row of numbers: {error}") from error
-    if values.ndim != 1:
-        raise AdvantageError(f"rewards have shape {values.shape}; pass one number for each episode")
-    if not np.isfinite(values).all():
-        index = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise AdvantageError(f"reward {index} is {values[index]}, not a finite number; leave that episode out")
-    return values

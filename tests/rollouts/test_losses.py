@@ -2,14 +2,10 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rollouts.errors import AdvantageError
-from rollouts.training import group_advantages, policy_gradient_loss, sft_loss
+from rollouts.training import policy_gradient_loss, sft_loss
 
 MASK = torch.tensor([[False, True, True], [False, True, False]])
 
@@ -49,38 +45,3 @@ def test_clipping_removes_only_the_incentive_to_go_further(ratio, advantage, sur
     assert result.loss.item() == pytest.approx(-surrogate)
     assert bool(logprobs.grad[0, 1] != 0) is has_gradient
     assert result.clipped == 1.0
-
-
-def test_advantages_compare_within_a_group_only():
-    rewards, groups = [1.0, 0.0, 10.0, 10.0, 0.5], ["a", "a", "b", "b", "c"]
-    assert group_advantages(rewards, groups).tolist() == [1.0, -1.0, 0.0, 0.0, 0.0]
-    deviation = math.sqrt(0.5 / 5)
-    expected = [pytest.approx(value / deviation) for value in (0.5, -0.5, 0.0, 0.0, 0.0)]
-    assert group_advantages(rewards, groups, scale="batch").tolist() == expected
-    assert group_advantages(rewards, groups, scale="none").tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
-
-
-@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), min_size=1, max_size=20))
-def test_advantages_sum_to_zero_in_every_group(entries):
-    rewards, groups = zip(*entries, strict=True)
-    advantages = group_advantages(rewards, groups)
-    for group in set(groups):
-        assert abs(advantages[[g == group for g in groups]].sum()) < 1e-4
-    assert np.isfinite(advantages).all()
-
-
-@pytest.mark.parametrize(
-    ("rewards", "groups", "scale", "reason"),
-    [
-        ([1.0, 2.0], ["a"], "group", "2 rewards and 1 groups"),
-        ([1.0], ["a", "a"], "group", "1 rewards and 2 groups"),
-        ([1.0, math.nan], ["a", "a"], "group", "reward 1 is nan"),
-        ([math.inf, 0.0], ["a", "a"], "batch", "reward 0 is inf"),
-        ([[1.0], [2.0]], ["a", "a"], "group", r"shape \(2, 1\)"),
-        (["x"], ["a"], "group", "not one row of numbers"),
-        ([1.0, 2.0], ["a", "a"], "std", "scale is 'std'; pass one of group, batch, none"),
-    ],
-)
-def test_rewards_that_do_not_fit_their_groups_are_refused_and_not_given_advantages_of_0(rewards, groups, scale, reason):
-    with pytest.raises(AdvantageError, match=reason):
-        group_advantages(rewards, groups, scale=scale)

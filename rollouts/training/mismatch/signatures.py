@@ -122,8 +122,8 @@ def _processed(tokens: ComparedTokens) -> LikelyCause | None:
 class _Units(NamedTuple):
     """Stretches of tokens of one sample, after the same image, from the same weights; those of 8 tokens or more.
 
-    `quartile`, `median` and `decile` float64 (u,): the quantiles 0.25, 0.5 and 0.9 of |difference|; `sample` and `item` int32 (u,), as in `ComparedTokens`; `lag` int64 (u,) or
-    None.
+    `quartile`, `median` and `decile` float64 (u,): the quantiles 0.25, 0.5 and 0.9 of |difference|; `sample` and `item`
+    int32 (u,), as in `ComparedTokens`; `lag` int64 (u,) or None.
     """
 
     quartile: np.ndarray

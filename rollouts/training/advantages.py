@@ -1,0 +1,145 @@
+"""Advantages: the rewards of a group of episodes, compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from rollouts.errors import AdvantageError
+
+Baseline = Literal["mean", "leave_one_out"]
+Scale = Literal["group", "batch", "none"]
+
+#: Rewards of a group that differ by less than this, relative to the largest, are equal: a smaller difference is
+#: rounding, which a division by the standard deviation would turn into advantages of 1.
+_EQUAL = 1e-6
+
+#: Differences of rewards below this are 0: the squares of smaller ones, of which the standard deviation is made, are 0.
+_SMALLEST = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class DegenerateGroup:
+    """A group whose advantages are all 0: one episode, or equal rewards. `reward` is their mean."""
+
+    group: Hashable
+    episodes: int
+    reward: float
+
+
+def group_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    *,
+    baseline: Baseline = "mean",
+    lengths: Sequence[int] | None = None,
+    scale: Scale = "group",
+) -> np.ndarray:
+    """Each reward minus the baseline of its group, float32 (n,); 0 in a group in which all rewards are equal.
+
+    `baseline` is the mean reward of the group ("mean"), or that of the group's other episodes ("leave_one_out", RLOO:
+    Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740). With `lengths`, the trained tokens of each episode, the
+    mean is weighted by them, as in OPO (Hao et al. 2025, arXiv:2505.23585).
+
+    `scale` selects the standard deviation by which the difference is divided: "group", that of the group's rewards, as
+    in GRPO (Shao et al. 2024, arXiv:2402.03300); "batch", that of all differences, so that a group with almost equal
+    rewards weighs less (REINFORCE++, Hu et al. 2025, arXiv:2501.03262); "none", no division, as in Dr. GRPO (Liu et
+    al. 2025, arXiv:2503.20783) and RLOO. Standard deviations are those of the population (divided by n).
+
+    `degenerate_groups` lists the groups whose advantages are all 0. Raises `AdvantageError` unless there is one finite
+    reward, one hashable group and one length of at least 1 for each episode.
+    """
+    for name, value, allowed in (("baseline", baseline, get_args(Baseline)), ("scale", scale, get_args(Scale))):
+        if value not in allowed:
+            raise AdvantageError(f"{name} is {value!r}; pass one of {', '.join(allowed)}")
+    values = _finite_rewards(rewards)
+    weights = np.ones(len(values)) if lengths is None else _checked_lengths(lengths, len(values))
+    advantages = np.zeros(len(values))
+    for _, indices in _grouped(groups, len(values)):
+        group_rewards = values[indices]
+        if _are_equal(group_rewards):
+            continue
+        difference = _minus_baseline(group_rewards, weights[indices], baseline)
+        advantages[indices] = difference / group_rewards.std() if scale == "group" else difference
+    if scale == "batch" and (spread := advantages.std()) > 0:
+        advantages /= spread
+    return advantages.astype(np.float32)
+
+
+def degenerate_groups(rewards: Sequence[float], groups: Sequence[Hashable]) -> tuple[DegenerateGroup, ...]:
+    """The groups that give no gradient, in order of appearance: one episode, or rewards equal to 1e-6 of the largest.
+
+    Raises `AdvantageError` as `group_advantages` does.
+    """
+    values = _finite_rewards(rewards)
+    return tuple(
+        DegenerateGroup(group, len(indices), float(values[indices].mean()))
+        for group, indices in _grouped(groups, len(values))
+        if _are_equal(values[indices])
+    )
+
+
+def _minus_baseline(rewards: np.ndarray, weights: np.ndarray, baseline: Baseline) -> np.ndarray:
+    """For two rewards or more. Rewards are centred first: the rest is exact for large equal parts of them."""
+    centred = rewards - rewards.mean()
+    weighted = centred * weights
+    means: np.ndarray = np.average(centred, weights=weights)
+    if baseline == "leave_one_out":
+        means = (weighted.sum() - weighted) / (weights.sum() - weights)
+    difference: np.ndarray = centred - means
+    return difference
+
+
+def _are_equal(rewards: np.ndarray) -> bool:
+    return bool(np.ptp(rewards) <= max(_EQUAL * np.abs(rewards).max(), _SMALLEST))
+
+
+def _grouped(groups: Sequence[Hashable], count: int) -> Iterator[tuple[Hashable, list[int]]]:
+    """Each group with the indices of its episodes."""
+    if len(groups) != count:
+        raise AdvantageError(f"{count} rewards and {len(groups)} groups; pass the group of each reward")
+    indices_by_group: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        if not isinstance(group, Hashable):
+            raise AdvantageError(
+                f"group {index} is a {type(group).__name__}; pass a hashable value, such as a group_id"
+            )
+        indices_by_group.setdefault(group, []).append(index)
+    yield from indices_by_group.items()
+
+
+def _finite_rewards(rewards: Sequence[float]) -> np.ndarray:
+    """The rewards as float64 (n,). They must be finite in float32, too, which advantages are."""
+    try:
+        values = np.asarray(rewards, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise AdvantageError(f"rewards are not one row of numbers: {error}") from error
+    if values.ndim != 1:
+        raise AdvantageError(f"rewards have shape {values.shape}; pass one number for each episode")
+    if not np.isfinite(values).all():
+        index = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise AdvantageError(f"reward {index} is {values[index]}, not a finite number; leave that episode out")
+    if np.abs(values).max(initial=0.0) > _LARGEST:
+        index = int(np.abs(values).argmax())
+        raise AdvantageError(f"reward {index} is {values[index]}; pass rewards between -{_LARGEST:g} and {_LARGEST:g}")
+    return values
+
+
+#: Squares of larger rewards, of which the standard deviation is made, are not finite in float32.
+_LARGEST = 1e18
+
+
+def _checked_lengths(lengths: Sequence[int], count: int) -> np.ndarray:
+    """The lengths as float64 (n,)."""
+    values = np.asarray(lengths)
+    if values.shape != (count,) or (count and values.dtype.kind not in "iu"):
+        raise AdvantageError(
+            f"lengths are {values.dtype} {values.shape} for {count} rewards; pass one number of tokens for each"
+        )
+    if (values < 1).any():
+        index = int(np.flatnonzero(values < 1)[0])
+        raise AdvantageError(f"length {index} is {values[index]}; leave out the episode, which has no trained token")
+    return values.astype(np.float64)

@@ -1,0 +1,136 @@
+"""Advantages of groups, against their formulas in loops, and the groups that give none."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.errors import AdvantageError
+from rollouts.training import degenerate_groups, group_advantages
+
+EPISODES = st.lists(
+    st.tuples(st.integers(-8, 8).map(lambda eighths: eighths / 8), st.integers(0, 3), st.integers(1, 900)),
+    min_size=1,
+    max_size=20,
+)
+
+
+def by_loops(rewards, groups, lengths, baseline):
+    """Each reward minus the mean of its group's others, or of all of the group, weighted by lengths."""
+    advantages = []
+    for index, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
+        members = [i for i, other in enumerate(groups) if other == group]
+        compared = [i for i in members if i != index or baseline == "mean"]
+        if len({rewards[i] for i in members}) == 1:
+            advantages.append(0.0)
+            continue
+        mean = sum(lengths[i] * rewards[i] for i in compared) / sum(lengths[i] for i in compared)
+        advantages.append(reward - mean)
+    return advantages
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("by_length", [False, True])
+@given(EPISODES)
+def test_the_baseline_is_the_weighted_mean_of_the_group_or_of_its_others(baseline, by_length, episodes):
+    rewards, groups, lengths = zip(*episodes, strict=True)
+    used = lengths if by_length else [1] * len(rewards)
+    expected = by_loops(rewards, groups, used, baseline)
+    result = group_advantages(rewards, groups, baseline=baseline, lengths=lengths if by_length else None, scale="none")
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_leave_one_out_with_lengths_on_numbers_worked_out_by_hand():
+    advantages = group_advantages(
+        [1.0, 0.0, 4.0], ["a"] * 3, baseline="leave_one_out", lengths=[10, 30, 10], scale="none"
+    )
+    assert advantages.tolist() == pytest.approx([0.0, -2.5, 3.75], abs=1e-6)
+
+
+def test_the_scale_is_that_of_the_rewards_of_the_group_whatever_the_baseline_is():
+    mean, leave_one_out = (
+        group_advantages([1.0, 0.0], ["a", "a"], baseline=baseline) for baseline in ("mean", "leave_one_out")
+    )
+    assert (mean.tolist(), leave_one_out.tolist()) == ([1.0, -1.0], [2.0, -2.0])
+
+
+@given(EPISODES)
+def test_the_degenerate_groups_are_those_whose_advantages_are_all_0(episodes):
+    rewards, groups, _ = zip(*episodes, strict=True)
+    advantages = group_advantages(rewards, groups, baseline="leave_one_out")
+    expected = {group for group in groups if not any(a for a, g in zip(advantages, groups, strict=True) if g == group)}
+    reported = degenerate_groups(rewards, groups)
+    assert {entry.group for entry in reported} == expected
+    assert len(reported) == len(expected)
+
+
+def test_a_degenerate_group_is_reported_with_its_size_and_reward():
+    equal, alone = degenerate_groups([1.0, 0.5, 2.0, 0.5, 0.0], ["a", "b", "c", "b", "a"])
+    assert (equal.group, equal.episodes, equal.reward) == ("b", 2, 0.5)
+    assert (alone.group, alone.episodes, alone.reward) == ("c", 1, 2.0)
+
+
+def test_rewards_that_differ_by_rounding_only_are_equal():
+    rewards = [0.1 + 0.2, 0.3, 0.3]
+    assert rewards[0] != rewards[1]
+    assert group_advantages(rewards, ["a"] * 3).tolist() == [0.0] * 3
+    assert len(degenerate_groups(rewards, ["a"] * 3)) == 1
+
+
+def test_advantages_compare_within_a_group_only():
+    rewards, groups = [1.0, 0.0, 10.0, 10.0, 0.5], ["a", "a", "b", "b", "c"]
+    assert group_advantages(rewards, groups).tolist() == [1.0, -1.0, 0.0, 0.0, 0.0]
+    deviation = math.sqrt(0.5 / 5)
+    expected = [pytest.approx(value / deviation) for value in (0.5, -0.5, 0.0, 0.0, 0.0)]
+    assert group_advantages(rewards, groups, scale="batch").tolist() == expected
+    assert group_advantages(rewards, groups, scale="none").tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), min_size=1, max_size=20))
+def test_advantages_sum_to_zero_in_every_group(entries):
+    rewards, groups = zip(*entries, strict=True)
+    advantages = group_advantages(rewards, groups)
+    for group in set(groups):
+        assert abs(advantages[[g == group for g in groups]].sum()) < 1e-4
+    assert np.isfinite(advantages).all()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "groups", "scale", "reason"),
+    [
+        ([1.0, 2.0], ["a"], "group", "2 rewards and 1 groups"),
+        ([1.0], ["a", "a"], "group", "1 rewards and 2 groups"),
+        ([1.0, math.nan], ["a", "a"], "group", "reward 1 is nan"),
+        ([math.inf, 0.0], ["a", "a"], "batch", "reward 0 is inf"),
+        ([[1.0], [2.0]], ["a", "a"], "group", r"shape \(2, 1\)"),
+        (["x"], ["a"], "group", "not one row of numbers"),
+        ([1.0, 2.0], ["a", "a"], "std", "scale is 'std'; pass one of group, batch, none"),
+    ],
+)
+def test_rewards_that_do_not_fit_their_groups_are_refused_and_not_given_advantages_of_0(rewards, groups, scale, reason):
+    with pytest.raises(AdvantageError, match=reason):
+        group_advantages(rewards, groups, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"baseline": "median"}, "baseline is 'median'; pass one of mean, leave_one_out"),
+        ({"lengths": [1]}, r"lengths are int64 \(1,\) for 2 rewards; pass one number of tokens for each"),
+        ({"lengths": [1.0, 2.0]}, r"lengths are float64 \(2,\) for 2 rewards"),
+        ({"lengths": [5, 0]}, "length 1 is 0; leave out the episode"),
+    ],
+)
+def test_baselines_and_lengths_that_cannot_be_used_are_refused(options, reason):
+    with pytest.raises(AdvantageError, match=reason):
+        group_advantages([1.0, 2.0], ["a", "a"], **options)
+
+
+def test_groups_that_are_not_hashable_and_rewards_too_large_for_float32_are_refused():
+    with pytest.raises(AdvantageError, match="group 0 is a list; pass a hashable value"):
+        group_advantages([1.0, 2.0], [["a"], ["a"]])
+    with pytest.raises(AdvantageError, match="reward 1 is 1e\\+300; pass rewards between"):
+        degenerate_groups([1.0, 1e300], ["a", "a"])
