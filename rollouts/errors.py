@@ -290,4 +290,5 @@ class UnsupportedModelError(RolloutsError):
 
     def __init__(self, model_type: str, reason: str) -> None:
         self.model_type = model_type
+        self.reason = reason
         super().__init__(f"model type {model_type!r}: {reason}")

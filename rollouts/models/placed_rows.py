@@ -1,74 +1,101 @@
-"""Pads rows of ids with media into arrays; every image and video is placed by its range, not by token id.
+"""Token sequences with media, laid out in rows: one sequence a row with padding, or several sequences packed in a row.
 
-A policy can sample a literal `<|image_pad|>`, which a search by token id would mistake for an image.
+Every image and video is placed by its range, not by token id: a policy can sample a literal `<|image_pad|>`, which a
+search by token id would mistake for an image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from renderers import MediaItem
+from renderers import MediaItem, PlaceholderRange
 from renderers.placement import PlacedItem
-from rollouts.models.mrope import mrope_positions
+from renderers.rendered import TOKEN_TYPE_IDS
 
 
-@dataclass(frozen=True, slots=True)
+class TokenSequence(NamedTuple):
+    """Token ids, integers (n,), with media in prompt order; ranges count from the first token. `name` is for errors."""
+
+    ids: np.ndarray
+    media: Sequence[PlacedItem] = ()
+    name: str = "-"
+
+
+class RowItem(NamedTuple):
+    """An item in rows: its sequence, its row, and its range in columns of the row."""
+
+    item: MediaItem
+    sequence: int
+    row: int
+    placeholder: PlaceholderRange
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacedRows:
-    """A padded batch of B rows and T columns.
+    """N sequences in B rows and T columns.
 
-    `input_ids` int64 (B, T); `attention_mask` bool (B, T), False on padding; `position_ids` int64 (3, B, T), the
-    temporal, row and column positions of M-RoPE; `next_positions` int64 (B,), the position of each row's next token;
-    `visual_mask` bool (B, T), True on placeholder tokens; `items` the distinct media; `feature_rows` int64 (number
-    of True in `visual_mask`,): the row in the concatenated features of `items` for each visual position.
+    `input_ids` int64 (B, T); `position_ids` int64 (B, T), the position of a token within its sequence, 0 on padding;
+    `sequence_ids` int32 (B, T), the index in `sequences`, -1 on padding; `starts` int64 (N, 2), row and column of the
+    first token of each sequence. `packed`: a row may hold several sequences, which do not attend to each other.
     """
 
+    sequences: tuple[TokenSequence, ...]
     input_ids: np.ndarray
-    attention_mask: np.ndarray
     position_ids: np.ndarray
-    next_positions: np.ndarray
-    visual_mask: np.ndarray
-    items: list[MediaItem]
-    feature_rows: np.ndarray
+    sequence_ids: np.ndarray
+    starts: np.ndarray
+    packed: bool
+
+    @property
+    def attention_mask(self) -> np.ndarray:
+        """bool (B, T), False on padding."""
+        mask: np.ndarray = self.sequence_ids >= 0
+        return mask
+
+    def items(self) -> list[RowItem]:
+        """The media of all sequences, by row and column."""
+        placed = [
+            RowItem(item, index, int(row), placeholder.shifted(int(column)))
+            for index, (sequence, (row, column)) in enumerate(zip(self.sequences, self.starts, strict=True))
+            for item, placeholder in sequence.media
+        ]
+        return sorted(placed, key=lambda each: (each.row, each.placeholder.offset))
+
+    def token_types(self) -> np.ndarray:
+        """int64 (B, T): 1 on feature tokens of images, 2 on those of videos, by range; 0 elsewhere."""
+        types = np.zeros(self.input_ids.shape, dtype=np.int64)
+        for each in self.items():
+            for start, end in each.placeholder.runs:
+                types[each.row, start:end] = TOKEN_TYPE_IDS[each.item.modality]
+        return types
 
 
-def place_rows(
-    ids: Sequence[np.ndarray],
-    media: Sequence[Sequence[PlacedItem]],
-    *,
-    pad_id: int,
-    merge_size: int,
-    side: Literal["left", "right"],
+def padded_rows(
+    sequences: Sequence[TokenSequence], *, pad_id: int, side: Literal["left", "right"] = "right"
 ) -> PlacedRows:
-    """Pad the rows on one side and place their images; an image that occurs in several rows is listed once."""
-    width = max(len(row) for row in ids)
-    shape = (len(ids), width)
-    input_ids = np.full(shape, pad_id, dtype=np.int64)
-    attention_mask = np.zeros(shape, dtype=bool)
-    position_ids = np.zeros((3, *shape), dtype=np.int64)
-    next_positions = np.zeros(len(ids), dtype=np.int64)
-    visual_mask = np.zeros(shape, dtype=bool)
-    items: list[MediaItem] = []
-    first_feature_row: dict[str, int] = {}
-    feature_rows: list[np.ndarray] = []
-    total = 0
+    """One sequence a row, padded on one side to the longest of them."""
+    width = max(len(sequence.ids) for sequence in sequences)
+    starts = np.zeros((len(sequences), 2), dtype=np.int64)
+    starts[:, 0] = np.arange(len(sequences))
+    if side == "left":
+        starts[:, 1] = [width - len(sequence.ids) for sequence in sequences]
+    return placed_rows(sequences, starts, (len(sequences), width), pad_id=pad_id, packed=False)
 
-    for index, (row, placed) in enumerate(zip(ids, media, strict=True)):
-        start = width - len(row) if side == "left" else 0
-        columns = slice(start, start + len(row))
-        input_ids[index, columns] = row
-        attention_mask[index, columns] = True
-        position_ids[:, index, columns], next_positions[index] = mrope_positions(len(row), placed, merge_size)
-        for item, placeholder in placed:
-            if item.mm_hash not in first_feature_row:
-                first_feature_row[item.mm_hash] = total
-                items.append(item)
-                total += item.num_tokens
-            for begin, end in placeholder.runs:
-                visual_mask[index, start + begin : start + end] = True
-            feature_rows.append(np.arange(item.num_tokens) + first_feature_row[item.mm_hash])
-    rows = np.concatenate(feature_rows) if feature_rows else np.empty(0, dtype=np.int64)
-    return PlacedRows(input_ids, attention_mask, position_ids, next_positions, visual_mask, items, rows)
+
+def placed_rows(
+    sequences: Sequence[TokenSequence], starts: np.ndarray, shape: tuple[int, int], *, pad_id: int, packed: bool
+) -> PlacedRows:
+    """Sequences that begin at `starts`, int64 (N, 2) row and column, in rows of `shape` (B, T)."""
+    input_ids = np.full(shape, pad_id, dtype=np.int64)
+    position_ids = np.zeros(shape, dtype=np.int64)
+    sequence_ids = np.full(shape, -1, dtype=np.int32)
+    for index, (sequence, (row, column)) in enumerate(zip(sequences, starts, strict=True)):
+        columns = slice(column, column + len(sequence.ids))
+        input_ids[row, columns] = sequence.ids
+        position_ids[row, columns] = np.arange(len(sequence.ids))
+        sequence_ids[row, columns] = index
+    return PlacedRows(tuple(sequences), input_ids, position_ids, sequence_ids, starts, packed)

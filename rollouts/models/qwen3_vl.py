@@ -1,4 +1,4 @@
-"""Qwen3-VL's forward pass with images placed by range and each distinct image encoded once.
+"""A faster forward pass for Qwen3-VL, with the same result as the generic one: each distinct image is encoded once.
 
 Calls the same modules of transformers' `Qwen3VLForConditionalGeneration` in the same order as its own `forward`, which
 finds placeholders by token id and encodes an image once for every row that contains it.
@@ -6,19 +6,18 @@ finds placeholders by token id and encodes an image once for every row that cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from renderers import MediaItem
-from renderers.vision.normalise import normalised
-from rollouts.errors import SampleError, UnsupportedModelError
+from rollouts.models.media_inputs import float_pixels
+from rollouts.models.mrope import mrope_positions
 from rollouts.models.placed_rows import PlacedRows
 
-#: Modality -> the model's parameter name for its patches.
-PIXELS: Mapping[str, str] = {"image": "pixel_values", "video": "pixel_values_videos"}
+MODEL_TYPE = "qwen3_vl"
 
 
 class VisionFeatures(NamedTuple):
@@ -32,11 +31,21 @@ class VisionFeatures(NamedTuple):
         return self.embeds.nbytes + sum(layer.nbytes for layer in self.deepstack)
 
 
-def require_qwen3_vl(model: Any, instead: str) -> None:
-    """Raise `UnsupportedModelError` for any other architecture; `instead` names an alternative for the error."""
-    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if kind != "qwen3_vl":
-        raise UnsupportedModelError(kind, f"only qwen3_vl is supported here. {instead}")
+class _Placement(NamedTuple):
+    """`position_ids` int64 (3, B, T), or (4, B, T) for packed rows; `following` int64 (N,), the position after each
+    sequence; `visual` bool (B, T), True on placeholder tokens; `feature_rows` int64 (number of True,), the row in the
+    concatenated features of the distinct items for each of them.
+    """
+
+    position_ids: np.ndarray
+    following: np.ndarray
+    visual: np.ndarray
+    feature_rows: np.ndarray
+
+
+def distinct_items(rows: PlacedRows) -> list[MediaItem]:
+    """Each image and video once, in the order of rows and columns."""
+    return list({each.item.mm_hash: each.item for each in rows.items()}.values())
 
 
 def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatures]:
@@ -49,43 +58,34 @@ def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatur
     return [VisionFeatures(embeds, deepstack) for embeds, deepstack in zip(output.pooler_output, layers, strict=True)]
 
 
-def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
-    """The normalised patches of images and videos, one after the other: float32 (patches of all, patch size)."""
-    pixels = [normalised(item, PIXELS[item.modality]) for item in items]
-    for item, values in zip(items, pixels, strict=True):
-        if values.dtype == np.uint8:  # pixels of a server without a known scale
-            raise SampleError(
-                item.mm_hash,
-                "raw uint8 pixels without a scale that converts them to floats; pass "
-                "ServerRenderer(scale=PixelScale(...)) with the numbers of preprocessor_config.json",
-            )
-    return np.concatenate(pixels)
-
-
 def hidden_states(
     model: Any, rows: PlacedRows, features: Sequence[VisionFeatures], *, cache: Any = None
-) -> torch.Tensor:
-    """The last layer's hidden states (B, T, hidden) of placed rows; `features` belong to `rows.items`, in order."""
+) -> tuple[torch.Tensor, np.ndarray]:
+    """The last layer's hidden states (B, T, hidden) of placed rows, and the position after each sequence, int64 (N,).
+
+    `features` are those of `distinct_items(rows)`, in order.
+    """
     device = model.device
+    placement = _placement(model, rows)
     embeds = model.model.get_input_embeddings()(torch.from_numpy(rows.input_ids).to(device))
     visual_mask, deepstack = None, None
     if features:
-        visual_mask = torch.from_numpy(rows.visual_mask).to(device)
-        take = torch.from_numpy(rows.feature_rows).to(device)
+        visual_mask = torch.from_numpy(placement.visual).to(device)
+        take = torch.from_numpy(placement.feature_rows).to(device)
         placed = torch.cat([item.embeds for item in features])[take].to(embeds.dtype)
         embeds = embeds.masked_scatter(visual_mask[..., None], placed)
         deepstack = [torch.cat(layer)[take] for layer in zip(*(item.deepstack for item in features), strict=True)]
     output = model.model.language_model(
         inputs_embeds=embeds,
-        attention_mask=torch.from_numpy(rows.attention_mask).to(device),
-        position_ids=torch.from_numpy(rows.position_ids).to(device),
+        attention_mask=None if rows.packed else torch.from_numpy(rows.attention_mask).to(device),
+        position_ids=torch.from_numpy(placement.position_ids).to(device),
         visual_pos_masks=visual_mask,
         deepstack_visual_embeds=deepstack,
         past_key_values=cache,
         use_cache=cache is not None,
     )
     hidden: torch.Tensor = output.last_hidden_state
-    return hidden
+    return hidden, placement.following
 
 
 def next_hidden_states(
@@ -104,3 +104,24 @@ def next_hidden_states(
     )
     hidden: torch.Tensor = output.last_hidden_state[:, -1]
     return hidden
+
+
+def _placement(model: Any, rows: PlacedRows) -> _Placement:
+    merge_size = model.config.vision_config.spatial_merge_size
+    positions = np.zeros((3, *rows.input_ids.shape), dtype=np.int64)
+    following = np.zeros(len(rows.sequences), dtype=np.int64)
+    for index, (sequence, (row, column)) in enumerate(zip(rows.sequences, rows.starts, strict=True)):
+        count = len(sequence.ids)
+        own, following[index] = mrope_positions(count, sequence.media, merge_size)
+        positions[:, row, column : column + count] = own
+    if rows.packed:
+        positions = np.concatenate([rows.position_ids[None], positions])
+    first_row: dict[str, int] = {}
+    feature_rows = [np.empty(0, dtype=np.int64)]
+    total = 0
+    for each in rows.items():
+        if each.item.mm_hash not in first_row:
+            first_row[each.item.mm_hash] = total
+            total += each.item.num_tokens
+        feature_rows.append(np.arange(each.item.num_tokens) + first_row[each.item.mm_hash])
+    return _Placement(positions, following, rows.token_types() > 0, np.concatenate(feature_rows))

@@ -8,7 +8,7 @@ except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
-from rollouts.training.batch import TrainingBatch, micro_batches
+from rollouts.training.batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs
 from rollouts.training.losses import (
     PolicyLoss,
@@ -20,6 +20,7 @@ from rollouts.training.losses import (
     truncated_ratio_loss,
     truncated_ratios,
 )
+from rollouts.training.micro_batches import micro_batches
 from rollouts.training.mismatch import MismatchReport, mismatch_report
 from rollouts.training.model_inputs import model_inputs
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory

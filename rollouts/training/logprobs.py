@@ -7,49 +7,54 @@ from typing import Any
 
 import torch
 
-from rollouts.models.placed_rows import place_rows
-from rollouts.models.qwen3_vl import hidden_states, require_qwen3_vl, vision_features
-from rollouts.training.batch import OWN_FORWARD, TrainingBatch
-from rollouts.training.samples import TrainingSample
+from rollouts.models.forward_pass import ForwardPass
+from rollouts.models.placed_rows import TokenSequence, padded_rows
+from rollouts.training.batch import TrainingBatch
+from rollouts.training.model_inputs import batch_rows, batch_sequences
+from rollouts.training.sequence_logprobs import sequence_logprobs
 
 
 def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
 
-    Equal rows share one forward pass (episodes of a group often sample the same completion), an image that is in many
-    rows passes the vision tower once, and the output layer runs on trained positions only.
+    Any model of transformers with an output layer of its own, through its own forward. Images are placed by range, so
+    that a sampled placeholder token is text. The log-probabilities are computed in chunks, on trained positions only.
+    Equal samples of a padded batch share one forward pass (episodes of a group often sample the same completion), and
+    for Qwen3-VL an image that is in many rows passes the vision tower once. A packed batch of a model that cannot keep
+    the sequences of a row apart (layers with a recurrent state) is computed in padded rows, with the same result.
+
+    Raises `SampleError`, which names the row, for media that the model cannot take, and `UnsupportedModelError`, which
+    says what was tried, for a model whose hidden states or output layer are not accessible.
     """
-    require_qwen3_vl(model, OWN_FORWARD)
-    distinct, row_of = _distinct_rows(batch.samples)
-    rows = place_rows(
-        [sample.token_ids for sample in distinct],
-        [sample.media for sample in distinct],
-        pad_id=batch.pad_id,
-        merge_size=model.config.vision_config.spatial_merge_size,
-        side="right",
-    )
-    features = vision_features(model, rows.items) if rows.items else []
-    hidden = hidden_states(model, rows, features)
+    forward = ForwardPass(model)
+    trained = batch.loss_mask.cpu()
+    if batch.layout == "packed" and forward.packs(with_media=any(sample.media for sample in batch.samples)):
+        hidden = forward.hidden_states(batch_rows(batch))
+        row, column = trained.nonzero(as_tuple=True)
+    else:
+        distinct, row_of = _distinct(batch_sequences(batch))
+        hidden = forward.hidden_states(padded_rows(distinct, pad_id=batch.pad_id))
+        row = torch.tensor(row_of)[batch.sequence_ids.cpu()[trained].long()]
+        column = batch.position_ids.cpu()[trained]
+    # A token is predicted at the position before it; the first token of a sample is never trained.
+    states = hidden[row.to(hidden.device), column.to(hidden.device) - 1]
     mask = batch.loss_mask.to(hidden.device)
-    row, column = mask.nonzero(as_tuple=True)
-    source = torch.tensor(row_of, device=hidden.device)[row]
-    # A token is predicted at the position before it; the first token of a row is never trained.
-    logits = model.lm_head(hidden[source, column - 1]).float()
     targets = batch.input_ids.to(hidden.device)[mask]
-    scored = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None])[:, 0]
+    head = forward.head
+    scored, _ = sequence_logprobs(states, head.weight, targets, bias=head.bias, softcap=head.softcap, scale=head.scale)
     return torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device).masked_scatter(mask, scored)
 
 
-def _distinct_rows(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], list[int]]:
-    """The samples that differ in ids or images, and for every sample the index of the one that it equals."""
+def _distinct(sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], list[int]]:
+    """The sequences that differ in ids or images, and for every sequence the index of the one that it equals."""
     index_of: dict[tuple[bytes, tuple[str, ...]], int] = {}
-    distinct: list[TrainingSample] = []
+    distinct: list[TokenSequence] = []
     row_of = []
-    for sample in samples:
+    for sequence in sequences:
         # The key includes offsets: with a sampled placeholder token beside an image, equal ids have two placements.
-        images = tuple(f"{item.mm_hash}@{placeholder.offset}" for item, placeholder in sample.media)
-        index = index_of.setdefault((sample.token_ids.tobytes(), images), len(distinct))
+        images = tuple(f"{item.mm_hash}@{placeholder.offset}" for item, placeholder in sequence.media)
+        index = index_of.setdefault((sequence.ids.tobytes(), images), len(distinct))
         if index == len(distinct):
-            distinct.append(sample)
+            distinct.append(sequence)
         row_of.append(index)
     return distinct, row_of

@@ -1,4 +1,4 @@
-"""The keyword arguments of a transformers Qwen3-VL model, for trainers that call `model(**inputs)` themselves."""
+"""The keyword arguments of a transformers model, for trainers that call `model(**inputs)` themselves."""
 
 from __future__ import annotations
 
@@ -6,39 +6,60 @@ from typing import Any
 
 import torch
 
-from rollouts.errors import SampleError
-from rollouts.models.qwen3_vl import PIXELS, float_pixels, require_qwen3_vl
-from rollouts.training.batch import OWN_FORWARD, TrainingBatch
+from rollouts.errors import UnsupportedModelError
+from rollouts.models.architecture import architecture
+from rollouts.models.forward import forward_inputs
+from rollouts.models.packing_support import separates_packed_sequences
+from rollouts.models.placed_rows import PlacedRows, TokenSequence, placed_rows
+from rollouts.models.placeholders import check_placeholders, refuse_literals
+from rollouts.models.positions import row_positions
+from rollouts.training.batch import TrainingBatch
 
 
 def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
-    """`input_ids`, `attention_mask`, `mm_token_type_ids` (B, T) and, if any row has images, `pixel_values` and
-    `image_grid_thw`, for videos `pixel_values_videos` and `video_grid_thw`; on the model's device, pixels in its dtype.
+    """`input_ids` (B, T) and what else the model's forward takes, on the model's device; floats in its dtype.
+
+    `attention_mask` (B, T) for padded rows; packed rows have none, and transformers separates the samples of a row
+    where `position_ids` begin again (pass `use_cache=False`). `position_ids` (B, T), for models with M-RoPE (3, B, T)
+    and packed (4, B, T); `token_type_ids` or `mm_token_type_ids` (B, T); and the tensors of the media by their names,
+    of all rows, in order.
 
     transformers finds media by token id, so it would take a sampled placeholder token for an image: a row with such a
-    token raises `SampleError`. `token_logprobs` finds media by range and accepts such rows.
+    token raises `SampleError`. `token_logprobs` finds media by range and accepts such rows. A packed batch for a model
+    that does not keep the samples of a row apart raises `UnsupportedModelError`.
     """
-    require_qwen3_vl(model, OWN_FORWARD)
-    placeholders = torch.tensor([model.config.image_token_id, model.config.video_token_id])
-    types = batch.mm_token_type_ids
-    for sample, ids, kinds in zip(batch.samples, batch.input_ids, types, strict=True):
-        literal = (torch.isin(ids, placeholders) & (kinds == 0)).nonzero()
-        if len(literal):
-            raise SampleError(
-                sample.name,
-                f"the token at position {(position := int(literal[0]))} has id {int(ids[position])}, a placeholder "
-                "token outside every image and video (the policy sampled it); transformers would take it for an image. "
-                "Compute this row with token_logprobs",
-            )
-    inputs = {
-        "input_ids": batch.input_ids,
-        "attention_mask": batch.attention_mask.long(),
-        "mm_token_type_ids": types,
-    }
-    for modality, name in PIXELS.items():
-        items = [item for sample in batch.samples for item, _ in sample.media if item.modality == modality]
-        grids = batch.media_tensors(f"{modality}_grid_thw").cat()
-        if grids is not None:
-            pixels = torch.from_numpy(float_pixels(items)).to(model.dtype)
-            inputs |= {name: pixels, f"{modality}_grid_thw": grids}
-    return {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    known = architecture(model)
+    rows = batch_rows(batch)
+    check_placeholders(known, rows)
+    refuse_literals(
+        known,
+        rows,
+        "transformers would take it for an image. Compute this row with token_logprobs",
+    )
+    with_media = any(sample.media for sample in batch.samples)
+    if rows.packed and not separates_packed_sequences(known, with_media=with_media):
+        raise UnsupportedModelError(
+            known.model_type,
+            "in a packed row, its hidden states depend on the sample before (found with a probe of two sequences). Use "
+            'layout="padded", or token_logprobs, which computes packed batches of such a model in padded rows',
+        )
+    positions, _ = row_positions(known, rows)
+    return forward_inputs(known, rows, known.model, positions)
+
+
+def batch_rows(batch: TrainingBatch) -> PlacedRows:
+    """The samples of a batch with their media, in the rows and columns that the batch has for them."""
+    rows, columns = batch.input_ids.shape
+    starts = batch.starts.cpu().numpy()
+    packed = batch.layout == "packed"
+    return placed_rows(batch_sequences(batch), starts, (rows, columns), pad_id=batch.pad_id, packed=packed)
+
+
+def batch_sequences(batch: TrainingBatch) -> list[TokenSequence]:
+    """The samples of a batch with the token ids that the batch has, which may have been changed."""
+    ids = batch.input_ids.cpu().numpy()
+    spans = zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)
+    return [
+        TokenSequence(ids[row, column : column + length], sample.media, sample.name)
+        for sample, ((row, column), length) in zip(batch.samples, spans, strict=True)
+    ]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-import rollouts.engines.local.engine as local
 from renderers import MultiModalData, PlaceholderRange
 from rollouts import Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.limits import EngineLimits
@@ -21,6 +20,7 @@ from rollouts.errors import (
     UnsupportedModelError,
     WeightUpdateError,
 )
+from rollouts.models import qwen3_vl
 
 
 @pytest.fixture
@@ -179,9 +179,9 @@ def test_a_batch_is_bounded_and_the_remaining_requests_wait(tiny_model_dir, rend
 
 def test_an_image_is_encoded_once_and_again_after_a_weight_update(engine, renderer, monkeypatch):
     encoded = []
-    encode = local.vision_features
+    encode = qwen3_vl.vision_features
     monkeypatch.setattr(
-        local, "vision_features", lambda model, items: (encoded.append(len(items)), encode(model, items))[1]
+        qwen3_vl, "vision_features", lambda model, items: (encoded.append(len(items)), encode(model, items))[1]
     )
     asked = [request(prompt(renderer, f"{i}", [noise(1), noise(2)]), seed=i) for i in range(4)]
     generate(engine, *asked)
@@ -456,6 +456,8 @@ def test_generation_stops_at_the_end_of_the_context(engine):
 
 
 def test_the_error_of_an_unsupported_model_names_the_engine_to_use():
-    with pytest.raises(UnsupportedModelError, match=r"'Linear': only qwen3_vl .* VLLMEngine") as caught:
+    with pytest.raises(
+        UnsupportedModelError, match=r"'Linear': it is no model of transformers .* VLLMEngine"
+    ) as caught:
         LocalEngine(torch.nn.Linear(1, 1))
     assert caught.value.model_type == "Linear"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
-from renderers.placement import PlacedItem
 from rollouts.engines.local.sampling import RowSampler
 from rollouts.engines.protocol import (
     Completion,
@@ -18,8 +17,8 @@ from rollouts.engines.protocol import (
     GenerateResult,
     WeightSpan,
 )
-from rollouts.models.placed_rows import place_rows
-from rollouts.models.qwen3_vl import VisionFeatures, hidden_states, next_hidden_states
+from rollouts.models.forward_pass import EncodeImages, ForwardPass
+from rollouts.models.placed_rows import TokenSequence, padded_rows
 
 
 class _Sample(NamedTuple):
@@ -35,16 +34,16 @@ class Batch:
 
     def __init__(
         self,
-        model: Any,
+        forward: ForwardPass,
         requests: Sequence[GenerateRequest],
-        encode_images: Callable[[Sequence[Any]], list[VisionFeatures]],
+        encode_images: EncodeImages,
         max_length: int,
     ) -> None:
-        self._model = model
+        self._forward = forward
         self._requests = requests
         self._encode_images = encode_images
         self._max_length = max_length
-        self._prompts: list[tuple[np.ndarray, list[PlacedItem]]] = []  # distinct ones
+        self._prompts: list[TokenSequence] = []  # distinct ones
         self._samples: list[_Sample] = []
         prompt_indices: dict[tuple[Any, ...], int] = {}
         for request_index, request in enumerate(requests):
@@ -52,7 +51,8 @@ class Batch:
             key = (tuple(request.prompt_ids), tuple((item.mm_hash, item_range.offset) for item, item_range in media))
             prompt = prompt_indices.setdefault(key, len(prompt_indices))
             if prompt == len(self._prompts):
-                self._prompts.append((np.asarray(request.prompt_ids, dtype=np.int64), media))
+                ids = np.asarray(request.prompt_ids, dtype=np.int64)
+                self._prompts.append(TokenSequence(ids, media, request.request_id))
             self._samples += [_Sample(request_index, number, prompt) for number in range(request.sampling.n)]
 
     def run(self, weight_version: str) -> list[GenerateResult]:
@@ -78,22 +78,16 @@ class Batch:
 
     def _prefill(self) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
         """Logits (samples, vocabulary), cache, attention mask and next positions after the prompts."""
-        config, device = self._model.config, self._model.device
-        rows = place_rows(
-            [ids for ids, _ in self._prompts],
-            [media for _, media in self._prompts],
-            pad_id=config.text_config.pad_token_id or 0,
-            merge_size=config.vision_config.spatial_merge_size,
-            side="left",
-        )
-        cache = DynamicCache(config=config.text_config)
-        hidden = hidden_states(self._model, rows, self._encode_images(rows.items), cache=cache)
-        logits = self._model.lm_head(hidden[:, -1])
-        prompts = torch.tensor([sample.prompt for sample in self._samples], device=device)
+        config = self._forward.architecture.text_config
+        rows = padded_rows(self._prompts, pad_id=config.pad_token_id or 0, side="left")
+        cache = DynamicCache(config=config)
+        hidden, following = self._forward.prefill(rows, cache, self._encode_images)
+        logits = self._forward.head.logits(hidden[:, -1])
+        prompts = torch.tensor([sample.prompt for sample in self._samples], device=hidden.device)
         if len(self._samples) > len(self._prompts):
-            cache.batch_select_indices(prompts)
-        mask = torch.from_numpy(rows.attention_mask).to(device)[prompts]
-        return logits[prompts], cache, mask, torch.from_numpy(rows.next_positions).to(device)[prompts]
+            cache.reorder_cache(prompts)
+        mask = torch.from_numpy(rows.attention_mask).to(hidden.device)[prompts]
+        return logits[prompts], cache, mask, following[prompts]
 
     def _decode(
         self, logits: torch.Tensor, cache: DynamicCache, mask: torch.Tensor, positions: torch.Tensor
@@ -102,7 +96,7 @@ class Batch:
         device = logits.device
         params = [self._requests[sample.request].sampling for sample in self._samples]
         sampler = RowSampler(params, [sample.number for sample in self._samples], device)
-        rooms = [self._max_length - len(self._prompts[sample.prompt][0]) for sample in self._samples]
+        rooms = [self._max_length - len(self._prompts[sample.prompt].ids) for sample in self._samples]
         limits = [min(each.max_tokens, room) for each, room in zip(params, rooms, strict=True)]
         max_tokens = torch.tensor(limits, device=device)
         # Each row: the stop ids of a sample, padded with -1.
@@ -121,9 +115,9 @@ class Batch:
                 rows = unfinished.nonzero()[:, 0]
                 active, ids, mask, positions = active[rows], ids[rows], mask[rows], positions[rows]
                 sampler.keep(rows)
-                cache.batch_select_indices(rows)
+                cache.reorder_cache(rows)  # selects rows of every kind of layer
             mask = torch.cat([mask, mask.new_ones((len(mask), 1))], dim=1)
-            logits = self._model.lm_head(next_hidden_states(self._model, ids, positions, mask, cache))
+            logits = self._forward.head.logits(self._forward.next_hidden_states(ids, positions, mask, cache))
             positions = positions + 1
 
         samples, sampled_ids, sampled_logprobs = (

@@ -17,28 +17,35 @@ from renderers.placement import item_placement_error
 from rollouts.engines.limits import EngineLimits, check_prompt
 from rollouts.engines.local.request_queue import RequestQueue, closed_error
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError
+from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError, UnsupportedModelError
 from rollouts.numbers import whole_number
 
 try:
     import torch
-    from transformers import AutoModelForImageTextToText
+    from transformers import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
 except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
 from rollouts.engines.local.batch import Batch
 from rollouts.engines.local.weights import matched_weights
-from rollouts.models.qwen3_vl import VisionFeatures, require_qwen3_vl, vision_features
+from rollouts.models.forward_pass import ForwardPass
+from rollouts.models.qwen3_vl import VisionFeatures
 
 
 class LocalEngine:
-    """`Engine` over a `Qwen3VLForConditionalGeneration` in this process.
+    """`Engine` over a model of transformers in this process: a text model, or one that reads images.
 
     Requests that arrive while the model is busy, or in the same round of the event loop, run as one batch. Identical
-    prompts are prefilled once, and an image is encoded once per weight version.
+    prompts are prefilled once; for Qwen3-VL an image is encoded once per weight version.
 
     `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded images,
-    `request_limits` the size of one request.
+    `request_limits` the size of one request. Raises `UnsupportedModelError` for a model whose hidden states or output
+    layer are not accessible (see `token_logprobs`).
     """
 
     def __init__(
@@ -52,14 +59,19 @@ class LocalEngine:
     ) -> None:
         if (whole_number(max_batch_rows) or 0) < 1:
             raise ArgumentError("max_batch_rows", max_batch_rows, "pass an integer of at least 1")
-        require_qwen3_vl(model, "Serve other models with vLLM, and sample from them with VLLMEngine")
-        self._model = model.eval()
+        try:
+            self._forward = ForwardPass(model)
+        except UnsupportedModelError as error:
+            cure = "To sample from another model, serve it with vLLM and use VLLMEngine"
+            raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
+        self._model = self._forward.model.eval()
         self._request_limits = request_limits or EngineLimits()
         self._max_batch_rows = max_batch_rows
         self._features: ByteLRU[str, VisionFeatures] = ByteLRU(max_feature_bytes)  # by mm_hash
         self._weight_version = weight_version
-        self._max_length = int(model.config.text_config.max_position_embeddings)
-        self._vocab_size = int(model.config.text_config.vocab_size)
+        text_config = self._forward.architecture.text_config
+        self._max_length = int(text_config.max_position_embeddings)
+        self._vocab_size = int(text_config.vocab_size)
         self._queues: dict[asyncio.AbstractEventLoop, RequestQueue] = {}
         # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
@@ -71,9 +83,10 @@ class LocalEngine:
     ) -> Self:
         """Load a checkpoint directory in float32. Raises `ArgumentError` where there is none."""
         try:
-            model = AutoModelForImageTextToText.from_pretrained(
-                directory, dtype=torch.float32, attn_implementation=attn_implementation
-            )
+            config = AutoConfig.from_pretrained(directory)
+            reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+            auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+            model = auto_class.from_pretrained(directory, dtype=torch.float32, attn_implementation=attn_implementation)
         except OSError as error:
             rule = f"pass a checkpoint directory with config.json and model.safetensors (transformers: {error})"
             raise ArgumentError("directory", str(directory), rule) from error
@@ -144,17 +157,17 @@ class LocalEngine:
         ids = check_prompt(request, self._max_length, self._vocab_size)
         if (error := item_placement_error(request.media, len(ids))) is not None:
             raise InvalidRequestError(name, error)
+        placeholders = sorted(self._forward.architecture.placeholder_ids)
         for item, item_range in request.media:
-            placeholder = getattr(self._model.config, f"{item.modality}_token_id")
             for start, end in item_range.runs:
-                if np.any(ids[start:end] != placeholder):
+                if not np.all(np.isin(ids[start:end], placeholders)):
                     raise InvalidRequestError(name, f"tokens {start}:{end} are not all the {item.modality} placeholder")
 
     # On the worker thread.
 
     def _run(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
         with torch.inference_mode():
-            return Batch(self._model, requests, self._encode_images, self._max_length).run(self._weight_version)
+            return Batch(self._forward, requests, self._encode_images, self._max_length).run(self._weight_version)
 
     def _encode_images(self, items: Sequence[Any]) -> list[VisionFeatures]:
         """Features of images; those that the current weights have encoded before come from the cache."""
@@ -166,7 +179,7 @@ class LocalEngine:
             else:
                 features[item.mm_hash] = cached
         if missing:
-            for item, encoded in zip(missing, vision_features(self._model, missing), strict=True):
+            for item, encoded in zip(missing, self._forward.encode(missing), strict=True):
                 features[item.mm_hash] = encoded
                 self._features.put(item.mm_hash, encoded, encoded.nbytes)
         return [features[item.mm_hash] for item in items]

@@ -1,0 +1,99 @@
+"""What a forward pass needs to know about a model of transformers, read from its classes and its configuration."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rollouts.errors import UnsupportedModelError
+
+# Names in configurations for the ids that stand for rows of features.
+_PLACEHOLDER_IDS = (
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "video_token_index",
+    "audio_token_id",
+    "media_placeholder_token_id",
+)
+# Methods that search the ids for placeholders when features are written into the embeddings.
+_SEARCHES = ("get_placeholder_mask", "inputs_merger")
+
+#: Arguments of forwards that take 1 for feature tokens of images, 2 for those of videos, 0 for text.
+TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A model, and what its classes tell.
+
+    `base` is the part without the output layer; `placeholder_ids` are the token ids that stand for features;
+    `mrope`: positions have three axes (`get_rope_index` computes them); `search`: the name of the method of `base` that
+    looks for placeholders by id, None where there is none.
+    """
+
+    model: Any
+    model_type: str
+    base: Any
+    placeholder_ids: frozenset[int]
+    mrope: bool
+    search: str | None
+
+    @property
+    def text_config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
+    def neutral_id(self) -> int:
+        """The smallest token id that is no placeholder."""
+        return next(token for token in range(len(self.placeholder_ids) + 1) if token not in self.placeholder_ids)
+
+
+def architecture(model: Any) -> Architecture:
+    """Raises `UnsupportedModelError` for an object that is no model of transformers with an output layer."""
+    # A model of PEFT: its adapters stay in the modules of the model that it wraps.
+    if (unwrap := getattr(model, "get_base_model", None)) is not None:
+        model = unwrap()
+    config = getattr(model, "config", None)
+    model_type = str(getattr(config, "model_type", type(model).__name__))
+    base = getattr(model, "base_model", None)
+    is_module = isinstance(model, torch.nn.Module)
+    if not is_module or not hasattr(config, "get_text_config") or base is None:
+        raise UnsupportedModelError(
+            model_type, "it is no model of transformers (tried: config, base_model). Pass one that an Auto class loads"
+        )
+    if base is model or model.get_output_embeddings() is None:
+        raise UnsupportedModelError(
+            model_type,
+            f"{type(model).__name__} has no separate output layer (tried: base_model, get_output_embeddings()), so the "
+            "hidden states before it are not known. Load a class for causal or conditional generation",
+        )
+    mrope = hasattr(base, "get_rope_index")
+    if mrope and "mm_token_type_ids" not in inspect.signature(base.get_rope_index).parameters:
+        raise UnsupportedModelError(
+            model_type,
+            f"{type(base).__name__}.get_rope_index of this transformers finds images by token id and takes no "
+            "mm_token_type_ids. Upgrade transformers",
+        )
+    return Architecture(
+        model=model,
+        model_type=model_type,
+        base=base,
+        placeholder_ids=placeholder_ids(config),
+        mrope=mrope,
+        search=next((name for name in _SEARCHES if hasattr(base, name)), None),
+    )
+
+
+def placeholder_ids(config: Any) -> frozenset[int]:
+    """The token ids that stand for features of images, videos or sound; empty for a text model."""
+    values = (getattr(config, name, None) for name in _PLACEHOLDER_IDS)
+    return frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))
+
+
+def forward_parameters(module: Any) -> frozenset[str]:
+    """The keyword arguments that `module.forward` names."""
+    return frozenset(inspect.signature(module.forward).parameters)

@@ -1,0 +1,105 @@
+"""Forward passes through a model's own code, with media placed by range, to the hidden states of the last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollouts.errors import UnsupportedModelError
+from rollouts.models.architecture import TOKEN_TYPES, Architecture, forward_parameters
+from rollouts.models.media_inputs import media_inputs
+from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.placeholders import base_for, base_for_text, check_placeholders
+from rollouts.models.positions import row_positions
+
+# Errors that the code of a model raises for inputs that it cannot take.
+_FORWARD_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def forward_inputs(
+    architecture: Architecture, rows: PlacedRows, module: Any, positions: np.ndarray
+) -> dict[str, torch.Tensor]:
+    """The keyword arguments of the forward of `module`, the model or its base model; on the model's device.
+
+    `input_ids` (B, T); padded rows have `attention_mask` (B, T), packed rows have none: transformers then separates
+    sequences where `position_ids` begin again. `position_ids`, token types and the tensors of the media as far as the
+    forward takes them.
+    """
+    model, takes = architecture.model, forward_parameters(module)
+    tensors = {"input_ids": torch.from_numpy(rows.input_ids)}
+    if not rows.packed:
+        tensors["attention_mask"] = torch.from_numpy(rows.attention_mask).long()
+    if "position_ids" in takes:
+        tensors["position_ids"] = torch.from_numpy(positions)
+    for name in TOKEN_TYPES & takes:
+        tensors[name] = torch.from_numpy(rows.token_types())
+    media = media_inputs(rows, takes=takes, model_class=type(module).__name__, dtype=model.dtype, device=model.device)
+    return {name: tensor.to(model.device) for name, tensor in tensors.items()} | media
+
+
+def generic_hidden_states(
+    architecture: Architecture, rows: PlacedRows, *, cache: Any = None
+) -> tuple[torch.Tensor, np.ndarray]:
+    """The last layer's hidden states (B, T, hidden) of placed rows, and the position after each sequence, int64 (N,).
+
+    They come from the model's own base model.
+
+    Raises `SampleError` for rows that the model cannot take, and `UnsupportedModelError`, with what was tried, if the
+    forward fails.
+    """
+    check_placeholders(architecture, rows)
+    positions, following = row_positions(architecture, rows)
+    inputs = forward_inputs(architecture, rows, architecture.base, positions)
+    return run_base(architecture, base_for(architecture, rows), inputs, cache=cache, rows=rows), following
+
+
+def generic_next_hidden_states(
+    architecture: Architecture,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    attention_mask: torch.Tensor,
+    cache: Any,
+) -> torch.Tensor:
+    """One decoding step: ids (B,) at positions (B,) after a cache; returns hidden states (B, hidden).
+
+    `attention_mask` is bool (B, cached + 1). Each id is text, a placeholder token too.
+    """
+    inputs: dict[str, torch.Tensor] = {"input_ids": token_ids[:, None], "attention_mask": attention_mask.long()}
+    if "position_ids" in forward_parameters(architecture.base):
+        inputs["position_ids"] = positions.expand(3, -1)[:, :, None] if architecture.mrope else positions[:, None]
+    base = base_for_text(architecture, inputs["input_ids"])
+    return run_base(architecture, base, inputs, cache=cache)[:, -1]
+
+
+def run_base(
+    architecture: Architecture,
+    base: Any,
+    inputs: Mapping[str, torch.Tensor],
+    *,
+    cache: Any = None,
+    rows: PlacedRows | None = None,
+) -> torch.Tensor:
+    """The hidden states (B, T, hidden) that `base` gives for its keyword arguments; `rows` are named in the error."""
+    try:
+        output = base(**inputs, past_key_values=cache, use_cache=cache is not None, return_dict=True)
+    except torch.OutOfMemoryError:
+        raise
+    except _FORWARD_ERRORS as error:
+        shapes = ", ".join(f"{name} {str(tensor.dtype)[6:]} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+        of_rows = "" if rows is None else f" for {_row_names(rows)}"
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"{type(base).__name__}.forward failed{of_rows} with {type(error).__name__}: {error}. Tried: {shapes}; "
+            f"{'packed' if rows is not None and rows.packed else 'padded'} rows, media by the tensors of its processor",
+        ) from error
+    hidden: torch.Tensor = output[0]
+    return hidden
+
+
+def _row_names(rows: PlacedRows) -> str:
+    with_media = [sequence.name for sequence in rows.sequences if sequence.media]
+    names = ", ".join(with_media or [sequence.name for sequence in rows.sequences])
+    return f"the rows {names:.200}{' (those with media)' if with_media else ''}"

@@ -1,0 +1,73 @@
+"""One model's forward passes: the generic ones, or the faster ones of Qwen3-VL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from renderers import MediaItem
+from rollouts.models import forward, qwen3_vl
+from rollouts.models.architecture import Architecture, architecture
+from rollouts.models.output_head import OutputHead, output_head
+from rollouts.models.packing_support import separates_packed_sequences
+from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.qwen3_vl import VisionFeatures
+
+EncodeImages = Callable[[Sequence[MediaItem]], list[VisionFeatures]]
+
+
+class Prefill(NamedTuple):
+    """Hidden states (B, T, hidden) of prompts, and int64 (B,) the position of each prompt's next token."""
+
+    hidden: torch.Tensor
+    following: torch.Tensor
+
+
+class ForwardPass:
+    """The forward passes of a model of transformers, with media placed by range.
+
+    Raises `UnsupportedModelError` for a model without a separate output layer, or with one that does more than a linear
+    layer, a scale and soft-capping.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.architecture: Architecture = architecture(model)
+        self.model = self.architecture.model
+        self.head: OutputHead = output_head(self.architecture)
+        self._is_qwen3_vl = self.architecture.model_type == qwen3_vl.MODEL_TYPE
+
+    def packs(self, *, with_media: bool) -> bool:
+        """Whether the model separates the sequences of a packed row; `with_media`: one of them has media."""
+        return separates_packed_sequences(self.architecture, with_media=with_media)
+
+    def hidden_states(self, rows: PlacedRows) -> torch.Tensor:
+        """The last layer's hidden states (B, T, hidden). Differentiable."""
+        if self._is_qwen3_vl:
+            return qwen3_vl.hidden_states(self.model, rows, self.encode(qwen3_vl.distinct_items(rows)))[0]
+        return forward.generic_hidden_states(self.architecture, rows)[0]
+
+    def prefill(self, rows: PlacedRows, cache: Any, encode: EncodeImages) -> Prefill:
+        """Run prompts, one a row, padded on the left, and fill the cache; `encode` gives the features of Qwen3-VL."""
+        if self._is_qwen3_vl:
+            features = encode(qwen3_vl.distinct_items(rows))
+            hidden, following = qwen3_vl.hidden_states(self.model, rows, features, cache=cache)
+        else:
+            hidden, following = forward.generic_hidden_states(self.architecture, rows, cache=cache)
+        return Prefill(hidden, torch.from_numpy(following).to(self.model.device))
+
+    def next_hidden_states(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention_mask: torch.Tensor, cache: Any
+    ) -> torch.Tensor:
+        """One decoding step: ids (B,) at positions (B,) after a cache; returns hidden states (B, hidden).
+
+        `attention_mask` is bool (B, cached + 1).
+        """
+        if self._is_qwen3_vl:
+            return qwen3_vl.next_hidden_states(self.model, token_ids, positions, attention_mask, cache)
+        return forward.generic_next_hidden_states(self.architecture, token_ids, positions, attention_mask, cache)
+
+    def encode(self, items: Sequence[MediaItem]) -> list[VisionFeatures]:
+        """The features of images and videos for Qwen3-VL's forward; an empty list for no items."""
+        return qwen3_vl.vision_features(self.model, items) if items else []
