@@ -8,6 +8,8 @@ from collections.abc import Hashable
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+from renderers.fork_reset import register_fork_reset
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -45,6 +47,7 @@ class ByteLRU(Generic[K, V]):
         self._next_use = itertools.count().__next__  # atomic, so that no two uses have the same number
         self._nbytes = 0
         self._lock = threading.Lock()
+        register_fork_reset(self)
 
     def get(self, key: K) -> V | None:
         """The value of `key`, which becomes the most recently used; None if there is no entry."""
@@ -87,6 +90,12 @@ class ByteLRU(Generic[K, V]):
             self._entries.clear()
             self._queue.clear()
             self._nbytes = 0
+
+    def reset_after_fork(self) -> None:
+        """Keep the entries, which a thread of the parent may have been changing."""
+        self._lock = threading.Lock()
+        self._queue = []
+        self._nbytes = sum(entry.nbytes for entry in self._entries.values())
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from renderers.errors import MediaDigestError
 
@@ -28,6 +28,9 @@ class MediaSource:
     def of(cls, data: bytes | memoryview) -> Self:
         """The source of `data`, with its digest computed."""
         return cls(hashlib.sha256(data).hexdigest(), data)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a memoryview, as decoding gives it, cannot be pickled
+        return type(self), (self.digest, bytes(self.data))
 
     def verify(self) -> None:
         """Raise `MediaDigestError` unless the bytes hash to the digest."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from renderers.errors import MediaStoreError
+from renderers.fork_reset import register_fork_reset
 from renderers.media.source import MediaSource
 
 _log = logging.getLogger("renderers")
@@ -71,12 +72,16 @@ class SourceDirectory:
                 f"{self.path} cannot be the directory of a media store: {reason}. Pass a directory that this "
                 "user may write to, or one that can be created"
             ) from error
-        self._lock = threading.Lock()
-        self._scanning = threading.Lock()
         self._failed_before = False
         self._swept: set[Path] = set()
         self._known_bytes = 0
         self._next_scan = 0.0
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._scanning = threading.Lock()
 
     def read(self, digest: str) -> MediaSource | None:
         """The source, verified; None if it is absent, unreadable or damaged, or if `digest` is not a digest."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 from renderers.byte_lru import ByteLRU
 from renderers.errors import MediaStoreError
+from renderers.fork_reset import register_fork_reset
 from renderers.media.item import MediaItem
 from renderers.media.reference_cache import ReferenceCache
 from renderers.media.source import MediaSource
@@ -66,6 +67,10 @@ class MediaStore:
         # an entry for its source, under which the source's bytes are counted.
         self._entries: ByteLRU[_Key, MediaItem | MediaSource] = ByteLRU(max_bytes)
         self._items = self._hits = self._misses = self._evictions = 0
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
 
     def get(self, mm_hash: str) -> MediaItem | None:

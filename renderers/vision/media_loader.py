@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
+from renderers.fork_reset import register_fork_reset
 from renderers.media.item import MediaItem, Modality
 from renderers.media.source import MediaSource
 from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
@@ -43,11 +44,11 @@ class MediaLoader:
         self.processors = processors
         self._model = model
         self._missing = missing or {}
-        self._reset_for_process()
+        self.reset_after_fork()
+        register_fork_reset(self)
 
-    def _reset_for_process(self) -> None:
-        """Set up this process. A forked process lacks the threads of its parent, so it must not wait for their work."""
-        self._process = os.getpid()
+    def reset_after_fork(self) -> None:
+        """A forked process lacks the threads of its parent, so it must not wait for their work."""
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[MediaItem]] = {}
         self._threads: ThreadPoolExecutor | None = None
@@ -103,8 +104,6 @@ class MediaLoader:
         return all_items
 
     def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
-        if self._process != os.getpid():
-            self._reset_for_process()
         return [
             _Part(index, part_index, part, self._processor(part["type"], index, part_index))
             for index, message in enumerate(messages)

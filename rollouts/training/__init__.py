@@ -8,7 +8,7 @@ except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
-from rollouts.training.batch import TrainingBatch, micro_batches
+from rollouts.training.batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs
 from rollouts.training.losses import (
     PolicyLoss,
@@ -20,10 +20,19 @@ from rollouts.training.losses import (
     truncated_ratio_loss,
     truncated_ratios,
 )
+from rollouts.training.micro_batches import micro_batches
 from rollouts.training.mismatch import MismatchReport, mismatch_report
 from rollouts.training.model_inputs import model_inputs
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
+from rollouts.training.staleness import (
+    Staleness,
+    StalenessSplit,
+    fresh_token_mask,
+    sample_staleness,
+    split_by_staleness,
+    token_lags,
+)
 from rollouts.training.tensor_list import TensorList
 
 __all__ = [
@@ -31,11 +40,14 @@ __all__ = [
     "MismatchReport",
     "PolicyLoss",
     "SequenceLogprobs",
+    "Staleness",
+    "StalenessSplit",
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
     "cispo_loss",
     "degenerate_groups",
+    "fresh_token_mask",
     "group_advantages",
     "kl_loss",
     "micro_batches",
@@ -43,10 +55,13 @@ __all__ = [
     "model_inputs",
     "policy_gradient_loss",
     "sample_from_rendered",
+    "sample_staleness",
     "samples_from_trajectory",
     "sequence_logprobs",
     "sequence_ratio_loss",
     "sft_loss",
+    "split_by_staleness",
+    "token_lags",
     "token_logprobs",
     "truncated_ratio_loss",
     "truncated_ratios",

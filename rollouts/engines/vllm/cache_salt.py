@@ -7,6 +7,8 @@ import hashlib
 import threading
 from collections import OrderedDict
 
+from renderers.fork_reset import register_fork_reset
+
 #: This many sessions keep the salt of their first request.
 _MAX_SESSIONS = 65_536
 
@@ -16,8 +18,12 @@ class CacheSalts:
     share the prefix cache even if the weights change between them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._by_session: OrderedDict[str, str] = OrderedDict()
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def salt(self, model: str, weight_version: str, session_id: str | None) -> str:
         salt = _digest(model, weight_version)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from renderers.fork_reset import register_fork_reset
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.errors import CapabilityError, ServerError
@@ -33,11 +34,15 @@ class CapabilityCache:
         self._start_time = start_time
         self._on_restart = on_restart
         self._probing: SingleFlight[None] = SingleFlight()
-        self._lock = threading.Lock()
         self._server_started: float | None = None  # None where the server does not report it
-        self._exchanges = 0
         self._last_response = 0.0
         self.known: ServerCapabilities | None = None
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._exchanges = 0  # those of a parent end in the parent
 
     async def get(self) -> ServerCapabilities:
         """The capabilities. Raises what `probe` raises."""

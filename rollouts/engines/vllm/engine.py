@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Self
 
 from renderers import RendererError
+from renderers.fork_reset import register_fork_reset
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
 from rollouts.engines.vllm.cache_salt import CacheSalts
@@ -96,24 +97,29 @@ class VLLMEngine:
         self._vocab_size = vocab_size
         self._resume = resume or ResumePolicy()
         self._salts = CacheSalts() if cache_salt else None
-        self._lock = threading.Lock()
         self._capabilities = CapabilityCache(
             lambda: probe(self._connection, model=model, expected=expected),
             self._server_start_time,
             self._forget_server,
         )
         self._weight_version = "default"  # vLLM's label of the weights that it was started with
-        # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples)
-        # -> the wait for the response.
-        self._running: dict[str, dict[str, _Wait]] = {}
-        self._aborted: set[str] = set()
         self._closed = False
+        self.reset_after_fork()
+        register_fork_reset(self)
         self.control = ServerControl(
             self._connection,
             self.capabilities,
             forget_media=self._media_cache.clear,
             on_weight_version=self._set_weight_version,
         )
+
+    def reset_after_fork(self) -> None:
+        """Forget the running requests: they run in the parent process."""
+        self._lock = threading.Lock()
+        # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples)
+        # -> the wait for the response.
+        self._running: dict[str, dict[str, _Wait]] = {}
+        self._aborted: set[str] = set()
 
     @property
     def base_url(self) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from renderers.fork_reset import register_fork_reset
+
 T = TypeVar("T")
 
 
@@ -23,10 +25,15 @@ class _Running(NamedTuple, Generic[T]):
 class SingleFlight(Generic[T]):
     """At most one running call per key: concurrent callers, on any event loop, get its result or its error.
 
-    A caller that is cancelled does not cancel the call. Results are not kept after the call has ended.
+    A caller that is cancelled does not cancel the call. Results are not kept after the call has ended. A forked
+    process begins without running calls.
     """
 
     def __init__(self) -> None:
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[Hashable, _Running[T]] = {}
 

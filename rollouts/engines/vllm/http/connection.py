@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import threading
 from asyncio import sleep
@@ -22,6 +21,7 @@ from urllib.parse import urlencode
 import aiohttp
 from yarl import URL
 
+from renderers.fork_reset import register_fork_reset
 from renderers.tls import client_tls_context
 from rollouts.engines.vllm.http.events import EventDecoder
 from rollouts.engines.vllm.http.exchange import Body, Call, SegmentsPayload
@@ -54,7 +54,6 @@ class _LoopState:
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
     control_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONTROL_SLOTS))
-    process: int = field(default_factory=os.getpid)
     running: set[asyncio.Timeout] = field(default_factory=set)
     loop_end: AsyncGenerator[None, None] | None = None  # closes the session
 
@@ -102,6 +101,12 @@ class ServerConnection:
         self._lock = threading.Lock()
         self._closed = False
         self._failing = False
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        _INHERITED.extend(self._loops.values())
+        self._loops = {}
 
     def __repr__(self) -> str:
         return f"ServerConnection({self.base_url!r})"
@@ -172,9 +177,7 @@ class ServerConnection:
         with self._lock:
             states, self._loops = self._loops, {}
         for loop, state in states.items():
-            if state.process != os.getpid():
-                _INHERITED.append(state)
-            elif loop.is_closed():
+            if loop.is_closed():
                 await state.close_session()
             elif loop is asyncio.get_running_loop():
                 await state.shut_down()

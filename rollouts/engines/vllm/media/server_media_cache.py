@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from renderers.byte_lru import ByteLRU
+from renderers.fork_reset import register_fork_reset
 
 #: Below the 4 GiB that a server's media cache has by default: an item is evicted here before the server evicts it.
 DEFAULT_MEDIA_CACHE_BYTES = 2 * 2**30
@@ -36,16 +37,20 @@ class ServerMediaCache:
     """A model of a server's media cache: names, bounded by the bytes of their items, least recently used first out.
 
     If several requests need a new item at the same time, one includes its data; the others wait until the server has
-    it. Safe to use from many threads and event loops.
+    it. Safe to use from many threads and event loops. A forked process begins without pending reservations.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_MEDIA_CACHE_BYTES) -> None:
-        self._lock = threading.Lock()
         self._held: ByteLRU[str, int] = ByteLRU(max_bytes)
-        self._pending: dict[str, Future[None]] = {}
         self._epoch = 0
         self._no_media = MediaReservation({}, frozenset(), 0)
         self._no_media.ended.set_result(None)
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: dict[str, Future[None]] = {}
 
     async def reserve(self, names: Mapping[str, int], *, include_all: bool = False) -> MediaReservation:
         """Decide which items of `names` (name -> bytes) a request includes, once none of them is being sent.

@@ -1,0 +1,39 @@
+"""A clean state in forked processes for objects with locks and with work that is pending.
+
+A forked process has one thread. Locks that other threads held when it was forked are never released there, and work
+that was pending in its parent never ends there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class ForkReset(Protocol):
+    """An object that can return to a state without held locks and pending work."""
+
+    def reset_after_fork(self) -> None:
+        """Called in the forked process, before any other code of it, in its only thread."""
+
+
+_objects: WeakSet[ForkReset] = WeakSet()
+
+
+def register_fork_reset(target: ForkReset) -> None:
+    """Call `target.reset_after_fork()` in each process that is forked from now on, as long as `target` exists."""
+    _register_handler()
+    _objects.add(target)
+
+
+@functools.cache
+def _register_handler() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_reset_all)
+
+
+def _reset_all() -> None:
+    for each in list(_objects):
+        each.reset_after_fork()
