@@ -33,6 +33,14 @@ from rollouts.training.mismatch import (
 from rollouts.training.model_inputs import model_inputs
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
+from rollouts.training.staleness import (
+    Staleness,
+    StalenessSplit,
+    fresh_token_mask,
+    sample_staleness,
+    split_by_staleness,
+    token_lags,
+)
 from rollouts.training.tensor_list import TensorList
 
 __all__ = [
@@ -40,12 +48,15 @@ __all__ = [
     "MismatchReport",
     "PolicyLoss",
     "SequenceLogprobs",
+    "Staleness",
+    "StalenessSplit",
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
     "check_mismatch",
     "cispo_loss",
     "degenerate_groups",
+    "fresh_token_mask",
     "group_advantages",
     "kl_loss",
     "merge_reports",
@@ -57,10 +68,13 @@ __all__ = [
     "report_json",
     "report_text",
     "sample_from_rendered",
+    "sample_staleness",
     "samples_from_trajectory",
     "sequence_logprobs",
     "sequence_ratio_loss",
     "sft_loss",
+    "split_by_staleness",
+    "token_lags",
     "token_logprobs",
     "truncated_ratio_loss",
     "truncated_ratios",
