@@ -117,7 +117,7 @@ class MultiModalData:
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        serialization = core_schema.plain_serializer_function_ser_schema(cls._plain, info_arg=False)
+        serialization = core_schema.plain_serializer_function_ser_schema(cls.model_dump, info_arg=False)
         return core_schema.no_info_plain_validator_function(cls._validated, serialization=serialization)
 
     @classmethod
@@ -133,8 +133,8 @@ class MultiModalData:
         }
         return cls(dict(value.get("mm_hashes", {})), ranges, dict(value.get("mm_items", {})))
 
-    def _plain(self) -> dict[str, Any]:
-        """The three columns as dicts and lists; tensors are arrays."""
+    def model_dump(self) -> dict[str, Any]:
+        """The three columns as dicts and lists, tensors as arrays. Encoders of pydantic models look for this name."""
         ranges = {
             modality: [{"offset": entry.offset, "length": entry.length} for entry in entries]
             for modality, entries in self.mm_placeholders.items()
@@ -236,6 +236,36 @@ class RenderedTokens:
             "placeholder_token_ids": {} if placeholder_token_ids is None else placeholder_token_ids,
         }
         self.__dict__.update(values)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """A field of a pydantic model: validated from an instance or a dict of columns, written as such a dict."""
+        from pydantic_core import core_schema as schema
+
+        ids, flags = schema.list_schema(schema.int_schema()), schema.list_schema(schema.bool_schema())
+        types = {
+            "token_ids": ids,
+            "message_indices": ids,
+            "sampled_mask": flags,
+            "is_content": flags,
+            "message_roles": schema.list_schema(schema.str_schema()),
+            "message_tool_names": schema.list_schema(schema.nullable_schema(schema.str_schema())),
+            "multi_modal_data": schema.nullable_schema(handler.generate_schema(MultiModalData)),
+            "placeholder_token_ids": schema.dict_schema(schema.str_schema(), schema.int_schema()),
+        }
+        fields = {name: schema.typed_dict_field(of_column, required=False) for name, of_column in types.items()}
+        columns = schema.typed_dict_schema(fields, extra_behavior="forbid")
+
+        def plain(rendered: RenderedTokens) -> dict[str, Any]:
+            return {name: getattr(rendered, name) for name in types}
+
+        return schema.union_schema(
+            [
+                schema.is_instance_schema(cls),
+                schema.no_info_after_validator_function(lambda given: cls(**given), columns),
+            ],
+            serialization=schema.plain_serializer_function_ser_schema(plain, return_schema=columns),
+        )
 
     # Per token.
 

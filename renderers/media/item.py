@@ -94,6 +94,15 @@ class MediaItem(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self.tensors)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same pixels, by their `mm_hash`, for tokens of the same number."""
+        if not isinstance(other, MediaItem):
+            return NotImplemented
+        return (self.modality, self.mm_hash, self.num_tokens) == (other.modality, other.mm_hash, other.num_tokens)
+
+    def __hash__(self) -> int:
+        return hash((self.modality, self.mm_hash, self.num_tokens))
+
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the tensors in memory, without the source."""

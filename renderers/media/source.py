@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from renderers.errors import MediaDecodeError, MediaDigestError
 
@@ -33,6 +33,9 @@ class MediaSource:
         """The source of `data`, with its digest computed."""
         _check_contiguous(data)
         return cls(hashlib.sha256(data).hexdigest(), data)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a memoryview, as decoding gives it, cannot be pickled
+        return type(self), (self.digest, bytes(self.data))
 
     def verify(self) -> None:
         """Raise `MediaDigestError` unless the bytes hash to the digest."""

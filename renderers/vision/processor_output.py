@@ -36,8 +36,8 @@ class ProcessorOutput(Mapping[str, np.ndarray]):
         return len(self.item.tensors)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are views of one item."""
-        return isinstance(other, ProcessorOutput) and self.item is other.item
+        """Whether both are views of equal items."""
+        return isinstance(other, ProcessorOutput) and self.item == other.item
 
     def __hash__(self) -> int:
-        return hash(id(self.item))
+        return hash(self.item)
