@@ -21,7 +21,15 @@ from rollouts.training.losses import (
     truncated_ratios,
 )
 from rollouts.training.micro_batches import micro_batches
-from rollouts.training.mismatch import MismatchReport, mismatch_report
+from rollouts.training.mismatch import (
+    MismatchReport,
+    check_mismatch,
+    merge_reports,
+    mismatch_report,
+    plot_mismatch,
+    report_json,
+    report_text,
+)
 from rollouts.training.model_inputs import model_inputs
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
@@ -45,15 +53,20 @@ __all__ = [
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
+    "check_mismatch",
     "cispo_loss",
     "degenerate_groups",
     "fresh_token_mask",
     "group_advantages",
     "kl_loss",
+    "merge_reports",
     "micro_batches",
     "mismatch_report",
     "model_inputs",
+    "plot_mismatch",
     "policy_gradient_loss",
+    "report_json",
+    "report_text",
     "sample_from_rendered",
     "sample_staleness",
     "samples_from_trajectory",
