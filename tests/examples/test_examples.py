@@ -57,8 +57,7 @@ def test_recorded_episodes_are_each_trained_once_through_two_workers():
     assert len(names) == 32
 
 
-def test_trl_computes_the_log_probabilities_of_our_sampler(monkeypatch):
-    trl = pytest.importorskip("trl")
+def test_trl_computes_the_log_probabilities_of_our_sampler(trl, monkeypatch):
     differences = []
     compute_loss = trl.GRPOTrainer._compute_loss
     compute_logprobs = trl.GRPOTrainer._get_per_token_logps_and_entropies
