@@ -23,6 +23,9 @@ from rollouts.training.losses import (
 from rollouts.training.micro_batches import micro_batches
 from rollouts.training.mismatch import MismatchReport, mismatch_report
 from rollouts.training.model_inputs import model_inputs
+from rollouts.training.packing.plan import PackingPlan, pack_samples
+from rollouts.training.packing.truncation import Truncation, truncate_sample
+from rollouts.training.quarantine import Quarantine, QuarantinedRow
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
 from rollouts.training.tensor_list import TensorList
@@ -30,11 +33,15 @@ from rollouts.training.tensor_list import TensorList
 __all__ = [
     "DegenerateGroup",
     "MismatchReport",
+    "PackingPlan",
     "PolicyLoss",
+    "Quarantine",
+    "QuarantinedRow",
     "SequenceLogprobs",
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
+    "Truncation",
     "cispo_loss",
     "degenerate_groups",
     "group_advantages",
@@ -42,6 +49,7 @@ __all__ = [
     "micro_batches",
     "mismatch_report",
     "model_inputs",
+    "pack_samples",
     "policy_gradient_loss",
     "sample_from_rendered",
     "samples_from_trajectory",
@@ -49,6 +57,7 @@ __all__ = [
     "sequence_ratio_loss",
     "sft_loss",
     "token_logprobs",
+    "truncate_sample",
     "truncated_ratio_loss",
     "truncated_ratios",
 ]
