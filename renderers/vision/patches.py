@@ -21,13 +21,23 @@ class StillPatches:
     def nbytes(self) -> int:
         return self.packed.nbytes
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(patches, 3 * temporal * patch * patch), the shape of `unpack()`."""
+        count, channels, size = self.packed.shape
+        return count, channels * self.temporal * size
+
     def unpack(self) -> np.ndarray:
         """uint8 (patches, 3 * temporal * patch * patch), read-only."""
-        count, channels, size = self.packed.shape
-        slots = np.broadcast_to(self.packed[:, :, None], (count, channels, self.temporal, size))
-        patches = slots.reshape(count, -1)
+        patches: np.ndarray = np.empty(self.shape, dtype=np.uint8)
+        self.unpack_into(patches)
         patches.setflags(write=False)
         return patches
+
+    def unpack_into(self, patches: np.ndarray) -> None:
+        """Write the patches into a C-contiguous uint8 array of `shape`."""
+        count, channels, size = self.packed.shape
+        patches.reshape(count, channels, self.temporal, size)[:] = self.packed[:, :, None]
 
 
 def still_patches(planes: np.ndarray, patch_size: int, merge_size: int, temporal_patch_size: int) -> StillPatches:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,27 +14,24 @@ import torch
 from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError, BatchError, SampleError
-from rollouts.numbers import finite_number, whole_number
-from rollouts.training.row_index import RowIndex, row_numbers
-from rollouts.training.row_layout import (
-    Layout,
-    Side,
-    check_layout,
-    padding_bounds,
-    place_samples,
-    token_numbers,
+from rollouts.numbers import whole_number
+from rollouts.training.batch_checks import (
+    COLUMNS,
+    check_columns,
+    check_extras,
+    check_media_dtype,
+    check_pad_id,
+    check_starts,
 )
+from rollouts.training.batch_rows import check_alike, first_tokens, gathered
+from rollouts.training.media_tensors import concatenated, equal_media
+from rollouts.training.neutral_samples import neutral_sample
+from rollouts.training.row_index import RowIndex, row_numbers
+from rollouts.training.row_layout import Layout, Side, check_layout, padding_bounds, place_samples, token_numbers
+from rollouts.training.sample_extras import neutral_extra, rows_of_tokens, split_by_sample
 from rollouts.training.samples import TrainingSample
-from rollouts.training.tensor_list import TensorList, check_times, chunk_bounds
-from transport import wire_type
-
-#: The columns of a batch that are copies of columns of its samples: the sample's name for each, and the dtype.
-_COLUMNS: Mapping[str, tuple[str, torch.dtype]] = {
-    "input_ids": ("token_ids", torch.int64),
-    "loss_mask": ("loss_mask", torch.bool),
-    "logprobs": ("logprobs", torch.float32),
-    "advantages": ("advantages", torch.float32),
-}
+from rollouts.training.tensor_list import TensorList, check_times, chunk_bounds, equal_tensors, own_storage
+from transport import RecordReader, RecordWriter, wire_type
 
 
 @wire_type("rollouts.TrainingBatch")
@@ -48,9 +47,13 @@ class TrainingBatch:
     sample, 0 on padding; `sequence_ids` int32, the number of the token's sample, -1 on padding. All but the first are
     0 or False on padding.
 
-    `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers of tokens;
-    both stay on the CPU. Images stay in `samples`: they are neither padded nor copied. `extras` are tensors of the
-    user's own, one for each sample. Raises `BatchError` for tensors of other shapes or dtypes.
+    `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers of
+    tokens; both stay on the CPU. Images stay in `samples`: they are neither padded nor copied, and `media_tensors`
+    makes tensors of them, floating-point ones in `media_dtype` if it is given ("bfloat16"). `extras` are tensors of
+    the caller's own, one for each sample: see `with_extras`.
+
+    The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
+    `advantages` in place. Raises `BatchError` for tensors of other shapes or dtypes.
     """
 
     samples: tuple[TrainingSample, ...]
@@ -65,15 +68,20 @@ class TrainingBatch:
     side: Side = "right"
     multiple_of: int = 1
     extras: Mapping[str, TensorList] = field(default_factory=dict)
+    media_dtype: str | None = None
     attention_mask: torch.Tensor = field(init=False)
     position_ids: torch.Tensor = field(init=False)
     sequence_ids: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         check_layout(self.layout, self.side, self.multiple_of)
-        _check_tensors(self)
-        rows, columns = self.input_ids.shape
-        first, lengths = self._first_tokens(), self.lengths.numpy()
+        check_pad_id(self.pad_id)
+        check_media_dtype(self.media_dtype)
+        check_columns({name: getattr(self, name) for name in COLUMNS}, len(self.samples))
+        rows, columns = self._shape
+        check_starts(self.starts, self.lengths, self.samples, self._shape)
+        check_extras(self.extras, len(self.samples))
+        first, lengths = first_tokens(self), self.lengths.numpy()
         position_ids = np.zeros(rows * columns, dtype=np.int64)
         sequence_ids = np.full(rows * columns, -1, dtype=np.int32)
         ascending = np.arange(int(lengths.max(initial=0)))
@@ -109,8 +117,7 @@ class TrainingBatch:
         for index, sample in enumerate(samples):
             if not isinstance(sample, TrainingSample):
                 raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
-        if (number := whole_number(pad_id)) is None or number < 0:
-            raise ArgumentError("pad_id", pad_id, "pass a token id, for example 0: padding is masked")
+        pad_id = check_pad_id(pad_id)
         check_layout(layout, side, multiple_of)
         lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
         placement = place_samples(lengths, layout, side, multiple_of)
@@ -119,7 +126,7 @@ class TrainingBatch:
         bounds = list(zip(first.tolist(), (first + lengths).tolist(), strict=True))
 
         def laid_out(name: str, fill: int = 0) -> torch.Tensor:
-            source, dtype = _COLUMNS[name]
+            source, dtype = COLUMNS[name]
             column = torch.empty(placement.rows, placement.columns, dtype=dtype)
             flat = column.numpy().reshape(-1)
             for sample, (start, end) in zip(samples, bounds, strict=True):
@@ -130,13 +137,13 @@ class TrainingBatch:
 
         return cls(
             samples=tuple(samples),
-            input_ids=laid_out("input_ids", number),
+            input_ids=laid_out("input_ids", pad_id),
             loss_mask=laid_out("loss_mask"),
             logprobs=laid_out("logprobs"),
             advantages=laid_out("advantages"),
             starts=torch.from_numpy(placement.starts),
             lengths=torch.from_numpy(lengths),
-            pad_id=number,
+            pad_id=pad_id,
             layout=layout,
             side=side,
             multiple_of=multiple_of,
@@ -164,7 +171,22 @@ class TrainingBatch:
 
     def media_tensors(self, name: str) -> TensorList:
         """One tensor per sample: the arrays `name` of its media, concatenated; None for a sample without them."""
-        return TensorList(_row_tensor(sample, name) for sample in self.samples)
+        return self._moved_media(
+            concatenated([item.tensors[name] for item, _ in sample.media if name in item], f"{name} of {sample.name}")
+            for sample in self.samples
+        )
+
+    def concatenated_media(self, name: str) -> torch.Tensor | None:
+        """The arrays `name` of all media in one tensor, in the order of the samples; None if there are none.
+
+        Each pixel is copied once. Raises `BatchError` for arrays whose rows have different shapes or dtypes.
+        """
+        items = [item for sample in self.samples for item, _ in sample.media if name in item]
+        return self._moved_media([concatenated([item.tensors[name] for item in items], name)])[0]
+
+    def _moved_media(self, tensors: Iterable[torch.Tensor | None]) -> TensorList:
+        dtype = None if self.media_dtype is None else getattr(torch, self.media_dtype)
+        return TensorList(tensors).to(self.input_ids.device, dtype=dtype)
 
     # Rows.
 
@@ -174,7 +196,7 @@ class TrainingBatch:
         An index may be negative, a slice or list may select nothing. Values that were changed in the tensors of this
         batch are kept. Raises `RowIndexError` for a sample that does not exist.
         """
-        return _gathered([self], row_numbers(index, len(self)))
+        return replace(self, **gathered([self], row_numbers(index, len(self))))
 
     def split(self, rows: int) -> Iterator[TrainingBatch]:
         """Batches of at most `rows` samples, in order, each padded to its own width."""
@@ -201,131 +223,148 @@ class TrainingBatch:
 
         Raises `BatchError` unless there is at least one batch and all have one layout, side, `pad_id` and device.
         """
-        return _gathered(batches, np.arange(sum(map(len, _alike(batches)))))
+        if not isinstance(batches, Sequence) or not all(isinstance(batch, cls) for batch in batches) or not batches:
+            raise BatchError(f"pass a list of at least one TrainingBatch, not {short_repr(batches)}")
+        check_alike(batches)
+        return replace(batches[0], **gathered(batches, np.arange(sum(map(len, batches)))))
 
-    def _first_tokens(self) -> np.ndarray:
-        """int64 (N,): the position of each sample's first token in the flattened columns."""
-        first: np.ndarray = self.starts.numpy() @ np.array([self.input_ids.shape[1], 1])
-        return first
+    def pad_samples(self, multiple: int) -> TrainingBatch:
+        """This batch with neutral samples at its end, so that the number of samples is a multiple of `multiple`.
+
+        A neutral sample has one token, `pad_id`, no trained token and no media; its extras with one row for each token
+        are zeros, its other extras None. For ranks that need equal numbers of samples.
+        """
+        if (number := whole_number(multiple)) is None or number < 1:
+            raise ArgumentError("multiple", multiple, "pass an integer of at least 1")
+        missing = -len(self) % number
+        if not missing:
+            return self
+        neutral = TrainingBatch.from_samples(
+            [neutral_sample(self.pad_id)] * missing, pad_id=self.pad_id, layout=self.layout, side=self.side
+        )
+        alike = replace(
+            neutral.to(self.input_ids.device),
+            multiple_of=self.multiple_of,
+            media_dtype=self.media_dtype,
+            extras={n: TensorList([neutral_extra(e, self.lengths)] * missing) for n, e in self.extras.items()},
+        )
+        return TrainingBatch.concat([self, alike])
+
+    # Extras.
+
+    def with_extras(self, **extras: torch.Tensor | TensorList) -> TrainingBatch:
+        """This batch with more extras: a tensor (B, T, ...), of which each sample gets its tokens, or a `TensorList`.
+
+        `batch.with_extras(reference=token_logprobs(reference_model, batch))` keeps the log-probabilities of a reference
+        with their samples through every selection; `column("reference")` lays them out again. A part of a tensor is a
+        view on it. Raises `BatchError` for a name of a tensor of this batch and for other shapes.
+        """
+        taken = {each.name for each in fields(self)}
+        added = {}
+        for name, values in extras.items():
+            if name in taken:
+                raise BatchError(
+                    f"{name} is a field of the batch; change it with dataclasses.replace(batch, {name}=...)"
+                )
+            added[name] = split_by_sample(name, values, self.starts, self.lengths, self._shape)
+        return replace(self, extras={**self.extras, **added})
+
+    def select(self, names: Collection[str]) -> TrainingBatch:
+        """This batch with only the extras `names`. Raises `BatchError` for a name that it does not have."""
+        return replace(self, extras={name: self._extra(name) for name in names})
+
+    def column(self, name: str) -> torch.Tensor:
+        """The extra `name`, one row for each token, laid out as (B, T, ...); 0 on padding.
+
+        Raises `BatchError` for an extra that does not exist and for a sample without one row for each of its tokens.
+        """
+        values = rows_of_tokens(name, self._extra(name), self.samples)
+        out = values.new_zeros((self.input_ids.numel(), *values.shape[1:]))
+        out[torch.from_numpy(token_numbers(first_tokens(self), self.lengths.numpy())).to(out.device)] = values
+        return out.reshape(*self._shape, *values.shape[1:])
+
+    def _extra(self, name: str) -> TensorList:
+        if name not in self.extras:
+            raise BatchError(f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
+        return self.extras[name]
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        rows, columns = self.input_ids.shape
+        return rows, columns
+
+    # Devices, copies, files.
+
+    def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> TrainingBatch:
+        """This batch with its tensors and extras on `device`; floating-point media become tensors of `dtype`.
+
+        `dtype` changes no token id, mask, log-probability, advantage, extra or uint8 pixel.
+        """
+        moved = self if device is None else self._with_tensors(lambda tensor: tensor.to(device))
+        if dtype is None:
+            return moved
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ArgumentError("dtype", dtype, "pass a floating-point dtype; it is that of floating-point media")
+        return replace(moved, media_dtype=str(dtype).removeprefix("torch."))
+
+    def pin_memory(self) -> TrainingBatch:
+        """This batch with its tensors and extras in page-locked memory. A torch DataLoader calls it."""
+        return self._with_tensors(lambda tensor: tensor.pin_memory())
+
+    def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TrainingBatch:
+        columns: dict[str, Any] = {name: change(getattr(self, name)) for name in COLUMNS}
+        extras = {
+            name: TensorList(tensor if tensor is None else change(tensor) for tensor in extra)
+            for name, extra in self.extras.items()
+        }
+        return replace(self, **columns, extras=extras)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether layout, dtypes, devices, values, names, weight versions and media are equal, NaN equal to NaN."""
+        if not isinstance(other, TrainingBatch):
+            return NotImplemented
+        values = ("layout", "side", "multiple_of", "pad_id", "media_dtype", "extras")
+        return (
+            all(getattr(self, name) == getattr(other, name) for name in values)
+            and all(
+                equal_tensors(getattr(self, name), getattr(other, name)) for name in (*COLUMNS, "starts", "lengths")
+            )
+            and all(map(_equal_origin, self.samples, other.samples))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, each.name) for each in fields(self) if each.init]
+        return TrainingBatch, tuple(own_storage(v) if isinstance(v, torch.Tensor) else v for v in values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write this batch to a record file at `path`, in place of a file that is there.
+
+        Media are in the file once; nothing is pickled.
+        """
+        unfinished = f"{os.fspath(path)}.unfinished"
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(unfinished)
+        with RecordWriter(unfinished) as file:
+            file.append(self)
+        os.replace(unfinished, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TrainingBatch:
+        """The batch in a file that `save` wrote.
+
+        Raises `BatchError` for a record file of something else, and the errors of `transport.RecordReader`.
+        """
+        with RecordReader(path) as reader:
+            batch = reader[0] if len(reader) == 1 else None
+        if not isinstance(batch, TrainingBatch):
+            raise BatchError(f"{os.fspath(path)!r:.120} does not hold one TrainingBatch; load what batch.save wrote")
+        return batch
 
 
-def _gathered(batches: Sequence[TrainingBatch], chosen: np.ndarray) -> TrainingBatch:
-    """The samples numbered `chosen` of all `batches`, counted through, in the layout of the first batch."""
-    like = batches[0]
-    offsets = np.cumsum([0, *(batch.input_ids.numel() for batch in batches)])
-    first = np.concatenate([batch._first_tokens() + offset for batch, offset in zip(batches, offsets, strict=False)])
-    lengths = np.concatenate([batch.lengths.numpy() for batch in batches])[chosen]
-    placement = place_samples(lengths, like.layout, like.side, like.multiple_of)
-    device = like.input_ids.device
-    source = torch.from_numpy(token_numbers(first[chosen], lengths)).to(device)
-    new_first = placement.starts @ np.array([placement.columns, 1])
-    target = torch.from_numpy(token_numbers(new_first, lengths)).to(device)
-
-    def moved(name: str, fill: int = 0) -> torch.Tensor:
-        columns: list[torch.Tensor] = [getattr(batch, name) for batch in batches]
-        out = torch.full((placement.rows * placement.columns,), fill, dtype=columns[0].dtype, device=device)
-        out[target] = torch.cat([column.reshape(-1) for column in columns])[source]
-        return out.reshape(placement.rows, placement.columns)
-
-    samples = [sample for batch in batches for sample in batch.samples]
-    return TrainingBatch(
-        samples=tuple(samples[number] for number in chosen),
-        input_ids=moved("input_ids", like.pad_id),
-        loss_mask=moved("loss_mask"),
-        logprobs=moved("logprobs"),
-        advantages=moved("advantages"),
-        starts=torch.from_numpy(placement.starts),
-        lengths=torch.from_numpy(lengths),
-        pad_id=like.pad_id,
-        layout=like.layout,
-        side=like.side,
-        multiple_of=like.multiple_of,
-        extras={name: extra[chosen] for name, extra in _union_of_extras(batches).items()},
+def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
+    """Whether two samples have one name, the same weight versions and equal media."""
+    return one is other or (
+        (one.name, one.weight_spans) == (other.name, other.weight_spans) and equal_media(one.media, other.media)
     )
-
-
-def _alike(batches: Sequence[TrainingBatch]) -> Sequence[TrainingBatch]:
-    """The batches. Raises `BatchError` if they cannot become one batch."""
-    if not isinstance(batches, Sequence) or not all(isinstance(batch, TrainingBatch) for batch in batches):
-        raise BatchError(f"pass a list of TrainingBatch, not {short_repr(batches)}")
-    if not batches:
-        raise BatchError("no batches to concatenate; pass at least one")
-    for number, batch in enumerate(batches):
-        for name in ("layout", "side", "pad_id", "multiple_of"):
-            one, other = getattr(batches[0], name), getattr(batch, name)
-            if one != other:
-                raise BatchError(f"{name} is {one!r} in batch 0 and {other!r} in batch {number}; make them alike")
-        if batch.input_ids.device != batches[0].input_ids.device:
-            raise BatchError(
-                f"batch 0 is on {batches[0].input_ids.device} and batch {number} on {batch.input_ids.device}; "
-                "move them to one device with to(device)"
-            )
-    return batches
-
-
-def _union_of_extras(batches: Sequence[TrainingBatch]) -> dict[str, TensorList]:
-    names = dict.fromkeys(name for batch in batches for name in batch.extras)
-    return {
-        name: TensorList.concat(batch.extras.get(name, TensorList([None] * len(batch))) for batch in batches)
-        for name in names
-    }
-
-
-def _check_tensors(batch: TrainingBatch) -> None:
-    """Raise `BatchError` unless shapes and dtypes are right and each sample has tokens of its own."""
-    shape = batch.input_ids.shape if isinstance(batch.input_ids, torch.Tensor) else ()
-    if len(shape) != 2:
-        raise BatchError(f"input_ids is {short_repr(batch.input_ids)}; pass an int64 tensor (rows, columns)")
-    count = len(batch.samples)
-    expected = {name: (tuple(shape), dtype) for name, (_, dtype) in _COLUMNS.items()}
-    expected |= {"starts": ((count, 2), torch.int64), "lengths": ((count,), torch.int64)}
-    for name, (size, dtype) in expected.items():
-        tensor = getattr(batch, name)
-        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != size or tensor.dtype != dtype:
-            found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else short_repr(tensor)
-            raise BatchError(f"{name} is {found}; {count} samples in {tuple(shape)} need {dtype} {size}")
-    for name, extra in batch.extras.items():
-        if not isinstance(extra, TensorList) or len(extra) != count:
-            raise BatchError(f"extra {name!r} is {short_repr(extra)}; pass a TensorList of {count} rows")
-    starts, lengths = batch.starts.numpy(), batch.lengths.numpy()
-    outside = (starts < 0).any(axis=1) | (starts[:, 0] >= shape[0]) | (starts[:, 1] + lengths > shape[1])
-    for number, sample in enumerate(batch.samples):
-        if outside[number] or lengths[number] != len(sample):
-            raise BatchError(
-                f"sample {number} ({sample.name:.80}) of {len(sample)} tokens is said to have {lengths[number]} at row "
-                f"and column {starts[number].tolist()} of {tuple(shape)}; lay out the samples with from_samples"
-            )
-
-
-def micro_batches(
-    samples: Sequence[TrainingSample], *, rows: int, pad_id: int, stretch: float = math.inf
-) -> Iterator[TrainingBatch]:
-    """Batches of at most `rows` samples, in order, each padded to its own width.
-
-    A sample more than `stretch` times as long as the first of its batch starts a new batch: with samples sorted by
-    length this limits the padding. Raises `ArgumentError` for `rows` or `stretch` below 1.
-    """
-    if (whole_number(rows) or 0) < 1:
-        raise ArgumentError("rows", rows, "pass an integer of at least 1")
-    if stretch != math.inf and (finite_number(stretch) or 0) < 1:
-        raise ArgumentError("stretch", stretch, "pass a number of at least 1, or leave it out")
-    return _micro_batches(samples, rows, pad_id, stretch)
-
-
-def _micro_batches(
-    samples: Sequence[TrainingSample], rows: int, pad_id: int, stretch: float
-) -> Iterator[TrainingBatch]:
-    part: list[TrainingSample] = []
-    for sample in samples:
-        if part and (len(part) == rows or len(sample) > stretch * len(part[0])):
-            yield TrainingBatch.from_samples(part, pad_id=pad_id)
-            part = []
-        part.append(sample)
-    if part:
-        yield TrainingBatch.from_samples(part, pad_id=pad_id)
-
-
-def _row_tensor(sample: TrainingSample, name: str) -> torch.Tensor | None:
-    # np.atleast_2d: an item has one grid (3,), but many rows of patches.
-    arrays = [np.atleast_2d(item[name]) for item, _ in sample.media if name in item]
-    return torch.from_numpy(np.concatenate(arrays)) if arrays else None

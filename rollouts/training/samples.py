@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -11,12 +13,17 @@ from renderers import MediaItem, PlaceholderRange, RenderedTokens
 from renderers.media.item import Modality
 from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import WeightSpan
+from rollouts.engines.protocol import WeightSpan, weight_span_error
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.numbers import finite_number
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from transport import wire_type
+
+SharedNodes = Literal["first_leaf", "weighted", "each"]
+
+#: One number for an episode; or for each turn a number, or an array with one number for each token that it sampled.
+Advantage = float | Sequence[float | np.ndarray] | np.ndarray
 
 
 @wire_type("rollouts.TrainingSample")
@@ -26,8 +33,9 @@ class TrainingSample:
 
     `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained; `logprobs`
     float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the images with the ranges
-    of their placeholder tokens. `weight_spans` count sampled tokens. `name` identifies the row in errors. Raises
-    `SampleError` for lengths, log-probabilities, advantages and ranges that contradict each other.
+    of their placeholder tokens. `weight_spans` count trained tokens: 0 is the first token of the mask. `name`
+    identifies the row in errors. Raises `SampleError` for dtypes, lengths, log-probabilities, advantages, spans and
+    ranges that contradict each other.
     """
 
     token_ids: np.ndarray
@@ -39,6 +47,10 @@ class TrainingSample:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for column, (kinds, dtype) in _COLUMNS.items():
+            values = getattr(self, column)
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in kinds:
+                raise SampleError(self.name, f"{column} is {_kind(values)}; pass one row of {dtype}")
         count = len(self.token_ids)
         for column in ("loss_mask", "logprobs", "advantages"):
             length = len(getattr(self, column))
@@ -60,14 +72,42 @@ class TrainingSample:
                 f"token {index} is trained and its advantage {self.advantages[index]} is not a finite "
                 "number; leave the episode out, or compute the advantages from finite rewards",
             )
+        if not _are_placed_items(self.media):
+            raise SampleError(self.name, "media are not pairs of a MediaItem and a PlaceholderRange")
         if (error := item_placement_error(self.media, count)) is not None:
             raise SampleError(self.name, error)
+        trained = int(np.count_nonzero(self.loss_mask))
+        if (error := weight_span_error(self.weight_spans, trained)) is not None:
+            raise SampleError(self.name, f"{error}; spans count the {trained} trained tokens of the sample")
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def _first_not_finite(self, column: np.ndarray) -> int:
         return int(np.flatnonzero(self.loss_mask & ~np.isfinite(column))[0])
+
+
+#: The dtypes of the columns: what numpy calls their kinds, and the name for errors.
+_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "token_ids": ("iu", "integers (int32)"),
+    "loss_mask": ("b", "bool"),
+    "logprobs": ("f", "floats (float32)"),
+    "advantages": ("f", "floats (float32)"),
+}
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+
+
+def _are_placed_items(media: object) -> bool:
+    return isinstance(media, tuple | list) and all(
+        isinstance(pair, tuple | list)
+        and len(pair) == 2
+        and isinstance(pair[0], MediaItem)
+        and isinstance(pair[1], PlaceholderRange)
+        for pair in media
+    )
 
 
 def sample_from_rendered(
@@ -91,44 +131,41 @@ def sample_from_rendered(
 
 
 def samples_from_trajectory(
-    trajectory: Trajectory, *, advantage: float, processors: Mapping[Modality, MediaProcessor]
+    trajectory: Trajectory,
+    *,
+    advantage: Advantage,
+    processors: Mapping[Modality, MediaProcessor],
+    shared: SharedNodes = "first_leaf",
 ) -> list[TrainingSample]:
-    """One sample per leaf of the tree; a node that several leaves share is trained in the first of their samples.
+    """One sample per leaf of the tree.
+
+    `advantage` is one finite number for all trained tokens; or a list with one entry for each turn: a finite number, or
+    an array (n,) with one for each of the n tokens that the turn sampled.
+
+    `shared` says how a node that k leaves share is trained: "first_leaf", in the first of their samples only;
+    "weighted", in each of them with its advantage divided by k, so that the policy gradients sum to the gradient of the
+    node once; "each", in each of them, so that it counts k times.
 
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
-    they differ from the pixels that the sampler saw. Every trained token has the same `advantage`; raises
-    `ArgumentError` unless it is one finite number.
+    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage or `shared`.
     """
-    if (number := finite_number(advantage)) is None:
-        raise ArgumentError(
-            "advantage",
-            advantage,
-            f"pass one finite number for episode {trajectory.episode_id:.80}; "
-            "for one advantage per token, replace `advantages` of the samples",
-        )
+    if shared not in get_args(SharedNodes):
+        raise ArgumentError("shared", shared, f"pass one of {', '.join(get_args(SharedNodes))}")
+    advantages = _node_advantages(trajectory, advantage)
+    paths = {leaf: trajectory.path(leaf) for leaf in trajectory.leaves()}
+    num_leaves = Counter(node for path in paths.values() for node in path)
     trained_nodes: set[int] = set()
     samples = []
-    for leaf in trajectory.leaves():
-        path = trajectory.path(leaf)
-        nodes = [trajectory.nodes[index] for index in path]
-        token_ids = np.concatenate([node.token_ids for node in nodes])
-        sampled = np.concatenate([node.sampled for node in nodes])
-        is_new = np.concatenate(
-            [np.full(len(node), index not in trained_nodes) for index, node in zip(path, nodes, strict=True)]
-        )
-        logprobs = np.zeros(len(token_ids), dtype=np.float32)
-        logprobs[sampled] = np.concatenate([node.logprobs for node in nodes])
-        loss_mask = sampled & is_new
+    for leaf, path in paths.items():
+        trained = [index for index in path if shared != "first_leaf" or index not in trained_nodes]
+        share = {index: 1 / num_leaves[index] if shared == "weighted" else 1.0 for index in trained}
+        media = tuple((reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf))
+        columns = _columns(trajectory, path, {index: advantages[index] * share[index] for index in trained})
         samples.append(
             TrainingSample(
-                token_ids=token_ids,
-                loss_mask=loss_mask,
-                logprobs=np.where(loss_mask, logprobs, np.float32(0)),
-                advantages=np.where(loss_mask, np.float32(number), np.float32(0)),
-                media=tuple(
-                    (reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf)
-                ),
-                weight_spans=_path_weight_spans(nodes),
+                **columns,
+                media=media,
+                weight_spans=_trained_spans([trajectory.nodes[index] for index in trained]),
                 name=f"{trajectory.episode_id}/{leaf}",
             )
         )
@@ -136,11 +173,64 @@ def samples_from_trajectory(
     return samples
 
 
-def _path_weight_spans(nodes: Sequence[TokenNode]) -> tuple[WeightSpan, ...]:
-    """The spans of all nodes of a path; they count the sampled tokens of the whole path."""
+def _columns(
+    trajectory: Trajectory, path: Sequence[int], advantages: Mapping[int, float | np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The columns of the sample of a path, of which the nodes in `advantages` are trained."""
+    nodes = [(trajectory.nodes[index], index in advantages) for index in path]
+    token_ids = trajectory.token_ids(path[-1])
+    loss_mask = np.concatenate([node.sampled & is_trained for node, is_trained in nodes])
+    columns = {"logprobs": np.zeros(len(token_ids), np.float32), "advantages": np.zeros(len(token_ids), np.float32)}
+    if advantages:
+        columns["logprobs"][loss_mask] = np.concatenate([trajectory.nodes[index].logprobs for index in advantages])
+        columns["advantages"][loss_mask] = np.concatenate(
+            [np.broadcast_to(value, len(trajectory.nodes[index].logprobs)) for index, value in advantages.items()]
+        )
+    return {"token_ids": token_ids, "loss_mask": loss_mask, **columns}
+
+
+def _trained_spans(nodes: Sequence[TokenNode]) -> tuple[WeightSpan, ...]:
+    """The spans of the trained nodes of a path; they count the trained tokens of the path."""
     spans: list[WeightSpan] = []
     offset = 0
     for node in nodes:
         spans += [WeightSpan(span.version, span.start + offset, span.end + offset) for span in node.weight_spans]
         offset += len(node.logprobs)
     return tuple(spans)
+
+
+def _node_advantages(trajectory: Trajectory, advantage: Advantage) -> Mapping[int, float | np.ndarray]:
+    """The advantage of the sampled tokens of each node: one number, or an array with one number for each."""
+    if (number := finite_number(advantage)) is not None:
+        return dict.fromkeys(range(len(trajectory.nodes)), number)
+    turns = trajectory.turns
+    is_list = isinstance(advantage, list | tuple) or (isinstance(advantage, np.ndarray) and advantage.ndim > 0)
+    entries: list[Any] | None = list(cast(Sequence[Any], advantage)) if is_list else None
+    if entries is None or len(entries) != len(turns):
+        raise ArgumentError(
+            "advantage",
+            advantage,
+            f"pass one finite number for episode {trajectory.episode_id:.80}, or a list with one entry for each of its "
+            f"{len(turns)} turns: a finite number, or an array with one for each token that the turn sampled",
+        )
+    by_node: dict[int, float | np.ndarray] = dict.fromkeys(range(len(trajectory.nodes)), 0.0)
+    for index, (turn, entry) in enumerate(zip(turns, entries, strict=True)):
+        by_node[turn.node] = _turn_advantage(f"advantage[{index}]", entry, len(trajectory.nodes[turn.node].logprobs))
+    rewarded = {turn.node for turn in turns}
+    for index, node in enumerate(trajectory.nodes):
+        if len(node.logprobs) and index not in rewarded:
+            rule = (
+                f"node {index} of episode {trajectory.episode_id:.80} has sampled tokens and no turn: pass one number"
+            )
+            raise ArgumentError("advantage", advantage, rule)
+    return by_node
+
+
+def _turn_advantage(name: str, entry: float | np.ndarray, sampled: int) -> float | np.ndarray:
+    if (number := finite_number(entry)) is not None:
+        return number
+    array = np.asarray(entry) if isinstance(entry, np.ndarray | list | tuple) else None
+    if array is None or array.shape != (sampled,) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+        rule = f"pass a finite number, or an array with one for each of the {sampled} tokens that the turn sampled"
+        raise ArgumentError(name, entry, rule)
+    return array

@@ -87,14 +87,21 @@ def test_layouts_that_do_not_exist_are_refused(arguments, text):
     ("changes", "text"),
     [
         ({"input_ids": torch.zeros(3, dtype=torch.int64)}, r"input_ids is .*; pass an int64 tensor \(rows, columns\)"),
-        ({"logprobs": torch.zeros(2, 3, dtype=torch.float64)}, r"logprobs is torch.float64 \(2, 3\); 2 samples in"),
+        (
+            {"logprobs": torch.zeros(2, 3, dtype=torch.float64)},
+            r"logprobs is torch.float64 \(2, 3\) on cpu; 2 samples in",
+        ),
         ({"loss_mask": torch.zeros(2, 2, dtype=torch.bool)}, r"loss_mask is torch.bool \(2, 2\)"),
         ({"starts": torch.tensor([[0, 0], [2, 0]])}, r"sample 1 \(s1\) of 3 tokens is said to have 3 at .* \[2, 0\]"),
         ({"lengths": torch.tensor([3, 3])}, r"sample 0 \(s0\) of 2 tokens is said to have 3"),
+        ({"media_dtype": "int8"}, "media_dtype is 'int8'; pass the name of a floating-point dtype of torch"),
+        ({"media_dtype": "load"}, "media_dtype is 'load'"),
+        ({"pad_id": -1}, "pad_id is -1; pass a token id"),
+        ({"starts": torch.tensor([[0, 0], [0, 1]])}, r"sample 1 \(s1\) of 3 tokens is said to have 3 at .* \[0, 1\]"),
         ({"extras": {"values": [None, None]}}, "extra 'values' is .*; pass a TensorList of 2 rows"),
     ],
 )
 def test_tensors_that_contradict_the_samples_are_refused(changes, text):
     batch = TrainingBatch.from_samples(samples_of([2, 3]), pad_id=PAD)
-    with pytest.raises(BatchError, match=text):
+    with pytest.raises((BatchError, ArgumentError), match=text):
         replace(batch, **changes)

@@ -1,0 +1,40 @@
+"""Training samples as the types of other trainers, and back where those keep everything.
+
+Each module is for one trainer and imports its package only when called. What a type cannot hold is an `AdapterError`
+that names the sample and the part.
+"""
+
+from rollouts.training.adapters.datasets import dataset_row, record_dataset, row_features, sample_from_row
+from rollouts.training.adapters.errors import AdapterError, MissingTrainerError
+from rollouts.training.adapters.openrlhf import openrlhf_experience
+from rollouts.training.adapters.prime_rl import prime_rl_micro_batch, prime_rl_sample
+from rollouts.training.adapters.skyrl import skyrl_training_batch
+from rollouts.training.adapters.tinker import (
+    sample_from_tinker_datum,
+    tinker_datum,
+    tinker_model_input,
+    tokens_from_tinker,
+)
+from rollouts.training.adapters.trl import trl_grpo_inputs, trl_sft_batch, trl_sft_row
+from rollouts.training.adapters.verl import verl_data_proto
+
+__all__ = [
+    "AdapterError",
+    "MissingTrainerError",
+    "dataset_row",
+    "openrlhf_experience",
+    "prime_rl_micro_batch",
+    "prime_rl_sample",
+    "record_dataset",
+    "row_features",
+    "sample_from_row",
+    "sample_from_tinker_datum",
+    "skyrl_training_batch",
+    "tinker_datum",
+    "tinker_model_input",
+    "tokens_from_tinker",
+    "trl_grpo_inputs",
+    "trl_sft_batch",
+    "trl_sft_row",
+    "verl_data_proto",
+]

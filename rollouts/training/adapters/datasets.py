@@ -1,0 +1,204 @@
+"""Rows of Hugging Face `datasets`: a sample as columns of plain values, and record files as a streamed dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from renderers import MediaItem, MediaSource, PlaceholderRange
+from renderers.media.item import Modality
+from renderers.vision.processor import MediaProcessor
+from rollouts.engines.protocol import WeightSpan
+from rollouts.error_texts import short_repr
+from rollouts.errors import ArgumentError
+from rollouts.training.adapters.checks import checked_samples
+from rollouts.training.adapters.errors import AdapterError
+from rollouts.training.adapters.image_files import image_file
+from rollouts.training.adapters.trainer_modules import trainer_module
+from rollouts.training.samples import TrainingSample, samples_from_trajectory
+from rollouts.trajectory.token_node import MediaReference
+from rollouts.trajectory.tree import Trajectory
+from transport import read_records
+
+_ROW = "row of a dataset"
+
+Advantage = float | Callable[[Trajectory], float | None]
+
+
+def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: Advantage = 1.0) -> Any:
+    """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of `row_features`.
+
+    The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a torch
+    `DataLoader`, so pass at least as many files as workers. No pixels are computed: a row has the files of its images,
+    and `sample_from_row` computes their pixels in the worker. `advantage` is that of all trained tokens of an episode,
+    or a function from the trajectory to it, None to leave the episode out.
+
+    Raises `ArgumentError` for `paths` that is no list of paths, and while reading `AdapterError` for another record.
+    """
+    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Sequence) or not paths:
+        raise ArgumentError("paths", paths, "pass a list of at least one path")
+    datasets = trainer_module("datasets")
+    return datasets.IterableDataset.from_generator(
+        _rows,
+        features=row_features(),
+        gen_kwargs={"paths": [os.fspath(path) for path in paths], "advantage": advantage},
+    )
+
+
+def row_features() -> Any:
+    """The `datasets.Features` of the rows. `images` are files, not decoded; cast the column to see PIL images."""
+    datasets = trainer_module("datasets")
+    value, column = datasets.Value, datasets.List
+    return datasets.Features(
+        {
+            "name": value("string"),
+            "token_ids": column(value("int32")),
+            "loss_mask": column(value("bool")),
+            "logprobs": column(value("float32")),
+            "advantages": column(value("float32")),
+            "weight_spans": column({"version": value("string"), "start": value("int64"), "end": value("int64")}),
+            "images": column(datasets.Image(decode=False)),
+            "placeholders": column(
+                {
+                    "mm_hash": value("string"),
+                    "offset": value("int64"),
+                    "length": value("int64"),
+                    "embed_runs": column(column(value("int64"))),
+                    "whole": value("bool"),
+                }
+            ),
+        }
+    )
+
+
+def dataset_row(sample: TrainingSample) -> dict[str, Any]:
+    """A sample as a row with the columns of `row_features`, for `datasets.Dataset.from_list(rows, features=...)`.
+
+    `images` are PNG and JPEG files (see `image_file`) and `placeholders` their ranges in the tokens, with the hash of
+    the pixels that a processor makes of each file; pixels are left out. Raises `AdapterError` for a video.
+    """
+    (sample,) = checked_samples([sample])
+    files, placeholders = [], []
+    for item, placeholder in sample.media:
+        if item.modality != "image":
+            raise AdapterError(
+                _ROW,
+                f"sample {sample.name}",
+                "media",
+                f"{item.modality} {item.mm_hash[:12]}: rows have images only",
+                "Read the record file itself (transport.read_records)",
+            )
+        data, _ = image_file(item.source)
+        files.append({"bytes": data, "path": None})
+        placeholders.append(
+            {
+                "mm_hash": f"{hashlib.sha256(data).hexdigest()}-{item.mm_hash.rpartition('-')[2]}",
+                "offset": placeholder.offset,
+                "length": placeholder.length,
+                "embed_runs": None if placeholder.embed_runs is None else [list(run) for run in placeholder.embed_runs],
+                "whole": placeholder.whole,
+            }
+        )
+    return {
+        "name": sample.name,
+        "token_ids": sample.token_ids.tolist(),
+        "loss_mask": sample.loss_mask.tolist(),
+        "logprobs": sample.logprobs.tolist(),
+        "advantages": sample.advantages.tolist(),
+        "weight_spans": [
+            {"version": span.version, "start": span.start, "end": span.end} for span in sample.weight_spans
+        ],
+        "images": files,
+        "placeholders": placeholders,
+    }
+
+
+def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaProcessor]) -> TrainingSample:
+    """The sample of a row, with pixels computed from its image files by a renderer's `processors`.
+
+    Raises `AdapterError` for a row without one of the columns and for decoded images, `PixelMismatchError` where the
+    pixels are not those that the sampler saw, and `SampleError` for columns that contradict each other.
+    """
+    missing = [name for name in row_features() if name not in row]
+    if missing:
+        raise AdapterError(
+            _ROW, short_repr(row.get("name", "-")), missing[0], "the column is absent", "Keep all columns"
+        )
+    if len(row["images"]) != len(row["placeholders"]):
+        raise AdapterError(
+            _ROW,
+            f"sample {row['name']}",
+            "placeholders",
+            f"{len(row['placeholders'])} ranges for {len(row['images'])} images",
+            "Keep the rows as dataset_row makes them",
+        )
+    media = []
+    for file, place in zip(row["images"], row["placeholders"], strict=True):
+        if not isinstance(file, Mapping) or not isinstance(file.get("bytes"), bytes):
+            raise AdapterError(
+                _ROW,
+                f"sample {row['name']}",
+                "images",
+                f"{short_repr(file)} is not a file with bytes",
+                "Cast the column to datasets.List(datasets.Image(decode=False))",
+            )
+        runs = place["embed_runs"]
+        placeholder = PlaceholderRange(
+            place["offset"],
+            place["length"],
+            None if runs is None else tuple((start, end) for start, end in runs),
+            place["whole"],
+        )
+        reference = MediaReference("image", place["mm_hash"], MediaSource.of(file["bytes"]), placeholder)
+        media.append((reference.derive(processors), placeholder))
+    return TrainingSample(
+        token_ids=np.array(row["token_ids"], dtype=np.int32),
+        loss_mask=np.array(row["loss_mask"], dtype=bool),
+        logprobs=np.array(row["logprobs"], dtype=np.float32),
+        advantages=np.array(row["advantages"], dtype=np.float32),
+        media=tuple(media),
+        weight_spans=tuple(WeightSpan(span["version"], span["start"], span["end"]) for span in row["weight_spans"]),
+        name=row["name"],
+    )
+
+
+def _rows(paths: list[str], advantage: Advantage) -> Iterator[dict[str, Any]]:
+    """`datasets` divides the list among the workers: each shard has one path."""
+    for path in paths:
+        for number, record in enumerate(read_records(path)):
+            for trajectory in record if isinstance(record, list) else [record]:
+                if not isinstance(trajectory, Trajectory):
+                    raise AdapterError(
+                        _ROW,
+                        f"record {number} of {path}",
+                        "record",
+                        f"a {type(trajectory).__name__} is no Trajectory",
+                        "Pass files that RecordWriter has written trajectories to",
+                    )
+                yield from _trajectory_rows(trajectory, advantage)
+
+
+def _trajectory_rows(trajectory: Trajectory, advantage: Advantage) -> Iterator[dict[str, Any]]:
+    number = advantage(trajectory) if callable(advantage) else advantage
+    if number is not None:
+        processor: Any = _SourceItems({one.source.digest: one for one in trajectory.all_media()})
+        processors: dict[Modality, MediaProcessor] = {"image": processor, "video": processor}
+        for sample in samples_from_trajectory(trajectory, advantage=number, processors=processors):
+            yield dataset_row(sample)
+
+
+@dataclass
+class _SourceItems:
+    """A `MediaProcessor` for rows, which have no pixels: it makes items without tensors of the references."""
+
+    references: Mapping[str, MediaReference]
+
+    def process(self, source: MediaSource) -> MediaItem:
+        reference = self.references[source.digest]
+        num_tokens = reference.placeholder.num_embeds
+        return MediaItem(reference.modality, reference.mm_hash, source, {}, num_tokens, scale=None)

@@ -1,0 +1,91 @@
+"""SkyRL: `TrainingInputBatch` and its `TensorList`, of `skyrl.backends.skyrl_train.training_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollouts.training.adapters.checks import (
+    checked_samples,
+    first_trained,
+    refuse_literal_placeholders,
+    trained_values,
+    weight_spans,
+)
+from rollouts.training.adapters.errors import AdapterError
+from rollouts.training.adapters.media_arguments import media_arguments, refuse_other_arguments
+from rollouts.training.adapters.padding import padded, presence
+from rollouts.training.adapters.trainer_modules import trainer_module
+from rollouts.training.samples import TrainingSample
+
+_MODULE = "skyrl.backends.skyrl_train.training_batch"
+_TARGET = "SkyRL TrainingInputBatch"
+_MEDIA = ("pixel_values", "image_grid_thw")
+
+
+def skyrl_training_batch(
+    samples: Sequence[TrainingSample],
+    *,
+    pad_id: int,
+    dtype: torch.dtype = torch.float32,
+    types: ModuleType | None = None,
+) -> Any:
+    """A SkyRL `TrainingInputBatch` of B rows, padded on the left to T tokens.
+
+    `sequences` and `attention_mask` int64 (B, T). A response begins at the first trained token; `response_mask`,
+    `loss_mask` int64 and `rollout_logprobs`, `advantages` float32 are (B, R), aligned to the right, R the longest
+    response. `pixel_values` (floats of `dtype`) and `image_grid_thw` are `TensorList`s with one tensor per row, None
+    if no row has images. `metadata` has `uids` (the names of the samples), `response_length` (R) and `weight_spans`,
+    (version, start, end) for each span of a row.
+
+    SkyRL's models take images in every row of a batch or in none: mixed rows raise `AdapterError`, as do media other
+    than the patches and grids of Qwen-VL images. `types` is the module with the two classes; raises
+    `MissingTrainerError` where skyrl is not installed.
+    """
+    samples = checked_samples(samples)
+    refuse_literal_placeholders(_TARGET, samples)
+    structs = trainer_module(_MODULE, types)
+    starts = [first_trained(_TARGET, sample) for sample in samples]
+
+    def responses(columns: list[np.ndarray], kind: type) -> torch.Tensor:
+        return padded([column[start:] for column, start in zip(columns, starts, strict=True)], 0, kind, "left")
+
+    lengths = [len(sample) - start for sample, start in zip(samples, starts, strict=True)]
+    batch = structs.TrainingInputBatch(
+        {
+            "sequences": padded([sample.token_ids for sample in samples], pad_id, np.int64, "left"),
+            "attention_mask": presence([len(sample) for sample in samples], "left"),
+            "response_mask": presence(lengths, "left"),
+            "loss_mask": responses([sample.loss_mask for sample in samples], np.int64),
+            "rollout_logprobs": responses([trained_values(sample, "logprobs") for sample in samples], np.float32),
+            "advantages": responses([trained_values(sample, "advantages") for sample in samples], np.float32),
+            **_media(samples, dtype, structs),
+        }
+    )
+    batch.metadata = {
+        "uids": [sample.name for sample in samples],
+        "response_length": max(lengths),
+        "weight_spans": [weight_spans(sample) for sample in samples],
+    }
+    return batch
+
+
+def _media(samples: Sequence[TrainingSample], dtype: torch.dtype, structs: Any) -> dict[str, Any]:
+    refuse_other_arguments(_TARGET, samples, _MEDIA)
+    rows = [media_arguments(_TARGET, [sample], dtype) for sample in samples]
+    if not any(rows):
+        return dict.fromkeys(_MEDIA)
+    for sample, row in zip(samples, rows, strict=True):
+        if missing := [name for name in _MEDIA if name not in row]:
+            raise AdapterError(
+                _TARGET,
+                f"sample {sample.name}",
+                "media",
+                f"it has no {missing[0]} and other rows of the batch have",
+                "Make one batch of the samples with images and another of those without",
+            )
+    return {name: structs.TensorList([row[name] for row in rows]) for name in _MEDIA}

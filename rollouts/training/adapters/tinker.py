@@ -1,0 +1,234 @@
+"""Tinker: `ModelInput` and `Datum` of samples, and samples of a `Datum`.
+
+A Tinker service takes images as files, not as pixels, and processes them itself. An image is a chunk of its own, which
+takes the place of its placeholder tokens; with `expected_tokens` the service refuses an image that becomes another
+number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from renderers import MediaItem, MediaSource, PlaceholderRange
+from renderers.media.item import Modality
+from renderers.placement import PlacedItem
+from renderers.vision.processor import MediaProcessor
+from rollouts.errors import ArgumentError
+from rollouts.training.adapters.checks import checked_samples, refuse_parts, trained_values
+from rollouts.training.adapters.errors import AdapterError
+from rollouts.training.adapters.image_files import image_file
+from rollouts.training.adapters.trainer_modules import trainer_module
+from rollouts.training.samples import TrainingSample
+from rollouts.trajectory.token_node import processor_for
+
+_DATUM, _INPUT = "Tinker Datum", "Tinker ModelInput"
+
+
+class ImageRenderer(Protocol):
+    """What of a renderer the way back needs."""
+
+    @property
+    def processors(self) -> Mapping[Modality, MediaProcessor]: ...
+    @property
+    def mm_token_type_id_map(self) -> dict[int, int]: ...
+
+
+def tinker_datum(
+    sample: TrainingSample, *, loss: Literal["policy", "cross_entropy"] = "policy", omit: Collection[str] = ()
+) -> Any:
+    """A `tinker.Datum` of a sample with n tokens: its input is the first n - 1, `target_tokens` int64 the last n - 1.
+
+    `policy` (Tinker's importance_sampling, ppo and cispo): `loss_fn_inputs` also has `logprobs`, `advantages` and
+    `mask`, float32 (n - 1,), 0 where a token is not trained. The service takes no `mask`: remove it before
+    `forward_backward`, as Tinker's cookbook does. `cross_entropy`: `weights` float32 (n - 1,) are the advantages, 1 for
+    a supervised sample. Targets that are placeholder tokens are 0 (the service makes image tokens itself).
+
+    A `Datum` has no field for weight versions, and with `cross_entropy` none for log-probabilities: `omit` names the
+    parts to leave out. Raises `AdapterError` for what cannot be expressed, as `tinker_model_input` does.
+    """
+    tinker = trainer_module("tinker")
+    if loss not in ("policy", "cross_entropy"):
+        raise ArgumentError("loss", loss, 'pass "policy" or "cross_entropy"')
+    (sample,) = checked_samples([sample])
+    row = f"sample {sample.name}"
+    lacking = ("weight_spans",) if loss == "policy" else ("weight_spans", "logprobs")
+    refuse_parts(_DATUM, [sample], lacking, omit)
+    count = len(sample) - 1
+    if count < 1:
+        raise AdapterError(
+            _DATUM, row, "token_ids", f"it has {len(sample)} tokens, and a target needs two", "Leave it out"
+        )
+    if sample.media and sample.media[-1][1].end > count:
+        raise AdapterError(
+            _DATUM, row, "media", "its last token belongs to an image, which cannot be cut", "Leave it out"
+        )
+    targets = sample.token_ids.astype(np.int64)
+    for _, placeholder in sample.media:
+        targets[placeholder.offset : placeholder.end] = 0
+    advantages = trained_values(sample, "advantages")[1:]
+    columns: dict[str, np.ndarray] = {"target_tokens": targets[1:]}
+    if loss == "cross_entropy":
+        columns["weights"] = advantages
+    else:
+        mask = sample.loss_mask[1:].astype(np.float32)
+        columns |= {"logprobs": trained_values(sample, "logprobs")[1:], "advantages": advantages, "mask": mask}
+    return tinker.Datum(
+        model_input=_model_input(tinker, sample.token_ids[:count], sample.media, row), loss_fn_inputs=columns
+    )
+
+
+def tinker_model_input(token_ids: Sequence[int] | np.ndarray, media: Sequence[PlacedItem] = ()) -> Any:
+    """A `tinker.ModelInput` of token ids and the images in them, such as a prompt to sample from.
+
+    `media` are items with their ranges, in order (`rendered.multi_modal_data.items_with_ranges()`). A PNG or JPEG is
+    sent as it is if it is plain RGB or grey and not turned by EXIF data; all other sources become a PNG of the RGB
+    pixels that the renderer saw. Raises `AdapterError` for videos, and for images whose range has
+    text between feature tokens.
+    """
+    return _model_input(trainer_module("tinker"), np.asarray(token_ids), media, "the prompt")
+
+
+def tokens_from_tinker(model_input: Any, renderer: ImageRenderer) -> tuple[np.ndarray, tuple[PlacedItem, ...]]:
+    """The way back from `tinker_model_input`: ids int32 (n,) and the images with their ranges, processed by `renderer`.
+
+    Raises `AdapterError` for chunks that are neither text nor the bytes of an image, for an image that the renderer
+    makes another number of tokens of than `expected_tokens`, and for one that it surrounds with text.
+    """
+    ids: list[np.ndarray] = []
+    media: list[PlacedItem] = []
+    length = 0
+    for index, chunk in enumerate(model_input.chunks):
+        if chunk.type == "encoded_text":
+            tokens = np.asarray(chunk.tokens, dtype=np.int32)
+        else:
+            item = _item(chunk, f"chunks[{index}]", renderer)
+            tokens = np.full(item.num_tokens, _image_token(renderer), dtype=np.int32)
+            media.append((item, PlaceholderRange(length, item.num_tokens)))
+        ids.append(tokens)
+        length += len(tokens)
+    return np.concatenate([np.empty(0, dtype=np.int32), *ids]), tuple(media)
+
+
+def sample_from_tinker_datum(datum: Any, renderer: ImageRenderer, *, name: str = "") -> TrainingSample:
+    """The way back from `tinker_datum`, for a `Datum` with `mask` or with `weights`; it has no weight versions.
+
+    Raises `AdapterError` for a `Datum` with neither, for targets that are not the next tokens of the input, and as
+    `tokens_from_tinker` does.
+    """
+    row = f"datum {name}"
+    head, media = tokens_from_tinker(datum.model_input, renderer)
+    if not len(head):
+        raise AdapterError(_DATUM, row, "model_input", "it has no tokens", "Leave it out")
+    columns = {key: value.to_numpy() for key, value in datum.loss_fn_inputs.items()}
+    targets = _column(columns, "target_tokens", len(head), row)
+    is_text = np.ones(len(head), dtype=bool)
+    for _, placeholder in media:
+        is_text[placeholder.offset : placeholder.end] = False
+    wrong = np.flatnonzero((targets[:-1] != head[1:]) & is_text[1:])
+    if len(wrong):
+        raise AdapterError(
+            _DATUM,
+            row,
+            "target_tokens",
+            f"target {int(wrong[0])} is {int(targets[wrong[0]])}, and the next token of the input is "
+            f"{int(head[wrong[0] + 1])}",
+            "A TrainingSample trains the tokens that follow; other targets have no place in it",
+        )
+    zeros = np.zeros(len(head), dtype=np.float32)
+    if "mask" in columns:
+        mask = _column(columns, "mask", len(head), row)
+        logprobs, advantages = (_column(columns, key, len(head), row) for key in ("logprobs", "advantages"))
+    elif "weights" in columns:
+        mask = advantages = _column(columns, "weights", len(head), row)
+        logprobs = zeros
+    else:
+        raise AdapterError(
+            _DATUM, row, "mask", "neither mask nor weights says what is trained", "Pass it with its mask"
+        )
+    loss_mask = mask != 0
+    return TrainingSample(
+        token_ids=np.append(head, targets[-1]).astype(np.int32),
+        loss_mask=np.append(False, loss_mask),
+        logprobs=np.append(zeros[:1], np.where(loss_mask, logprobs, 0)).astype(np.float32),
+        advantages=np.append(zeros[:1], np.where(loss_mask, advantages, 0)).astype(np.float32),
+        media=media,
+        name=name,
+    )
+
+
+def _model_input(tinker: Any, token_ids: np.ndarray, media: Sequence[PlacedItem], row: str) -> Any:
+    chunks: list[Any] = []
+    position = 0
+    for item, placeholder in media:
+        if placeholder.offset > position:
+            chunks.append(tinker.EncodedTextChunk(tokens=token_ids[position : placeholder.offset].tolist()))
+        chunks.append(_image_chunk(tinker, item, placeholder, row))
+        position = placeholder.end
+    if position < len(token_ids):
+        chunks.append(tinker.EncodedTextChunk(tokens=token_ids[position:].tolist()))
+    return tinker.ModelInput(chunks=chunks)
+
+
+def _image_chunk(tinker: Any, item: MediaItem, placeholder: PlaceholderRange, row: str) -> Any:
+    if item.modality != "image":
+        raise AdapterError(
+            _INPUT,
+            row,
+            "media",
+            f"{item.modality} {item.mm_hash[:12]}: it has chunks of images only",
+            "Leave it out, or give the frames as images",
+        )
+    if placeholder.num_embeds != placeholder.length:
+        raise AdapterError(
+            _INPUT,
+            row,
+            "media",
+            f"image {item.mm_hash[:12]} has text among its {placeholder.length} placeholder tokens, which the service "
+            "would write by itself",
+            "Leave it out",
+        )
+    data, image_format = image_file(item.source)
+    return tinker.types.ImageChunk(data=data, format=image_format, expected_tokens=placeholder.length)
+
+
+def _item(chunk: Any, place: str, renderer: ImageRenderer) -> MediaItem:
+    if chunk.type != "image":
+        raise AdapterError(_INPUT, place, "chunks", f"a chunk of type {chunk.type}", "Pass text and images with bytes")
+    item = processor_for(renderer.processors, "image").process(MediaSource.of(chunk.data))
+    if chunk.expected_tokens is not None and chunk.expected_tokens != item.num_tokens:
+        raise AdapterError(
+            _INPUT,
+            place,
+            "expected_tokens",
+            f"it expects {chunk.expected_tokens} tokens, and this renderer makes {item.num_tokens} of the image",
+            "Use the renderer of the model that the chunk was made for",
+        )
+    if item.expansion is not None and any(not piece.embed for piece in item.expansion):
+        raise AdapterError(_INPUT, place, "chunks", "this renderer puts text around the image's tokens", "Leave it out")
+    return item
+
+
+def _image_token(renderer: ImageRenderer) -> int:
+    ids = [token for token, kind in renderer.mm_token_type_id_map.items() if kind == 1]
+    if len(ids) != 1:
+        raise AdapterError(
+            _INPUT,
+            "renderer",
+            "mm_token_type_id_map",
+            f"it names {len(ids)} tokens of images",
+            "Pass the renderer of a model with images",
+        )
+    return ids[0]
+
+
+def _column(columns: Mapping[str, np.ndarray], key: str, count: int, row: str) -> np.ndarray:
+    values = columns.get(key)
+    if values is None or values.shape != (count,):
+        found = "absent" if values is None else f"of shape {values.shape}"
+        raise AdapterError(
+            _DATUM, row, key, f"it is {found}; its input has {count} tokens", f"Pass {key} of ({count},)"
+        )
+    return values

@@ -1,0 +1,132 @@
+"""How many versions the weights that sampled a token are behind the trainer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rollouts.errors import ArgumentError, SampleError
+from rollouts.numbers import whole_number
+from rollouts.training.batch import TrainingBatch
+from rollouts.training.samples import TrainingSample
+
+
+class Staleness(NamedTuple):
+    """The oldest and the newest version that sampled trained tokens of a sample, and how far they are behind."""
+
+    oldest: str
+    newest: str
+    max_lag: int
+    min_lag: int
+
+
+class StalenessSplit(NamedTuple):
+    """The samples that are fresh enough, and the others."""
+
+    kept: list[TrainingSample]
+    stale: list[TrainingSample]
+
+
+def sample_staleness(
+    sample: TrainingSample, current: str | int, *, versions: Sequence[str] | None = None
+) -> Staleness | None:
+    """The versions of a sample's trained tokens, compared with the trainer's version `current`; None without any.
+
+    A lag is a difference of versions that are integers in decimal digits ("41"); for other names pass `versions`, all
+    names in the order in which they came into use, and a lag is a difference of places in it. Raises `SampleError` for
+    a trained token without a version, and for a version that is not known or newer than `current`; `ArgumentError` for
+    a `current` that is not known.
+    """
+    lags = _trained_lags(sample, current, versions)
+    if not len(lags):
+        return None
+    by_lag = {int(lags[span.start]): span.version for span in sample.weight_spans if span.end > span.start}
+    return Staleness(by_lag[max(by_lag)], by_lag[min(by_lag)], max(by_lag), min(by_lag))
+
+
+def split_by_staleness(
+    samples: Iterable[TrainingSample], current: str | int, *, max_lag: int, versions: Sequence[str] | None = None
+) -> StalenessSplit:
+    """The samples whose oldest trained token lags by at most `max_lag` versions, and the stale ones, both in order.
+
+    A sample without trained tokens is kept. Raises as `sample_staleness` does, and `ArgumentError` for a negative
+    `max_lag`.
+    """
+    limit = _lag_limit(max_lag)
+    split = StalenessSplit([], [])
+    for sample in samples:
+        is_stale = _trained_lags(sample, current, versions).max(initial=0) > limit
+        (split.stale if is_stale else split.kept).append(sample)
+    return split
+
+
+def token_lags(batch: TrainingBatch, current: str | int, *, versions: Sequence[str] | None = None) -> torch.Tensor:
+    """The lag of each trained token, int64 (B, T), 0 elsewhere; on the device of the batch.
+
+    Raises as `sample_staleness` does.
+    """
+    lags = torch.zeros(batch.input_ids.shape, dtype=torch.int64)
+    for sample, (row, column), length in zip(batch.samples, batch.starts.tolist(), batch.lengths.tolist(), strict=True):
+        part = lags[row, column : column + length]
+        part[torch.from_numpy(sample.loss_mask)] = torch.from_numpy(_trained_lags(sample, current, versions))
+    return lags.to(batch.input_ids.device)
+
+
+def fresh_token_mask(
+    batch: TrainingBatch, current: str | int, *, max_lag: int, versions: Sequence[str] | None = None
+) -> torch.Tensor:
+    """The batch's loss mask without the tokens that lag by more than `max_lag` versions, bool (B, T).
+
+    Pass it to a loss in place of `batch.loss_mask`. Raises as `split_by_staleness` does.
+    """
+    return batch.loss_mask & (token_lags(batch, current, versions=versions) <= _lag_limit(max_lag))
+
+
+def _trained_lags(sample: TrainingSample, current: str | int, versions: Sequence[str] | None) -> np.ndarray:
+    """The lag of each trained token, int64 (k,)."""
+    now = _current_number(current, versions)
+    lags = np.full(np.count_nonzero(sample.loss_mask), -1, dtype=np.int64)
+    for span in sample.weight_spans:
+        number = _version_number(span.version, versions)
+        if number is None:
+            cure = "pass versions=, all versions in order" if versions is None else "add it to versions"
+            raise SampleError(sample.name, f"weight version {span.version!r:.80} has no known place; {cure}")
+        if number > now:
+            reason = f"weight version {span.version!r:.80} is newer than the trainer's, {str(current)!r:.80}"
+            raise SampleError(sample.name, f"{reason}; pass the version of the weights that are trained now")
+        lags[span.start : span.end] = now - number
+    if (lags < 0).any():
+        token = int(np.flatnonzero(sample.loss_mask)[int(np.flatnonzero(lags < 0)[0])])
+        raise SampleError(
+            sample.name,
+            f"token {token} is trained and no weight span has it; use an engine that reports weight versions, or leave "
+            "the sample out",
+        )
+    return lags
+
+
+def _current_number(current: str | int, versions: Sequence[str] | None) -> int:
+    if isinstance(versions, str):
+        raise ArgumentError("versions", versions, "pass a list of all versions, the oldest first")
+    is_version = isinstance(current, str) or whole_number(current) is not None
+    number = _version_number(str(current), versions) if is_version else None
+    if number is None:
+        expected = "an integer, or pass versions=" if versions is None else "one of versions"
+        raise ArgumentError("current", current, f"pass the version of the trainer's weights: {expected}")
+    return number
+
+
+def _version_number(version: str, versions: Sequence[str] | None) -> int | None:
+    if versions is not None:
+        return versions.index(version) if version in versions else None
+    return int(version) if version.isascii() and version.isdigit() else None
+
+
+def _lag_limit(max_lag: int) -> int:
+    number = whole_number(max_lag)
+    if number is None or number < 0:
+        raise ArgumentError("max_lag", max_lag, "pass an integer of at least 0")
+    return number

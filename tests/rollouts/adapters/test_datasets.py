@@ -1,0 +1,139 @@
+"""Rows of Hugging Face datasets: samples to Arrow and back, and record files as a stream."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from rollouts import Completion, Trajectory, WeightSpan
+from rollouts.engines.protocol import FinishReason
+from rollouts.errors import ArgumentError, PixelMismatchError
+from rollouts.training import sample_from_rendered, samples_from_trajectory
+from rollouts.training.adapters import AdapterError, dataset_row, record_dataset, row_features, sample_from_row
+from transport import RecordWriter
+
+datasets = pytest.importorskip("datasets")
+
+
+def assert_equal(one, other):
+    for name in ("token_ids", "loss_mask", "logprobs", "advantages"):
+        column = getattr(other, name)
+        assert getattr(one, name).dtype == column.dtype
+        assert getattr(one, name).tolist() == column.tolist()
+    assert (one.name, one.weight_spans) == (other.name, other.weight_spans)
+    assert [place for _, place in one.media] == [place for _, place in other.media]
+    for (item, _), (original, _) in zip(one.media, other.media, strict=True):
+        assert np.array_equal(item["pixel_values"], original["pixel_values"])
+
+
+def episode(renderer, number: int) -> Trajectory:
+    """Two turns with one image of raw pixels each; log-probabilities are those of no model."""
+    trajectory = Trajectory(episode_id=f"episode-{number}", group_id="g", seed=number)
+    messages = []
+    for turn in range(2):
+        square = np.full((32, 32, 3), 20 * number + turn, dtype=np.uint8)
+        messages.append(
+            {"role": "user", "content": [{"type": "image", "image": square}, {"type": "text", "text": "?"}]}
+        )
+        prompt = renderer.render(messages, add_generation_prompt=True)
+        ids = np.array([10 + number, 20 + turn, renderer.get_stop_token_ids()[0]], dtype=np.int32)
+        completion = Completion(
+            0,
+            ids,
+            -np.arange(len(ids), dtype=np.float32),
+            FinishReason.STOP,
+            int(ids[-1]),
+            (WeightSpan("7", 0, len(ids)),),
+        )
+        answer = {"role": "assistant", "content": f"{number}{turn}"}
+        trajectory.add_turn(prompt, completion, answer, messages=messages)
+        messages.append(answer)
+    trajectory.record_reward(float(number), {})
+    return trajectory
+
+
+@pytest.fixture
+def record_files(renderer, tmp_path):
+    """Three files with episodes 0 to 5; the last file has its two in one record."""
+    paths = [tmp_path / f"{number}.mmr" for number in range(3)]
+    for number, path in enumerate(paths):
+        pair = [episode(renderer, 2 * number), episode(renderer, 2 * number + 1)]
+        with RecordWriter(path) as out:
+            for record in [pair] if number == 2 else pair:
+                out.append(record)
+    return paths
+
+
+def test_samples_come_back_from_a_dataset_in_arrow(renderer, make_sample):
+    samples = [make_sample(seed, images=seed % 3) for seed in range(1, 6)]
+    rows = datasets.Dataset.from_list([dataset_row(sample) for sample in samples], features=row_features())
+    for row, sample in zip(rows, samples, strict=True):
+        assert_equal(sample_from_row(row, renderer.processors), sample)
+
+
+def test_images_of_rows_are_pil_images_for_those_who_cast_the_column(make_sample):
+    rows = datasets.Dataset.from_list([dataset_row(make_sample(1, images=2))], features=row_features())
+    decoded = rows.cast_column("images", datasets.List(datasets.Image()))
+    assert [image.size for image in decoded[0]["images"]] == [(32, 32), (64, 32)]
+    assert all(isinstance(image, Image.Image) for image in decoded[0]["images"])
+
+
+def test_record_files_stream_the_samples_of_their_trajectories(renderer, record_files):
+    expected = [
+        sample
+        for number in range(6)
+        for sample in samples_from_trajectory(
+            episode(renderer, number), advantage=float(number), processors=renderer.processors
+        )
+    ]
+    streamed = record_dataset(record_files, advantage=lambda trajectory: trajectory.reward)
+    found = [sample_from_row(row, renderer.processors) for row in streamed]
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        assert_equal(one, other)
+
+
+def test_workers_of_a_data_loader_read_each_file_once(renderer, record_files):
+    streamed = record_dataset(record_files)
+    with_workers = DataLoader(streamed, batch_size=None, num_workers=2)
+    names = sorted(row["name"] for row in with_workers)
+    assert names == sorted(row["name"] for row in streamed)
+    assert len(set(names)) == len(names) > 0
+
+
+def test_an_episode_with_no_advantage_is_left_out(renderer, record_files):
+    streamed = record_dataset(record_files, advantage=lambda trajectory: 1.0 if trajectory.reward > 3 else None)
+    assert {row["name"].partition("/")[0] for row in streamed} == {"episode-4", "episode-5"}
+
+
+def test_a_record_that_is_no_trajectory_is_an_error_with_its_place(tmp_path):
+    with RecordWriter(tmp_path / "x.mmr") as out:
+        out.append([{"a": 1}])
+    with pytest.raises(AdapterError, match=r"record 0 of .*x\.mmr: record: a dict is no Trajectory"):
+        list(record_dataset([tmp_path / "x.mmr"]))
+    with pytest.raises(ArgumentError, match="paths is"):
+        record_dataset(str(tmp_path / "x.mmr"))
+
+
+def test_another_processor_is_an_error_and_not_other_pixels(renderer, make_sample):
+    row = dataset_row(make_sample(1, images=1))
+    row["placeholders"][0]["mm_hash"] = row["placeholders"][0]["mm_hash"][:-4] + "beef"
+    with pytest.raises(PixelMismatchError):
+        sample_from_row(row, renderer.processors)
+
+
+def test_rows_that_lack_something_are_refused_by_the_column(renderer, make_sample):
+    row = dataset_row(make_sample(1, images=1))
+    with pytest.raises(AdapterError, match="'episode-1/0': logprobs: the column is absent"):
+        sample_from_row({key: value for key, value in row.items() if key != "logprobs"}, renderer.processors)
+    with pytest.raises(AdapterError, match=r"images: .* is not a file with bytes\. Cast the column"):
+        sample_from_row({**row, "images": [Image.new("RGB", (4, 4))]}, renderer.processors)
+    with pytest.raises(AdapterError, match="placeholders: 0 ranges for 1 images"):
+        sample_from_row({**row, "placeholders": []}, renderer.processors)
+
+
+def test_videos_are_refused(renderer, make_sample):
+    frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
+    rendered = renderer.render([{"role": "user", "content": [{"type": "video", "video": frames}]}])
+    with pytest.raises(AdapterError, match=r"sample film: media: video .* rows have images only"):
+        dataset_row(sample_from_rendered(rendered, name="film"))

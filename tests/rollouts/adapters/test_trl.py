@@ -1,0 +1,147 @@
+"""TRL's own GRPOTrainer and data collator on our inputs: their losses are ours."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from rollouts.training import TrainingBatch, TrainingSample, sft_loss, token_logprobs
+from rollouts.training.adapters import AdapterError, trl_grpo_inputs, trl_sft_batch, trl_sft_row
+
+datasets = pytest.importorskip("datasets")
+
+
+def supervised(sample: TrainingSample) -> TrainingSample:
+    count = len(sample)
+    columns = {"logprobs": np.zeros(count, np.float32), "advantages": np.ones(count, np.float32)}
+    return TrainingSample(sample.token_ids, sample.loss_mask, media=sample.media, name=sample.name, **columns)
+
+
+@pytest.fixture(scope="module")
+def trainer(trl, tiny_model_dir, tmp_path_factory):
+    # The trainer changes its model's methods, so it has one of its own.
+    own = AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    arguments = trl.GRPOConfig(
+        output_dir=str(tmp_path_factory.mktemp("trl")),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=4,
+        num_generations=2,
+        report_to=[],
+        loss_type="dapo",
+    )
+    rows = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": "?"}]}] * 4)
+    return trl.GRPOTrainer(
+        own,
+        reward_funcs=lambda completions, **columns: [0.0] * len(completions),
+        args=arguments,
+        train_dataset=rows,
+        processing_class=AutoProcessor.from_pretrained(tiny_model_dir),
+    )
+
+
+@pytest.mark.parametrize("images", [(0, 0, 0), (1, 2, 1), (1, 0, 2)])
+def test_the_loss_of_the_trainer_is_the_policy_gradient_of_our_log_probabilities(trainer, make_sample, images):
+    samples = [make_sample(seed, images=count) for seed, count in zip((3, 7, 5), images, strict=True)]
+    inputs = trl_grpo_inputs(samples, pad_id=0)
+    inputs["old_per_token_logps"] = inputs["sampling_per_token_logps"]
+    trainer.model.eval()
+    with torch.no_grad():
+        loss = trainer._compute_loss(trainer.model, inputs)
+        batch = TrainingBatch.from_samples(samples, pad_id=0)
+        logprobs = token_logprobs(trainer.model, batch)
+    # The formula of DAPO (arXiv:2503.14476): the clipped ratio, a mean over all tokens.
+    ratio = (logprobs - batch.logprobs).exp()
+    clipped = ratio.clamp(1 - trainer.epsilon_low, 1 + trainer.epsilon_high)
+    surrogate = torch.minimum(ratio * batch.advantages, clipped * batch.advantages)[batch.loss_mask]
+    assert loss.item() == pytest.approx(-surrogate.mean().item(), abs=1e-5)
+
+
+def test_its_shuffling_and_splitting_keep_images_and_versions_with_their_rows(trl, make_sample):
+    from trl.trainer.utils import (
+        shuffle_sequence_dict,
+        split_pixel_values_by_grid,
+        split_tensor_dict,
+        unsplit_pixel_values_by_grid,
+    )
+
+    samples = [make_sample(seed, images=1 + seed % 2) for seed in range(1, 5)]
+    inputs = trl_grpo_inputs(samples, pad_id=0)
+    parts = split_tensor_dict(shuffle_sequence_dict(split_pixel_values_by_grid(inputs)), 2)
+    for part in map(unsplit_pixel_values_by_grid, parts):
+        for row, (count, spans) in enumerate(zip(part["num_images"], part["weight_spans"], strict=True)):
+            index = int(spans[0][0]) - 1  # the version of a sample's weights is its seed
+            assert count == len(samples[index].media)
+            width = int(part["completion_mask"][row].sum())
+            assert part["completion_ids"][row, :width].tolist() == samples[index].token_ids[-width:].tolist()
+
+
+def test_columns_are_those_of_the_samples(make_sample):
+    samples = [make_sample(3), make_sample(8, images=1)]
+    inputs = trl_grpo_inputs(samples, pad_id=9)
+    width = inputs["prompt_ids"].shape[1]
+    for row, sample in enumerate(samples):
+        start = int(np.flatnonzero(sample.loss_mask)[0])
+        count = len(sample) - start
+        assert inputs["prompt_ids"][row].tolist() == [9] * (width - start) + sample.token_ids[:start].tolist()
+        assert inputs["prompt_mask"][row].tolist() == [0] * (width - start) + [1] * start
+        trained = (inputs["completion_mask"] * inputs["tool_mask"])[row, :count]
+        assert trained.tolist() == sample.loss_mask[start:].tolist()
+        assert inputs["sampling_per_token_logps"][row, :count].tolist() == sample.logprobs[start:].tolist()
+        assert inputs["advantages"][row, :count].tolist() == sample.advantages[start:].tolist()
+    assert inputs["num_items_in_batch"] == sum(int(sample.loss_mask.sum()) for sample in samples)
+    assert inputs["num_images"] == [0, 1]
+
+
+def test_the_models_loss_on_a_supervised_batch_is_our_negative_log_likelihood(make_sample, model):
+    samples = [supervised(make_sample(seed, images=seed % 2)) for seed in (2, 3, 5)]
+    collator = functools.partial(trl_sft_batch, pad_id=0)
+    batch = TrainingBatch.from_samples(samples, pad_id=0)
+    with torch.no_grad():
+        loss = model(**collator(samples)).loss
+        ours = sft_loss(token_logprobs(model, batch), batch.loss_mask)
+    assert loss.item() == pytest.approx(ours.item(), abs=1e-5)
+
+
+def test_rows_of_text_go_through_its_data_collator(trl, make_sample):
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    samples = [supervised(make_sample(seed)) for seed in (2, 6)]
+    collated = DataCollatorForLanguageModeling(pad_token_id=0)([trl_sft_row(sample) for sample in samples])
+    ours = trl_sft_batch(samples, pad_id=0)
+    assert collated.keys() == ours.keys()
+    for name, tensor in collated.items():
+        assert torch.equal(tensor, ours[name])
+
+
+def test_what_labels_do_not_say_is_left_out_only_where_this_is_said(make_sample):
+    sample = make_sample(1)
+    with pytest.raises(AdapterError, match="episode-1/0: logprobs: the type has no field"):
+        trl_sft_row(sample)
+    with pytest.raises(AdapterError, match="advantages"):
+        trl_sft_row(sample, omit=("logprobs",))
+    omit = ("logprobs", "advantages", "weight_spans")
+    assert trl_sft_row(sample, omit=omit)["input_ids"] == sample.token_ids.tolist()
+    with pytest.raises(AdapterError, match="Use trl_sft_batch"):
+        trl_sft_row(make_sample(1, images=1), omit=omit)
+
+
+def test_videos_are_refused_where_the_trainer_has_no_field_for_them(renderer, make_sample):
+    frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
+    rendered = renderer.render(
+        [{"role": "user", "content": [{"type": "video", "video": frames}]}, {"role": "assistant", "content": "x"}]
+    )
+    columns = {name: np.zeros(len(rendered), np.float32) for name in ("logprobs", "advantages")}
+    media = tuple(rendered.multi_modal_data.items_with_ranges())
+    mask = np.array(rendered.sampled_mask)
+    sample = TrainingSample(np.array(rendered.token_ids, np.int32), mask, **columns, media=media, name="film")
+    with pytest.raises(AdapterError, match="sample film: media: its media have the tensor pixel_values_videos"):
+        trl_grpo_inputs([sample], pad_id=0)
+
+
+def test_a_sampled_placeholder_token_is_refused(literal_placeholder):
+    for adapter in (trl_grpo_inputs, functools.partial(trl_sft_batch, omit=("logprobs", "advantages", "weight_spans"))):
+        with pytest.raises(AdapterError, match="episode-1/0: token_ids"):
+            adapter([literal_placeholder], pad_id=0)

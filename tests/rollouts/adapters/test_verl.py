@@ -1,0 +1,101 @@
+"""verl's own DataProto, holding our samples; `ray`, which it needs for workers only, is a module with one name."""
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from rollouts.training.adapters import AdapterError, verl_data_proto
+
+
+@pytest.fixture
+def types(load_without_init, monkeypatch):
+    ray = ModuleType("ray")
+    ray.ObjectRef = object
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return load_without_init("verl.protocol", "verl", "verl.utils")
+
+
+def test_every_column_of_a_sample_is_in_its_row(types, make_sample):
+    samples = [make_sample(3), make_sample(9, images=2)]
+    data = verl_data_proto(samples, pad_id=5, mrope=True, types=types)
+    assert isinstance(data, types.DataProto)
+    width = data.batch["prompts"].shape[1]
+    for row, sample in enumerate(samples):
+        start = int(np.flatnonzero(sample.loss_mask)[0])
+        count = len(sample) - start
+        assert data.batch["prompts"][row, width - start :].tolist() == sample.token_ids[:start].tolist()
+        assert data.batch["responses"][row, :count].tolist() == sample.token_ids[start:].tolist()
+        is_token = data.batch["attention_mask"][row].bool()
+        assert data.batch["input_ids"][row, is_token].tolist() == sample.token_ids.tolist()
+        assert (data.batch["input_ids"][row, ~is_token] == 5).all()
+        for key, name in (
+            ("response_mask", "loss_mask"),
+            ("rollout_log_probs", "logprobs"),
+            ("advantages", "advantages"),
+        ):
+            assert data.batch[key][row, :count].tolist() == getattr(sample, name)[start:].tolist()
+            assert not data.batch[key][row, count:].any()
+    assert data.non_tensor_batch["weight_spans"][1][0] == ("9", 0, 2)
+    assert data.non_tensor_batch["sample_name"].tolist() == [sample.name for sample in samples]
+    assert data.non_tensor_batch["multi_modal_inputs"][0] == {}
+
+
+def test_positions_are_those_of_the_models_own_rope_index(types, make_sample, model):
+    samples = [make_sample(4, images=1), make_sample(2), make_sample(7, images=3)]
+    data = verl_data_proto(samples, pad_id=0, mrope=True, types=types)
+    is_token, ids = data.batch["attention_mask"].bool(), data.batch["input_ids"]
+    inputs = [row for row in data.non_tensor_batch["multi_modal_inputs"] if row]
+    grids = torch.cat([row["image_grid_thw"] for row in inputs])
+    types_of_tokens = (ids == model.config.image_token_id).long()
+    expected, _ = model.model.get_rope_index(
+        input_ids=ids, mm_token_type_ids=types_of_tokens, image_grid_thw=grids, attention_mask=is_token.long()
+    )
+    positions = data.batch["position_ids"]
+    assert positions.shape == (3, 4, ids.shape[1])
+    for row in range(3):
+        assert positions[row, 1:, is_token[row]].tolist() == expected[:, row, is_token[row]].tolist()
+        assert positions[row, 0, is_token[row]].tolist() == list(range(len(samples[row])))
+
+
+def test_the_models_forward_accepts_the_inputs_of_the_rows(types, make_sample, model):
+    samples = [make_sample(4, images=1), make_sample(7, images=2)]
+    data = verl_data_proto(samples, pad_id=0, mrope=True, types=types)
+    inputs = data.non_tensor_batch["multi_modal_inputs"]
+    with torch.no_grad():
+        logits = model(
+            input_ids=data.batch["input_ids"],
+            attention_mask=data.batch["attention_mask"],
+            position_ids=data.batch["position_ids"][:, 1:].transpose(0, 1),
+            pixel_values=torch.cat([row["pixel_values"] for row in inputs]),
+            image_grid_thw=torch.cat([row["image_grid_thw"] for row in inputs]),
+        ).logits
+    assert torch.isfinite(logits[data.batch["attention_mask"].bool()]).all()
+    assert inputs[1]["images_seqlens"].tolist() == [16, 32]
+
+
+def test_without_mrope_positions_count_the_tokens(types, make_sample):
+    data = verl_data_proto([make_sample(2), make_sample(5)], pad_id=0, mrope=False, types=types)
+    is_token = data.batch["attention_mask"].bool()
+    assert data.batch["position_ids"].shape == is_token.shape
+    assert data.batch["position_ids"][1, is_token[1]].tolist() == list(range(int(is_token[1].sum())))
+
+
+def test_rows_can_be_selected_split_and_joined(types, make_sample):
+    samples = [make_sample(seed, images=seed % 2) for seed in range(1, 5)]
+    data = verl_data_proto(samples, pad_id=0, mrope=False, types=types)
+    joined = types.DataProto.concat([data[2:], data[:2]])
+    assert joined.non_tensor_batch["sample_name"].tolist() == [
+        "episode-3/0",
+        "episode-4/0",
+        "episode-1/0",
+        "episode-2/0",
+    ]
+    assert "pixel_values" in joined.non_tensor_batch["multi_modal_inputs"][0]
+
+
+def test_a_sampled_placeholder_token_is_refused(types, literal_placeholder):
+    with pytest.raises(AdapterError, match="verl DataProto: sample episode-1/0: token_ids"):
+        verl_data_proto([literal_placeholder], pad_id=0, mrope=True, types=types)
