@@ -57,9 +57,7 @@ async def main(directory):
     model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
         logprobs = token_logprobs(model, batch)
-    report = mismatch_report(
-        batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=[sample.name for sample in samples]
-    )
+    report = mismatch_report(batch, logprobs)
     print(f"mismatch over {report.tokens} sampled tokens: {report.max_abs:.1e} nats")
 
 

@@ -6,6 +6,7 @@ Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episo
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Self
 
 from rollouts.error_texts import short_repr
@@ -271,6 +272,23 @@ class RowIndexError(RolloutsError, IndexError):
 
 class AdvantageError(RolloutsError, ValueError):
     """Rewards and groups from which no advantages can be computed."""
+
+
+class MismatchError(RolloutsError):
+    """The mismatch is above a threshold. `exceeded`: name, value and threshold of each figure, in nats."""
+
+    def __init__(
+        self, exceeded: Sequence[tuple[str, float, float]], tokens: int, worst: str, causes: Sequence[str]
+    ) -> None:
+        self.exceeded = tuple(exceeded)
+        self.worst = worst
+        self.causes = tuple(causes)
+        figures = ", ".join(f"{name} {value:.2e} is above {threshold:.2e} nats" for name, value, threshold in exceeded)
+        named = f"likely causes: {', '.join(causes)}" if causes else "no likely cause was found"
+        super().__init__(
+            f"mismatch over {tokens} tokens: {figures}; largest in sample {worst}; {named}. Read report_text(report) "
+            "before training on these tokens"
+        )
 
 
 class PixelMismatchError(RolloutsError):

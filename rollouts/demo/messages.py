@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,5 +43,5 @@ class Learned:
 
     weights: dict[str, np.ndarray]
     loss: float
-    mismatch: MismatchReport = MismatchReport()
-    mismatch_after: MismatchReport = MismatchReport()
+    mismatch: MismatchReport = field(default_factory=MismatchReport)
+    mismatch_after: MismatchReport = field(default_factory=MismatchReport)

@@ -13,9 +13,11 @@ from rollouts.demo.digits import DigitsEnvironment, load_digit_sets
 from rollouts.demo.messages import Learn, Learned, WarmStart
 from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.training import (
+    MismatchReport,
     TrainingBatch,
     TrainingSample,
     group_advantages,
+    merge_reports,
     micro_batches,
     mismatch_report,
     policy_gradient_loss,
@@ -24,7 +26,6 @@ from rollouts.training import (
     sft_loss,
     token_logprobs,
 )
-from rollouts.training.mismatch import MismatchReport, merge_reports
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -127,8 +128,7 @@ class Trainer:
         return Learned(self._weights(), total / self.recipe.epochs, merge_reports(reports), merge_reports(after))
 
     def _mismatch(self, batch: TrainingBatch, logprobs: torch.Tensor) -> MismatchReport:
-        names = [sample.name for sample in batch.samples]
-        return mismatch_report(batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names)
+        return mismatch_report(batch, logprobs)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[TrainingSample]:
         rewards, groups = [t.reward for t in trajectories], [t.group_id for t in trajectories]

@@ -21,8 +21,19 @@ from rollouts.training.losses import (
     truncated_ratios,
 )
 from rollouts.training.micro_batches import micro_batches
-from rollouts.training.mismatch import MismatchReport, mismatch_report
+from rollouts.training.mismatch import (
+    MismatchReport,
+    check_mismatch,
+    merge_reports,
+    mismatch_report,
+    plot_mismatch,
+    report_json,
+    report_text,
+)
 from rollouts.training.model_inputs import model_inputs
+from rollouts.training.packing.plan import PackingPlan, pack_samples
+from rollouts.training.packing.truncation import Truncation, truncate_sample
+from rollouts.training.quarantine import Quarantine, QuarantinedRow
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
 from rollouts.training.staleness import (
@@ -38,22 +49,32 @@ from rollouts.training.tensor_list import TensorList
 __all__ = [
     "DegenerateGroup",
     "MismatchReport",
+    "PackingPlan",
     "PolicyLoss",
+    "Quarantine",
+    "QuarantinedRow",
     "SequenceLogprobs",
     "Staleness",
     "StalenessSplit",
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
+    "Truncation",
+    "check_mismatch",
     "cispo_loss",
     "degenerate_groups",
     "fresh_token_mask",
     "group_advantages",
     "kl_loss",
+    "merge_reports",
     "micro_batches",
     "mismatch_report",
     "model_inputs",
+    "pack_samples",
+    "plot_mismatch",
     "policy_gradient_loss",
+    "report_json",
+    "report_text",
     "sample_from_rendered",
     "sample_staleness",
     "samples_from_trajectory",
@@ -63,6 +84,7 @@ __all__ = [
     "split_by_staleness",
     "token_lags",
     "token_logprobs",
+    "truncate_sample",
     "truncated_ratio_loss",
     "truncated_ratios",
 ]

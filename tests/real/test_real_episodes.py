@@ -88,8 +88,5 @@ def mismatches(trajectories, renderer, model_dir):
         batch = TrainingBatch.from_samples(samples, pad_id=0)
         with torch.inference_mode():
             logprobs = token_logprobs(model, batch)
-        names = [sample.name for sample in samples]
-        reports.append(
-            mismatch_report(batch.logprobs, logprobs, batch.loss_mask, has_media=batch.has_media, names=names)
-        )
+        reports.append(mismatch_report(batch, logprobs))
     return reports

@@ -1,12 +1,11 @@
-"""Losses and the mismatch report, against numbers worked out by hand."""
+"""Losses, against numbers worked out by hand."""
 
 import math
 
 import pytest
 import torch
 
-from rollouts.training import mismatch_report, policy_gradient_loss, sft_loss
-from rollouts.training.mismatch import MismatchReport, merge_reports
+from rollouts.training import policy_gradient_loss, sft_loss
 
 MASK = torch.tensor([[False, True, True], [False, True, False]])
 
@@ -46,37 +45,3 @@ def test_clipping_removes_only_the_incentive_to_go_further(ratio, advantage, sur
     assert result.loss.item() == pytest.approx(-surrogate)
     assert bool(logprobs.grad[0, 1] != 0) is has_gradient
     assert result.clipped == 1.0
-
-
-def test_the_mismatch_is_over_sampled_tokens_only_and_names_the_worst_row():
-    sampler = torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, -9.0]])
-    trainer = torch.tensor([[9.0, -1.5, -2.0], [9.0, -2.0, 9.0]])
-    report = mismatch_report(sampler, trainer, MASK, has_media=torch.tensor([True, False]), names=["a", "b"])
-    assert (report.tokens, report.max_abs, report.worst) == (3, 1.0, "b")
-    assert report.mean_abs == pytest.approx(0.5)
-    assert (report.max_abs_media, report.max_abs_text) == (0.5, 1.0)
-    expected = [math.exp(-0.5) - 1 + 0.5, 0.0, math.exp(1.0) - 1 - 1.0]
-    assert report.kl == pytest.approx(sum(expected) / 3)
-
-
-def test_a_logprob_that_is_not_a_number_cannot_pass_a_threshold():
-    trainer = torch.tensor([[0.0, float("nan"), -1.0], [0.0, -1.0, 0.0]])
-    report = mismatch_report(
-        torch.full((2, 3), -1.0), trainer, MASK, has_media=torch.tensor([False, False]), names=["a", "b"]
-    )
-    assert report.max_abs == math.inf
-    assert report.worst == "a"
-
-
-def test_joined_reports_weigh_by_tokens_and_keep_the_maximum():
-    whole = merge_reports(
-        [
-            MismatchReport(tokens=1, max_abs=0.1, mean_abs=0.1, kl=0.4, worst="a"),
-            MismatchReport(),
-            MismatchReport(tokens=3, max_abs=0.5, mean_abs=0.3, kl=0.0, worst="b"),
-        ]
-    )
-    assert (whole.tokens, whole.max_abs, whole.worst) == (4, 0.5, "b")
-    assert whole.mean_abs == pytest.approx(0.25)
-    assert whole.kl == pytest.approx(0.1)
-    assert merge_reports([]) == MismatchReport()

@@ -71,7 +71,7 @@ def test_a_type_of_ours_that_needs_what_is_not_installed_says_what(monkeypatch: 
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UnknownTypeError, match=r"mmrollouts\[torch\]") as caught:
         decode_frames(message([root(None)], types=[["rollouts.MismatchReport", 1, ["a", "b"]]]))
-    assert caught.value.declared_in == "rollouts.training.mismatch"
+    assert caught.value.declared_in == "rollouts.training.mismatch.report"
 
 
 OTHERS = """

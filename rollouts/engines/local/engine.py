@@ -70,7 +70,7 @@ class LocalEngine:
         self._features: ByteLRU[str, VisionFeatures] = ByteLRU(max_feature_bytes)  # by mm_hash
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
-        self._max_length = int(text_config.max_position_embeddings)
+        self._max_length = _context_length(text_config)
         self._vocab_size = int(text_config.vocab_size)
         self._queues: dict[asyncio.AbstractEventLoop, RequestQueue] = {}
         # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
@@ -191,3 +191,15 @@ class LocalEngine:
                 target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
         self._features.clear()
         self._weight_version = version
+
+
+def _context_length(text_config: Any) -> int:
+    """The largest number of tokens of prompt and completion. Raises `UnsupportedModelError` where it is not known."""
+    length = getattr(text_config, "max_position_embeddings", None)
+    if length is None:
+        raise UnsupportedModelError(
+            text_config.model_type,
+            "its configuration has no max_position_embeddings, so the length of a request cannot be checked. Set it in "
+            "config.json to the longest prompt and completion that the model can read",
+        )
+    return int(length)

@@ -1,0 +1,103 @@
+"""Conversations with images and videos as training samples, and their log-probabilities by a plain forward pass."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from model_families import VIDEO_FAMILIES, save_family
+from PIL import Image
+
+from renderers import load_renderer
+from rollouts.training import TrainingSample
+
+COMPLETION = [65, 66, 67, 70]
+_TYPES = ("token_type_ids", "mm_token_type_ids")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A conversation of one user message with `images` and `videos`, and the sample of it with a completion."""
+
+    text: str
+    images: tuple[np.ndarray, ...]
+    videos: tuple[np.ndarray, ...]
+    sample: TrainingSample
+
+
+class LoadedFamily:
+    """A tiny model with its renderer and its processor."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.directory = save_family(name, directory)
+        self.renderer = load_renderer(directory)
+        self.processor = transformers.AutoProcessor.from_pretrained(directory)
+        self.model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+        self._seeds = itertools.count()
+
+    def pixels(self, *shape: int) -> np.ndarray:
+        return np.random.default_rng(next(self._seeds)).integers(0, 256, (*shape, 3), dtype=np.uint8)
+
+    def row(self, text: str, images: Any = (), videos: Any = (), completion: Any = COMPLETION) -> Row:
+        parts = [{"type": "image", "image": image} for image in images]
+        parts += [{"type": "video", "video": video, "fps": 2.0} for video in videos]
+        rendered = self.renderer.render(
+            _conversation([*parts, {"type": "text", "text": text}]), add_generation_prompt=True
+        )
+        media = rendered.multi_modal_data.items_with_ranges() if rendered.multi_modal_data else []
+        ids = np.array([*rendered.token_ids, *completion], np.int32)
+        mask = np.arange(len(ids)) >= len(rendered)
+        zeros = np.zeros(len(ids), np.float32)
+        return Row(text, tuple(images), tuple(videos), TrainingSample(ids, mask, zeros, zeros, tuple(media), name=text))
+
+    def rows(self) -> list[Row]:
+        """Text, one image, several images; where the processor takes videos, one video, and an image beside a video."""
+        rows = [
+            self.row("only text"),
+            self.row("one", [self.pixels(32, 48)]),
+            self.row("two", [self.pixels(40, 40), self.pixels(24, 64)]),
+        ]
+        if self.name in VIDEO_FAMILIES:
+            rows.append(self.row("moving", videos=[self.pixels(4, 32, 32)]))
+            rows.append(self.row("both", [self.pixels(32, 32)], [self.pixels(6, 32, 48)]))
+        return rows
+
+    def plain_logprobs(self, row: Row) -> torch.Tensor:
+        """float32 (completion,): by `model(**processor(...))` with the completion appended; checks the prompt's ids."""
+        parts: list[dict[str, Any]] = [{"type": "image"} for _ in row.images] + [{"type": "video"} for _ in row.videos]
+        messages = _conversation([*parts, {"type": "text", "text": row.text}])
+        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        media: dict[str, Any] = {}
+        if row.images:
+            media["images"] = [[Image.fromarray(image) for image in row.images]]
+        if row.videos:
+            known = [_metadata(video) for video in row.videos]
+            media |= {"videos": list(row.videos), "videos_kwargs": {"video_metadata": known}}
+        bos = self.processor.tokenizer.bos_token
+        inputs = dict(
+            self.processor(text=[text], return_tensors="pt", add_special_tokens=not text.startswith(bos), **media)
+        )
+        completion = torch.from_numpy(row.sample.token_ids[row.sample.loss_mask].astype(np.int64))[None]
+        assert inputs["input_ids"][0].tolist() == row.sample.token_ids[~row.sample.loss_mask].tolist()
+        fill = {"input_ids": completion, "attention_mask": torch.ones_like(completion)}
+        fill |= dict.fromkeys(_TYPES, torch.zeros_like(completion))
+        inputs |= {name: torch.cat([inputs[name], fill[name]], dim=1) for name in fill.keys() & inputs.keys()}
+        with torch.no_grad():
+            logits = self.model(**inputs).logits[0, -len(completion[0]) - 1 : -1]
+        return torch.log_softmax(logits.float(), -1).gather(1, completion.T)[:, 0]
+
+
+def _conversation(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": parts}]
+
+
+def _metadata(video: np.ndarray) -> dict[str, Any]:
+    count, height, width, _ = video.shape
+    sizes = {"total_num_frames": count, "width": width, "height": height}
+    return {**sizes, "fps": 2.0, "duration": count / 2.0, "frames_indices": list(range(count))}

@@ -1,0 +1,107 @@
+"""LocalEngine samples from models of many architectures: its log-probabilities are those of the trainer."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from family_rows import LoadedFamily
+from model_families import text_config, with_seed
+from transformers import AutoModelForCausalLM
+
+from renderers import MultiModalData
+from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.local import LocalEngine
+from rollouts.models.architecture import architecture
+from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
+
+MEDIA = ("qwen2_5_vl", "qwen3_5", "gemma3", "gemma4", "glm4v", "internvl", "idefics3", "mistral3")
+TEXT = ("qwen3", "gemma2", "gemma3_text", "gpt_oss", "cohere")
+
+
+@pytest.fixture(scope="module")
+def family(request, tmp_path_factory):
+    return LoadedFamily(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def generate(engine, requests):
+    async def run():
+        return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    return asyncio.run(run())
+
+
+def sampling(seed, **options):
+    return SamplingParams(**{"max_tokens": 12, "n": 2, "seed": seed, "temperature": 1.0, **options})
+
+
+def largest_difference(model, requests, results):
+    """Over all completions: |log p of the engine - log p of the trainer|."""
+    samples, reported = [], []
+    for request, result in zip(requests, results, strict=True):
+        for completion in result.completions:
+            ids = np.array([*request.prompt_ids, *completion.token_ids], np.int32)
+            mask = np.arange(len(ids)) >= len(request.prompt_ids)
+            zeros = np.zeros(len(ids), np.float32)
+            samples.append(TrainingSample(ids, mask, zeros, zeros, tuple(request.media)))
+            reported.append(completion.logprobs)
+    batch = TrainingBatch.from_samples(samples, pad_id=0)
+    with torch.no_grad():
+        scored = token_logprobs(model, batch)
+    return float(np.abs(scored[batch.loss_mask].numpy() - np.concatenate(reported)).max())
+
+
+@pytest.mark.parametrize("family", MEDIA, indirect=True)
+def test_sampled_log_probabilities_of_a_model_that_reads_images_are_those_of_the_trainer(family):
+    """Prompts of different lengths, some with images, padded on the left in one batch; each with two samples."""
+    engine = LocalEngine(family.model)
+    requests = []
+    for seed, row in enumerate(family.rows()):
+        prompt = row.sample.token_ids[~row.sample.loss_mask].tolist()
+        media = MultiModalData.from_items(row.sample.media)
+        requests.append(GenerateRequest(prompt, sampling(seed), media))
+    results = generate(engine, requests)
+    assert all(len(result.completions) == 2 for result in results)
+    assert largest_difference(family.model, requests, results) < 1e-5
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_sampled_log_probabilities_of_a_text_model_are_those_of_the_trainer(name):
+    """Completions longer than the sliding window of eight tokens; prompts shorter and longer than it."""
+    model = with_seed(lambda: AutoModelForCausalLM.from_config(text_config(name)))
+    engine = LocalEngine(model)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, 300, length).tolist() for length in (1, 5, 30)]
+    requests = [GenerateRequest(prompt, sampling(seed, max_tokens=20)) for seed, prompt in enumerate(prompts)]
+    assert largest_difference(model, requests, generate(engine, requests)) < 1e-5
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("family", ["gemma4", "qwen2_5_vl"], indirect=True)
+def test_a_placeholder_token_that_the_engine_samples_is_text_for_engine_and_trainer(family):
+    row = family.row("x", [family.pixels(32, 32)])
+    prompt = row.sample.token_ids[~row.sample.loss_mask].tolist()
+    engine = LocalEngine(family.model)
+    media = MultiModalData.from_items(row.sample.media)
+    requests = [GenerateRequest(prompt, sampling(1, max_tokens=8, n=128), media)]
+    (result,) = generate(engine, requests)
+    placeholders = sorted(architecture(family.model).placeholder_ids)
+    literal = [each for each in result.completions if np.isin(each.token_ids[:-1], placeholders).any()]
+    assert literal
+    assert largest_difference(family.model, requests, [replace(result, completions=literal)]) < 1e-5
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("family", ["idefics3"], indirect=True)
+def test_an_engine_loads_the_directory_of_a_model_that_reads_images_and_of_a_text_model(family, tmp_path):
+    assert LocalEngine.from_pretrained(family.directory).vocab_size == 400
+    with_seed(lambda: AutoModelForCausalLM.from_config(text_config("qwen3"))).save_pretrained(tmp_path)
+    engine = LocalEngine.from_pretrained(tmp_path)
+    (result,) = generate(engine, [GenerateRequest([5, 6], sampling(1))])
+    assert {len(completion.token_ids) for completion in result.completions} == {12}
+    weights = {name: torch.zeros_like(tensor) for name, tensor in engine._model.state_dict().items()}
+    asyncio.run(engine.update_weights(weights, "1"))
+    (after,) = generate(engine, [GenerateRequest([5, 6], sampling(1))])
+    assert np.allclose(after.completions[0].logprobs, -np.log(300), atol=1e-5)

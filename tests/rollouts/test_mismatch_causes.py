@@ -1,0 +1,223 @@
+"""Likely causes by signature: each cause is planted in the sampler of real episodes; noise has none."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_mismatches import (
+    after_tokens,
+    next_tokens_logprobs,
+    normalised_twice,
+    report_processed_logprobs,
+    sampled,
+    scored,
+    with_items,
+    with_prompt,
+    zeros_for_logprobs,
+)
+from transformers import AutoModelForImageTextToText
+
+from rollouts.engines.protocol import WeightSpan
+from rollouts.training.mismatch import Cause, ComparedTokens, mismatch_report
+from rollouts.training.mismatch.signatures import likely_causes
+
+FLOAT32 = 1e-4
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir):
+    return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def other_weights(tiny_model_dir):
+    return perturbed(AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval(), 0.02)
+
+
+def perturbed(model, share):
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += share * parameter.abs().mean() * noise
+    return model
+
+
+def causes(model, samples, **options):
+    batch, logprobs = scored(model, samples)
+    return mismatch_report(batch, logprobs, **options).likely_causes
+
+
+def named(model, samples, **options):
+    return [likely.cause for likely in causes(model, samples, **options)]
+
+
+@pytest.fixture(scope="module")
+def exact(model, renderer):
+    """Samples of a sampler without a fault."""
+    return sampled(model, renderer)
+
+
+def test_no_cause_is_named_where_the_sampler_has_no_fault(model, exact):
+    batch, logprobs = scored(model, exact)
+    report = mismatch_report(batch, logprobs, noise=FLOAT32, mixture_of_experts=True)
+    assert report.max_abs < 1e-5
+    assert report.likely_causes == ()
+
+
+def test_doubled_normalisation_is_named_where_all_images_and_no_text_differ(model, renderer):
+    samples = sampled(model, renderer, request=lambda request: with_items(request, normalised_twice))
+    (likely,) = causes(model, samples)
+    assert likely.cause is Cause.DOUBLED_NORMALISATION
+    assert likely.others == (Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE)
+    assert "tokens before the first one and samples without do not" in likely.evidence
+
+
+def test_swapped_images_are_named_where_some_images_differ_with_the_image_at_which_it_begins(model, renderer):
+    first = [item for seed in (1, 2) for item in prompt_items(renderer, seed)]
+    other = {one.mm_hash: replace(another, mm_hash="x" + another.mm_hash) for one, another in (first, first[::-1])}
+    samples = sampled(
+        model, renderer, request=lambda request: with_items(request, lambda item: other.get(item.mm_hash, item))
+    )
+    (likely,) = causes(model, samples)
+    assert (likely.cause, likely.others) == (Cause.SWAPPED_IMAGE, (Cause.DROPPED_IMAGE,))
+    assert all(item.mm_hash[:12] in likely.evidence for item in first)
+
+
+def prompt_items(renderer, seed):
+    from planted_mismatches import ImagesInSomeEpisodes
+
+    return renderer.render(ImagesInSomeEpisodes().reset(seed)).multi_modal_data.media_items["image"]
+
+
+def test_a_prompt_with_more_text_is_named_wrong_template_and_other_weights_are_not_excluded(model, renderer):
+    system = renderer.render_ids([{"role": "system", "content": "You are a helpful assistant."}])
+    samples = sampled(model, renderer, request=lambda request: after_tokens(request, system))
+    (likely,) = causes(model, samples)
+    assert (likely.cause, likely.others) == (Cause.WRONG_TEMPLATE, (Cause.STALE_WEIGHTS,))
+
+
+def test_a_generation_prompt_that_ends_in_other_tokens_is_named_wrong_template(model, renderer):
+    samples = sampled(
+        model, renderer, request=lambda request: with_prompt(request, request.prompt_ids[:-1], request.media)
+    )
+    (likely,) = causes(model, samples)
+    assert (likely.cause, likely.others) == (Cause.WRONG_TEMPLATE, ())
+    assert "the first token of a turn differs most" in likely.evidence
+
+
+def test_stale_weights_are_named_where_the_difference_grows_with_the_version_lag(model, other_weights, renderer, exact):
+    older = sampled(other_weights, renderer)
+    mixed = [
+        with_version(one if number % 2 else another, "7" if number % 2 else "5")
+        for number, (one, another) in enumerate(zip(exact, older, strict=True))
+    ]
+    (likely,) = causes(model, mixed)
+    assert likely.cause is Cause.STALE_WEIGHTS
+    assert "lag 0: " in likely.evidence
+    assert "lag 2: " in likely.evidence
+
+
+def with_version(sample, version):
+    return replace(sample, weight_spans=(WeightSpan(version, 0, int(sample.loss_mask.sum())),))
+
+
+def test_stale_weights_of_one_version_are_named_only_beside_a_wrong_template(model, other_weights, renderer):
+    (likely,) = causes(model, sampled(other_weights, renderer), noise=FLOAT32)
+    assert likely.cause is Cause.WRONG_TEMPLATE
+    assert Cause.STALE_WEIGHTS in likely.others
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.6])
+def test_a_sampler_that_divides_by_the_temperature_is_named_with_the_temperature(
+    model, renderer, temperature, monkeypatch
+):
+    report_processed_logprobs(monkeypatch)
+    (likely,) = causes(model, sampled(model, renderer, temperature=temperature))
+    assert likely.cause is Cause.WRONG_TEMPERATURE
+    assert f"temperature of {temperature:.2f}" in likely.evidence
+
+
+def test_log_probabilities_after_top_p_are_named_processed(model, renderer, monkeypatch):
+    report_processed_logprobs(monkeypatch)
+    (likely,) = causes(model, sampled(model, renderer, top_p=0.9))
+    assert likely.cause is Cause.PROCESSED_LOGPROBS
+    assert "a share of up to 10% was cut off" in likely.evidence
+
+
+@pytest.mark.parametrize(
+    ("completion", "cause"),
+    [(next_tokens_logprobs, Cause.SHIFTED_LOGPROBS), (zeros_for_logprobs, Cause.MISSING_LOGPROBS)],
+)
+def test_shifted_and_missing_log_probabilities_are_named(model, renderer, completion, cause):
+    assert named(model, sampled(model, renderer, completion=completion)) == [cause]
+
+
+# No cause where there is none.
+
+
+def noise_shapes(rng, count, shape, scale):
+    """Differences float64 (count,) without a cause: their scale and heaviness of tails vary, their sign does not."""
+    drawn = {
+        "normal": rng.standard_normal,
+        "laplace": rng.laplace,
+        "heavy tails": rng.standard_cauchy,
+        "few tokens": lambda size: rng.standard_normal(size) * (rng.random(size) < 0.03) * 30,
+        "uniform": rng.uniform,
+    }[shape]
+    return scale * (drawn(-1, 1, count) if shape == "uniform" else drawn(size=count))
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.sampled_from(["normal", "laplace", "heavy tails", "few tokens", "uniform"]),
+    scale=st.sampled_from([1e-7, 1e-5, 1e-3, 3e-2]),
+    rows=st.integers(1, 40),
+    tokens_per_row=st.integers(1, 40),
+    relative=st.booleans(),
+    per_row=st.booleans(),
+    same_logprob=st.booleans(),
+)
+def test_no_cause_is_named_for_noise_of_any_shape(
+    seed, shape, scale, rows, tokens_per_row, relative, per_row, same_logprob
+):
+    rng = np.random.default_rng(seed)
+    count = rows * tokens_per_row
+    sample = np.repeat(np.arange(rows), tokens_per_row)
+    trainer = np.full(count, -5.0) if same_logprob else -rng.exponential(rng.choice([0.1, 1.0, 4.0]), count)
+    noise = noise_shapes(rng, count, shape, scale)
+    if relative:  # tokens of low probability differ more
+        noise *= np.clip(np.abs(trainer), 0, 3)
+    if per_row:
+        noise *= np.exp(0.5 * rng.standard_normal(rows))[sample]
+    noise *= min(1, 0.03 / max(np.median(np.abs(noise)), 1e-9))  # more is more than arithmetic explains
+    turn_of_row = np.arange(tokens_per_row) * 2 // tokens_per_row
+    turn = np.tile(turn_of_row, rows)
+    tokens = ComparedTokens(
+        sampler=(trainer + noise).astype(np.float32),
+        trainer=trainer.astype(np.float32),
+        sample=sample.astype(np.int32),
+        position=np.tile(np.arange(tokens_per_row), rows).astype(np.int32),
+        turn=turn.astype(np.int32),
+        turn_position=np.tile(np.arange(tokens_per_row) - (tokens_per_row + 1) // 2 * turn_of_row, rows).astype(
+            np.int32
+        ),
+        item=(sample % 4 - 1).astype(np.int32),
+        version=(sample % 3).astype(np.int32),
+        names=tuple(map(str, range(rows))),
+        media_hashes=("a", "b", "c"),
+        media_modalities=("image", "image", "video"),
+        versions=("1", "2", "3"),
+    )
+    assert likely_causes(tokens) == ()
+
+
+def test_too_few_tokens_have_no_cause_however_large_the_difference(model, renderer):
+    samples = sampled(model, renderer, request=lambda request: with_items(request, normalised_twice), seeds=[1])
+    batch, logprobs = scored(model, samples)
+    report = mismatch_report(batch, logprobs)
+    assert report.max_abs > 0.01
+    assert report.likely_causes == ()

@@ -1,0 +1,172 @@
+"""Log-probabilities and gradients of many architectures: padded, packed and single rows, and a plain forward pass."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from family_rows import LoadedFamily
+from model_families import MEDIA_FAMILIES, TEXT_MODELS, text_config, with_seed
+from transformers import AutoModelForCausalLM
+
+from rollouts.errors import UnsupportedModelError
+from rollouts.training import TrainingBatch, TrainingSample, model_inputs, token_logprobs
+
+LAYOUTS = {
+    "padded": {"layout": "padded"},
+    "padded on the left": {"layout": "padded", "side": "left", "multiple_of": 8},
+    "packed": {"layout": "packed", "multiple_of": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def family(request, tmp_path_factory):
+    return LoadedFamily(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def families(*names):
+    return pytest.mark.parametrize("family", names, indirect=True)
+
+
+@functools.cache
+def text_model(name):
+    return with_seed(lambda: AutoModelForCausalLM.from_config(text_config(name)))
+
+
+def text_samples(*lengths, trained=6):
+    rng = np.random.default_rng(0)
+    zeros = [np.zeros(length, np.float32) for length in lengths]
+    masks = [np.arange(length) >= max(1, length - trained) for length in lengths]
+    ids = [rng.integers(3, 300, length).astype(np.int32) for length in lengths]
+    columns = zip(ids, masks, zeros, strict=True)
+    return [TrainingSample(each, mask, zero, zero, name=str(len(each))) for each, mask, zero in columns]
+
+
+def of_samples(model, samples, **layout):
+    """The log-probabilities of the trained tokens of each sample, from one batch."""
+    batch = TrainingBatch.from_samples(samples, pad_id=0, **layout)
+    scored = token_logprobs(model, batch)
+    assert (scored[~batch.loss_mask] == 0).all()
+    return [scored[(batch.sequence_ids == index) & batch.loss_mask] for index in range(len(samples))]
+
+
+def close(one, other):
+    return all(torch.allclose(a, b, atol=1e-5, rtol=0) for a, b in zip(one, other, strict=True))
+
+
+# Values.
+
+
+@families(*MEDIA_FAMILIES)
+def test_rows_with_and_without_media_have_the_log_probabilities_of_a_plain_forward_in_every_layout(family):
+    rows = family.rows()
+    samples = [row.sample for row in rows]
+    # GLM-4V has one token id for images and videos; its own forward cannot tell them apart in one row.
+    plain = [family.plain_logprobs(row) for row in rows if family.name != "glm4v" or not (row.images and row.videos)]
+    with torch.no_grad():
+        alone = [of_samples(family.model, [sample])[0] for sample in samples]
+        assert close(alone[: len(plain)], plain)
+        for layout in LAYOUTS.values():
+            assert close(of_samples(family.model, samples, **layout), alone)
+
+
+@families("qwen2_5_vl", "gemma3", "idefics3")
+def test_another_image_changes_the_log_probabilities(family):
+    """The planted fault of the comparisons above."""
+    shown, other = (family.row("one", [family.pixels(32, 48)]).sample for _ in range(2))
+    with torch.no_grad():
+        assert not close(of_samples(family.model, [shown]), of_samples(family.model, [other]))
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_a_text_model_has_the_log_probabilities_of_its_plain_forward_in_every_layout(name):
+    model, samples = text_model(name), text_samples(5, 23, 2, 40)
+    with torch.no_grad():
+        plain = []
+        for sample in samples:
+            ids = torch.from_numpy(sample.token_ids.astype(np.int64))
+            scored = torch.log_softmax(model(ids[None]).logits[0, :-1].float(), -1).gather(1, ids[1:, None])[:, 0]
+            plain.append(scored[torch.from_numpy(sample.loss_mask[1:])])
+        for layout in LAYOUTS.values():
+            assert close(of_samples(model, samples, **layout), plain)
+
+
+def stock_logprobs(model, batch):
+    """float32 of the trained tokens, by the model's own forward on `model_inputs`."""
+    logits = model(**model_inputs(batch, model), use_cache=False).logits[:, :-1]
+    scored = torch.log_softmax(logits.float(), -1).gather(-1, batch.input_ids[:, 1:, None])[..., 0]
+    return scored[batch.loss_mask[:, 1:]]
+
+
+@families("qwen2_vl", "qwen2_5_vl", "internvl", "smolvlm", "mistral3", "llava_next")
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_the_stock_forward_on_model_inputs_gives_the_same_log_probabilities(family, layout):
+    batch = TrainingBatch.from_samples([row.sample for row in family.rows()], pad_id=0, **layout)
+    with torch.no_grad():
+        ours, stock = token_logprobs(family.model, batch)[batch.loss_mask], stock_logprobs(family.model, batch)
+    assert torch.allclose(ours, stock, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3"])
+def test_model_inputs_refuse_packed_rows_of_a_model_that_attends_across_samples(name):
+    """transformers' gpt-oss does not pass the positions to its masks."""
+    batch = TrainingBatch.from_samples(text_samples(5, 9), pad_id=0, layout="packed")
+    if name == "qwen3":
+        assert "attention_mask" not in model_inputs(batch, text_model(name))
+        return
+    with pytest.raises(UnsupportedModelError, match=r"depend on the sample before .* layout=\"padded\""):
+        model_inputs(batch, text_model(name))
+
+
+# Gradients.
+
+
+def gradients(model, batches):
+    model.zero_grad()
+    for batch in batches:
+        token_logprobs(model, batch).sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def assert_same_gradients(model, samples):
+    packed = [TrainingBatch.from_samples(samples, pad_id=0, layout="packed")]
+    alone = [TrainingBatch.from_samples([sample], pad_id=0) for sample in samples]
+    together, summed = gradients(model, packed), gradients(model, alone)
+    assert together.keys() == summed.keys()
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, summed[name], atol=2e-4, rtol=1e-3, msg=name)
+    return together
+
+
+@families("qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3")
+def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_vision_tower(family):
+    found = assert_same_gradients(family.model, [row.sample for row in family.rows()])
+    tower = [gradient for name, gradient in found.items() if "visual" in name or "vision" in name]
+    assert tower
+    assert any(gradient.abs().max() > 1e-6 for gradient in tower)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss"])
+def test_gradients_of_a_packed_text_batch_are_the_sum_of_single_rows(name):
+    assert_same_gradients(text_model(name), text_samples(5, 23, 2, 9))
+
+
+def test_tokens_that_are_not_trained_and_follow_the_trained_ones_get_no_gradient():
+    model = text_model("qwen3")  # its embedding is not tied to the output layer
+    ids = np.array([5, 6, 7, 250, 251], np.int32)
+    zeros = np.zeros(5, np.float32)
+    sample = TrainingSample(ids, np.array([False, False, True, False, False]), zeros, zeros)
+    found = gradients(model, [TrainingBatch.from_samples([sample, sample], pad_id=0, layout="packed")])
+    embedding = found["model.embed_tokens.weight"]
+    assert (embedding[[7, 250, 251]] == 0).all()
+    assert (embedding[[5, 6]] != 0).any(dim=1).all()
+
+
+def test_a_batch_without_trained_tokens_has_log_probabilities_of_zero():
+    sample = text_samples(5, trained=0)[0]
+    untrained = TrainingSample(sample.token_ids, np.zeros(5, bool), sample.logprobs, sample.advantages)
+    for layout in LAYOUTS.values():
+        batch = TrainingBatch.from_samples([untrained], pad_id=0, **layout)
+        assert (token_logprobs(text_model("qwen3"), batch) == 0).all()

@@ -1,0 +1,211 @@
+"""Rows and models that a forward pass cannot take: errors with row, key and cure; the checks find planted faults."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from family_rows import LoadedFamily
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_families import text_config, with_seed
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from renderers import PlaceholderRange
+from rollouts.errors import SampleError, UnsupportedModelError
+from rollouts.models.architecture import architecture
+from rollouts.models.mrope import mrope_positions
+from rollouts.models.output_head import output_head
+from rollouts.models.placed_rows import TokenSequence
+from rollouts.models.positions import media_positions
+from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return LoadedFamily("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl"))
+
+
+def text_model(name="llama"):
+    return with_seed(lambda: AutoModelForCausalLM.from_config(text_config(name)))
+
+
+def text_batch():
+    zeros = np.zeros(4, np.float32)
+    sample = TrainingSample(
+        np.array([5, 6, 7, 8], np.int32), np.array([False, True, True, True]), zeros, zeros, name="r"
+    )
+    return TrainingBatch.from_samples([sample], pad_id=0)
+
+
+# Rows.
+
+
+def with_item(sample, **changes):
+    (item, placeholder), *rest = sample.media
+    return replace(sample, media=((replace(item, **changes), placeholder), *rest))
+
+
+def refusal(model, sample):
+    with pytest.raises(SampleError) as caught:
+        token_logprobs(model, TrainingBatch.from_samples([sample], pad_id=0))
+    return str(caught.value)
+
+
+def test_patches_that_contradict_their_grid_are_refused(qwen):
+    sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
+    item = sample.media[0][0]
+    short = with_item(sample, tensors={**item.tensors, "pixel_values": item["pixel_values"][:-4]})
+    assert "sample x: image" in (text := refusal(qwen.model, short))
+    assert "has 20 rows of pixel_values for the grid [1, 4, 6], which has 24 patches" in text
+
+
+def test_a_tensor_that_the_model_does_not_take_is_refused_by_name(qwen):
+    sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
+    item = sample.media[0][0]
+    foreign = with_item(
+        sample,
+        tensors={**item.tensors, "image_sizes": np.array([32, 48])},
+        fields={**item.fields, "image_sizes": item.fields["image_grid_thw"]},
+    )
+    assert "has the tensor 'image_sizes', which Qwen2_5_VLModel.forward does not take; it takes" in refusal(
+        qwen.model, foreign
+    )
+
+
+def test_raw_pixels_without_a_scale_are_refused(qwen):
+    sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
+    assert "raw uint8 pixels without a scale" in refusal(qwen.model, with_item(sample, scale=None))
+
+
+def test_a_range_over_tokens_that_are_no_placeholders_is_refused(qwen):
+    sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
+    (item, placeholder), *_ = sample.media
+    moved = replace(sample, media=((item, PlaceholderRange(placeholder.offset - 1, placeholder.length)),))
+    text = refusal(qwen.model, moved)
+    assert f"the token at position {placeholder.offset - 1} is in the range of an image or video and has id" in text
+    assert "the placeholder ids of qwen2_5_vl are: " in text
+
+
+def test_media_for_a_text_model_are_refused(qwen):
+    sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
+    model = with_seed(lambda: AutoModelForCausalLM.from_config(_larger(text_config("llama"))))
+    assert "the placeholder ids of llama are: none" in refusal(model, sample)
+
+
+def _larger(config):
+    config.vocab_size = 400
+    return config
+
+
+# Models.
+
+
+class DoublesItsLogits(LlamaForCausalLM):
+    """The planted fault: its forward does something after the output layer that no configuration names."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+
+def test_an_output_layer_whose_logits_are_changed_afterwards_is_refused_with_what_was_tried():
+    model = with_seed(lambda: DoublesItsLogits(text_config("llama")))
+    with pytest.raises(UnsupportedModelError, match=r"'llama': the logits of DoublesItsLogits differ .* Tried: weight"):
+        token_logprobs(model, text_batch())
+
+
+class Adapted(torch.nn.Linear):
+    """An output layer with a part that starts at zero, as an adapter does."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features, bias=False)
+        self.weight = layer.weight
+        self.adapter = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
+        torch.nn.init.zeros_(self.adapter.weight)
+
+    def forward(self, hidden):
+        return super().forward(hidden) + self.adapter(hidden)
+
+
+def test_an_output_layer_with_an_adapter_is_refused_although_it_changes_nothing_yet():
+    model = text_model()
+    model.lm_head = Adapted(model.lm_head)
+    with pytest.raises(UnsupportedModelError, match=r"output layer is Adapted, .* Merge adapters"):
+        token_logprobs(model, text_batch())
+
+
+def test_the_output_layer_has_the_softcap_that_the_model_applies_and_not_the_one_that_its_configuration_names(
+    tmp_path_factory,
+):
+    """transformers' Gemma 3 with images ignores `final_logit_softcapping`; Gemma 2 applies it."""
+    gemma3 = LoadedFamily("gemma3", tmp_path_factory.mktemp("gemma3")).model
+    assert gemma3.config.text_config.final_logit_softcapping == 3.0
+    assert output_head(architecture(gemma3)).softcap is None
+    assert output_head(architecture(text_model("gemma2"))).softcap == 3.0
+    assert output_head(architecture(text_model("cohere"))).scale == 0.25
+    assert output_head(architecture(text_model("granite"))).scale == 0.25
+
+
+def test_a_forward_that_fails_says_what_was_tried(monkeypatch):
+    model = text_model()
+    token_logprobs(model, text_batch())
+
+    def fail(*args, **kwargs):
+        raise ValueError("cannot")
+
+    monkeypatch.setattr(type(model.model.layers[0]), "forward", fail)
+    with pytest.raises(
+        UnsupportedModelError, match=r"LlamaModel\.forward failed for the rows r with ValueError: cannot"
+    ) as caught:
+        token_logprobs(model, text_batch())
+    assert "Tried: input_ids int64 (1, 4), attention_mask int64 (1, 4), position_ids int64 (1, 4); padded rows" in str(
+        caught.value
+    )
+
+
+def test_a_model_without_a_separate_base_model_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"LlamaModel has no separate output layer"):
+        token_logprobs(text_model().model, text_batch())
+
+
+# Positions.
+
+
+class Block:
+    """As much of a media item as positions need."""
+
+    modality = "image"
+
+    def __init__(self, height, width):
+        self.grid = np.array([1, 2 * height, 2 * width])
+        self.num_tokens = height * width
+
+    def __getitem__(self, name):
+        return self.grid
+
+    def __contains__(self, name):
+        return name == "image_grid_thw"
+
+    def __iter__(self):
+        return iter(["image_grid_thw"])
+
+
+BLOCKS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(BLOCKS, st.integers(0, 4))
+def test_positions_of_adjacent_images_are_those_of_separate_images(qwen, blocks, tail):
+    """`get_rope_index` alone would take two adjacent images for one."""
+    placed, length = [], 0
+    for gap, height, width in blocks:
+        item = Block(height, width)
+        placed.append((item, PlaceholderRange(length + gap, item.num_tokens)))
+        length += gap + item.num_tokens
+    length += tail
+    positions, following = media_positions(architecture(qwen.model), TokenSequence(np.full(length, 9), placed))
+    expected, after = mrope_positions(length, placed, 2)
+    assert positions.tolist() == expected.tolist()
+    assert following == after

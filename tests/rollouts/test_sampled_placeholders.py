@@ -1,0 +1,116 @@
+"""A placeholder token that the policy sampled is text, also where transformers looks for images by token id."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+from family_rows import LoadedFamily
+from model_families import MEDIA_FAMILIES
+
+from rollouts.errors import SampleError
+from rollouts.models.architecture import architecture
+from rollouts.training import TrainingBatch, model_inputs, token_logprobs
+
+UNUSED = 399  # an id without a token
+
+
+@pytest.fixture(scope="module")
+def family(request, tmp_path_factory):
+    return LoadedFamily(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def families(*names):
+    return pytest.mark.parametrize("family", names, indirect=True)
+
+
+def with_copied_token(model, source, target):
+    """A model for which two ids are the same text: every embedding of `target` is that of `source`."""
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for module in changed.modules():
+            if isinstance(module, torch.nn.Embedding) and module.num_embeddings >= 400:
+                module.weight[target] = module.weight[source]
+    return changed
+
+
+def logprobs(model, samples, **layout):
+    batch = TrainingBatch.from_samples(samples, pad_id=0, **layout)
+    with torch.no_grad():
+        scored = token_logprobs(model, batch)
+    return [scored[(batch.sequence_ids == index) & batch.loss_mask] for index in range(len(samples))]
+
+
+@families(*MEDIA_FAMILIES)
+def test_a_sampled_placeholder_token_is_the_text_token_that_its_embedding_says(family):
+    """The same text under an id that is no placeholder gives the same log-probabilities of what follows."""
+    literal_id = min(architecture(family.model).placeholder_ids)
+    model = with_copied_token(family.model, literal_id, UNUSED)
+    image = family.pixels(32, 48)
+    for images in ([image], []):
+        literal, usual = (
+            family.row("x", images, completion=[65, token, token, 66, 67]).sample for token in (literal_id, UNUSED)
+        )
+        beside = family.row("beside", [family.pixels(32, 32)]).sample
+        for layout in ("padded", "packed"):
+            ours, _ = logprobs(model, [literal, beside], layout=layout)
+            expected, _ = logprobs(model, [usual, beside], layout=layout)
+            assert torch.allclose(ours[[0, 3, 4]], expected[[0, 3, 4]], atol=1e-5, rtol=0)
+
+
+@families("qwen2_5_vl", "gemma3")
+def test_model_inputs_refuse_a_sampled_placeholder_and_name_row_and_token(family):
+    literal_id = min(architecture(family.model).placeholder_ids)
+    sample = family.row("x", [family.pixels(32, 32)], completion=[65, literal_id]).sample
+    with pytest.raises(SampleError, match=f"sample x: the token at position {len(sample) - 1} has id {literal_id}"):
+        model_inputs(TrainingBatch.from_samples([sample], pad_id=0), family.model)
+
+
+@families("idefics3")
+def test_a_model_without_a_known_search_has_the_row_refused_by_name(family, monkeypatch):
+    monkeypatch.delattr(type(family.model.model), "inputs_merger")
+    literal_id = min(architecture(family.model).placeholder_ids)
+    sample = family.row("x", completion=[65, literal_id]).sample
+    with pytest.raises(SampleError, match=r"sample x: .* no known method .*tried: get_placeholder_mask, inputs_merger"):
+        token_logprobs(family.model, TrainingBatch.from_samples([sample], pad_id=0))
+
+
+@families("qwen2_5_vl")
+def test_forward_passes_of_other_threads_are_not_affected(family):
+    """Each thread has its own placeholders; the model itself is never changed."""
+    literal_id = min(architecture(family.model).placeholder_ids)
+    image = family.pixels(32, 48)
+    samples = [family.row("x", [image], completion=[65, token, 66]).sample for token in (literal_id, 68)]
+    expected = [logprobs(family.model, [sample])[0] for sample in samples]
+    results: list[list[torch.Tensor]] = [[], []]
+    barrier = threading.Barrier(2)
+
+    def run(index):
+        for _ in range(5):
+            barrier.wait()
+            results[index].append(logprobs(family.model, [samples[index]])[0])
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "get_placeholder_mask" not in vars(family.model.model)
+    for index in range(2):
+        assert len(results[index]) == 5
+        assert all(torch.allclose(each, expected[index], atol=1e-5) for each in results[index])
+
+
+@families("glm4v")
+def test_images_and_videos_of_a_model_with_one_id_for_both_are_told_apart(family):
+    """GLM-4V's own search counts images and videos together and refuses a row with both."""
+    both = family.row("both", [family.pixels(32, 32)], [family.pixels(4, 32, 48)]).sample
+    image_only = family.row("one", [family.pixels(32, 32)]).sample
+    video_only = family.row("moving", videos=[family.pixels(4, 32, 32)]).sample
+    mixed = logprobs(family.model, [image_only, video_only, both])
+    alone = [logprobs(family.model, [sample])[0] for sample in (image_only, video_only, both)]
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mixed, alone, strict=True))
+    with pytest.raises(ValueError, match="do not match"):
+        family.model(**model_inputs(TrainingBatch.from_samples([both], pad_id=0), family.model))
+    assert np.isfinite(alone[2].numpy()).all()
