@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from renderers.errors import short_repr
 from renderers.media.item import MediaItem
 from renderers.rendered import PlaceholderRange
 
@@ -30,9 +31,12 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
         start, end = placeholder.offset, placeholder.end
         edges = [start, *itertools.chain.from_iterable(placeholder.runs), end]
         if placeholder.length < 1:
-            return Misplacement(index, f"has a placeholder of {placeholder.length} tokens at {start}")
+            return Misplacement(
+                index, f"has a placeholder of {short_repr(placeholder.length)} tokens at {short_repr(start)}"
+            )
         if start < 0 or end > num_tokens:
-            return Misplacement(index, f"has a placeholder at {start}:{end}, outside of the {num_tokens} tokens")
+            at = f"{short_repr(start)}:{short_repr(end)}"
+            return Misplacement(index, f"has a placeholder at {at}, outside of the {num_tokens} tokens")
         if start < previous_end:
             return Misplacement(
                 index, f"has a placeholder at {start}:{end}, before the end of the previous one at {previous_end}"
@@ -40,7 +44,7 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
         if edges != sorted(edges):
             return Misplacement(
                 index,
-                f"has embed_runs {placeholder.embed_runs!s:.80}, not ascending runs inside its placeholder of "
+                f"has embed_runs {short_repr(placeholder.embed_runs)}, not ascending runs inside its placeholder of "
                 f"{placeholder.length} tokens",
             )
         previous_end = end

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollouts.engines.protocol import GenerateRequest
+from rollouts.error_texts import short_repr
 from rollouts.errors import InvalidRequestError, OverlongPromptError
+from rollouts.numbers import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,11 @@ class EngineLimits:
     max_tokens: int = 2**20
 
     def __post_init__(self) -> None:
-        if self.n < 1 or self.max_tokens < 1:
-            raise InvalidRequestError("limits", f"a limit below 1 admits no request: {self}")
+        for name in ("n", "max_tokens"):
+            number = whole_number(value := getattr(self, name))
+            if number is None or number < 1:
+                rule = "pass an integer of at least 1: a smaller limit admits no request"
+                raise InvalidRequestError("limits", f"EngineLimits.{name} is {short_repr(value)}; {rule}")
 
     def check(self, request: GenerateRequest) -> None:
         """Raise `InvalidRequestError`, naming the field, for a request that exceeds a bound."""
@@ -29,8 +34,8 @@ class EngineLimits:
             if value > limit:
                 raise InvalidRequestError(
                     request.request_id,
-                    f"{name} is {value} and this engine takes at most {limit}. Use a smaller one, or give the engine "
-                    f"other EngineLimits({name}=...)",
+                    f"{name} is {short_repr(value)} and this engine takes at most {limit}. Use a smaller one, or give "
+                    f"the engine other EngineLimits({name}=...)",
                 )
 
 

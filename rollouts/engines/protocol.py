@@ -230,7 +230,8 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
     indices = sorted(completion.index for completion in result.completions)
     if indices != list(range(request.sampling.n)):
         raise MalformedResultError(
-            name, f"the completions have indices {indices}; they must run from 0 to {request.sampling.n - 1}"
+            name,
+            f"the completions have indices {short_repr(indices)}; they must run from 0 to {request.sampling.n - 1}",
         )
 
 
@@ -238,8 +239,8 @@ def _check_completion(name: str, completion: Completion, vocab_size: int | None)
     if not isinstance(completion, Completion):
         raise MalformedResultError(name, f"a completion is a {type(completion).__name__}, not a Completion")
     if not isinstance(completion.index, int | np.integer):
-        raise MalformedResultError(name, f"a completion has index {completion.index!r:.80}, which is no integer")
-    which = f"completion {completion.index}"
+        raise MalformedResultError(name, f"a completion has index {short_repr(completion.index)}, which is no integer")
+    which = f"completion {quoted(completion.index)}"
     if (error := token_ids_error(completion.token_ids, vocab_size)) is not None:
         raise MalformedResultError(name, f"{which}: {error}")
     count = len(completion.token_ids)
@@ -254,9 +255,9 @@ def _check_completion(name: str, completion: Completion, vocab_size: int | None)
 def ending_error(completion: Completion) -> str | None:
     """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are valid."""
     if not isinstance(completion.finish_reason, FinishReason):
-        return f"finish_reason is {completion.finish_reason!r:.80}, not one of {', '.join(FinishReason)}"
+        return f"finish_reason is {short_repr(completion.finish_reason)}, not one of {', '.join(FinishReason)}"
     if not isinstance(completion.stop_token_id, int | np.integer | None):
-        return f"stop_token_id is {completion.stop_token_id!r:.80}, not a token id or None"
+        return f"stop_token_id is {short_repr(completion.stop_token_id)}, not a token id or None"
     return weight_span_error(completion.weight_spans, len(completion.token_ids))
 
 
@@ -277,8 +278,8 @@ def weight_span_error(spans: object, count: int) -> str | None:
             return f"weight span {quoted(span.start)}:{quoted(span.end)} has no integers for its range"
         if not previous_end <= span.start <= span.end <= count:
             return (
-                f"weight span {span.start}:{span.end} does not begin at {previous_end} or later within {count} "
-                "sampled tokens"
+                f"weight span {quoted(span.start)}:{quoted(span.end)} does not begin at {previous_end} or later within "
+                f"{count} sampled tokens"
             )
         previous_end = span.end
     return None

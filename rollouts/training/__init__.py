@@ -31,6 +31,9 @@ from rollouts.training.mismatch import (
     report_text,
 )
 from rollouts.training.model_inputs import model_inputs
+from rollouts.training.packing.plan import PackingPlan, pack_samples
+from rollouts.training.packing.truncation import Truncation, truncate_sample
+from rollouts.training.quarantine import Quarantine, QuarantinedRow
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
 from rollouts.training.staleness import (
@@ -46,13 +49,17 @@ from rollouts.training.tensor_list import TensorList
 __all__ = [
     "DegenerateGroup",
     "MismatchReport",
+    "PackingPlan",
     "PolicyLoss",
+    "Quarantine",
+    "QuarantinedRow",
     "SequenceLogprobs",
     "Staleness",
     "StalenessSplit",
     "TensorList",
     "TrainingBatch",
     "TrainingSample",
+    "Truncation",
     "check_mismatch",
     "cispo_loss",
     "degenerate_groups",
@@ -63,6 +70,7 @@ __all__ = [
     "micro_batches",
     "mismatch_report",
     "model_inputs",
+    "pack_samples",
     "plot_mismatch",
     "policy_gradient_loss",
     "report_json",
@@ -76,6 +84,7 @@ __all__ = [
     "split_by_staleness",
     "token_lags",
     "token_logprobs",
+    "truncate_sample",
     "truncated_ratio_loss",
     "truncated_ratios",
 ]

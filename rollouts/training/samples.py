@@ -178,7 +178,7 @@ def _columns(
 ) -> dict[str, np.ndarray]:
     """The columns of the sample of a path, of which the nodes in `advantages` are trained."""
     nodes = [(trajectory.nodes[index], index in advantages) for index in path]
-    token_ids = np.concatenate([node.token_ids for node, _ in nodes])
+    token_ids = trajectory.token_ids(path[-1])
     loss_mask = np.concatenate([node.sampled & is_trained for node, is_trained in nodes])
     columns = {"logprobs": np.zeros(len(token_ids), np.float32), "advantages": np.zeros(len(token_ids), np.float32)}
     if advantages:

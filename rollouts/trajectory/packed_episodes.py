@@ -47,6 +47,9 @@ class AbsentSource(MediaSource):
 
     data: bytes | memoryview = field(init=False, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        """Do not check `data`, which has no value."""
+
     def __getattr__(self, name: str) -> Any:  # called only for an attribute without a value
         if name != "data":
             raise AttributeError(name)

@@ -92,7 +92,7 @@ class TokenNode:
         # This runs for every decoded node: the usual dtypes and empty fields are compared first, which costs least.
         ids, sampled, logprobs = self.token_ids, self.sampled, self.logprobs
         error: str | None = None
-        if type(self.parent) is not int or self.parent < -1:
+        if type(self.parent) is not int or not -1 <= self.parent < 2**63:
             error = "its parent is neither the index of a node nor -1"
         elif not isinstance(ids, np.ndarray) or ids.ndim != 1 or (ids.dtype != _INT32 and ids.dtype.kind not in "iu"):
             error = f"token ids are {_kind(ids)}, not one row of integers"

@@ -284,7 +284,9 @@ class Trajectory:
 
     def token_ids(self, leaf: int) -> np.ndarray:
         """Root to `leaf`, concatenated: int32 (n,)."""
-        return np.concatenate([self.nodes[index].token_ids for index in self.path(leaf)])
+        return np.concatenate(
+            [self.nodes[index].token_ids for index in self.path(leaf)], dtype=np.int32, casting="unsafe"
+        )
 
     def extra(self, leaf: int, name: str) -> np.ndarray:
         """One extra, root to `leaf`, concatenated: one row per token.

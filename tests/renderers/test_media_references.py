@@ -318,3 +318,11 @@ def test_raw_video_is_bounded_by_its_pixels_and_not_by_the_bytes_of_a_file() -> 
         video(source, MediaPolicy(max_frames=2))
     with pytest.raises(MediaLimitError, match="max_pixels=599"):
         video(source, MediaPolicy(max_pixels=599))
+
+
+def test_a_memoryview_with_gaps_is_no_source_and_a_contiguous_one_is() -> None:
+    view = memoryview(PNG)
+    assert MediaSource.of(view) == MediaSource.of(PNG)
+    for make in (MediaSource.of, lambda gaps: MediaSource("d" * 64, gaps)):
+        with pytest.raises(MediaDecodeError, match="not contiguous"):
+            make(view[::2])

@@ -456,3 +456,15 @@ def test_packages_of_one_episode_are_its_own():
     one, other = Provenance.of(None, None), Provenance.of(None, None)
     one.packages["mmrollouts"] = "changed"
     assert other.packages.get("mmrollouts") != "changed"
+
+
+@pytest.mark.parametrize("dtypes", [("int32", "uint64"), ("uint64", "int64"), ("uint8", "int16"), ("int64", "int64")])
+def test_nodes_of_different_integer_dtypes_have_one_row_of_int32(dtypes):
+    nodes = [
+        TokenNode(place - 1, np.array([1, 200 + place], dtype), np.zeros(2, bool), np.empty(0, np.float32))
+        for place, dtype in enumerate(dtypes)
+    ]
+    for trajectory in (Trajectory("e", nodes=nodes), decode(encode(Trajectory("e", nodes=nodes)))):
+        row = trajectory.token_ids(1)
+        assert row.dtype == np.int32
+        assert row.tolist() == [1, 200, 1, 201]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from transport.errors import LimitError
+from transport.wire.error_texts import quoted
 
 MAX_DEPTH = 1000
 """The depth of nested objects that the encoder writes at most and the decoder accepts by default."""
@@ -50,7 +51,7 @@ class DecodeLimits:
 def require_limits(limits: object) -> DecodeLimits:
     """`limits`, if they are `DecodeLimits`. Raises `TypeError`."""
     if not isinstance(limits, DecodeLimits):
-        raise TypeError(f"limits is {limits!r:.80} and must be a DecodeLimits. Leave it out for the default limits.")
+        raise TypeError(f"limits is {quoted(limits)} and must be a DecodeLimits. Leave it out for the default limits.")
     return limits
 
 
@@ -61,9 +62,9 @@ def checked_limit(name: str, value: object, least: int) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise ValueError(f"{name} is {value!r:.80} and must be an integer.")
+        raise ValueError(f"{name} is {quoted(value)} and must be an integer.")
     if number < least:
-        raise ValueError(f"{name} is {number} and must be at least {least}.")
+        raise ValueError(f"{name} is {quoted(number)} and must be at least {least}.")
     return number
 
 

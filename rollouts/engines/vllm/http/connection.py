@@ -203,7 +203,12 @@ class ServerConnection:
                 f"{method} {path!r}: the path or a header has characters that HTTP cannot carry; use printable ASCII, "
                 "and %20 in paths",
             ) from None
-        payload = None if body is None else SegmentsPayload(body)
+        try:
+            payload = None if body is None else SegmentsPayload(body)
+        except TypeError as error:
+            raise InvalidRequestError(
+                name, f"{method} {path!r}: a segment of the body is not contiguous bytes ({error}); pass bytes(segment)"
+            ) from None
         seconds = self.limits.total_seconds if seconds is None else seconds
         return Call(name, method, url, payload, headers, seconds, self.limits.response_bytes)
 

@@ -69,6 +69,22 @@ async def test_segments_arrive_in_order_with_their_exact_length(server: FakeVLLM
     assert int(seen.headers["content-length"]) == len(seen.body)
 
 
+@pytest.mark.parametrize("size", [10, 2**20])
+async def test_a_segment_that_is_not_contiguous_is_refused(
+    server: FakeVLLM, connection: ServerConnection, size: int
+) -> None:
+    with pytest.raises(InvalidRequestError, match="segment of the body is not contiguous"):
+        await connection.request("POST", "/echo", name="e", body=[b"{", memoryview(bytes(size))[::2]])
+    assert not server.requests
+
+
+async def test_an_empty_segment_of_two_axes_sends_nothing(server: FakeVLLM, connection: ServerConnection) -> None:
+    server.script["/echo"] += [answer({})]
+    body = [b"a" * 300_000, memoryview(np.zeros((0, 3), np.uint8)), b"b"]
+    await connection.request("POST", "/echo", name="e", body=body)
+    assert server.requests[0].body == b"a" * 300_000 + b"b"
+
+
 @given(sizes=st.lists(st.sampled_from([0, 1, 100, 262_143, 262_144, 262_145, 700_000]), max_size=6))
 def test_any_split_into_segments_arrives_whole(sizes: list[int]) -> None:
     async def run() -> None:

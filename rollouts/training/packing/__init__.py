@@ -1,0 +1,1 @@
+"""Samples packed into rows of a token budget, and the rows divided among ranks."""

@@ -1,0 +1,74 @@
+"""First-fit decreasing: items of two sizes in bins with a budget of each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Bins:
+    """Bins with a budget of tokens and one of patches; the members of a bin are numbers of items.
+
+    `tokens` and `patches` are int64 (n,), the sizes of all items; `empty` is the largest number of bins that `open`
+    adds.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, patches: np.ndarray, max_tokens: int, max_patches: int | None, empty: int = 0
+    ) -> None:
+        self.members: list[list[int]] = []
+        self._tokens, self._patches = tokens, patches
+        self._max_tokens = max_tokens
+        self._max_patches = int(patches.sum()) if max_patches is None else max_patches
+        self._free_tokens = np.empty(len(tokens) + empty, dtype=np.int64)  # by bin; others have members
+        self._free_patches = np.empty(len(tokens) + empty, dtype=np.int64)
+
+    def add(self, items: np.ndarray, first_bin: int = 0) -> None:
+        """Put each item, the largest share of a budget first, into the first bin from `first_bin` on with room for it.
+
+        Where none has room, a bin is added. Every item must fit an empty bin.
+        """
+        share = np.maximum(self._tokens[items] / self._max_tokens, self._patches[items] / max(1, self._max_patches))
+        ordered = items[np.argsort(-share, kind="stable")]
+        for item, tokens, patches in zip(
+            ordered.tolist(), self._tokens[ordered].tolist(), self._patches[ordered].tolist(), strict=True
+        ):
+            self._put(item, self._first_with_room(tokens, patches, first_bin), tokens, patches)
+
+    def put(self, item: int, bin_number: int) -> None:
+        """Put an item into a bin that has room for it."""
+        self._put(item, bin_number, int(self._tokens[item]), int(self._patches[item]))
+
+    def split(self, bin_number: int, costs: np.ndarray) -> None:
+        """Move members of a bin with several members into a new bin, so that both have a similar sum of `costs`."""
+        halves: tuple[list[int], list[int]] = ([], [])
+        sums = [0.0, 0.0]
+        for item in sorted(self.members[bin_number], key=lambda item: -costs[item]):
+            lighter = int(sums[1] < sums[0])
+            halves[lighter].append(item)
+            sums[lighter] += float(costs[item])
+        new = self.open()
+        self.members[bin_number], self.members[new] = halves
+        for number, half in zip((bin_number, new), halves, strict=True):
+            self._free_tokens[number] = self._max_tokens - int(self._tokens[half].sum())
+            self._free_patches[number] = self._max_patches - int(self._patches[half].sum())
+
+    def _put(self, item: int, bin_number: int, tokens: int, patches: int) -> None:
+        self.members[bin_number].append(item)
+        self._free_tokens[bin_number] -= tokens
+        self._free_patches[bin_number] -= patches
+
+    def _first_with_room(self, tokens: int, patches: int, first_bin: int) -> int:
+        count = len(self.members)
+        has_room = self._free_tokens[first_bin:count] >= tokens
+        if patches:
+            has_room &= self._free_patches[first_bin:count] >= patches
+        first = int(has_room.argmax()) if count > first_bin else 0
+        return first_bin + first if count > first_bin and has_room[first] else self.open()
+
+    def open(self) -> int:
+        """Add an empty bin and return its number."""
+        number = len(self.members)
+        self.members.append([])
+        self._free_tokens[number] = self._max_tokens
+        self._free_patches[number] = self._max_patches
+        return number

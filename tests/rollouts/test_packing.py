@@ -1,0 +1,253 @@
+"""Packing: budgets hold, nothing is lost or doubled, ranks get equal work, and what is cut or left out is reported."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_samples import PAD, image, sample, samples_of
+
+from rollouts.errors import ArgumentError, SampleError
+from rollouts.training import Quarantine, TrainingBatch, pack_samples
+from rollouts.training.packing.balance import assign_ranks, token_cost
+
+MAX_TOKENS, MAX_PATCHES = 12, 24
+MEDIA = st.lists(st.sampled_from([("image", 4), ("image", 8), ("video", 4)]), max_size=3)
+
+
+@st.composite
+def mixed_samples(draw):
+    drawn = draw(st.lists(st.tuples(st.integers(8, MAX_TOKENS), MEDIA), min_size=1, max_size=14))
+    return [
+        sample(length, images=[image(patches, modality=modality) for modality, patches in media], name=f"s{number}")
+        for number, (length, media) in enumerate(drawn)
+    ]
+
+
+def rows_of(plan):
+    return [row for step in plan.steps for row in step]
+
+
+def patches_of(row):
+    return sum(int(np.prod(item[f"{item.modality}_grid_thw"])) for each in row for item, _ in each.media)
+
+
+def modalities_of(row):
+    return {item.modality for each in row for item, _ in each.media}
+
+
+def is_stand_in(each):
+    return each.name == "padding"
+
+
+@settings(max_examples=60, deadline=None)
+@given(mixed_samples(), st.integers(1, 4), st.booleans(), st.sampled_from([None, MAX_PATCHES]))
+def test_every_sample_is_in_one_row_and_no_row_exceeds_a_budget(samples, ranks, uniform, max_patches):
+    plan = pack_samples(samples, max_tokens=MAX_TOKENS, max_patches=max_patches, ranks=ranks, uniform_modality=uniform)
+    rows = rows_of(plan)
+    assert Counter(each.name for row in rows for each in row if not is_stand_in(each)) == Counter(
+        s.name for s in samples
+    )
+    assert all(sum(map(len, row)) <= MAX_TOKENS for row in rows)
+    assert max_patches is None or all(patches_of(row) <= max_patches for row in rows)
+    assert {len(step) for step in plan.steps} == {ranks}
+    assert not plan.truncations
+    assert not plan.quarantine.rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(mixed_samples(), st.integers(1, 4))
+def test_with_uniform_modality_all_ranks_of_a_step_run_the_same_vision_towers(samples, ranks):
+    """Ranks with and without images in one step wait for each other forever under FSDP."""
+    plan = pack_samples(samples, max_tokens=MAX_TOKENS, ranks=ranks, uniform_modality=True)
+    for step in plan.steps:
+        assert len({frozenset(modalities_of(row)) for row in step}) == 1
+
+
+def test_without_uniform_modality_a_step_may_mix():
+    """The violation that the test above must find is possible."""
+    samples = [sample(MAX_TOKENS, images=[image()]), sample(MAX_TOKENS)]
+    plan = pack_samples(samples, max_tokens=MAX_TOKENS, ranks=2)
+    assert len({frozenset(modalities_of(row)) for row in plan.steps[0]}) == 2
+
+
+def test_one_image_on_four_ranks_is_shared_by_rows_without_loss():
+    item = image()
+    plan = pack_samples(
+        [sample(8, images=[item], name="image"), *samples_of([12] * 4)], max_tokens=12, ranks=4, uniform_modality=True
+    )
+    with_images = [row for row in rows_of(plan) if modalities_of(row)]
+    assert len(with_images) == 4
+    assert all(row[0].media[0][0] is item for row in with_images)
+    assert sum(int(each.loss_mask.sum()) for row in with_images for each in row) == 1
+
+
+def test_the_rows_of_several_images_are_spread_before_an_image_is_repeated():
+    samples = [sample(4, images=[image(seed=n)], name=str(n)) for n in range(4)]
+    plan = pack_samples(samples, max_tokens=16, ranks=4, uniform_modality=True)
+    assert sorted([each.name for each in row] for row in rows_of(plan)) == [["0"], ["1"], ["2"], ["3"]]
+
+
+def test_vision_patches_have_a_budget_of_their_own():
+    """Two short samples with large images do not share a row."""
+    samples = [sample(20, images=[image(64)], name=str(n)) for n in range(4)]
+    assert len(rows_of(pack_samples(samples, max_tokens=100, max_patches=64))) == 4
+    assert len(rows_of(pack_samples(samples, max_tokens=100))) == 1
+
+
+def test_ranks_without_samples_get_a_neutral_row():
+    plan = pack_samples(samples_of([5]), max_tokens=8, ranks=3)
+    batches = [batch for rank in range(3) for batch in plan.batches(rank, pad_id=PAD)]
+    assert sorted(batch.lengths.tolist() for batch in batches) == [[1], [1], [5]]
+    assert sum(int(batch.loss_mask.sum()) for batch in batches) == 1
+
+
+def test_the_batches_of_a_plan_are_packed_rows():
+    samples = samples_of([5, 4, 3, 2])
+    plan = pack_samples(samples, max_tokens=7)
+    batches = list(plan.batches(0, pad_id=PAD, multiple_of=8))
+    assert [batch.layout for batch in batches] == ["packed"] * 2
+    assert {batch.input_ids.shape for batch in batches} == {(1, 8)}
+    assert plan.filled == 1.0
+    assert batches[0] == TrainingBatch.from_samples(plan.steps[0][0], pad_id=PAD, layout="packed", multiple_of=8)
+
+
+# Balance.
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(1, 4))
+def test_every_rank_gets_one_row_of_each_step(costs, ranks):
+    costs = costs * ranks
+    steps = [list(range(start, start + ranks)) for start in range(0, len(costs), ranks)]
+    assigned = assign_ranks(steps, [float(cost) for cost in costs])
+    assert [sorted(step) for step in assigned] == steps
+
+
+def test_the_totals_of_two_ranks_are_as_equal_as_they_can_be():
+    """Compared with all assignments of five steps."""
+    costs = [9.0, 1.0, 8.0, 3.0, 7.0, 4.0, 5.0, 4.0, 6.0, 1.0]
+    steps = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assigned = assign_ranks(steps, costs)
+    totals = [sum(costs[step[rank]] for step in assigned) for rank in range(2)]
+    best = min(
+        abs(sum(sign * (costs[a] - costs[b]) for sign, (a, b) in zip(signs, steps, strict=True)))
+        for signs in itertools.product((1, -1), repeat=5)
+    )
+    assert abs(totals[0] - totals[1]) == best
+
+
+def test_rows_of_equal_tokens_are_balanced_by_their_attention():
+    """A row of one sample of 8,000 tokens costs five times as much as one of eight samples of 1,000."""
+    lengths = [*[1000] * 16, 8000, *[1000] * 16, 8000]
+    plan = pack_samples(samples_of(lengths), max_tokens=8000, ranks=2, hidden_size=64)
+    assert [[len(row) for row in step] for step in plan.steps] == [[1, 1], [8, 8], [8, 8]]
+    assert plan.imbalance == 0
+
+
+def test_imbalance_is_the_mean_excess_of_the_slowest_rank():
+    plan = pack_samples(samples_of([8, 4]), max_tokens=8, ranks=2, hidden_size=1)
+    costs = [8 * (12 + 8), 4 * (12 + 4)]
+    assert plan.imbalance == pytest.approx(max(costs) / (sum(costs) / 2) - 1)
+    assert token_cost(np.array([8, 4]), 1).tolist() == costs
+
+
+def test_equal_samples_fill_every_row_of_every_rank():
+    plan = pack_samples(samples_of([100] * 64), max_tokens=400, ranks=4)
+    assert plan.imbalance == 0
+    assert plan.filled == 1.0
+
+
+# Samples that do not fit.
+
+
+def test_a_sample_that_is_too_long_is_an_error_that_names_it_and_the_cure():
+    text = r"sample s0: it has 9 tokens, and a row has room for 8 tokens; increase the limit, or pass too_long="
+    with pytest.raises(SampleError, match=text):
+        pack_samples(samples_of([9]), max_tokens=8)
+    with pytest.raises(
+        SampleError, match="9 tokens and 16 vision patches, and a row has room for 16 tokens and 8 vision"
+    ):
+        pack_samples([sample(9, images=[image(16)])], max_tokens=16, max_patches=8)
+
+
+def test_dropped_samples_are_counted_and_the_others_go_on():
+    plan = pack_samples(samples_of([9, 4, 20, 5]), max_tokens=8, too_long="drop")
+    assert sorted(each.name for row in rows_of(plan) for each in row) == ["s1", "s3"]
+    assert plan.quarantine.counts == {"too long": 2}
+    assert [row.name for row in plan.quarantine.rows] == ["s0", "s2"]
+    assert "2 of 4 rows left out: 2 too long (s0: it has 9 tokens" in plan.summary()
+
+
+def test_truncation_reports_a_lost_stop_token():
+    """prime-rl #3075: the stop token is cut off, and the model learns never to stop."""
+    rows = [sample(10, name="cut", trained=(6, 10)), sample(8, name="fits", trained=(6, 8))]
+    plan = pack_samples(rows, max_tokens=8, too_long="truncate")
+    (truncation,) = plan.truncations
+    assert (truncation.name, truncation.tokens, truncation.trained) == ("cut", (10, 8), (4, 2))
+    assert truncation.lost_last_trained
+    assert "1 samples truncated, 1 of them without their last trained token" in plan.summary()
+
+
+def test_a_sample_without_a_trained_token_after_truncation_is_left_out():
+    plan = pack_samples([sample(10, name="answer at the end"), *samples_of([3])], max_tokens=8, too_long="truncate")
+    assert not plan.truncations
+    assert plan.quarantine.rows[0].reason.endswith("truncated, it has no trained token")
+
+
+def test_nothing_left_is_an_empty_plan_that_says_so():
+    plan = pack_samples(samples_of([9]), max_tokens=8, too_long="drop", ranks=2)
+    assert plan.steps == ()
+    assert "1 of 1 rows left out" in plan.summary()
+
+
+def test_the_counts_of_a_quarantine_include_rows_that_were_left_out_earlier():
+    quarantine = Quarantine()
+
+    def make(length):
+        if length == 7:
+            raise SampleError("seven", "is not wanted")
+        return sample(length, name=str(length))
+
+    samples = quarantine.collect([3, 7, 9], make)
+    plan = pack_samples(samples, max_tokens=8, too_long="drop", quarantine=quarantine)
+    assert plan.quarantine.counts == {"SampleError": 1, "too long": 1}
+    assert quarantine.seen == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_patches": 0}, "max_patches is 0"),
+        ({"ranks": 1.0}, "ranks is 1.0"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"too_long": "cut"}, "too_long is 'cut'; pass one of error, drop, truncate"),
+    ],
+)
+def test_budgets_that_make_no_sense_are_refused(arguments, text):
+    with pytest.raises(ArgumentError, match=text):
+        pack_samples(samples_of([2]), **{"max_tokens": 8, **arguments})
+
+
+def test_other_values_than_samples_and_ranks_that_do_not_exist_are_refused():
+    with pytest.raises(SampleError, match="sample 0: 5 is not a TrainingSample"):
+        pack_samples([5], max_tokens=8)
+    with pytest.raises(SampleError, match="pass a list of TrainingSample, not None"):
+        pack_samples(None, max_tokens=8)
+    plan = pack_samples(samples_of([2]), max_tokens=8, ranks=2)
+    for rank in (2, -1, None):
+        with pytest.raises(ArgumentError, match="pass a rank from 0 to 1"):
+            plan.batches(rank, pad_id=PAD)
+
+
+def test_a_sample_without_tokens_is_left_out_with_its_reason():
+    empty = replace(sample(2), **{name: getattr(sample(2), name)[:0] for name in COLUMNS}, name="empty")
+    plan = pack_samples([empty, *samples_of([2])], max_tokens=8)
+    assert plan.quarantine.counts == {"no tokens": 1}
+
+
+COLUMNS = ("token_ids", "loss_mask", "logprobs", "advantages")
