@@ -93,17 +93,16 @@ def test_a_decoded_node_with_such_an_integer_is_malformed() -> None:
         decode(encode(sound))
 
 
-def test_an_episode_keeps_such_an_integer_and_its_export_names_it(tmp_path: Any) -> None:
+def test_an_episode_keeps_such_an_integer_and_the_commands_name_it(tmp_path: Any) -> None:
     message = {"role": "assistant", "content": "a"}
     turn = Turn(0, FinishReason.STOP, message, info={"large": LARGE})
     episode = Trajectory("e", nodes=[node()], turns=[turn])
     assert decode(encode(episode)).turns[0].info == {"large": LARGE}
     path = file_of(tmp_path / "a.mmr", episode)
-    result = run("export", path, "--jsonl", tmp_path / "out")
-    assert result.exit_code == 1
-    assert "episode 'e': turn 0: message or info hold an integer of 16610 bits" in result.output
-    for command in ("ls", "show", "verify"):
-        assert run(command, path).exit_code == 0
+    for command in (["export", path, "--jsonl", tmp_path / "out"], ["ls", path], ["show", path], ["verify", path]):
+        result = run(*command)
+        assert result.exit_code in (1, 2)
+        assert "episode 'e': turn 0: message or info hold an integer of 16610 bits" in result.output
 
 
 def test_an_integer_of_4000_digits_is_written_to_json() -> None:
