@@ -121,7 +121,7 @@ def main(arguments=None):
         engine = LocalEngine.from_pretrained(directory)
         renderer = load_renderer(directory)
         size = {"steps": 30, "batch_size": 24, "held_out_size": 40, "every": 15}
-        full = {"steps": 600, "batch_size": 64, "held_out_size": 360, "every": 50}
+        full = {"steps": 300, "batch_size": 64, "held_out_size": 350, "every": 30}
         curves = train(model, engine, renderer, **(size if options.quick else full))
         asyncio.run(engine.close())
     plot(curves, options.out / "curves.png")
