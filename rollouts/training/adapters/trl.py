@@ -102,8 +102,8 @@ def trl_sft_batch(
 
     `input_ids`, `attention_mask`, `labels` int64 (B, T), padded on the right; with media, the model's arguments, floats
     of `dtype`, and under the name `type_ids` int64 (B, T), 1 on tokens of images and 2 on those of videos.
-    `functools.partial(trl_sft_batch, pad_id=...)` is a `data_collator` for a list of samples. `omit` and errors are those
-    of `trl_sft_row`.
+    `functools.partial(trl_sft_batch, pad_id=...)` is a `data_collator` for a list of samples. `omit` and errors are
+    those of `trl_sft_row`.
     """
     samples = checked_samples(samples)
     refuse_parts(_SFT, samples, _SFT_LACKING, omit)
