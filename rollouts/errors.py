@@ -33,8 +33,9 @@ class ForeignRenderersError(RolloutsError, ImportError):
         super().__init__(
             f"the import package `renderers` at {location} belongs to another distribution, which overwrote the one "
             "that mmrollouts installs. Run `pip uninstall -y renderers mmrollouts`, then install mmrollouts. For a "
-            "program that requires the distribution renderers, such as verifiers, install the one of packaging/renderers "
-            "with it, so that pip does not fetch the other again (docs/migrating-from-renderers.md)."
+            "program that requires the distribution renderers, such as verifiers, install the one of "
+            "packaging/renderers with it, so that pip does not fetch the other again "
+            "(docs/migrating-from-renderers.md)."
         )
 
 
