@@ -324,14 +324,6 @@ class RenderedTokens:
         names = check_roles(roles)
         return self._column(lambda span: span.content and self._role_of(span) in names, False)
 
-    def sampled_mask_for_roles(self, roles: Collection[str]) -> list[bool]:
-        """Per token, whether the model would have sampled it in a message of one of these roles.
-
-        Raises `UnknownRoleError`.
-        """
-        names = check_roles(roles)
-        return self._column(lambda span: span.sampled and self._role_of(span) in names, False)
-
     # Per message.
 
     def tokens_per_message(self, n_messages: int | None = None, *, sampled_only: bool = False) -> list[int]:

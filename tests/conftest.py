@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,3 +42,17 @@ def renderer(tiny_model_dir: Path) -> TemplateRenderer:
     from renderers import load_renderer
 
     return load_renderer(tiny_model_dir)
+
+
+@pytest.fixture(scope="session")
+def trl() -> ModuleType:
+    """TRL with its trainers imported.
+
+    It would take the folder tests/rollouts/vllm, which pytest puts within reach of imports, for the package vllm.
+    """
+    module = pytest.importorskip("trl")
+    import_utils = importlib.import_module("trl.import_utils")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_utils, "is_vllm_available", lambda min_version=None: False)
+        _ = module.GRPOTrainer, module.SFTTrainer  # imported when first used
+    return module

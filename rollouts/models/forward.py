@@ -11,6 +11,7 @@ import torch
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import TOKEN_TYPES, Architecture, forward_parameters
 from rollouts.models.media_inputs import media_inputs
+from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import PlacedRows
 from rollouts.models.placeholders import base_for, base_for_text, check_placeholders
 from rollouts.models.positions import row_positions
@@ -20,39 +21,44 @@ _FORWARD_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, Ru
 
 
 def forward_inputs(
-    architecture: Architecture, rows: PlacedRows, module: Any, positions: np.ndarray
-) -> dict[str, torch.Tensor]:
+    architecture: Architecture,
+    rows: PlacedRows,
+    module: Any,
+    positions: np.ndarray,
+    *,
+    explicit_masks: bool = False,
+) -> dict[str, Any]:
     """The keyword arguments of the forward of `module`, the model or its base model; on the model's device.
 
     `input_ids` (B, T); padded rows have `attention_mask` (B, T), packed rows have none: transformers then separates
-    sequences where `position_ids` begin again. `position_ids`, token types and the tensors of the media as far as the
-    forward takes them.
+    sequences where `position_ids` begin again. With `explicit_masks` packed rows have the masks of `packed_masks`.
+    `position_ids`, token types and the tensors of the media as far as the forward takes them.
     """
     model, takes = architecture.model, forward_parameters(module)
-    tensors = {"input_ids": torch.from_numpy(rows.input_ids)}
+    types = torch.from_numpy(rows.token_types()).to(model.device)
+    tensors: dict[str, torch.Tensor] = {"input_ids": torch.from_numpy(rows.input_ids)}
     if not rows.packed:
         tensors["attention_mask"] = torch.from_numpy(rows.attention_mask).long()
     if "position_ids" in takes:
         tensors["position_ids"] = torch.from_numpy(positions)
     for name in TOKEN_TYPES & takes:
-        tensors[name] = torch.from_numpy(rows.token_types())
+        tensors[name] = types
     media = media_inputs(rows, takes=takes, model_class=type(module).__name__, dtype=model.dtype, device=model.device)
-    return {name: tensor.to(model.device) for name, tensor in tensors.items()} | media
+    masks = {"attention_mask": packed_masks(architecture, rows, types)} if explicit_masks else {}
+    return {name: tensor.to(model.device) for name, tensor in tensors.items()} | media | masks
 
 
 def generic_hidden_states(
-    architecture: Architecture, rows: PlacedRows, *, cache: Any = None
+    architecture: Architecture, rows: PlacedRows, *, cache: Any = None, explicit_masks: bool = False
 ) -> tuple[torch.Tensor, np.ndarray]:
     """The last layer's hidden states (B, T, hidden) of placed rows, and the position after each sequence, int64 (N,).
 
-    They come from the model's own base model.
-
-    Raises `SampleError` for rows that the model cannot take, and `UnsupportedModelError`, with what was tried, if the
-    forward fails.
+    They come from the model's own base model; `explicit_masks` as in `forward_inputs`. Raises `SampleError` for rows
+    that the model cannot take, and `UnsupportedModelError`, with what was tried, if the forward fails.
     """
     check_placeholders(architecture, rows)
     positions, following = row_positions(architecture, rows)
-    inputs = forward_inputs(architecture, rows, architecture.base, positions)
+    inputs = forward_inputs(architecture, rows, architecture.base, positions, explicit_masks=explicit_masks)
     return run_base(architecture, base_for(architecture, rows), inputs, cache=cache, rows=rows), following
 
 
@@ -77,7 +83,7 @@ def generic_next_hidden_states(
 def run_base(
     architecture: Architecture,
     base: Any,
-    inputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Any],
     *,
     cache: Any = None,
     rows: PlacedRows | None = None,
@@ -88,7 +94,7 @@ def run_base(
     except torch.OutOfMemoryError:
         raise
     except _FORWARD_ERRORS as error:
-        shapes = ", ".join(f"{name} {str(tensor.dtype)[6:]} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+        shapes = ", ".join(_described(name, value) for name, value in inputs.items())
         of_rows = "" if rows is None else f" for {_row_names(rows)}"
         raise UnsupportedModelError(
             architecture.model_type,
@@ -103,3 +109,9 @@ def _row_names(rows: PlacedRows) -> str:
     with_media = [sequence.name for sequence in rows.sequences if sequence.media]
     names = ", ".join(with_media or [sequence.name for sequence in rows.sequences])
     return f"the rows {names:.200}{' (those with media)' if with_media else ''}"
+
+
+def _described(name: str, value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{name} {str(value.dtype)[6:]} {tuple(value.shape)}"
+    return f"{name} by {', '.join(value)}"

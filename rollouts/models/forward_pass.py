@@ -11,7 +11,7 @@ from renderers import MediaItem
 from rollouts.models import forward, qwen3_vl
 from rollouts.models.architecture import Architecture, architecture
 from rollouts.models.output_head import OutputHead, output_head
-from rollouts.models.packing_support import separates_packed_sequences
+from rollouts.models.packing_support import packing_of
 from rollouts.models.placed_rows import PlacedRows
 from rollouts.models.qwen3_vl import VisionFeatures
 
@@ -39,14 +39,16 @@ class ForwardPass:
         self._is_qwen3_vl = self.architecture.model_type == qwen3_vl.MODEL_TYPE
 
     def packs(self, *, with_media: bool) -> bool:
-        """Whether the model separates the sequences of a packed row; `with_media`: one of them has media."""
-        return separates_packed_sequences(self.architecture, with_media=with_media)
+        """Whether the model can separate the sequences of a packed row; `with_media`: one of them has media."""
+        return packing_of(self.architecture, with_media=with_media) is not None
 
     def hidden_states(self, rows: PlacedRows) -> torch.Tensor:
-        """The last layer's hidden states (B, T, hidden). Differentiable."""
-        if self._is_qwen3_vl:
+        """The last layer's hidden states (B, T, hidden). Differentiable. Packed rows only where `packs` is True."""
+        with_media = any(sequence.media for sequence in rows.sequences)
+        explicit_masks = rows.packed and packing_of(self.architecture, with_media=with_media) == "masks"
+        if self._is_qwen3_vl and not explicit_masks:
             return qwen3_vl.hidden_states(self.model, rows, self.encode(qwen3_vl.distinct_items(rows)))[0]
-        return forward.generic_hidden_states(self.architecture, rows)[0]
+        return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
 
     def prefill(self, rows: PlacedRows, cache: Any, encode: EncodeImages) -> Prefill:
         """Run prompts, one a row, padded on the left, and fill the cache; `encode` gives the features of Qwen3-VL."""

@@ -35,11 +35,21 @@ def media_inputs(
     for each, item in zip(placed, items, strict=True):
         _check(rows.sequences[each.sequence].name, item, takes, model_class)
     try:
-        tensors = batch_tensors(items)
+        tensors = item_tensors(items, dtype)
     except MediaError as error:
         names = ", ".join(dict.fromkeys(rows.sequences[each.sequence].name for each in placed))
         raise SampleError(f"{names:.200}", f"the media of these rows fit no common batch: {error}") from error
-    return {name: _tensor(array, dtype).to(device) for name, array in tensors.items()}
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def item_tensors(items: Sequence[MediaItem], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The tensors of items, in this order, as `batch_tensors` combines them: pixels with a known scale normalised,
+    floats in `dtype`, integers in theirs.
+
+    Raises `MediaError` for items that fit no common batch.
+    """
+    tensors = batch_tensors([_as_floats(item) for item in items])
+    return {name: _tensor(array, dtype) for name, array in tensors.items()}
 
 
 def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:

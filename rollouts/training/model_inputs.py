@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.forward import forward_inputs
-from rollouts.models.packing_support import separates_packed_sequences
+from rollouts.models.packing_support import packing_of
 from rollouts.models.placed_rows import PlacedRows, TokenSequence, placed_rows
 from rollouts.models.placeholders import check_placeholders, refuse_literals
 from rollouts.models.positions import row_positions
 from rollouts.training.batch import TrainingBatch
 
 
-def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
+def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     """`input_ids` (B, T) and what else the model's forward takes, on the model's device; floats in its dtype.
 
     `attention_mask` (B, T) for padded rows; packed rows have none, and transformers separates the samples of a row
-    where `position_ids` begin again (pass `use_cache=False`). `position_ids` (B, T), for models with M-RoPE (3, B, T)
+    where `position_ids` begin again (pass `use_cache=False`). Models that do not (gpt-oss; Gemma 3 and 4 with images)
+    get masks (B, 1, T, T) in a dict by type of layer. `position_ids` (B, T), for models with M-RoPE (3, B, T)
     and packed (4, B, T); `token_type_ids` or `mm_token_type_ids` (B, T); and the tensors of the media by their names,
     of all rows, in order.
 
@@ -37,14 +36,15 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, torch.Tensor]:
         "transformers would take it for an image. Compute this row with token_logprobs",
     )
     with_media = any(sample.media for sample in batch.samples)
-    if rows.packed and not separates_packed_sequences(known, with_media=with_media):
+    packing = packing_of(known, with_media=with_media) if rows.packed else None
+    if rows.packed and packing is None:
         raise UnsupportedModelError(
             known.model_type,
             "in a packed row, its hidden states depend on the sample before (found with a probe of two sequences). Use "
             'layout="padded", or token_logprobs, which computes packed batches of such a model in padded rows',
         )
     positions, _ = row_positions(known, rows)
-    return forward_inputs(known, rows, known.model, positions)
+    return forward_inputs(known, rows, known.model, positions, explicit_masks=packing == "masks")
 
 
 def batch_rows(batch: TrainingBatch) -> PlacedRows:

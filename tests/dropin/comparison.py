@@ -39,10 +39,26 @@ class Difference:
         return Path(file).name == self.file and re.fullmatch(expression, name, re.DOTALL) is not None
 
 
-def read_differences(path: Path, suite: str) -> list[Difference]:
-    """The rows of a suite."""
+def read_differences(path: Path, suite: str, tests: Iterable[str]) -> list[Difference]:
+    """The rows of a suite for the files of these tests."""
     rows = tomllib.loads(path.read_text(encoding="utf-8")).get("difference", [])
-    return [difference for difference in (Difference(**row) for row in rows) if difference.suite == suite]
+    files = {Path(_file(test)).name for test in tests}
+    differences = (Difference(**row) for row in rows)
+    return [difference for difference in differences if difference.suite == suite and difference.file in files]
+
+
+def files_of_one(stock: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, list[str]]:
+    """By the package that has no figures of them, the files of which only the other one has."""
+    files = {"PyPI's renderers": set(map(_file, stock)), "this project": set(map(_file, ours))}
+    every = set().union(*files.values())
+    return {package: sorted(every - found) for package, found in files.items() if every - found}
+
+
+def of_common_files(stock: Mapping[str, str], ours: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The figures of the files of which both have some."""
+    common = set(map(_file, stock)) & set(map(_file, ours))
+    here, there = ({test: figures[test] for test in figures if _file(test) in common} for figures in (stock, ours))
+    return here, there
 
 
 def lost(stock: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:

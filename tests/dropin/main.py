@@ -6,7 +6,9 @@
     python tests/dropin/main.py all                      # the three after each other
 
 `--suite NAME` takes one of the suites; without it all are run. `--test FILE_OR_ID` (with one suite) runs only that and
-replaces only its figures, `tests/test_bridge.py` for instance. Needs the project's `dev` extra and the package index.
+replaces only its figures, `tests/test_bridge.py` for instance. The suite of PyPI's renderers takes hours in one go, so
+it is run file by file, and the figures of a file are kept before the next one begins. A comparison covers the files
+that have figures of both packages. Needs the project's `dev` extra and the package index.
 Sources, environments, models and figures are kept in ~/.cache/mmrollouts/dropin, or in $MMROLLOUTS_DROPIN_CACHE.
 What a run printed is in `runs/SUITE-PACKAGE/output.txt` there.
 """
@@ -40,9 +42,10 @@ def main() -> int:
     for name in chosen.suite or suites.SUITES:
         suite = suites.SUITES[name]
         for package in _packages(chosen.step):
-            done = suites.run(suite, package, chosen.test)
-            print(f"\n{name}, {package}, {done.seconds:.0f} s\n" + comparison.table(done.outcomes, None, []))
-            _keep(_figures(name, package), done.outcomes, chosen.test)
+            for tests in [chosen.test] if chosen.test else suites.portions(suite):
+                done = suites.run(suite, package, tests, explain=bool(chosen.test))
+                print(f"\n{name}, {package}, {done.seconds:.0f} s\n" + comparison.table(done.outcomes, None, []))
+                _keep(_figures(name, package), done.outcomes, tests)
         if chosen.step in ("compare", "all"):
             status |= _compare(suite)
     return status
@@ -66,7 +69,12 @@ def _figures(suite: str, package: Package) -> Path:
 
 def _compare(suite: suites.Suite) -> int:
     stock, ours = (json.loads(_figures(suite.name, package).read_text()) for package in ("stock", "ours"))
-    reviewed = comparison.read_differences(Path(__file__).with_name("differences.toml"), suite.name)
+    if not suite.is_consumer:  # it is run file by file
+        for package, without in comparison.files_of_one(stock, ours).items():
+            print(f"{suite.name}: no figures with {package} of {', '.join(without)}")
+        stock, ours = comparison.of_common_files(stock, ours)
+        stock = {test: outcome for test, outcome in stock.items() if not test.startswith(suite.left_out)}
+    reviewed = comparison.read_differences(Path(__file__).with_name("differences.toml"), suite.name, {*stock, *ours})
     print(f"\n{suite.name}\n" + comparison.table(stock, ours, reviewed))
     found = list(comparison.violations(stock, ours, reviewed))
     for line in found[:_MOST_LINES]:

@@ -43,8 +43,18 @@ def test_a_row_needs_a_known_kind_and_a_reason():
         comparison.Difference("test_a.py", ["*"], "not applicable", " ")
 
 
-def test_the_rows_of_this_project_can_be_read():
-    comparison.read_differences(Path(comparison.__file__).with_name("differences.toml"), "verifiers-0.3.1")
+def test_the_rows_of_this_project_can_be_read_for_the_files_that_were_run():
+    table, suite = Path(comparison.__file__).with_name("differences.toml"), "verifiers-0.3.1"
+    (row,) = comparison.read_differences(table, suite, ["tests/test_renderer_client.py::any"])
+    assert row.file == "test_renderer_client.py"
+    assert comparison.read_differences(table, suite, ["tests/test_other.py::any"]) == []
+
+
+def test_files_of_which_one_package_has_no_figures_are_named_and_not_compared():
+    ours = {"tests/test_b.py::three": "passed", "tests/test_c.py::four": "passed"}
+    assert comparison.files_of_one(STOCK, ours) == {"PyPI's renderers": ["test_c.py"], "this project": ["test_a.py"]}
+    common = comparison.of_common_files(STOCK, ours)
+    assert common == ({"tests/test_b.py::three": "failed"}, {"tests/test_b.py::three": "passed"})
 
 
 def test_the_table_counts_by_file():

@@ -43,7 +43,7 @@ def make_family_checkpoint(family: str, directory: Path, seed: int = 0) -> Path:
     build_processor, build_model = _FAMILIES[family]
     processor = build_processor()
     processor.save_pretrained(directory)
-    ids = processor.tokenizer.get_vocab()
+    ids = getattr(processor, "tokenizer", processor).get_vocab()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(-(-(max(ids.values()) + 1) // 64) * 64, ids).float()
@@ -184,11 +184,43 @@ def _idefics3_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.Pre
     return transformers.Idefics3ForConditionalGeneration(config)
 
 
+def _qwen2_5_vl_processor() -> transformers.ProcessorMixin:
+    media = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    text = tokenizer(["<|im_start|>", "<|im_end|>", *media], corpus.templates()["trl/qwen2_5_vl"])
+    image = transformers.Qwen2VLImageProcessor(size={"shortest_edge": 3136, "longest_edge": 200_704})
+    video = transformers.Qwen2VLVideoProcessor(size={"shortest_edge": 3136, "longest_edge": 200_704})
+    return transformers.Qwen2_5_VLProcessor(image, text, video, chat_template=text.chat_template)
+
+
+def _qwen2_5_vl_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
+    vision = {"hidden_size": 64, "depth": 2, "num_heads": 2, "intermediate_size": 128, "out_hidden_size": 64}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope},
+        vision_config={**vision, "fullatt_block_indexes": [1]},
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _qwen3_tokenizer() -> transformers.PreTrainedTokenizerBase:
+    return tokenizer(["<|im_start|>", "<|im_end|>"], corpus.templates()["trl/qwen2_5"])
+
+
+def _qwen3_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_TEXT, vocab_size=vocabulary))
+
+
 _FAMILIES: Mapping[str, tuple[Callable[[], Any], Callable[[int, Mapping[str, int]], Any]]] = {
     "gemma3": (_gemma3_processor, _gemma3_model),
     "glm-4.5v": (_glm_processor, _glm_model),
     "internvl3": (_internvl_processor, _internvl_model),
     "idefics3": (_idefics3_processor, _idefics3_model),
+    "qwen2.5-vl": (_qwen2_5_vl_processor, _qwen2_5_vl_model),
+    "qwen3": (_qwen3_tokenizer, _qwen3_model),  # a text model
 }
 
 

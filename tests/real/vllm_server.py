@@ -95,6 +95,8 @@ MODES: Mapping[str, Mode] = {
     "glm-4.5v": Mode(family="glm-4.5v"),
     "internvl3": Mode(family="internvl3"),
     "idefics3": Mode(family="idefics3"),
+    "qwen2.5-vl": Mode(family="qwen2.5-vl"),
+    "qwen3": Mode(family="qwen3"),
     # Mistakes of an operator; of an argument that is given twice the last one counts.
     "short": Mode(arguments=("--max-model-len", "96")),
     "raw-logits": Mode(arguments=("--logprobs-mode", "raw_logits", "--limit-mm-per-prompt", '{"image":1,"video":0}')),

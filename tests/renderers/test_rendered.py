@@ -58,7 +58,6 @@ def test_masks_agree_with_the_spans(rendered: RenderedTokens, roles: set[str]) -
     assert rendered.sampled_mask == [sampled for *_, sampled, _ in rows]
     assert rendered.is_content == [content for *_, content in rows]
     assert rendered.content_mask_for_roles(roles) == [content and role in roles for _, role, _, content in rows]
-    assert rendered.sampled_mask_for_roles(roles) == [sampled and role in roles for _, role, sampled, _ in rows]
 
 
 @given(renderings())
@@ -121,8 +120,6 @@ def test_masks_of_no_role_and_of_an_absent_role_are_all_false() -> None:
 
 
 def test_an_unknown_role_is_an_error_and_not_an_empty_mask() -> None:
-    with pytest.raises(UnknownRoleError, match="'asistant'"):
-        SCATTERED.sampled_mask_for_roles({"asistant", "user"})
     with pytest.raises(UnknownRoleError, match="'asistant'"):
         SCATTERED.content_mask_for_roles({"asistant"})
 

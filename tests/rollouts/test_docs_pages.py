@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -58,11 +59,23 @@ def test_the_page_on_training():
     names = run_page("training.md")
     assert len(names["samples"]) == 8
     assert not any(t.error for t in names["trajectories"])
+    assert names["report"].likely_causes == ()
+    assert names["report"].tokens == sum(int(sample.loss_mask.sum()) for sample in names["samples"])
+    assert names["diagnosis"].side == "trainer"
+    assert [found.cause for found in names["diagnosis"].causes] == ["doubled normalisation"]
     assert names["batch"].input_ids.shape == names["batch"].advantages.shape
     assert [len(part) <= 3 for part in names["parts"]] == [True] * len(names["parts"])
     assert sum(report.tokens for report in names["reports"]) == names["trained"] > 0
     assert max(report.max_abs for report in names["reports"]) < 1e-4
+    assert names["inputs"]["num_images"] == [1] * 8
+    assert [len(part) for part in names["recorded"]] == [4, 4]
     assert names["again"][0].nodes[-1].weight_spans[0].version == "1"
+    assert all(torch.isfinite(loss) for loss in names["losses"].values())
+    assert torch.equal(names["mask"], names["batch"].loss_mask)
+    assert (len(names["kept"]), len(names["stale"])) == (8, 0)
+    assert repr(names["sample_staleness"](names["samples"][0], current=3)).startswith(
+        "Staleness(oldest='0', newest='0'"
+    )
 
 
 def test_the_page_on_migrating(tiny_model_dir):

@@ -98,24 +98,37 @@ def stock_logprobs(model, batch):
     return scored[batch.loss_mask[:, 1:]]
 
 
-@families("qwen2_vl", "qwen2_5_vl", "internvl", "smolvlm", "mistral3", "llava_next")
+@families("qwen2_vl", "qwen2_5_vl", "gemma3", "internvl", "smolvlm", "mistral3", "llava_next")
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_the_stock_forward_on_model_inputs_gives_the_same_log_probabilities(family, layout):
-    batch = TrainingBatch.from_samples([row.sample for row in family.rows()], pad_id=0, **layout)
+    assert stock_equals_ours(
+        family.model, TrainingBatch.from_samples([row.sample for row in family.rows()], pad_id=0, **layout)
+    )
+
+
+def stock_equals_ours(model, batch):
     with torch.no_grad():
-        ours, stock = token_logprobs(family.model, batch)[batch.loss_mask], stock_logprobs(family.model, batch)
-    assert torch.allclose(ours, stock, atol=1e-5, rtol=0)
+        ours, stock = token_logprobs(model, batch)[batch.loss_mask], stock_logprobs(model, batch)
+    return torch.allclose(ours, stock, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "qwen3"])
-def test_model_inputs_refuse_packed_rows_of_a_model_that_attends_across_samples(name):
+def test_packed_model_inputs_have_masks_only_for_models_that_do_not_separate_samples_by_positions():
     """transformers' gpt-oss does not pass the positions to its masks."""
+    batch = TrainingBatch.from_samples(text_samples(5, 9, 20), pad_id=0, layout="packed", multiple_of=8)
+    assert "attention_mask" not in model_inputs(batch, text_model("gemma2"))
+    masks = model_inputs(batch, text_model("gpt_oss"))["attention_mask"]
+    assert {name: mask.shape for name, mask in masks.items()} == dict.fromkeys(
+        ["sliding_attention", "full_attention"], (1, 1, 40, 40)
+    )
+    for name in ("gemma2", "gpt_oss", "cohere"):
+        assert stock_equals_ours(text_model(name), batch)
+
+
+@families("qwen3_5")
+def test_packed_model_inputs_of_a_model_with_a_recurrent_state_are_refused(family):
     batch = TrainingBatch.from_samples(text_samples(5, 9), pad_id=0, layout="packed")
-    if name == "qwen3":
-        assert "attention_mask" not in model_inputs(batch, text_model(name))
-        return
     with pytest.raises(UnsupportedModelError, match=r"depend on the sample before .* layout=\"padded\""):
-        model_inputs(batch, text_model(name))
+        model_inputs(batch, family.model)
 
 
 # Gradients.

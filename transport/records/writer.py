@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import threading
 from typing import Literal, Self
-from weakref import WeakSet
 
+from renderers.fork_reset import register_fork_reset
 from renderers.media.source import MediaSource
 from transport.errors import FileChangedError, FileDeletedError, WriterBusyError, WriterClosedError
 from transport.records.compression import find_compressor
@@ -74,8 +73,16 @@ class RecordWriter:
             unlock(self._file)
             self._file.close()
             raise
-        _register_fork_handler()
-        _open_writers.add(self)
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Close the file, without unlocking or changing it.
+
+        If two processes appended to one file, each would number its records wrongly. An open descriptor would also keep
+        the file locked after the parent has ended.
+        """
+        self._file.close()
+        self._lock = threading.RLock()  # a thread of the parent may have locked it
 
     def append(self, obj: object) -> int:
         """Store `obj` and return its index in the file.
@@ -196,23 +203,3 @@ class RecordWriter:
             if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._file.fileno())):
                 raise FileChangedError(self._path, self._tail[0], os.fstat(file.fileno()).st_size)
             file.write(header)
-
-
-_open_writers: WeakSet[RecordWriter] = WeakSet()
-
-
-@functools.cache
-def _register_fork_handler() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _close_in_child() -> None:
-    """In a forked process: close the files of the parent's writers, without unlocking or changing them.
-
-    If two processes appended to one file, each would number its records wrongly. An open descriptor would also keep the
-    file locked after the parent has ended.
-    """
-    for writer in list(_open_writers):
-        writer._file.close()
-        writer._lock = threading.RLock()  # a thread of the parent may have locked it

@@ -9,6 +9,7 @@ import numpy as np
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.training.adapters.errors import AdapterError
+from rollouts.training.adapters.media_arguments import mm_token_type_ids
 from rollouts.training.samples import TrainingSample
 
 
@@ -55,11 +56,10 @@ def refuse_literal_placeholders(target: str, samples: Sequence[TrainingSample]) 
 
     Trainers that call transformers' forward find media by token id: such a token would be taken for a part of an image.
     """
-    ids = {int(number) for sample in samples for number in np.unique(sample.token_ids[feature_mask(sample)])}
-    if not ids:
-        return
-    for sample in samples:
-        literal = np.isin(sample.token_ids, list(ids)) & ~feature_mask(sample)
+    is_feature = [mm_token_type_ids(sample) > 0 for sample in samples]
+    ids = np.unique(np.concatenate([sample.token_ids[mask] for sample, mask in zip(samples, is_feature, strict=True)]))
+    for sample, mask in zip(samples, is_feature, strict=True):
+        literal = np.isin(sample.token_ids, ids) & ~mask
         if literal.any():
             position = int(np.flatnonzero(literal)[0])
             raise AdapterError(
@@ -70,15 +70,6 @@ def refuse_literal_placeholders(target: str, samples: Sequence[TrainingSample]) 
                 "outside of all images and videos (the policy sampled it), and this trainer finds media by token id",
                 "Leave the sample out, or train it with rollouts.training.token_logprobs, which finds media by range",
             )
-
-
-def feature_mask(sample: TrainingSample) -> np.ndarray:
-    """Bool (n,): True on the tokens that stand for features of an image or a video."""
-    mask = np.zeros(len(sample), dtype=bool)
-    for _, placeholder in sample.media:
-        for start, end in placeholder.runs:
-            mask[start:end] = True
-    return mask
 
 
 def trained_values(sample: TrainingSample, name: str) -> np.ndarray:

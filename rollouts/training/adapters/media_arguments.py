@@ -7,13 +7,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
-from renderers import MediaItem
 from renderers.errors import MediaError
-from renderers.media.item import TensorField
 from renderers.rendered import TOKEN_TYPE_IDS
-from renderers.vision.batching import combine
-from renderers.vision.normalise import normalised
 from renderers.vision.patches import StillPatches
+from rollouts.models.media_inputs import item_tensors
 from rollouts.training.adapters.errors import AdapterError
 from rollouts.training.samples import TrainingSample
 
@@ -24,10 +21,15 @@ def media_arguments(target: str, samples: Sequence[TrainingSample], dtype: torch
     Uint8 pixels are normalised; floats have `dtype`, integers (grids) keep theirs. Several items are combined in order,
     as their `fields` describe. Raises `AdapterError` where they cannot be combined or normalised.
     """
-    items = [item for sample in samples for item, _ in sample.media]
-    row = f"sample {samples[0].name}" if len(samples) == 1 else f"{len(samples)} samples"
-    names = list(dict.fromkeys(name for item in items for name in item))
-    return {name: _argument(target, row, name, [item for item in items if name in item], dtype) for name in names}
+    for sample in samples:
+        _refuse_pixels_without_scale(target, sample)
+    try:
+        return item_tensors([item for sample in samples for item, _ in sample.media], dtype)
+    except MediaError as error:
+        names = ", ".join(sample.name for sample in samples if sample.media)
+        raise AdapterError(
+            target, f"{names:.200}", "media", str(error), "Process their media with the processors of one renderer"
+        ) from error
 
 
 def refuse_other_arguments(target: str, samples: Sequence[TrainingSample], supported: Collection[str]) -> None:
@@ -53,35 +55,17 @@ def mm_token_type_ids(sample: TrainingSample) -> np.ndarray:
     return types
 
 
-def _argument(target: str, row: str, name: str, items: Sequence[MediaItem], dtype: torch.dtype) -> torch.Tensor:
-    arrays = [_values(target, row, item, name) for item in items]
-    field = items[0].fields.get(name)
-    if field is None or any(item.fields.get(name) != field for item in items):
-        raise _media_error(target, row, name, "its items do not say alike how the tensors of a batch are combined")
-    try:
-        array = arrays[0] if len(arrays) == 1 and field == TensorField("flat") else combine(arrays, field)
-    except MediaError as error:
-        raise _media_error(target, row, name, str(error)) from error
-    # An item that was seen before is read-only; torch has no such tensors, and a trainer may write in place.
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _values(target: str, row: str, item: MediaItem, name: str) -> np.ndarray:
-    tensor = item.tensors[name]
-    is_pixels = isinstance(tensor, StillPatches) or (isinstance(tensor, np.ndarray) and tensor.dtype == np.uint8)
-    if not is_pixels:
-        return item[name]
-    if item.scale is None:
-        raise _media_error(target, row, name, "raw uint8 pixels without a scale that makes floats of them")
-    return normalised(item, name)
-
-
-def _media_error(target: str, row: str, name: str, reason: str) -> AdapterError:
-    return AdapterError(
-        target,
-        row,
-        "media",
-        f"{name}: {reason}",
-        "Process all media of a sample with the processors of one renderer",
-    )
+def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
+    for item, _ in sample.media:
+        for name, tensor in item.tensors.items():
+            is_pixels = isinstance(tensor, StillPatches) or (
+                isinstance(tensor, np.ndarray) and tensor.dtype == np.uint8 and name.startswith("pixel_values")
+            )
+            if is_pixels and item.scale is None:
+                raise AdapterError(
+                    target,
+                    f"sample {sample.name}",
+                    "media",
+                    f"{name}: raw uint8 pixels without a scale that makes floats of them",
+                    "Pass ServerRenderer(scale=PixelScale(...)) with the numbers of preprocessor_config.json",
+                )

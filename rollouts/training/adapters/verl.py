@@ -101,17 +101,19 @@ def _position_ids(samples: Sequence[TrainingSample], is_token: torch.Tensor, mro
 def _mrope(sample: TrainingSample) -> np.ndarray:
     """Int64 (3, n). Raises `AdapterError` for media whose tensors do not tell their positions."""
     merge_size = 1
-    for item, _ in sample.media:
-        if f"{item.modality}_grid_thw" not in item or "second_per_grid_ts" in item:
+    for item, placeholder in sample.media:
+        grid = item.get(f"{item.modality}_grid_thw")
+        # The frames of a video are images of their own, as Qwen3-VL has them; other models count its time otherwise.
+        if grid is None or grid[0] != len(placeholder.runs):
             raise AdapterError(
                 _TARGET,
                 f"sample {sample.name}",
                 "position_ids",
-                f"{item.modality} {item.mm_hash[:12]} has the tensors {', '.join(item)}; M-RoPE is computed "
-                "from a grid, without times in seconds",
+                f"{item.modality} {item.mm_hash[:12]} has the tensors {', '.join(item)} and "
+                f"{len(placeholder.runs)} runs of tokens; M-RoPE is computed from a grid with one run for each frame",
                 "Leave the sample out, or pass mrope=False for a model without M-RoPE",
             )
-        merge_size = math.isqrt(int(item[f"{item.modality}_grid_thw"].prod()) // item.num_tokens)
+        merge_size = math.isqrt(int(grid.prod()) // item.num_tokens)
     return mrope_positions(len(sample), sample.media, merge_size)[0]
 
 

@@ -1,15 +1,33 @@
-"""A pytest plugin that gives this project's `renderers` the private names that helpers of foreign tests import.
+"""A pytest plugin that gives this project's `renderers` what the helpers of foreign tests need of PyPI's package.
 
-renderers 0.1.12's tests look up configurations and models with them; without, whole files would not be collected.
+renderers 0.1.12's tests look up configurations and models with private names; without, whole files would not be
+collected. Their reference is transformers: they ask the tokenizer that `load_tokenizer` returned for
+`apply_chat_template`, which here is that of transformers' tokenizer of the same files.
 """
 
 import ast
+import functools
 import os
 from pathlib import Path
 
 from renderers import base, configs
 
+
+@functools.lru_cache(maxsize=2)
+def _reference_tokenizer(directory):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def _apply_chat_template(tokenizer, *arguments, **options):
+    return _reference_tokenizer(tokenizer.files.directory).apply_chat_template(*arguments, **options)
+
+
 if not hasattr(configs, "_config_class_for"):
+    from renderers.model_tokenizer import ModelTokenizer
+
+    ModelTokenizer.apply_chat_template = _apply_chat_template
     configs._config_class_for = configs.config_class
     (_source,) = Path(os.environ["MMROLLOUTS_STOCK_RENDERERS"]).glob("base.py")
     for _node in ast.parse(_source.read_text(encoding="utf-8")).body:

@@ -1,9 +1,12 @@
 """OpenRLHF's own Experience, made of our samples, and what its batching makes of it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
+from renderers.media.item import TensorField
 from renderers.vision.normalise import normalised
 from rollouts.training.adapters import AdapterError, openrlhf_experience
 
@@ -46,6 +49,17 @@ def test_log_probabilities_line_up_with_those_that_its_actor_computes(make_sampl
     assert computed.shape == fields["action_mask"].shape == fields["rollout_log_probs"].shape
     trained = fields["sequences"][0, 1:][fields["action_mask"][0].bool()]
     assert trained.tolist() == sample.token_ids[sample.loss_mask].tolist()
+
+
+def test_media_of_different_processors_and_pixels_without_a_scale_are_refused_by_name(make_sample):
+    sample = make_sample(1, images=2)
+    (item, first), second = sample.media
+    other = dataclasses.replace(item, fields={**item.fields, "image_grid_thw": TensorField("flat")})
+    with pytest.raises(AdapterError, match=r"episode-1/0: media: .* different tensors"):
+        openrlhf_experience([dataclasses.replace(sample, media=((other, first), second))], pad_id=0)
+    raw = dataclasses.replace(item, scale=None)
+    with pytest.raises(AdapterError, match="episode-1/0: media: pixel_values: raw uint8 pixels without a scale"):
+        openrlhf_experience([dataclasses.replace(sample, media=((raw, first), second))], pad_id=0)
 
 
 def test_a_sampled_placeholder_token_is_refused_also_in_a_row_of_text(make_sample, literal_placeholder):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from rollouts.errors import ArgumentError
 from rollouts.training import TrainingBatch, TrainingSample, sft_loss, token_logprobs
 from rollouts.training.adapters import AdapterError, trl_grpo_inputs, trl_sft_batch, trl_sft_row
 
-trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
 
@@ -21,14 +21,13 @@ def supervised(sample: TrainingSample) -> TrainingSample:
 
 
 @pytest.fixture(scope="module")
-def trainer(tiny_model_dir, tmp_path_factory):
+def trainer(trl, tiny_model_dir, tmp_path_factory):
     # The trainer changes its model's methods, so it has one of its own.
     own = AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32)
     arguments = trl.GRPOConfig(
         output_dir=str(tmp_path_factory.mktemp("trl")),
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
         per_device_train_batch_size=4,
         num_generations=2,
         report_to=[],
@@ -61,7 +60,7 @@ def test_the_loss_of_the_trainer_is_the_policy_gradient_of_our_log_probabilities
     assert loss.item() == pytest.approx(-surrogate.mean().item(), abs=1e-5)
 
 
-def test_its_shuffling_and_splitting_keep_images_and_versions_with_their_rows(make_sample):
+def test_its_shuffling_and_splitting_keep_images_and_versions_with_their_rows(trl, make_sample):
     from trl.trainer.utils import (
         shuffle_sequence_dict,
         split_pixel_values_by_grid,
@@ -107,7 +106,7 @@ def test_the_models_loss_on_a_supervised_batch_is_our_negative_log_likelihood(ma
     assert loss.item() == pytest.approx(ours.item(), abs=1e-5)
 
 
-def test_rows_of_text_go_through_its_data_collator(make_sample):
+def test_rows_of_text_go_through_its_data_collator(trl, make_sample):
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     samples = [supervised(make_sample(seed)) for seed in (2, 6)]
@@ -147,3 +146,11 @@ def test_a_sampled_placeholder_token_is_refused(literal_placeholder):
     for adapter in (trl_grpo_inputs, functools.partial(trl_sft_batch, omit=("logprobs", "advantages", "weight_spans"))):
         with pytest.raises(AdapterError, match="episode-1/0: token_ids"):
             adapter([literal_placeholder], pad_id=0)
+
+
+def test_the_argument_for_media_tokens_has_the_name_that_the_model_has_for_it(make_sample):
+    sample = supervised(make_sample(1, images=1))
+    assert "token_type_ids" in trl_sft_batch([sample], pad_id=0, type_ids="token_type_ids")
+    assert trl_grpo_inputs([sample], pad_id=0, type_ids=None).keys() & {"token_type_ids", "mm_token_type_ids"} == set()
+    with pytest.raises(ArgumentError, match="type_ids is 'types'"):
+        trl_sft_batch([sample], pad_id=0, type_ids="types")

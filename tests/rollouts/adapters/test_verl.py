@@ -1,5 +1,6 @@
 """verl's own DataProto, holding our samples; `ray`, which it needs for workers only, is a module with one name."""
 
+import dataclasses
 import sys
 from types import ModuleType
 
@@ -94,6 +95,17 @@ def test_rows_can_be_selected_split_and_joined(types, make_sample):
         "episode-2/0",
     ]
     assert "pixel_values" in joined.non_tensor_batch["multi_modal_inputs"][0]
+
+
+def test_mrope_of_a_video_whose_frames_are_one_run_of_tokens_is_refused(types, make_sample):
+    sample = make_sample(1, images=1)
+    item, placeholder = sample.media[0]
+    grid = item["image_grid_thw"].copy()
+    grid[0] = 4
+    film = dataclasses.replace(item, tensors={**item.tensors, "image_grid_thw": grid})
+    sample = dataclasses.replace(sample, media=((film, placeholder),))
+    with pytest.raises(AdapterError, match=r"episode-1/0: position_ids: .* one run for each frame"):
+        verl_data_proto([sample], pad_id=0, mrope=True, types=types)
 
 
 def test_a_sampled_placeholder_token_is_refused(types, literal_placeholder):

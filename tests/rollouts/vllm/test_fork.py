@@ -16,12 +16,15 @@ import pytest
 from engine_inputs import generate_one, image, request
 from fake_responses import hold
 from fake_server import GENERATE, FakeVLLM
+from rendering_server import RenderingServer, text, user
 
 from renderers import MediaSource
 from renderers.byte_lru import ByteLRU
 from renderers.media.store import MediaStore
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
+from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
+from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
 from rollouts.engines.vllm.single_flight import SingleFlight
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -159,3 +162,16 @@ def test_the_check_sees_a_child_that_fails() -> None:
         os._exit(3)
 
     assert os.waitstatus_to_exitcode(os.waitpid(fork(fail), 0)[1]) == 3
+
+
+def test_a_blocking_renderer_renders_in_the_child_on_a_thread_of_the_child() -> None:
+    messages = user(text("hi"))
+    with BlockingServerRenderer(ServerRenderer(RenderingServer())) as renderer:
+        before = renderer.render(messages).token_ids
+
+        def check() -> None:
+            assert renderer.render(messages).token_ids == before
+            renderer.close()
+
+        assert os.waitpid(fork(check), 0)[1] == 0
+        assert renderer.render(messages).token_ids == before

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, ParamSpec, Self, TypeVar
 
 from renderers import MediaItem, MediaSource, RenderedTokens
+from renderers.fork_reset import register_fork_reset
 from renderers.media.fetching import on_event_loop
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
@@ -31,17 +31,21 @@ class BlockingServerRenderer:
             rendered = renderer.render(messages, add_generation_prompt=True)
 
     Many threads may call it at the same time; the calls run concurrently. The event loop runs in a daemon thread
-    from the first call until `close`. A call on the thread of a running event loop would block that loop and raises
-    `InvalidRequestError`; so does a call in a forked child process.
+    from the first call until `close`; in a forked process, in a thread of that process. A call on the thread of a
+    running event loop would block that loop and raises `InvalidRequestError`.
     """
 
     def __init__(self, renderer: ServerRenderer) -> None:
         self._renderer = renderer
+        self._closed = False
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """The first call of a forked process starts a thread of its own."""
         self._lock = threading.Lock()
-        self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._closed = False
 
     def render(
         self,
@@ -84,7 +88,7 @@ class BlockingServerRenderer:
         """Cancel running calls, close the `ServerRenderer` and end the thread. A second call does nothing."""
         with self._lock:
             loop, thread, self._loop, self._closed = self._loop, self._thread, None, True
-        if loop is None or thread is None or self._process != os.getpid():
+        if loop is None or thread is None:
             return
         asyncio.run_coroutine_threadsafe(self._renderer.close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
@@ -103,8 +107,6 @@ class BlockingServerRenderer:
                 "a blocking call on the thread of a running event loop would block that loop; await the ServerRenderer "
                 "itself, or make this call in asyncio.to_thread",
             )
-        if self._process != os.getpid():
-            raise InvalidRequestError(_NAME, "the process was forked; make a new ServerRenderer in the child process")
         with self._lock:  # so that a concurrent `close` cancels the call that starts here
             if self._closed:
                 raise EngineClosedError(_NAME, "the renderer is closed")

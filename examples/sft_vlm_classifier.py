@@ -1,0 +1,133 @@
+"""Supervised training of a vision-language model: a tiny one learns to name handwritten digits.
+
+    python examples/sft_vlm_classifier.py [--quick] [--out DIR]
+
+Each sample is a conversation: an image, the question, and the digit as the answer. Only the answer is trained. Prints
+the negative log-likelihood of training and held-out answers and the accuracy of greedy answers, and plots them.
+"""
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from transformers import AutoModelForImageTextToText
+
+from renderers import load_renderer
+from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
+from rollouts.demo.digits import load_digit_sets
+from rollouts.testing import tiny_qwen3_vl
+from rollouts.training import TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
+
+
+class OneQuestion:
+    """Shows digit `seed` of a set; the reward is 1 for its name."""
+
+    def __init__(self, digits):
+        self.digits = digits
+
+    def reset(self, seed):
+        self.label = str(self.digits.labels[seed])
+        return [question(self.digits.plain[seed])]
+
+    def step(self, assistant):
+        return StepResult(reward=float(assistant["content"] == self.label), done=True)
+
+
+def question(image):
+    return {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "Which digit?"}]}
+
+
+def labelled_samples(renderer, digits):
+    conversations = [
+        [question(image), {"role": "assistant", "content": str(label)}]
+        for image, label in zip(digits.plain, digits.labels, strict=True)
+    ]
+    return [sample_from_rendered(renderer.render(messages)) for messages in conversations]
+
+
+def held_out_nll(model, samples, pad_id):
+    batch = TrainingBatch.from_samples(samples, pad_id=pad_id)
+    with torch.no_grad():
+        return float(sft_loss(token_logprobs(model, batch), batch.loss_mask))
+
+
+def accuracy(engine, renderer, digits):
+    """The share of greedy answers that are right, in episodes as a policy would have them."""
+    specs = [EpisodeSpec(index, index, "held-out") for index in range(len(digits))]
+    sampling = SamplingParams(max_tokens=3, temperature=0.0)
+    run = run_episodes(
+        lambda: OneQuestion(digits), specs, engine=engine, renderer=renderer, sampling=sampling, max_turns=1
+    )
+    return np.mean([trajectory.reward for trajectory in asyncio.run(run)])
+
+
+def train(model, engine, renderer, *, steps, batch_size, held_out_size, every):
+    training_digits, held_out_digits = load_digit_sets()
+    held_out_digits = held_out_digits.take(range(held_out_size))
+    training, held_out = labelled_samples(renderer, training_digits), labelled_samples(renderer, held_out_digits)
+    pad_id = model.config.text_config.pad_token_id
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps)
+    order = np.random.default_rng(0)
+    curves = {"step": [], "training": [], "held-out": [], "accuracy": []}
+    recent = []
+    for step in range(1, steps + 1):
+        rows = order.choice(len(training), batch_size, replace=False)
+        batch = TrainingBatch.from_samples([training[row] for row in rows], pad_id=pad_id)
+        loss = sft_loss(token_logprobs(model, batch), batch.loss_mask)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        recent.append(loss.item())
+        if step % every == 0:
+            asyncio.run(engine.update_weights(model.state_dict(), str(step)))
+            figures = (step, np.mean(recent), held_out_nll(model, held_out, pad_id))
+            figures = (*figures, accuracy(engine, renderer, held_out_digits))
+            for values, figure in zip(curves.values(), figures, strict=True):
+                values.append(float(figure))
+            print("step {:4d}  NLL training {:.3f}  held-out {:.3f}  accuracy {:.3f}".format(*figures))
+            recent.clear()
+    return curves
+
+
+def plot(curves, path):
+    figure = Figure(figsize=(10, 4))
+    losses, shares = figure.subplots(1, 2)
+    for name in ("training", "held-out"):
+        losses.plot(curves["step"], curves[name], label=name)
+    losses.set(xlabel="step", ylabel="negative log-likelihood a token (nats)")
+    losses.legend()
+    shares.plot(curves["step"], curves["accuracy"])
+    shares.set(xlabel="step", ylabel="accuracy on held-out digits", ylim=(0, 1))
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="30 steps on small batches")
+    parser.add_argument("--out", type=Path, default=Path("sft-digits"), help="directory for curves.png")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        tiny_qwen3_vl(directory)
+        model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+        engine = LocalEngine.from_pretrained(directory)
+        renderer = load_renderer(directory)
+        size = {"steps": 30, "batch_size": 24, "held_out_size": 40, "every": 15}
+        full = {"steps": 300, "batch_size": 64, "held_out_size": 350, "every": 30}
+        curves = train(model, engine, renderer, **(size if options.quick else full))
+        asyncio.run(engine.close())
+    plot(curves, options.out / "curves.png")
+    print(f"curves: {options.out / 'curves.png'}")
+    return curves
+
+
+if __name__ == "__main__":
+    main()

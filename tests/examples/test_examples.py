@@ -1,0 +1,78 @@
+"""The programs in examples/, in their quick form, and what their output must show."""
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_example_is_short_and_says_how_to_run_it():
+    for path in EXAMPLES.glob("*.py"):
+        lines = path.read_text("utf-8").splitlines()
+        assert len(lines) < 150, path.name
+        assert f"    python examples/{path.name}" in "\n".join(lines[:6])
+
+
+def test_guess_the_colour_prints_a_mismatch_near_zero(capsys, tiny_model_dir):
+    asyncio.run(load("guess_the_colour").main(tiny_model_dir))
+    assert "sampled" in capsys.readouterr().out
+
+
+def test_supervised_training_learns_digits_and_draws_its_curves(tmp_path):
+    curves = load("sft_vlm_classifier").main(["--quick", "--out", str(tmp_path)])
+    assert curves["held-out"][-1] < curves["held-out"][0]
+    assert curves["accuracy"][-1] > 0.2  # chance is 0.1
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_grpo_trains_on_the_log_probabilities_that_the_sampler_reported():
+    rewards, mismatches = load("grpo_multiturn").main(["--quick"])
+    assert len(rewards) == len(mismatches) == 3
+    assert max(mismatches) < 1e-4
+
+
+def test_a_server_needs_the_directory_of_its_model():
+    with pytest.raises(SystemExit):
+        load("grpo_multiturn").main(["--base-url", "http://127.0.0.1:1"])
+
+
+def test_recorded_episodes_are_each_trained_once_through_two_workers():
+    names = load("offline_dataset").main(["--quick"])
+    assert len(set(names)) == len(names)
+    assert len(names) == 32
+
+
+def test_trl_computes_the_log_probabilities_of_our_sampler(trl, monkeypatch):
+    differences = []
+    compute_loss = trl.GRPOTrainer._compute_loss
+    compute_logprobs = trl.GRPOTrainer._get_per_token_logps_and_entropies
+
+    def recording_loss(trainer, model, inputs):
+        def recording_logprobs(*arguments, **columns):
+            result = compute_logprobs(trainer, *arguments, **columns)
+            mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+            differences.append((result[0] - inputs["sampling_per_token_logps"])[mask].abs().max().item())
+            return result
+
+        trainer._get_per_token_logps_and_entropies = recording_logprobs
+        return compute_loss(trainer, model, inputs)
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", recording_loss)
+    rewards = load("trl_grpo").main(["--quick"])
+    assert len(rewards) == len(differences) == 2
+    assert max(differences) < 1e-4

@@ -1,0 +1,105 @@
+"""Episodes on a real server for several architectures: its log-probabilities are those of the training side.
+
+Episodes become samples, batches and log-probabilities as in a training run: `samples_from_trajectory`, `TrainingBatch`,
+`token_logprobs`. Qwen3-VL: also `test_real_episodes.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from renderers import load_renderer
+from rollouts import EpisodeSpec, SamplingParams, StepResult, run_episodes
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.training import TrainingBatch, samples_from_trajectory, token_logprobs
+
+TURNS = 2
+TEXTS = ["What do you see?", "And now, in a few words?", "é 中"]
+
+
+class Gallery:
+    """One or two new images every turn, or none for `images=False`; sizes and texts vary by seed."""
+
+    def __init__(self, images: bool) -> None:
+        self.images = images
+
+    def reset(self, seed: int):
+        self.random = np.random.default_rng(70_000 + seed)
+        self.turn = 0
+        return [self._message()]
+
+    def step(self, message):
+        self.turn += 1
+        return StepResult([self._message()], reward=0.0, done=self.turn == TURNS)
+
+    def _message(self):
+        parts = [{"type": "text", "text": TEXTS[int(self.random.integers(len(TEXTS)))]}]
+        for _ in range(int(self.random.integers(1, 3)) * self.images):
+            height, width = (int(side) for side in self.random.integers(30, 110, 2))
+            pixels = self.random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            parts.insert(0, {"type": "image", "image": pixels})
+        return {"role": "user", "content": parts}
+
+
+async def sampled_episodes(server, renderer, *, images: bool):
+    specs = [EpisodeSpec(seed, sampling_seed=seed) for seed in range(8)]
+    # Random weights rarely sample a stop token; without it the end of each turn is the limit.
+    sampling = SamplingParams(max_tokens=12)
+    async with VLLMEngine(server.base_url) as engine:
+        return await run_episodes(
+            lambda: Gallery(images), specs, engine=engine, renderer=renderer, sampling=sampling, max_turns=TURNS
+        )
+
+
+def largest_difference(model, samples) -> dict[str, float]:
+    """By layout, over all trained tokens: |log p of the server - log p of the trainer|."""
+    found = {}
+    for layout in ("padded", "packed"):
+        batch = TrainingBatch.from_samples(samples, pad_id=0, layout=layout)
+        with torch.no_grad():
+            logprobs = token_logprobs(model, batch)
+        found[layout] = float((logprobs - batch.logprobs)[batch.loss_mask].abs().max())
+    return found
+
+
+@pytest.mark.parametrize("vllm_server", ["float32", "qwen2.5-vl", "internvl3", "idefics3"], indirect=True)
+async def test_log_probabilities_of_episodes_with_images_are_those_of_the_trainer(vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    trajectories = await sampled_episodes(vllm_server, renderer, images=True)
+    assert [trajectory.error for trajectory in trajectories if trajectory.error] == []
+    samples = [
+        sample
+        for trajectory in trajectories
+        for sample in samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
+    ]
+    assert sum(len(sample.media) for sample in samples) >= 2 * len(trajectories)
+    assert sum(int(sample.loss_mask.sum()) for sample in samples) > 50
+    model = AutoModelForImageTextToText.from_pretrained(vllm_server.model_dir, dtype=torch.float32).eval()
+    assert max(largest_difference(model, samples).values()) < 1e-4
+
+    # The planted fault: the images of another episode, in the same places.
+    (item, placeholder), *others = samples[0].media
+    pool = [each for sample in samples[1:] for each, _ in sample.media]
+    same_size = [each for each in pool if each.num_tokens == item.num_tokens and each.expansion == item.expansion]
+    if same_size:
+        from dataclasses import replace
+
+        wrong = replace(samples[0], media=((same_size[0], placeholder), *others))
+        assert max(largest_difference(model, [wrong]).values()) > 1e-3
+
+
+@pytest.mark.parametrize("vllm_server", ["qwen3"], indirect=True)
+async def test_log_probabilities_of_episodes_of_a_text_model_are_those_of_the_trainer(vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    trajectories = await sampled_episodes(vllm_server, renderer, images=False)
+    samples = [
+        sample
+        for trajectory in trajectories
+        for sample in samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
+    ]
+    assert sum(int(sample.loss_mask.sum()) for sample in samples) > 50
+    model = AutoModelForCausalLM.from_pretrained(vllm_server.model_dir, dtype=torch.float32).eval()
+    assert max(largest_difference(model, samples).values()) < 1e-4
