@@ -9,7 +9,7 @@ except ImportError as error:
 
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
 from rollouts.training.batch import TrainingBatch
-from rollouts.training.logprobs import token_logprobs
+from rollouts.training.logprobs import token_logprobs, token_logprobs_and_entropy
 from rollouts.training.losses import (
     PolicyLoss,
     cispo_loss,
@@ -22,11 +22,15 @@ from rollouts.training.losses import (
 )
 from rollouts.training.micro_batches import micro_batches
 from rollouts.training.mismatch import (
+    Hypothesis,
     MismatchReport,
     check_mismatch,
+    diagnose_mismatch,
+    diagnosis_text,
     merge_reports,
     mismatch_report,
     plot_mismatch,
+    replace_tokens,
     report_json,
     report_text,
 )
@@ -48,6 +52,7 @@ from rollouts.training.tensor_list import TensorList
 
 __all__ = [
     "DegenerateGroup",
+    "Hypothesis",
     "MismatchReport",
     "PackingPlan",
     "PolicyLoss",
@@ -63,6 +68,8 @@ __all__ = [
     "check_mismatch",
     "cispo_loss",
     "degenerate_groups",
+    "diagnose_mismatch",
+    "diagnosis_text",
     "fresh_token_mask",
     "group_advantages",
     "kl_loss",
@@ -73,6 +80,7 @@ __all__ = [
     "pack_samples",
     "plot_mismatch",
     "policy_gradient_loss",
+    "replace_tokens",
     "report_json",
     "report_text",
     "sample_from_rendered",
@@ -84,6 +92,7 @@ __all__ = [
     "split_by_staleness",
     "token_lags",
     "token_logprobs",
+    "token_logprobs_and_entropy",
     "truncate_sample",
     "truncated_ratio_loss",
     "truncated_ratios",

@@ -11,7 +11,7 @@ from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.placed_rows import TokenSequence, padded_rows
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.model_inputs import batch_rows, batch_sequences
-from rollouts.training.sequence_logprobs import sequence_logprobs
+from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
 
 
 def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
@@ -25,6 +25,13 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
 
     Raises `SampleError`, which names the row, for media that the model cannot take, and `UnsupportedModelError`, which
     says what was tried, for a model whose hidden states or output layer are not accessible.
+    """
+    return token_logprobs_and_entropy(model, batch).logprobs
+
+
+def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature: float = 1.0) -> SequenceLogprobs:
+    """`token_logprobs`, and the entropy of the distribution that each token is drawn from: both float32 (B, T), in
+    nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the same errors.
     """
     forward = ForwardPass(model)
     trained = batch.loss_mask.cpu()
@@ -41,8 +48,17 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     mask = batch.loss_mask.to(hidden.device)
     targets = batch.input_ids.to(hidden.device)[mask]
     head = forward.head
-    scored, _ = sequence_logprobs(states, head.weight, targets, bias=head.bias, softcap=head.softcap, scale=head.scale)
-    return torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device).masked_scatter(mask, scored)
+    scored = sequence_logprobs(
+        states,
+        head.weight,
+        targets,
+        bias=head.bias,
+        softcap=head.softcap,
+        scale=head.scale,
+        temperature=temperature,
+    )
+    nothing = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
+    return SequenceLogprobs(*(nothing.masked_scatter(mask, values) for values in scored))
 
 
 def _distinct(sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], list[int]]:

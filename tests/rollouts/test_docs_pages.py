@@ -59,6 +59,10 @@ def test_the_page_on_training():
     names = run_page("training.md")
     assert len(names["samples"]) == 8
     assert not any(t.error for t in names["trajectories"])
+    assert names["report"].likely_causes == ()
+    assert names["report"].tokens == sum(int(sample.loss_mask.sum()) for sample in names["samples"])
+    assert names["diagnosis"].side == "trainer"
+    assert [found.cause for found in names["diagnosis"].causes] == ["doubled normalisation"]
     assert names["batch"].input_ids.shape == names["batch"].advantages.shape
     assert [len(part) <= 3 for part in names["parts"]] == [True] * len(names["parts"])
     assert sum(report.tokens for report in names["reports"]) == names["trained"] > 0

@@ -96,7 +96,7 @@ def test_groups_are_turns_and_version_lags():
     assert [(g.label, g.statistics.tokens) for g in report.by_turn] == [("turn 0", 2), ("turn 1", 2)]
     assert [g.statistics.max_abs for g in report.by_turn] == pytest.approx([0.8, 0.4])
     assert [(g.label, g.statistics.tokens) for g in report.by_lag] == [("lag 0", 3), ("lag 2", 1)]
-    later = compared([first], [[-0.1, -0.2, -0.4]], trainer_version="6")
+    later = compared([first], [[-0.1, -0.2, -0.4]], trainer_version=6)
     assert [g.label for g in later.by_lag] == ["lag 1", "lag 3"]
 
 

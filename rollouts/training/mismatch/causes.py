@@ -12,6 +12,7 @@ class Cause(StrEnum):
     """Why log-probabilities of sampler and trainer differ. The value is the name for people."""
 
     DOUBLED_NORMALISATION = "doubled normalisation"
+    MISSING_NORMALISATION = "missing normalisation"
     DROPPED_IMAGE = "dropped image"
     SWAPPED_IMAGE = "swapped image"
     WRONG_TEMPLATE = "wrong template"
@@ -42,6 +43,8 @@ _CURES: Mapping[Cause, str] = MappingProxyType(
     {
         Cause.DOUBLED_NORMALISATION: "send raw uint8 pixels to a server that normalises, and floats to one that does "
         "not (`rollouts doctor` checks the server)",
+        Cause.MISSING_NORMALISATION: "send the processor's floats to a server that does not normalise "
+        "(`rollouts doctor` checks the server)",
         Cause.DROPPED_IMAGE: "check that each request holds its images and that the server's route uses them",
         Cause.SWAPPED_IMAGE: "check the order and the hashes of the images of each request",
         Cause.WRONG_TEMPLATE: "send token ids to the sampler, or give sampler and trainer the same chat template and "

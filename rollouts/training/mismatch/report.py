@@ -162,7 +162,7 @@ def mismatch_report(
     logprobs: torch.Tensor,
     *,
     noise: float = 0.05,
-    trainer_version: str | None = None,
+    trainer_version: str | int | None = None,
     mixture_of_experts: bool = False,
 ) -> MismatchReport:
     """Compare the sampler's log-probabilities of a batch with the trainer's, `logprobs` floating (B, T).
@@ -177,8 +177,9 @@ def mismatch_report(
     number = finite_number(noise)
     if number is None or number <= 0:
         raise ArgumentError("noise", noise, "pass a number of nats above 0, for example 1e-4 for float32")
+    version = None if trainer_version is None else str(trainer_version)
     compared = compare_tokens(batch, logprobs)
-    return MismatchReport(compared, _outliers(batch, compared), number, trainer_version, mixture_of_experts)
+    return MismatchReport(compared, _outliers(batch, compared), number, version, mixture_of_experts)
 
 
 def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:

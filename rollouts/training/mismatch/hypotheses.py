@@ -1,0 +1,228 @@
+"""Hypotheses about a mismatch: what one side would have computed on if a certain fault were there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from renderers import MediaItem
+from renderers.media.item import PixelScale
+from renderers.placement import PlacedItem
+from renderers.vision.normalise import ScaledPixels, normalised
+from rollouts.errors import ArgumentError
+from rollouts.training.mismatch.causes import Cause
+from rollouts.training.samples import TrainingSample
+
+#: The samples that one side would have computed on instead of a sample; the second argument has the batch's items.
+Variants = Callable[[TrainingSample, Sequence[MediaItem]], Sequence[TrainingSample]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A fault that one side may have.
+
+    `variants(sample, items)` returns what that side would have computed on instead of `sample`, in each way that the
+    fault can have; nothing where the sample cannot have it. `items` are the distinct images and videos of the batch.
+    Each variant has as many trained tokens as the sample, and they are the same tokens (`replace_tokens` keeps them).
+    """
+
+    name: str
+    cause: Cause
+    variants: Variants
+
+
+def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[int] = ()) -> TrainingSample:
+    """The sample with `ids` in place of its tokens `start:end`, which the sampler did not sample.
+
+    Log-probabilities, advantages, mask and media after them move along; images and videos that lie wholly inside are
+    removed. Raises `ArgumentError` for bounds outside of the sample, for trained tokens, and for a part of an image.
+    """
+    if not 0 <= start <= end <= len(sample):
+        raise ArgumentError("start, end", (start, end), f"pass bounds inside the {len(sample)} tokens, start first")
+    if sample.loss_mask[start:end].any():
+        raise ArgumentError("start, end", (start, end), f"token {_first_trained(sample, start)} of it is trained")
+    media = []
+    for item, at in sample.media:
+        if at.end <= start:
+            media.append((item, at))
+        elif at.offset >= end:
+            media.append((item, at.shifted(len(ids) - (end - start))))
+        elif at.offset < start or at.end > end:
+            rule = f"it cuts the placeholder {at.offset}:{at.end} of {item.modality} {item.mm_hash:.12}"
+            raise ArgumentError("start, end", (start, end), rule)
+
+    def edited(column: np.ndarray, new: Sequence[int]) -> np.ndarray:
+        return np.concatenate([column[:start], np.asarray(new, dtype=column.dtype), column[end:]])
+
+    zeros = [0] * len(ids)
+    return replace(
+        sample,
+        token_ids=edited(sample.token_ids, ids),
+        loss_mask=edited(sample.loss_mask, zeros),
+        logprobs=edited(sample.logprobs, zeros),
+        advantages=edited(sample.advantages, zeros),
+        media=tuple(media),
+    )
+
+
+def built_in_hypotheses() -> tuple[Hypothesis, ...]:
+    """The faults of images and of the first token that `diagnose_mismatch` tests."""
+    return (
+        Hypothesis("images normalised twice", Cause.DOUBLED_NORMALISATION, _normalised_twice),
+        Hypothesis("images rescaled and normalised again", Cause.DOUBLED_NORMALISATION, _rescaled_again),
+        Hypothesis("images rescaled but not normalised", Cause.MISSING_NORMALISATION, _not_normalised),
+        Hypothesis("images dropped, their placeholder tokens kept as text", Cause.DROPPED_IMAGE, _placeholders_kept),
+        Hypothesis("images dropped with their placeholder tokens", Cause.DROPPED_IMAGE, _placeholders_removed),
+        Hypothesis("images replaced by zeros", Cause.DROPPED_IMAGE, _zeros),
+        Hypothesis("images of a sample in another order", Cause.SWAPPED_IMAGE, _other_order),
+        Hypothesis("an image of another sample", Cause.SWAPPED_IMAGE, _other_image),
+        Hypothesis("the first token twice", Cause.WRONG_TEMPLATE, _first_token_twice),
+        Hypothesis("without the first token", Cause.WRONG_TEMPLATE, _without_first_token),
+    )
+
+
+# Pixels.
+
+
+def _normalised_twice(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    return _with_pixels(sample, "normalised-twice", lambda values, mean, std, factor: (values - mean) / std)
+
+
+def _rescaled_again(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    return _with_pixels(sample, "rescaled-again", lambda values, mean, std, factor: (values * factor - mean) / std)
+
+
+def _not_normalised(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    return _with_pixels(sample, "not-normalised", lambda values, mean, std, factor: values * std + mean)
+
+
+def _zeros(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    return _with_pixels(sample, "zeros", lambda values, mean, std, factor: np.zeros_like(values))
+
+
+def _with_pixels(
+    sample: TrainingSample, label: str, change: Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
+) -> list[TrainingSample]:
+    """The sample with changed pixels. `change(values, mean, std, factor)` gets normalised float32 (n, channels, k)."""
+    media = [(_changed_pixels(item, label, change), at) for item, at in sample.media]
+    changed = [(item, at) for item, at in media if item is not None]
+    return [replace(sample, media=tuple(changed))] if changed and len(changed) == len(media) else []
+
+
+def _changed_pixels(
+    item: MediaItem, label: str, change: Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
+) -> MediaItem | None:
+    """None for an item without pixels of a known scale."""
+    tensors = {name: item[name] for name in item}
+    names = [name for name in item if name.startswith("pixel_values") and _scale(item, name) is not None]
+    for name in names:
+        scale = _scale(item, name)
+        assert scale is not None
+        values = normalised(item, name)
+        by_channel = values.reshape(len(values), len(scale.mean), -1)
+        mean, std = (np.array(each, dtype=np.float32)[:, None] for each in (scale.mean, scale.std))
+        tensors[name] = change(by_channel, mean, std, scale.factor).astype(np.float32).reshape(values.shape)
+    # The forward passes know an item by its hash.
+    return replace(item, tensors=tensors, scale=None, mm_hash=f"{item.mm_hash}:{label}") if names else None
+
+
+def _scale(item: MediaItem, name: str) -> PixelScale | None:
+    tensor = item.tensors[name]
+    if isinstance(tensor, ScaledPixels):
+        return tensor.scale
+    return item.scale
+
+
+# Which images.
+
+_MOST_VARIANTS = 16
+
+
+def _placeholders_kept(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    return [replace(sample, media=kept) for kept, _ in _without_items(sample)]
+
+
+def _placeholders_removed(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    variants = []
+    for _, removed in _without_items(sample):
+        shorter = sample
+        for _, at in reversed(removed):
+            shorter = replace_tokens(shorter, at.offset, at.end)
+        variants.append(shorter)
+    return variants
+
+
+def _without_items(sample: TrainingSample) -> Iterator[tuple[tuple[PlacedItem, ...], list[PlacedItem]]]:
+    """The items kept and removed: all removed, then one of several."""
+    if sample.media:
+        yield (), list(sample.media)
+    if len(sample.media) > 1:
+        for index, placed in enumerate(sample.media[:_MOST_VARIANTS]):
+            yield sample.media[:index] + sample.media[index + 1 :], [placed]
+
+
+def _other_order(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    """Two items exchanged; and all in reverse and rotated order, where each fits the place of the other."""
+    count = len(sample.media)
+    orders = [list(range(count))[::-1], [*range(1, count), 0], [count - 1, *range(count - 1)]] if count > 2 else []
+    for one, other in itertools.combinations(range(count), 2):
+        order = list(range(count))
+        order[one], order[other] = other, one
+        orders.append(order)
+    own = [item for item, _ in sample.media]
+    reordered = [[own[index] for index in order] for order in orders]
+    fitting = [new for new in reordered if all(map(_fits, own, new)) and _hashes(new) != _hashes(own)]
+    return [_with_items(sample, new) for new in fitting[:_MOST_VARIANTS]]
+
+
+def _other_image(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    """One image replaced by another of the batch that takes as many tokens in the same layout."""
+    own = [item for item, _ in sample.media]
+    variants = (
+        _with_items(sample, [*own[:index], other, *own[index + 1 :]])
+        for index, item in enumerate(own)
+        for other in items
+        if other.mm_hash != item.mm_hash and _fits(item, other)
+    )
+    return list(itertools.islice(variants, 2 * _MOST_VARIANTS))
+
+
+def _with_items(sample: TrainingSample, items: Sequence[MediaItem]) -> TrainingSample:
+    ranges = [at for _, at in sample.media]
+    return replace(sample, media=tuple(zip(items, ranges, strict=True)))
+
+
+def _fits(item: MediaItem, other: MediaItem) -> bool:
+    """Whether `other` takes the same tokens: the same modality, number of tokens and shapes."""
+    if (item.modality, item.num_tokens, set(item)) != (other.modality, other.num_tokens, set(other)):
+        return False
+    grid = f"{item.modality}_grid_thw"
+    return grid not in item or np.array_equal(item[grid], other[grid])
+
+
+def _hashes(items: Sequence[MediaItem]) -> list[str]:
+    return [item.mm_hash for item in items]
+
+
+# Prompts.
+
+
+def _first_token_twice(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    return [replace_tokens(sample, 0, 0, sample.token_ids[:1].tolist())] if _begins_with_prompt(sample) else []
+
+
+def _without_first_token(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    return [replace_tokens(sample, 0, 1)] if _begins_with_prompt(sample) else []
+
+
+def _begins_with_prompt(sample: TrainingSample) -> bool:
+    """Whether the first two tokens are text of the prompt, so that the first can be removed or repeated."""
+    begins_with_media = bool(sample.media) and sample.media[0][1].offset == 0
+    return len(sample) > 1 and not sample.loss_mask[:2].any() and not begins_with_media
+
+
+def _first_trained(sample: TrainingSample, start: int) -> int:
+    return start + int(sample.loss_mask[start:].argmax())
