@@ -24,8 +24,6 @@ from rollouts import (
     Turn,
     WeightSpan,
 )
-from rollouts.cli.errors import NoJsonFormError
-from rollouts.cli.traj.plain import plain
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import check_result
 from rollouts.errors import InvalidNodeError, InvalidRequestError, InvalidStepError, MalformedResultError
@@ -117,9 +115,3 @@ def test_an_episode_keeps_such_an_integer_and_the_commands_name_it(tmp_path: Any
         result = run(*command)
         assert result.exit_code in (1, 2)
         assert "episode 'e': turn 0: message or info hold an integer of 16610 bits" in result.output
-
-
-def test_an_integer_of_4000_digits_is_written_to_json() -> None:
-    assert plain({"a": 10**4000}) == {"a": 10**4000}
-    with pytest.raises(NoJsonFormError, match="integer of 16610 bits"):
-        plain([{"a": LARGE}])
