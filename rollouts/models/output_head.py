@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import TOKEN_TYPES, Architecture, forward_parameters
+from rollouts.models.architecture import FORWARD_ERRORS, Architecture, token_type_argument
 
 # Attributes of text configurations that multiply or divide the logits.
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
@@ -112,6 +112,14 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
     try:
         with torch.no_grad():
             logits = model(**_probe_inputs(architecture)).logits
+    except torch.OutOfMemoryError:
+        raise
+    except FORWARD_ERRORS as error:
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"the forward of {type(model).__name__} failed for four text tokens with {type(error).__name__}: {error}. "
+            "Tried: input_ids and attention_mask alone. Call it yourself in this way and correct the model",
+        ) from error
     finally:
         hook.remove()
     if len(captured) != 1 or captured[0].shape[:-1] != logits.shape[:-1]:
@@ -128,5 +136,6 @@ def _probe_inputs(architecture: Architecture) -> Mapping[str, Any]:
     usual = range(len(architecture.placeholder_ids) + 4)
     chosen = [token for token in usual if token not in architecture.placeholder_ids][:4]
     ids = torch.tensor([chosen], device=architecture.model.device)
-    zeros = dict.fromkeys(TOKEN_TYPES & forward_parameters(architecture.model), torch.zeros_like(ids))
+    name = token_type_argument(architecture, architecture.model)
+    zeros = {} if name is None else {name: torch.zeros_like(ids)}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, "return_dict": True, **zeros}

@@ -68,12 +68,27 @@ def text_config(name: str) -> PretrainedConfig:
         ),
         "cohere": lambda: transformers.CohereConfig(**TEXT, vocab_size=300, logit_scale=0.25),
         "granite": lambda: transformers.GraniteConfig(**TEXT, vocab_size=300, logits_scaling=4.0),
+        # Its `token_type_ids` are embedded and added; they do not tell images from text.
+        "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2),
+        "bloom": lambda: transformers.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=2),  # no positions
         "phi": lambda: transformers.PhiConfig(**TEXT, vocab_size=300),  # its output layer has a bias
     }
     return build[name]()
 
 
-TEXT_MODELS = ("qwen3", "llama", "gemma2", "gemma3_text", "glm4", "gpt_oss", "cohere", "granite", "phi")
+TEXT_MODELS = (
+    "qwen3",
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "gpt_oss",
+    "cohere",
+    "granite",
+    "phi",
+    "gpt2",
+    "bloom",
+)
 
 
 # Images and video: processor and configuration.
