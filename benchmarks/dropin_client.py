@@ -1,8 +1,10 @@
 """One side of `benchmarks/dropin.py`: episodes as a client of verifiers plays them, with either `renderers`.
 
 Runs in an environment with PyPI's `renderers` or with this project, so it imports nothing but that package and openai.
-Prints the CPU seconds of the later turns as JSON. Arguments: base URL, model, images, turns, episodes. The first
-message of an episode shows the images; the turns behind it, which are measured, have them in their history.
+Prints the CPU seconds of a later turn, for each episode, as a JSON list. Arguments: base URL, model, images, turns,
+episodes, and `play` or `post`. The first message of an episode shows the images; the turns behind it, which are
+measured, have them in their history. `post` measures what no renderer can avoid: the consumer's hop to a thread, and
+its openai client that posts the ids of each prompt, which were rendered before.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import time
 import zlib
 
+import httpx
 from openai import AsyncOpenAI
 
 from renderers import create_renderer
@@ -77,17 +80,37 @@ async def play(client: AsyncOpenAI, renderer: object, model: str, observations: 
     return time.process_time() - started
 
 
+async def post(client: AsyncOpenAI, renderer: object, model: str, observations: list, images: int) -> float:
+    """The CPU seconds of all turns but the first if rendering, parsing and images cost nothing."""
+    messages: list[dict] = []
+    bodies = []
+    options = {"process_multimodal": False} if images else {}
+    for observed in observations:
+        messages.append(observed)
+        rendered = renderer.render(messages, add_generation_prompt=True, **options)
+        sampling = {"skip_special_tokens": False, "max_tokens": 64, "stop_token_ids": [0], "logprobs": 1}
+        bodies.append({"model": model, "token_ids": list(rendered.token_ids), "sampling_params": sampling})
+        messages.append({"role": "assistant", "content": "Done."})
+    endpoint = str(client.base_url).removesuffix("/v1/") + "/inference/v1/generate"
+    started = time.process_time()
+    for turn, body in enumerate(bodies[1:], 1):
+        await asyncio.to_thread(len, body)
+        await client.post(endpoint, cast_to=httpx.Response, body=body, options={"headers": {"X-Turn": str(turn)}})
+    return time.process_time() - started
+
+
 async def main() -> None:
-    base_url, model, images, turns, episodes = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+    base_url, model, images, turns, episodes = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+    run = {"play": play, "post": post}[sys.argv[6]]
     renderer = create_renderer(load_tokenizer(model), AutoRendererConfig())
     seconds = []
     async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none") as client:
         for episode in range(episodes + 1):
             observations = [observation(episode, turn, images) for turn in range(turns)]
-            seconds.append(await play(client, renderer, model, observations, images))
+            seconds.append(await run(client, renderer, model, observations, images))
             if not episode:  # it has warmed up caches and imports
                 await client.get("/count", cast_to=dict[str, object])
-    print(json.dumps({"seconds": sum(seconds[1:]), "turns": (turns - 1) * episodes}))
+    print(json.dumps([episode / (turns - 1) for episode in seconds[1:]]))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Each line is a process of its own. Its memory is the growth of the peak resident set over hidden states, weight and
 targets; their gradients (hidden and weight) are subtracted. All logits of the full row do not fit into most machines,
 so that side runs on fewer positions, and its memory there times the number of positions is an estimate. Times are CPU
-seconds. Linux only.
+seconds of one thread. Linux only.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def report(hidden_size: int) -> Measured:
 def _measure(side: str, positions: int, hidden_size: int) -> Measured:
     import torch
 
+    torch.set_num_threads(1)
     hidden = torch.randn(positions, hidden_size)
     weight = torch.randn(VOCABULARY, hidden_size) / hidden_size**0.5
     targets = torch.randint(0, VOCABULARY, (positions,))

@@ -38,6 +38,7 @@ from renderers.family_renderers import (
     Qwen38Renderer,
     create_renderer,
 )
+from renderers.installation import missing_name
 from renderers.loading import load_renderer
 from renderers.media.item import MediaItem
 from renderers.media.policy import MediaPolicy
@@ -285,5 +286,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing_name(__name__, name)
     return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

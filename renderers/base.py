@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from renderers.family_renderers import create_renderer
+from renderers.installation import missing_name
 from renderers.messages import (
     Content,
     ContentPart,
@@ -130,3 +131,9 @@ def create_renderer_pool(
         ),
         size,
     )
+
+
+if not TYPE_CHECKING:  # a type checker knows the names
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

@@ -10,9 +10,10 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from renderers.errors import MalformedGenerateResponseError, OverlongPromptError
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, short_repr
+from renderers.installation import missing_name
 from renderers.messages import IMAGE_PART_TYPES, check_messages, media_parts, media_value
 from renderers.parsing.response import ToolCallParseStatus
 from renderers.protocol import Messages, Renderer, Tools
@@ -271,5 +272,11 @@ def _logprob(place: str, entry: Any, token_id: int) -> float:
     if name not in (token_id, f"token_id:{token_id}"):
         raise MalformedGenerateResponseError(f"{place} is for the token {name!r}, not for 'token_id:{token_id}'")
     if not isinstance(value, float | int) or isinstance(value, bool) or not abs(value) < 1e30 or value == _NO_LOGPROB:
-        raise MalformedGenerateResponseError(f"{place}.logprob is {value!r:.80}, not a finite log-probability")
+        raise MalformedGenerateResponseError(f"{place}.logprob is {short_repr(value)}, not a finite log-probability")
     return float(value)
+
+
+if not TYPE_CHECKING:  # a type checker knows the names
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

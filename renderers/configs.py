@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from renderers.family_rules import LLAMA_3_DATE
 from renderers.import_target import load_target
+from renderers.installation import missing_name
 
 if TYPE_CHECKING:
     _ConfigBase = BaseModel
@@ -477,3 +478,9 @@ def config_class(name: str) -> type[BaseRendererConfig]:
 def config_from_name(name: str) -> BaseRendererConfig | None:
     """The configuration of a family with its defaults; None for `auto`, as `create_renderer` takes it."""
     return None if name == "auto" else config_class(name)()
+
+
+if not TYPE_CHECKING:  # a type checker knows the names
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

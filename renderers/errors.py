@@ -99,6 +99,33 @@ class MissingExtraError(LoadError, ImportError):
         super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
 
 
+class MixedPackagesError(RendererError, ImportError):
+    """PyPI's `renderers` and mmrollouts are both installed; their files share the folder `directory`."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        super().__init__(
+            f"{directory} has files of PyPI's renderers and of mmrollouts, which cannot share an environment. Run `pip "
+            "uninstall -y renderers mmrollouts`, then install mmrollouts and the distribution of packaging/renderers "
+            "(docs/migrating-from-renderers.md)"
+        )
+
+
+class MissingNameError(RendererError, ImportError):
+    """A program imports a name that this package does not have, though PyPI's `renderers` may have it."""
+
+    def __init__(self, module: str, name: str, importer: str) -> None:
+        self.module = module
+        self.importer = importer
+        super().__init__(
+            f"{importer} imports {name!r} from {module}, which mmrollouts does not have: it has the names of PyPI's "
+            "renderers 0.1.12 that verifiers 0.3.1, verifiers 0.4.0 and prime-rl use. Install a release of the program "
+            "that needs no other name, or use it with PyPI's renderers in an environment without mmrollouts "
+            "(docs/migrating-from-renderers.md)"
+        )
+        self.name = name
+
+
 class MissingTokenError(LoadError):
     """The template, the format or the media processor needs a control token that the tokenizer does not have."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from typing import Protocol
 from weakref import WeakSet
 
@@ -26,6 +27,24 @@ def register_fork_reset(target: ForkReset) -> None:
     """Call `target.reset_after_fork()` in each process that is forked from now on, as long as `target` exists."""
     _register_handler()
     _objects.add(target)
+
+
+class ProcessLock:
+    """A lock for `with` that is free at the start of each forked process."""
+
+    def __init__(self) -> None:
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._lock.locked():  # it is not where the thread that holds it has forked
+            self._lock.release()
 
 
 @functools.cache

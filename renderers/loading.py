@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -19,6 +18,7 @@ from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
 from renderers.errors import ConfigError, LoadError, MissingFileError, short_repr
 from renderers.family_rules import check_family, with_parsing_rules
 from renderers.file_reading import read_text
+from renderers.fork_reset import ProcessLock
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
 from renderers.media.item import Modality
@@ -210,7 +210,7 @@ def _media(
 # Reading a tokenizer takes seconds and tens of megabytes; renderers with different options share one. A renderer that
 # is deleted deletes its tokenizer.
 _TOKENIZERS: WeakValueDictionary[tuple[Any, ...], TemplateTokenizer] = WeakValueDictionary()
-_TOKENIZERS_LOCK = threading.Lock()
+_TOKENIZERS_LOCK = ProcessLock()
 
 
 def _changed_at(path: Path) -> int | None:

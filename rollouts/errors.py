@@ -32,9 +32,10 @@ class ForeignRenderersError(RolloutsError, ImportError):
         self.location = location
         super().__init__(
             f"the import package `renderers` at {location} belongs to another distribution, which overwrote the one "
-            "that mmrollouts installs. Run `pip uninstall renderers`, then `pip install --force-reinstall --no-deps "
-            "mmrollouts`. For a program that requires the distribution renderers, such as verifiers, first install the "
-            "one of packaging/renderers, so that pip does not fetch the other again (docs/migrating-from-renderers.md)."
+            "that mmrollouts installs. Run `pip uninstall -y renderers mmrollouts`, then install mmrollouts. For a "
+            "program that requires the distribution renderers, such as verifiers, install the one of "
+            "packaging/renderers with it, so that pip does not fetch the other again "
+            "(docs/migrating-from-renderers.md)."
         )
 
 
@@ -46,6 +47,16 @@ class MissingExtraError(RolloutsError, ImportError):
         self.extra = extra
         self.missing = missing
         super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
+
+
+class UnsupportedVersionError(RolloutsError, ImportError):
+    """A feature needs another version of a package than the installed one. `version` is the installed one."""
+
+    def __init__(self, feature: str, package: str, version: str, needed: str, reason: str) -> None:
+        self.feature = feature
+        self.package = package
+        self.version = version
+        super().__init__(f"{feature} needs {package} {needed}, and {version} is installed ({reason}); install {needed}")
 
 
 class ArgumentError(RolloutsError, ValueError):

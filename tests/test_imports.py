@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +63,7 @@ def test_the_renderers_package_of_another_distribution_is_refused_with_what_to_u
     assert result.returncode != 0
     assert "ForeignRenderersError" in result.stderr
     assert str(foreign / "__init__.py") in result.stderr
-    assert "pip uninstall renderers" in result.stderr
+    assert "pip uninstall -y renderers mmrollouts" in result.stderr
     assert "mmrollouts" in result.stderr
 
 
@@ -71,7 +73,7 @@ def test_a_foreign_package_that_cannot_even_be_imported_is_still_named(tmp_path:
     (foreign / "__init__.py").write_text("import a_dependency_that_is_not_there\n")
     result = run("import rollouts", tmp_path)
     assert "ForeignRenderersError" in result.stderr
-    assert "pip uninstall renderers" in result.stderr
+    assert "pip uninstall -y renderers mmrollouts" in result.stderr
 
 
 def test_our_own_renderers_package_is_accepted(tmp_path: Path) -> None:
@@ -94,3 +96,43 @@ def test_the_tiny_model_without_weights_needs_no_torch(tmp_path: Path) -> None:
         == set()
     )
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def installed_beside(folder: Path, init: str | None) -> Path:
+    """A copy of `renderers` between the files of another package of that name; `init`: its `__init__.py` won."""
+    package = shutil.copytree(ROOT / "renderers", folder / "renderers", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "_version.py").write_text("__version__ = '0.1.12'\n")
+    (package / "qwen3.py").write_text("from renderers.parsing import parse_qwen3\n")
+    if init is not None:
+        (package / "__init__.py").write_text(init)
+    return package
+
+
+@pytest.mark.parametrize(
+    ("init", "use"),
+    [(None, "import renderers"), ("", "import renderers.qwen3")],
+    ids=["ours was installed last", "theirs was installed last"],
+)
+def test_two_packages_of_the_name_in_one_folder_are_refused_with_what_to_do(
+    tmp_path: Path, init: str | None, use: str
+) -> None:
+    package = installed_beside(tmp_path, init)
+    (line,) = run(use, tmp_path).stderr.splitlines()[-1:]
+    assert line.startswith(f"renderers.errors.MixedPackagesError: {package} has files of PyPI's renderers")
+    assert "pip uninstall -y renderers mmrollouts" in line
+
+
+@pytest.mark.parametrize("module", ["renderers", "renderers.base", "renderers.client", "renderers.configs"])
+def test_an_import_of_a_name_that_is_not_there_says_who_needs_it_and_what_to_do(module: str, tmp_path: Path) -> None:
+    (tmp_path / "consumer.py").write_text(f"from {module} import render_faster\n")
+    (line,) = run("import consumer", tmp_path).stderr.splitlines()[-1:]
+    assert line.startswith(f"renderers.errors.MissingNameError: consumer imports 'render_faster' from {module},")
+    assert "docs/migrating-from-renderers.md" in line
+
+
+@pytest.mark.parametrize("module", ["renderers", "renderers.base", "renderers.client", "renderers.configs"])
+def test_a_name_that_is_not_there_is_an_attribute_error_outside_of_imports(module: str) -> None:
+    imported = importlib.import_module(module)
+    assert not hasattr(imported, "render_faster")
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'render_faster'"):
+        imported.render_faster  # noqa: B018

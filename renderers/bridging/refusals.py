@@ -5,13 +5,13 @@ Which reason holds is decided in `bridging.bridge` and `bridging.continuation`.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from renderers.fork_reset import ProcessLock
 from renderers.rendered import RenderedTokens
 
 ThinkingRetention = Literal["template", "tool_cycle", "all"]
@@ -49,7 +49,7 @@ class BridgeStats:
     bridged: int = 0
     refused: Counter[BridgeRefusal] = field(default_factory=Counter)
     overridden: Counter[BridgeRefusal] = field(default_factory=Counter)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _lock: ProcessLock = field(default_factory=ProcessLock, repr=False, compare=False)
 
     def count(self, outcome: RenderedTokens | BridgeRefusal) -> None:
         with self._lock:

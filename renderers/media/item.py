@@ -88,6 +88,9 @@ class MediaItem(Mapping[str, np.ndarray]):
         tensor = self.tensors[name]
         return tensor if isinstance(tensor, np.ndarray) else tensor.unpack()
 
+    def __contains__(self, name: object) -> bool:  # without unpacking the tensor, as `Mapping` would
+        return name in self.tensors
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
 

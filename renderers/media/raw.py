@@ -11,13 +11,13 @@ Numbers are little-endian, pixels uint8. Each form describes itself, so a digest
 
 from __future__ import annotations
 
-import math
 import struct
+import sys
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from renderers.errors import MediaDecodeError
+from renderers.errors import MediaDecodeError, short_repr
 from renderers.media.source import IMAGE_MAGIC, VIDEO_MAGIC
 
 _HEADER = struct.Struct("<4s4sII")
@@ -157,8 +157,8 @@ def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
         raise MediaDecodeError(
             f"video frames are uint8 (time, height, width, 3) and at least one pixel, not {frames.dtype} {frames.shape}"
         )
-    if fps is not None and not (math.isfinite(fps) and fps > 0):
-        raise MediaDecodeError(f"fps={fps!r} is not a positive number of frames per second")
+    if fps is not None and not 0 < fps <= sys.float_info.max:
+        raise MediaDecodeError(f"fps={short_repr(fps)} is not a positive number of frames per second")
     count, height, width, _ = frames.shape
     header = _VIDEO_HEADER.pack(VIDEO_MAGIC, count, width, height, fps or 0.0)
     return b"".join((header, np.ascontiguousarray(frames).data.cast("B")))

@@ -6,7 +6,6 @@ import base64
 import os
 import re
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -15,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, MediaTypeError, short_repr
+from renderers.fork_reset import ProcessLock
 from renderers.media.decoding import decode_image
 from renderers.media.paths import open_allowed, path_of_url, read_path
 from renderers.media.policy import MediaPolicy
@@ -30,7 +30,7 @@ from renderers.messages import VIDEO_PART_TYPES, media_value
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 # Pillow reads the file of an image at the first access to its pixels, and two threads at once (one image in two parts,
 # or in several rollouts) would disturb each other's reading. Locks by id, so that different images do not wait.
-_LOADING_LOCKS = tuple(threading.Lock() for _ in range(64))
+_LOADING_LOCKS = tuple(ProcessLock() for _ in range(64))
 _SPACE = re.compile(r"[ \t\r\n\f]")
 _IMAGE = "an image is bytes, a PIL image, a uint8 array or tensor, a data URL, or a URL or path that the policy allows"
 _VIDEO = (

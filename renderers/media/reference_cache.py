@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from renderers.byte_lru import ByteLRU
-from renderers.fork_reset import register_fork_reset
+from renderers.fork_reset import ProcessLock
 from renderers.media.source import MediaSource
 
 # The bytes of an entry besides its key: the tuple, the weak reference, the place in the table.
@@ -101,11 +100,7 @@ class ReferenceCache:
         self._find = find
         self._entries: ByteLRU[_Key, _Entry] = ByteLRU(max_bytes // 2)
         self._url_sources: ByteLRU[str, MediaSource] = ByteLRU(max_bytes // 2)  # by digest
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def get(self, value: object) -> MediaSource | None:
         """The source that was loaded from `value`, or None."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from renderers.byte_lru import ByteLRU
 from renderers.errors import MediaStoreError
-from renderers.fork_reset import register_fork_reset
+from renderers.fork_reset import ProcessLock
 from renderers.media.item import MediaItem
 from renderers.media.reference_cache import ReferenceCache
 from renderers.media.source import MediaSource
@@ -67,11 +66,7 @@ class MediaStore:
         # an entry for its source, under which the source's bytes are counted.
         self._entries: ByteLRU[_Key, MediaItem | MediaSource] = ByteLRU(max_bytes)
         self._items = self._hits = self._misses = self._evictions = 0
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def get(self, mm_hash: str) -> MediaItem | None:
         """The item of this hash, or None if memory does not hold it."""

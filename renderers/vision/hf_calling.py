@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from renderers.fork_reset import ProcessLock
 from renderers.media.item import ExpansionPiece, Modality
 from renderers.tokens.added_tokens import AddedToken, ControlPattern
 
@@ -55,7 +55,7 @@ class ProcessorRunner:
     change their padding during a call ("Already borrowed"), and processors may keep state.
     """
 
-    def __init__(self, processor: Any, modality: Modality, marker: str, lock: threading.Lock) -> None:
+    def __init__(self, processor: Any, modality: Modality, marker: str, lock: ProcessLock) -> None:
         self.name = type(processor).__name__
         self.modality = modality
         self.marker = marker

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ import numpy as np
 
 from renderers.errors import InvalidFileError, LoadError, MediaError, MissingExtraError, MissingTokenError
 from renderers.file_reading import read_json
+from renderers.fork_reset import ProcessLock
 from renderers.media.decoding import decode_image, decoder_versions
 from renderers.media.item import ExpansionPiece, MediaItem, Modality, PackedArray
 from renderers.media.policy import MediaPolicy
@@ -153,7 +153,7 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
             f"processor of text and images; its files name {' and '.join(sorted(classes)) or 'no processor_class'}. "
             "Upgrade transformers, or correct processor_class in processor_config.json"
         )
-    lock = threading.Lock()
+    lock = ProcessLock()
     loaded: dict[Modality, HFProcessor] = {}
     for modality in get_args(Modality):
         marker = getattr(processor, f"{modality}_token", None)

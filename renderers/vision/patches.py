@@ -37,7 +37,9 @@ class StillPatches:
     def unpack_into(self, patches: np.ndarray) -> None:
         """Write the patches into a C-contiguous uint8 array of `shape`."""
         count, channels, size = self.packed.shape
-        patches.reshape(count, channels, self.temporal, size)[:] = self.packed[:, :, None]
+        # Each plane of a patch is one element, which numpy then moves as a whole.
+        planes = patches.reshape(count * channels, self.temporal, size).view(f"V{size}")
+        planes[:] = np.ascontiguousarray(self.packed).reshape(count * channels, 1, size).view(f"V{size}")
 
 
 def still_patches(planes: np.ndarray, patch_size: int, merge_size: int, temporal_patch_size: int) -> StillPatches:

@@ -36,8 +36,8 @@ def env() -> None:
     else:
         typer.echo(
             f"`import renderers` gives mmrollouts ({place}), and the distribution renderers {installed} of PyPI, whose "
-            "files have the same place, is installed too: some files may be of either. Run `pip uninstall renderers`, "
-            "then `pip install --force-reinstall --no-deps mmrollouts` and the distribution of packaging/renderers."
+            "files have the same place, is installed too: some files may be of either. Run `pip uninstall -y renderers "
+            "mmrollouts`, then install mmrollouts and the distribution of packaging/renderers."
         )
         raise typer.Exit(1)
 

@@ -34,7 +34,6 @@ class NoJsonFormError(RolloutsError):
 
     def __init__(self, value: object) -> None:
         self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
-        subject = f"a value of type {self.type_name}"
-        if isinstance(value, int):
-            subject = f"an integer of {value.bit_length()} bits"
-        super().__init__(f"{subject} cannot be written as JSON; record plain data, an array or a tensor")
+        super().__init__(
+            f"a value of type {self.type_name} cannot be written as JSON; record plain data, an array or a tensor"
+        )

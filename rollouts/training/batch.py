@@ -82,8 +82,11 @@ class TrainingBatch:
         check_starts(self.starts, self.lengths, self.samples, self._shape)
         check_extras(self.extras, len(self.samples))
         first, lengths = first_tokens(self), self.lengths.numpy()
-        position_ids = np.zeros(rows * columns, dtype=np.int64)
-        sequence_ids = np.full(rows * columns, -1, dtype=np.int32)
+        position_ids = np.empty(rows * columns, dtype=np.int64)
+        sequence_ids = np.empty(rows * columns, dtype=np.int32)
+        for start, end in padding_bounds(first, lengths, rows * columns):
+            position_ids[start:end] = 0
+            sequence_ids[start:end] = -1
         ascending = np.arange(int(lengths.max(initial=0)))
         for number, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
             position_ids[start : start + length] = ascending[:length]

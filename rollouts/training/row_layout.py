@@ -46,9 +46,10 @@ def token_numbers(first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def padding_bounds(first: np.ndarray, lengths: np.ndarray, size: int) -> list[tuple[int, int]]:
-    """The half-open runs of the numbers from 0 to `size` that belong to no sample; samples are in order of `first`."""
-    starts = np.concatenate([[0], first + lengths])
-    ends = np.concatenate([first, [size]])
+    """The half-open runs of the numbers from 0 to `size` that belong to no sample."""
+    order = np.argsort(first, kind="stable")
+    starts = np.concatenate([[0], (first + lengths)[order]])
+    ends = np.concatenate([first[order], [size]])
     kept = starts < ends
     return list(zip(starts[kept].tolist(), ends[kept].tolist(), strict=True))
 

@@ -95,10 +95,7 @@ class _TiledLogprobs(torch.autograd.Function):
                     logits, _ = _tile(hidden[rows], weight[words], None if bias is None else bias[words], head)
                     position, word = _targets_in(targets[rows], words)
                     target_logits[rows][position] = logits[position, word]
-                    tile_log_sum = torch.logsumexp(logits, dim=-1)
-                    log_probabilities = logits.sub_(tile_log_sum[:, None])
-                    probabilities = torch.exp(log_probabilities)
-                    tile_entropy = -log_probabilities.mul_(probabilities).sum(dim=-1)
+                    tile_log_sum, tile_entropy = _log_sum_and_entropy(logits)
                     # The chain rule of entropy: of the choice of a tile, and of the choice within it.
                     total = torch.logaddexp(log_sum[rows], tile_log_sum)
                     before, now = torch.exp(log_sum[rows] - total), torch.exp(tile_log_sum - total)
@@ -138,7 +135,8 @@ class _TiledLogprobs(torch.autograd.Function):
                     )
                     if slope is not None:
                         gradient *= slope
-                    gradient *= head.scale / head.temperature
+                    if head.scale != head.temperature:
+                        gradient *= head.scale / head.temperature
                     if grad_bias is not None:
                         grad_bias[words] += gradient.sum(dim=0)
                     gradient = gradient.to(hidden.dtype)
@@ -172,6 +170,19 @@ def _tile(
     if head.temperature != 1:
         logits /= head.temperature
     return logits, slope
+
+
+def _log_sum_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """log(sum(exp(z))) of each row and the entropy of its softmax, with one exponential. `logits` is overwritten.
+
+    With d = z - max(z) and s = sum(exp(d)), the entropy is log(s) - sum(exp(d) d) / s.
+    """
+    largest = logits.amax(dim=-1)
+    difference = logits.sub_(largest[:, None])
+    exponential = torch.exp(difference)
+    total = exponential.sum(dim=-1)
+    log_total = torch.log(total)
+    return largest + log_total, log_total - difference.mul_(exponential).sum(dim=-1) / total
 
 
 def _logit_gradient(

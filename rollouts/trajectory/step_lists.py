@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,7 +20,9 @@ from renderers import (
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
+from rollouts.error_texts import short_repr
 from rollouts.errors import InvalidStepError, InvalidTurnError, TrajectoryError
+from rollouts.numbers import finite_number
 from rollouts.trajectory.packed_episodes import PackedItem, Processors
 from rollouts.trajectory.token_node import processor_for, token_array
 from rollouts.trajectory.tree import Trajectory
@@ -83,7 +84,7 @@ def trajectory_from_steps(
             raise InvalidStepError(own[0], "reward", "the episode's reward is given, too; pass one of them")
         if not steps:
             raise TrajectoryError(
-                f"episode {episode_id} has no steps and a reward of {reward}; rewards belong to turns"
+                f"episode {episode_id} has no steps and a reward of {short_repr(reward)}; rewards belong to turns"
             )
         trajectory.record_reward(_number(len(steps) - 1, "reward", reward), trajectory.turns[-1].info)
     return trajectory
@@ -252,9 +253,9 @@ def _array(number: int, place: str, values: Any) -> np.ndarray:
 
 
 def _number(number: int, place: str, value: Any) -> float:
-    if isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value):
-        return float(value)
-    raise InvalidStepError(number, place, f"{value!r:.80} is not a finite number")
+    if (finite := finite_number(value)) is None:
+        raise InvalidStepError(number, place, f"{short_repr(value)} is not a finite number")
+    return finite
 
 
 def _finish_reason(number: int, step: Any) -> FinishReason:
@@ -264,7 +265,7 @@ def _finish_reason(number: int, step: Any) -> FinishReason:
         return FinishReason.LENGTH if truncated else FinishReason.STOP
     if reason not in _FINISH_REASONS:
         known = ", ".join(_FINISH_REASONS)
-        raise InvalidStepError(number, "response.message.finish_reason", f"{reason!r:.80} is none of {known}")
+        raise InvalidStepError(number, "response.message.finish_reason", f"{short_repr(reason)} is none of {known}")
     return _FINISH_REASONS[reason]
 
 
@@ -327,7 +328,7 @@ def _placed(
     if modality not in ("image", "video"):
         raise InvalidStepError(number, place, "of a modality that is neither image nor video")
     if not isinstance(name, str) or not name:
-        raise InvalidStepError(number, place, f"named {name!r:.80} in mm_hashes; pass the digest of its pixels")
+        raise InvalidStepError(number, place, f"named {short_repr(name)} in mm_hashes; pass the digest of its pixels")
     if isinstance(item, MediaItem) and item.mm_hash != name:
         raise InvalidStepError(number, place, f"is {item.mm_hash} and mm_hashes calls it {name}")
     span = where if isinstance(where, PlaceholderRange) else _range(number, place, where)

@@ -14,6 +14,7 @@ from renderers.media.reference import load_source
 from renderers.messages import media_parts, part_kind
 from renderers.rendered import MultiModalData
 from rollouts.engines.protocol import Completion, FinishReason
+from rollouts.error_texts import short_repr
 from rollouts.errors import InvalidTraceError, InvalidTurnError, TrajectoryError
 from rollouts.numbers import finite_number, whole_number
 from rollouts.trajectory.packed_episodes import Processors
@@ -148,7 +149,7 @@ class _TraceReader:
         path = [index]
         while (parent := self._nodes[path[-1]].get("parent")) is not None:
             if whole_number(parent) is None or not 0 <= parent < path[-1]:
-                raise self._error(path[-1], "parent", f"{parent!r:.40} is no node before it")
+                raise self._error(path[-1], "parent", f"{short_repr(parent)} is no node before it")
             path.append(parent)
         return path[::-1]
 

@@ -6,6 +6,8 @@ Episodes become samples, batches and log-probabilities as in a training run: `sa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,8 +70,12 @@ def largest_difference(model, samples) -> dict[str, float]:
 @pytest.mark.parametrize("vllm_server", ["float32", "qwen2.5-vl", "internvl3", "idefics3"], indirect=True)
 async def test_log_probabilities_of_episodes_with_images_are_those_of_the_trainer(vllm_server):
     renderer = load_renderer(vllm_server.model_dir)
-    trajectories = await sampled_episodes(vllm_server, renderer, images=True)
-    assert [trajectory.error for trajectory in trajectories if trajectory.error] == []
+    episodes = await sampled_episodes(vllm_server, renderer, images=True)
+    # Random weights sample a placeholder token now and then, which content_parts (InternVL, Idefics3) cannot express.
+    errors = [trajectory.error for trajectory in episodes if trajectory.error]
+    assert all("the server would put the image in its place" in error for error in errors), errors
+    trajectories = [trajectory for trajectory in episodes if not trajectory.error]
+    assert len(trajectories) > len(episodes) / 2
     samples = [
         sample
         for trajectory in trajectories
@@ -85,8 +91,6 @@ async def test_log_probabilities_of_episodes_with_images_are_those_of_the_traine
     pool = [each for sample in samples[1:] for each, _ in sample.media]
     same_size = [each for each in pool if each.num_tokens == item.num_tokens and each.expansion == item.expansion]
     if same_size:
-        from dataclasses import replace
-
         wrong = replace(samples[0], media=((same_size[0], placeholder), *others))
         assert max(largest_difference(model, [wrong]).values()) > 1e-3
 

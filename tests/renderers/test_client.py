@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,11 +34,14 @@ def logprobs(token_ids: list[int], form: str = "0.32") -> dict[str, Any]:
     return {"content": [{**names[form](token), "logprob": -0.5} for token in token_ids]}
 
 
+_servers = itertools.count()  # an address is used once: limits of servers are kept by address
+
+
 class Client:
     """Records what is posted; responds with `completion`, or with what `respond` makes of the body."""
 
     def __init__(self, completion: list[int], **choice: Any) -> None:
-        self.base_url = f"http://server.test/{id(self)}/v1/"
+        self.base_url = f"http://server.test/{next(_servers)}/v1/"
         self.posted: list[tuple[str, dict[str, Any], Any]] = []
         self.choice = {"token_ids": completion, "logprobs": logprobs(completion), "finish_reason": "stop", **choice}
         self.max_model_len: Any = 4096

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,9 @@ class LoadedFamily:
         self.processor = transformers.AutoProcessor.from_pretrained(directory)
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
         self._seeds = itertools.count()
+
+    def keep(self, directory: tempfile.TemporaryDirectory[str]) -> None:
+        self._kept = directory
 
     def pixels(self, *shape: int) -> np.ndarray:
         return np.random.default_rng(next(self._seeds)).integers(0, 256, (*shape, 3), dtype=np.uint8)
@@ -91,6 +96,15 @@ class LoadedFamily:
         with torch.no_grad():
             logits = self.model(**inputs).logits[0, -len(completion[0]) - 1 : -1]
         return torch.log_softmax(logits.float(), -1).gather(1, completion.T)[:, 0]
+
+
+@functools.cache
+def loaded_family(name: str) -> LoadedFamily:
+    """One for all tests of a process; its directory is removed at the end."""
+    directory = tempfile.TemporaryDirectory(prefix=name)
+    family = LoadedFamily(name, Path(directory.name))
+    family.keep(directory)
+    return family
 
 
 def _conversation(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

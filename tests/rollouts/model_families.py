@@ -198,7 +198,7 @@ def _gemma4() -> tuple[ProcessorMixin, PretrainedConfig]:
         transformers.Gemma4AudioFeatureExtractor(),
         transformers.Gemma4ImageProcessor(max_soft_tokens=70),
         text,
-        transformers.Gemma4VideoProcessor(max_soft_tokens=70, num_frames=4),
+        transformers.Gemma4VideoProcessor(max_soft_tokens=70, num_frames=2),
         chat_template=text.chat_template,
     )
     ids = text.get_vocab()

@@ -41,4 +41,4 @@ def test_the_empty_distribution_is_recognised(monkeypatch: pytest.MonkeyPatch) -
 def test_the_other_distribution_beside_this_one_is_an_error_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = run(monkeypatch, "0.1.12")
     assert code == 1
-    assert "pip uninstall renderers" in text
+    assert "pip uninstall -y renderers mmrollouts" in text

@@ -10,6 +10,8 @@ import pytest
 from trajectory_files import file_of, run
 
 from renderers import MediaSource, PlaceholderRange
+from renderers.errors import MediaDecodeError
+from renderers.media.raw import frames_to_raw
 from rollouts import (
     Completion,
     FinishReason,
@@ -22,11 +24,10 @@ from rollouts import (
     Turn,
     WeightSpan,
 )
-from rollouts.cli.errors import NoJsonFormError
-from rollouts.cli.traj.plain import plain
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import check_result
-from rollouts.errors import InvalidNodeError, InvalidRequestError, MalformedResultError
+from rollouts.errors import InvalidNodeError, InvalidRequestError, InvalidStepError, MalformedResultError
+from rollouts.trajectory.step_lists import trajectory_from_steps
 from transport import DecodeLimits, MalformedError, decode, encode
 
 LARGE = 10**5000
@@ -53,6 +54,11 @@ def result_of(**fields: Any) -> None:
     check_result(request, GenerateResult(request.request_id, [Completion(**completion | fields)]))
 
 
+def step(**fields: Any) -> dict[str, Any]:
+    tokens = {"prompt_ids": [1], "completion_ids": [2], "completion_logprobs": [-1.0]}
+    return {"tokens": tokens, "completion": [], **fields}
+
+
 def check_limits(**sampling: int) -> None:
     EngineLimits().check(GenerateRequest([1], SamplingParams(**sampling)))
 
@@ -77,6 +83,12 @@ def check_limits(**sampling: int) -> None:
         (lambda: result_of(finish_reason=LARGE), MalformedResultError),
         (lambda: result_of(stop_token_id=[LARGE]), MalformedResultError),
         (lambda: DecodeLimits(max_depth=-LARGE), ValueError),
+        (lambda: trajectory_from_steps([step(reward=LARGE)], episode_id="e"), InvalidStepError),
+        (
+            lambda: trajectory_from_steps([step()], episode_id="e", reward=LARGE),
+            InvalidStepError,
+        ),
+        (lambda: frames_to_raw(np.zeros((1, 2, 2, 3), np.uint8), LARGE), MediaDecodeError),
     ],
 )
 def test_an_integer_too_large_to_print_is_a_typed_error(make: Callable[[], object], error: type[Exception]) -> None:
@@ -103,9 +115,3 @@ def test_an_episode_keeps_such_an_integer_and_the_commands_name_it(tmp_path: Any
         result = run(*command)
         assert result.exit_code in (1, 2)
         assert "episode 'e': turn 0: message or info hold an integer of 16610 bits" in result.output
-
-
-def test_an_integer_of_4000_digits_is_written_to_json() -> None:
-    assert plain({"a": 10**4000}) == {"a": 10**4000}
-    with pytest.raises(NoJsonFormError, match="integer of 16610 bits"):
-        plain([{"a": LARGE}])

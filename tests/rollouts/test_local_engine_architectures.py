@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from family_rows import LoadedFamily
+from family_rows import loaded_family
 from model_families import text_config, with_seed
 from transformers import AutoModelForCausalLM
 
@@ -16,13 +16,13 @@ from rollouts.engines.local import LocalEngine
 from rollouts.models.architecture import architecture
 from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
-MEDIA = ("qwen2_5_vl", "qwen3_5", "gemma3", "gemma4", "glm4v", "internvl", "idefics3", "mistral3")
+MEDIA = ("qwen2_5_vl", "qwen3_5", "gemma3", "glm4v", "internvl", "idefics3")
 TEXT = ("qwen3", "gemma2", "gemma3_text", "gpt_oss", "cohere")
 
 
 @pytest.fixture(scope="module")
-def family(request, tmp_path_factory):
-    return LoadedFamily(request.param, tmp_path_factory.mktemp(request.param))
+def family(request):
+    return loaded_family(request.param)
 
 
 def generate(engine, requests):

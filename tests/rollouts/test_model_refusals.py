@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from family_rows import LoadedFamily
+from family_rows import loaded_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import text_config, with_seed
@@ -22,8 +22,8 @@ from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory):
-    return LoadedFamily("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl"))
+def qwen():
+    return loaded_family("qwen2_5_vl")
 
 
 def text_model(name="llama"):
@@ -136,11 +136,9 @@ def test_an_output_layer_with_an_adapter_is_refused_although_it_changes_nothing_
         token_logprobs(model, text_batch())
 
 
-def test_the_output_layer_has_the_softcap_that_the_model_applies_and_not_the_one_that_its_configuration_names(
-    tmp_path_factory,
-):
+def test_the_output_layer_has_the_softcap_that_the_model_applies_and_not_the_one_that_its_configuration_names():
     """transformers' Gemma 3 with images ignores `final_logit_softcapping`; Gemma 2 applies it."""
-    gemma3 = LoadedFamily("gemma3", tmp_path_factory.mktemp("gemma3")).model
+    gemma3 = loaded_family("gemma3").model
     assert gemma3.config.text_config.final_logit_softcapping == 3.0
     assert output_head(architecture(gemma3)).softcap is None
     assert output_head(architecture(text_model("gemma2"))).softcap == 3.0

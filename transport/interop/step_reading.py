@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from renderers.errors import short_repr
 from transport.errors import StepMediaError
 from transport.interop.same_value import same_value
 
@@ -102,7 +103,7 @@ def read_table(number: int, data: Any) -> MediaTable:
     """The three columns of multi-modal data as rows. Raises `StepMediaError` unless the columns are parallel."""
     if _is_present(data) and all(get_field(data, name) is None for name in COLUMNS):
         names = list(data) if isinstance(data, Mapping) else type(data).__qualname__
-        reason = f"its media have none of {', '.join(COLUMNS)} but {names!r:.200}"
+        reason = f"its media have none of {', '.join(COLUMNS)} but {short_repr(names)}"
         raise StepMediaError(number, reason, "Give the columns these names.")
     columns = [get_field(data, name) or {} for name in COLUMNS]
     if not all(isinstance(column, Mapping) for column in columns):
@@ -120,7 +121,7 @@ def read_table(number: int, data: Any) -> MediaTable:
         ]
         for _, placeholder, _ in table[modality]:
             if not all(isinstance(get_field(placeholder, name), (int, np.integer)) for name in ("offset", "length")):
-                reason = f"{modality} placeholder {placeholder!r:.80}"
+                reason = f"{modality} placeholder {short_repr(placeholder)}"
                 raise StepMediaError(number, reason, "Give it an offset and a length.")
     return table
 

@@ -16,6 +16,7 @@ from renderers.media.source import MediaSource
 from transport.errors import NotEncodableError
 from transport.wire import wire_format
 from transport.wire.arrays import Bytes, array_bytes, describe_dtype, tensor_parts, vector_code
+from transport.wire.error_texts import quoted
 
 OmitMedia: TypeAlias = Callable[[MediaSource], bool]
 
@@ -73,7 +74,9 @@ class BlobTable:
         if number is not None:
             return number
         if not _SHA256.fullmatch(source.digest):
-            raise NotEncodableError(f"media digest {source.digest!r:.80} is not a sha256", "Use MediaSource.of(data).")
+            raise NotEncodableError(
+                f"media digest {quoted(source.digest)} is not a sha256", "Use MediaSource.of(data)."
+            )
         if self._omit_media(source):
             return self._add_row(source.digest, [wire_format.BLOB_OMITTED, source.digest])
         self.frames.append(source.data)

@@ -66,8 +66,8 @@ def parts_of(container: Any) -> Iterator[tuple[str, object]]:
     """The parts of a container, each with the path step that leads to it."""
     if isinstance(container, dict):
         for key, value in container.items():
-            yield f"[{key!r}]", value
-            yield f" (key {key!r:.80})", key
+            yield f"[{quoted(key)}]", value
+            yield f" (key {quoted(key)})", key
     elif isinstance(container, list | tuple | set | frozenset):
         for index, value in enumerate(container):
             yield f"[{index}]", value

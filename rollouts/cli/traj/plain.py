@@ -32,8 +32,6 @@ _TEXT: Final = (
 )
 # torch's names of the element types that numpy has too.
 _NUMPY_NAMES: Final = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")
-# Python converts integers of up to 4,300 digits to text.
-_MAX_INT_BITS: Final = 14_000
 
 
 def plain(value: Any) -> Any:
@@ -43,15 +41,11 @@ def plain(value: Any) -> Any:
     that is not finite becomes null, an array or tensor {"dtype", "shape", "data"} with its elements in C order in one
     list, bytes {"base64"} (also the elements of dtypes that numpy lacks, except bfloat16), a complex number {"real",
     "imag"}, a source {"digest"}, a dataclass or pydantic model a dict. Dates, times, paths, decimal numbers and UUIDs
-    become text. Raises `NoJsonFormError` for anything else, and for an integer of more than 4,200 digits.
+    become text. Raises `NoJsonFormError` for anything else.
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
-    if value is None or isinstance(value, (str, bool)):
-        return value
-    if isinstance(value, int):
-        if value.bit_length() > _MAX_INT_BITS:
-            raise NoJsonFormError(value)
+    if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, (float, np.floating)):
         return short_float(value)

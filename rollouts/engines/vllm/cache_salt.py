@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
 from collections import OrderedDict
 
-from renderers.fork_reset import register_fork_reset
+from renderers.fork_reset import ProcessLock
 
 #: This many sessions keep the salt of their first request.
 _MAX_SESSIONS = 65_536
@@ -19,11 +18,7 @@ class CacheSalts:
 
     def __init__(self) -> None:
         self._by_session: OrderedDict[str, str] = OrderedDict()
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def salt(self, model: str, weight_version: str, session_id: str | None) -> str:
         salt = _digest(model, weight_version)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from renderers import MultiModalData
 from renderers.byte_lru import ByteLRU
+from renderers.fork_reset import ProcessLock
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.engine import VLLMEngine
@@ -26,7 +26,7 @@ _ATTEMPTS = 3
 _names: ByteLRU[str, str] = ByteLRU(64 * 2**20)
 
 _known: dict[str, ClientMedia] = {}
-_known_lock = threading.Lock()
+_known_lock = ProcessLock()
 
 
 def client_media(base_url: str, api_key: str | None) -> ClientMedia:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from rollouts.errors import ArgumentError
 from rollouts.training.adapters.checks import (
     checked_samples,
     first_trained,
@@ -27,16 +28,25 @@ _GRPO_MEDIA = ("pixel_values", "image_grid_thw", "image_sizes")
 _NOT_TRAINED = -100
 
 
+TypeIds = Literal["mm_token_type_ids", "token_type_ids"] | None
+"""The argument of the model's forward that marks media tokens: Qwen-VL has the first, Gemma the second, others none."""
+
+
 def trl_grpo_inputs(
-    samples: Sequence[TrainingSample], *, pad_id: int, dtype: torch.dtype = torch.float32
+    samples: Sequence[TrainingSample],
+    *,
+    pad_id: int,
+    dtype: torch.dtype = torch.float32,
+    type_ids: TypeIds = "mm_token_type_ids",
 ) -> dict[str, Any]:
     """The dict that `GRPOTrainer` computes its loss from: B prompts, padded left to P, and completions, right to C.
 
     A completion begins at the first trained token. `prompt_ids`, `prompt_mask` int64 (B, P); `completion_ids`,
     `completion_mask`, `tool_mask` int64 (B, C), `tool_mask` 1 on trained tokens and on padding; `advantages` and
     `sampling_per_token_logps` float32 (B, C); `num_items_in_batch` the number of trained tokens. With images also
-    `pixel_values` (floats of `dtype`), `image_grid_thw` or `image_sizes`, `num_images` per row and
-    `mm_token_type_ids` int64 (B, P + C). `weight_spans` has (version, start, end) for each span of a row.
+    `pixel_values` (floats of `dtype`), `image_grid_thw` or `image_sizes`, `num_images` per row and, under the name
+    `type_ids`, int64 (B, P + C) with 1 on the tokens of images. `weight_spans` has (version, start, end) for each span
+    of a row.
 
     TRL takes the present policy as the old one unless `old_per_token_logps` is there: to clip against the sampler, add
     `sampling_per_token_logps` under that name. Raises `AdapterError` for a sampled placeholder token and for media
@@ -61,7 +71,7 @@ def trl_grpo_inputs(
         "sampling_per_token_logps": completions([trained_values(sample, "logprobs") for sample in samples], np.float32),
         "num_items_in_batch": torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples)),
         "weight_spans": [weight_spans(sample) for sample in samples],
-        **_grpo_media(samples, starts, dtype),
+        **_grpo_media(samples, starts, dtype, type_ids),
     }
 
 
@@ -81,13 +91,19 @@ def trl_sft_row(sample: TrainingSample, *, omit: Collection[str] = ()) -> dict[s
 
 
 def trl_sft_batch(
-    samples: Sequence[TrainingSample], *, pad_id: int, dtype: torch.dtype = torch.float32, omit: Collection[str] = ()
+    samples: Sequence[TrainingSample],
+    *,
+    pad_id: int,
+    dtype: torch.dtype = torch.float32,
+    type_ids: TypeIds = "mm_token_type_ids",
+    omit: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
     """A batch as a data collator of TRL or transformers returns it: the keyword arguments of the model, with labels.
 
-    `input_ids`, `attention_mask`, `labels` int64 (B, T), padded on the right; with media `mm_token_type_ids` int64
-    (B, T) and the model's arguments, floats of `dtype`. `functools.partial(trl_sft_batch, pad_id=...)` is a
-    `data_collator` for a list of samples. `omit` and errors as in `trl_sft_row`.
+    `input_ids`, `attention_mask`, `labels` int64 (B, T), padded on the right; with media, the model's arguments, floats
+    of `dtype`, and under the name `type_ids` int64 (B, T), 1 on tokens of images and 2 on those of videos.
+    `functools.partial(trl_sft_batch, pad_id=...)` is a `data_collator` for a list of samples. `omit` and errors are
+    those of `trl_sft_row`.
     """
     samples = checked_samples(samples)
     refuse_parts(_SFT, samples, _SFT_LACKING, omit)
@@ -99,7 +115,7 @@ def trl_sft_batch(
     }
     if any(sample.media for sample in samples):
         types = padded([mm_token_type_ids(sample) for sample in samples], 0, np.int64, "right")
-        batch |= {"mm_token_type_ids": types, **media_arguments(_SFT, samples, dtype)}
+        batch |= {**_named(type_ids, types), **media_arguments(_SFT, samples, dtype)}
     return batch
 
 
@@ -107,7 +123,15 @@ def _labels(sample: TrainingSample) -> np.ndarray:
     return np.where(sample.loss_mask, sample.token_ids, _NOT_TRAINED)
 
 
-def _grpo_media(samples: Sequence[TrainingSample], starts: Sequence[int], dtype: torch.dtype) -> dict[str, Any]:
+def _named(type_ids: TypeIds, values: torch.Tensor) -> dict[str, torch.Tensor]:
+    if type_ids not in ("mm_token_type_ids", "token_type_ids", None):
+        raise ArgumentError("type_ids", type_ids, 'pass "mm_token_type_ids", "token_type_ids" or None')
+    return {} if type_ids is None else {type_ids: values}
+
+
+def _grpo_media(
+    samples: Sequence[TrainingSample], starts: Sequence[int], dtype: torch.dtype, type_ids: TypeIds
+) -> dict[str, Any]:
     if not any(sample.media for sample in samples):
         return {}
     refuse_other_arguments(_GRPO, samples, _GRPO_MEDIA)
@@ -125,5 +149,5 @@ def _grpo_media(samples: Sequence[TrainingSample], starts: Sequence[int], dtype:
     types = [mm_token_type_ids(sample) for sample in samples]
     prompts = padded([row[:start] for row, start in zip(types, starts, strict=True)], 0, np.int64, "left")
     completions = padded([row[start:] for row, start in zip(types, starts, strict=True)], 0, np.int64, "right")
-    mm_types = torch.cat([prompts, completions], dim=1)
-    return {**arguments, "num_images": num_images, "mm_token_type_ids": mm_types}
+    all_types = torch.cat([prompts, completions], dim=1)
+    return {**arguments, "num_images": num_images, **_named(type_ids, all_types)}

@@ -59,11 +59,13 @@ class Bins:
 
     def _first_with_room(self, tokens: int, patches: int, first_bin: int) -> int:
         count = len(self.members)
+        if count == first_bin:
+            return self.open()
         has_room = self._free_tokens[first_bin:count] >= tokens
         if patches:
             has_room &= self._free_patches[first_bin:count] >= patches
-        first = int(has_room.argmax()) if count > first_bin else 0
-        return first_bin + first if count > first_bin and has_room[first] else self.open()
+        first = int(has_room.argmax())
+        return first_bin + first if has_room[first] else self.open()
 
     def open(self) -> int:
         """Add an empty bin and return its number."""

@@ -100,11 +100,12 @@ def pack_samples(
     if quarantine is None:
         quarantine = Quarantine()
         quarantine.seen = len(samples)
-    kept, truncations = _fitting_samples(samples, max_tokens, max_patches, too_long, quarantine)
+    kept, kept_patches, truncations = _fitting_samples(samples, max_tokens, max_patches, too_long, quarantine)
     groups = _groups(kept, ranks, uniform_modality)
-    items = [*kept, *(stand_in for group in groups for stand_in in group.stand_ins)]
-    tokens = np.array([len(sample) for sample in items], dtype=np.int64)
-    patches = np.array([sample_patches(sample) for sample in items], dtype=np.int64)
+    stand_ins = [stand_in for group in groups for stand_in in group.stand_ins]
+    items = [*kept, *stand_ins]
+    tokens = np.array([len(sample.token_ids) for sample in items], dtype=np.int64)
+    patches = np.array([*kept_patches, *map(sample_patches, stand_ins)], dtype=np.int64)
     costs = token_cost(tokens, hidden_size)
     bins = Bins(tokens, patches, max_tokens, max_patches, empty=ranks)
     groups_of_rows = _fill(bins, groups, len(kept), ranks, costs)
@@ -186,21 +187,24 @@ def _fitting_samples(
     max_patches: int | None,
     too_long: TooLong,
     quarantine: Quarantine,
-) -> tuple[list[TrainingSample], list[Truncation]]:
-    """The samples that fit a row, some of them truncated."""
+) -> tuple[list[TrainingSample], list[int], list[Truncation]]:
+    """The samples that fit a row, some of them truncated; their patches, 0 without a budget of patches."""
     kept: list[TrainingSample] = []
+    kept_patches: list[int] = []
     truncations: list[Truncation] = []
     for number, sample in enumerate(samples):
         if not isinstance(sample, TrainingSample):
             raise SampleError(str(number), f"{short_repr(sample)} is not a TrainingSample")
-        if not len(sample):
+        tokens = len(sample.token_ids)
+        if not tokens:
             quarantine.leave_out(sample.name, "no tokens", "the sample has no tokens")
             continue
         patches = 0 if max_patches is None else sample_patches(sample)
-        if len(sample) <= max_tokens and (max_patches is None or patches <= max_patches):
+        if tokens <= max_tokens and (max_patches is None or patches <= max_patches):
             kept.append(sample)
+            kept_patches.append(patches)
             continue
-        size = f"{len(sample)} tokens" + (f" and {patches} vision patches" if max_patches is not None else "")
+        size = f"{tokens} tokens" + (f" and {patches} vision patches" if max_patches is not None else "")
         limit = f"{max_tokens} tokens" + (f" and {max_patches} vision patches" if max_patches is not None else "")
         reason = f"it has {size}, and a row has room for {limit}"
         if too_long == "error":
@@ -213,8 +217,9 @@ def _fitting_samples(
             quarantine.leave_out(sample.name, "too long", f"{reason}; truncated, it has no trained token")
             continue
         kept.append(shorter)
+        kept_patches.append(0 if max_patches is None else sample_patches(shorter))
         truncations.append(truncation)
-    return kept, truncations
+    return kept, kept_patches, truncations
 
 
 def _check_arguments(

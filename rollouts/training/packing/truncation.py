@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from renderers import MediaItem
 from rollouts.engines.protocol import WeightSpan
@@ -35,13 +38,13 @@ def vision_patches(item: MediaItem) -> int:
     grid = item.tensors.get(f"{item.modality}_grid_thw")
     if grid is None:
         return item.num_tokens
-    time, height, width = item[f"{item.modality}_grid_thw"].tolist()
-    return int(time * height * width)
+    array = grid if isinstance(grid, np.ndarray) else grid.unpack()
+    return math.prod(array.tolist())
 
 
 def sample_patches(sample: TrainingSample) -> int:
     """The vision patches of all media of a sample."""
-    return sum(vision_patches(item) for item, _ in sample.media)
+    return sum([vision_patches(item) for item, _ in sample.media]) if sample.media else 0
 
 
 def truncate_sample(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from rollouts.errors import ArgumentError
 from rollouts.training import TrainingBatch, TrainingSample, sft_loss, token_logprobs
 from rollouts.training.adapters import AdapterError, trl_grpo_inputs, trl_sft_batch, trl_sft_row
 
@@ -145,3 +146,11 @@ def test_a_sampled_placeholder_token_is_refused(literal_placeholder):
     for adapter in (trl_grpo_inputs, functools.partial(trl_sft_batch, omit=("logprobs", "advantages", "weight_spans"))):
         with pytest.raises(AdapterError, match="episode-1/0: token_ids"):
             adapter([literal_placeholder], pad_id=0)
+
+
+def test_the_argument_for_media_tokens_has_the_name_that_the_model_has_for_it(make_sample):
+    sample = supervised(make_sample(1, images=1))
+    assert "token_type_ids" in trl_sft_batch([sample], pad_id=0, type_ids="token_type_ids")
+    assert trl_grpo_inputs([sample], pad_id=0, type_ids=None).keys() & {"token_type_ids", "mm_token_type_ids"} == set()
+    with pytest.raises(ArgumentError, match="type_ids is 'types'"):
+        trl_sft_batch([sample], pad_id=0, type_ids="types")

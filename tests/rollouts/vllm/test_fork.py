@@ -20,6 +20,7 @@ from rendering_server import RenderingServer, text, user
 
 from renderers import MediaSource
 from renderers.byte_lru import ByteLRU
+from renderers.fork_reset import ProcessLock
 from renderers.media.store import MediaStore
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
@@ -142,6 +143,19 @@ def test_a_lock_that_a_thread_held_is_free_in_the_child(target: Any, use: Callab
     release.set()
     thread.join()
     assert status == 0
+
+
+def test_a_lock_that_the_forking_thread_holds_is_free_in_the_child() -> None:
+    lock = ProcessLock()
+
+    def end_the_block() -> None:
+        with lock:
+            pass
+        lock.__exit__()  # of the block in which the process was forked
+
+    with lock:
+        child = fork(end_the_block)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_fork_within_a_change_leaves_a_cache_that_counts_right() -> None:

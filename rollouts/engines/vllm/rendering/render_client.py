@@ -6,12 +6,11 @@ import asyncio
 import hashlib
 import json
 import re
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from renderers.fork_reset import register_fork_reset
+from renderers.fork_reset import ProcessLock
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.exchange import Body
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
@@ -61,11 +60,7 @@ class RenderClient:
         self._identity: ServerIdentity | None = None
         self._generation = 0
         self._probing: SingleFlight[ServerIdentity] = SingleFlight()
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def forget(self) -> None:
         """Probe the server again before its identity is used next, because it may have been replaced."""
