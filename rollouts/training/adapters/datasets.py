@@ -20,23 +20,25 @@ from rollouts.training.adapters.checks import checked_samples
 from rollouts.training.adapters.errors import AdapterError
 from rollouts.training.adapters.image_files import image_file
 from rollouts.training.adapters.trainer_modules import trainer_module
-from rollouts.training.samples import TrainingSample, samples_from_trajectory
+from rollouts.training.samples import Advantage, TrainingSample, samples_from_trajectory
 from rollouts.trajectory.token_node import MediaReference
 from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 _ROW = "row of a dataset"
+_COLUMNS = ("name", "token_ids", "loss_mask", "logprobs", "advantages", "weight_spans", "images", "placeholders")
 
-Advantage = float | Callable[[Trajectory], float | None]
+EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
+"""The advantage of an episode as `samples_from_trajectory` takes it, or a function that computes it; None: left out."""
 
 
-def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: Advantage = 1.0) -> Any:
+def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: EpisodeAdvantage = 1.0) -> Any:
     """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of `row_features`.
 
     The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a torch
     `DataLoader`, so pass at least as many files as workers. No pixels are computed: a row has the files of its images,
-    and `sample_from_row` computes their pixels in the worker. `advantage` is that of all trained tokens of an episode,
-    or a function from the trajectory to it, None to leave the episode out.
+    and `sample_from_row` computes their pixels in the worker. `advantage` is that of `samples_from_trajectory`, or a
+    function from the trajectory to it, None to leave the episode out.
 
     Raises `ArgumentError` for `paths` that is no list of paths, and while reading `AdapterError` for another record.
     """
@@ -124,7 +126,7 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
     Raises `AdapterError` for a row without one of the columns and for decoded images, `PixelMismatchError` where the
     pixels are not those that the sampler saw, and `SampleError` for columns that contradict each other.
     """
-    missing = [name for name in row_features() if name not in row]
+    missing = [name for name in _COLUMNS if name not in row]
     if missing:
         raise AdapterError(
             _ROW, short_repr(row.get("name", "-")), missing[0], "the column is absent", "Keep all columns"
@@ -167,7 +169,7 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
     )
 
 
-def _rows(paths: list[str], advantage: Advantage) -> Iterator[dict[str, Any]]:
+def _rows(paths: list[str], advantage: EpisodeAdvantage) -> Iterator[dict[str, Any]]:
     """`datasets` divides the list among the workers: each shard has one path."""
     for path in paths:
         for number, record in enumerate(read_records(path)):
@@ -183,12 +185,12 @@ def _rows(paths: list[str], advantage: Advantage) -> Iterator[dict[str, Any]]:
                 yield from _trajectory_rows(trajectory, advantage)
 
 
-def _trajectory_rows(trajectory: Trajectory, advantage: Advantage) -> Iterator[dict[str, Any]]:
-    number = advantage(trajectory) if callable(advantage) else advantage
-    if number is not None:
+def _trajectory_rows(trajectory: Trajectory, advantage: EpisodeAdvantage) -> Iterator[dict[str, Any]]:
+    values = advantage(trajectory) if callable(advantage) else advantage
+    if values is not None:
         processor: Any = _SourceItems({one.source.digest: one for one in trajectory.all_media()})
         processors: dict[Modality, MediaProcessor] = {"image": processor, "video": processor}
-        for sample in samples_from_trajectory(trajectory, advantage=number, processors=processors):
+        for sample in samples_from_trajectory(trajectory, advantage=values, processors=processors):
             yield dataset_row(sample)
 
 

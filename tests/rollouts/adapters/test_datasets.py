@@ -64,6 +64,10 @@ def record_files(renderer, tmp_path):
     return paths
 
 
+def test_the_columns_of_a_row_are_those_of_the_features(make_sample):
+    assert list(dataset_row(make_sample(1))) == list(row_features())
+
+
 def test_samples_come_back_from_a_dataset_in_arrow(renderer, make_sample):
     samples = [make_sample(seed, images=seed % 3) for seed in range(1, 6)]
     rows = datasets.Dataset.from_list([dataset_row(sample) for sample in samples], features=row_features())
