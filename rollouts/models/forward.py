@@ -13,7 +13,7 @@ from rollouts.models.architecture import TOKEN_TYPES, Architecture, forward_para
 from rollouts.models.media_inputs import media_inputs
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import PlacedRows
-from rollouts.models.placeholders import base_for, base_for_text, check_placeholders
+from rollouts.models.placeholders import base_for, base_for_text
 from rollouts.models.positions import row_positions
 
 # Errors that the code of a model raises for inputs that it cannot take.
@@ -56,7 +56,6 @@ def generic_hidden_states(
     They come from the model's own base model; `explicit_masks` as in `forward_inputs`. Raises `SampleError` for rows
     that the model cannot take, and `UnsupportedModelError`, with what was tried, if the forward fails.
     """
-    check_placeholders(architecture, rows)
     positions, following = row_positions(architecture, rows)
     inputs = forward_inputs(architecture, rows, architecture.base, positions, explicit_masks=explicit_masks)
     return run_base(architecture, base_for(architecture, rows), inputs, cache=cache, rows=rows), following

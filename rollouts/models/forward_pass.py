@@ -13,6 +13,7 @@ from rollouts.models.architecture import Architecture, architecture
 from rollouts.models.output_head import OutputHead, output_head
 from rollouts.models.packing_support import packing_of
 from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.placeholders import check_placeholders
 from rollouts.models.qwen3_vl import VisionFeatures
 
 EncodeImages = Callable[[Sequence[MediaItem]], list[VisionFeatures]]
@@ -43,7 +44,11 @@ class ForwardPass:
         return packing_of(self.architecture, with_media=with_media) is not None
 
     def hidden_states(self, rows: PlacedRows) -> torch.Tensor:
-        """The last layer's hidden states (B, T, hidden). Differentiable. Packed rows only where `packs` is True."""
+        """The last layer's hidden states (B, T, hidden). Differentiable. Packed rows only where `packs` is True.
+
+        Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward fails.
+        """
+        check_placeholders(self.architecture, rows)
         with_media = any(sequence.media for sequence in rows.sequences)
         explicit_masks = rows.packed and packing_of(self.architecture, with_media=with_media) == "masks"
         if self._is_qwen3_vl and not explicit_masks:
@@ -52,6 +57,7 @@ class ForwardPass:
 
     def prefill(self, rows: PlacedRows, cache: Any, encode: EncodeImages) -> Prefill:
         """Run prompts, one a row, padded on the left, and fill the cache; `encode` gives the features of Qwen3-VL."""
+        check_placeholders(self.architecture, rows)
         if self._is_qwen3_vl:
             features = encode(qwen3_vl.distinct_items(rows))
             hidden, following = qwen3_vl.hidden_states(self.model, rows, features, cache=cache)

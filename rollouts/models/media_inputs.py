@@ -58,6 +58,7 @@ def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
     for item, values in zip(items, pixels, strict=True):
         if values.dtype == np.uint8:
             raise SampleError(item.mm_hash, _NO_SCALE)
+        _check_patches(item.mm_hash, item, len(values))
     return np.concatenate(pixels)
 
 
@@ -81,16 +82,23 @@ def _check(name: str, item: MediaItem, takes: Collection[str], model_class: str)
             f"{label} has the tensor {unknown[0]!r}, which {model_class}.forward does not take; it takes "
             f"{', '.join(sorted(takes))}. Render the row with the processor of this model",
         )
-    key = PIXELS[item.modality]
+    pixels = item.get(PIXELS[item.modality])
+    if pixels is None:
+        return
+    _check_patches(name, item, len(pixels))
+    if pixels.dtype == np.uint8:
+        raise SampleError(name, f"{label}: {_NO_SCALE}")
+
+
+def _check_patches(name: str, item: MediaItem, count: int) -> None:
+    """Raise `SampleError` for `count` patches that are not those of the item's grid, if it has one."""
     grid = item.get(f"{item.modality}_grid_thw")
-    if grid is not None and key in item and len(item[key]) != int(np.prod(grid)):
+    if grid is not None and count != int(np.prod(grid)):
         raise SampleError(
             name,
-            f"{label} has {len(item[key])} rows of {key} for the grid {grid.tolist()}, which has {int(np.prod(grid))} "
-            "patches; process its source again",
+            f"{item.modality} {item.mm_hash[:12]} has {count} rows of {PIXELS[item.modality]} for the grid "
+            f"{grid.tolist()}, which has {int(np.prod(grid))} patches; process its source again",
         )
-    if key in item and item[key].dtype == np.uint8:
-        raise SampleError(name, f"{label}: {_NO_SCALE}")
 
 
 def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -57,7 +57,9 @@ def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
     """
     items = [each.item for each in rows.items()]
     separate = {"pixel_values", "pixel_values_videos"} <= {name for item in items for name in item}
-    if not literal_positions(architecture, rows).any() and not separate:
+    # Padding counts: the padding id may be a placeholder's.
+    outside = (rows.token_types() == 0) & _has_placeholder_id(architecture, rows)
+    if not outside.any() and not separate:
         return architecture.base
     if architecture.search is None:
         refuse_literals(

@@ -34,6 +34,9 @@ def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature:
     nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the same errors.
     """
     forward = ForwardPass(model)
+    if not batch.samples:
+        empty = torch.zeros(batch.loss_mask.shape, dtype=torch.float32, device=forward.model.device)
+        return SequenceLogprobs(empty, empty.clone())
     trained = batch.loss_mask.cpu()
     if batch.layout == "packed" and forward.packs(with_media=any(sample.media for sample in batch.samples)):
         hidden = forward.hidden_states(batch_rows(batch))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollouts.errors import UnsupportedModelError
+from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.forward import forward_inputs
 from rollouts.models.packing_support import packing_of
@@ -28,6 +28,8 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     that does not keep the samples of a row apart raises `UnsupportedModelError`.
     """
     known = architecture(model)
+    if not batch.samples:
+        raise SampleError("-", "a batch without samples has no model inputs; leave it out")
     rows = batch_rows(batch)
     check_placeholders(known, rows)
     refuse_literals(

@@ -18,7 +18,13 @@ from rollouts.models.mrope import mrope_positions
 from rollouts.models.output_head import output_head
 from rollouts.models.placed_rows import TokenSequence
 from rollouts.models.positions import media_positions
-from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
+from rollouts.training import TrainingBatch, TrainingSample, model_inputs, token_logprobs
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def each_qwen(request):
+    """A generic forward pass, and the faster one of Qwen3-VL."""
+    return loaded_family(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +58,14 @@ def refusal(model, sample):
     return str(caught.value)
 
 
-def test_patches_that_contradict_their_grid_are_refused(qwen):
+def test_patches_that_contradict_their_grid_are_refused(each_qwen):
+    qwen = each_qwen
     sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
     item = sample.media[0][0]
     short = with_item(sample, tensors={**item.tensors, "pixel_values": item["pixel_values"][:-4]})
-    assert "sample x: image" in (text := refusal(qwen.model, short))
-    assert "has 20 rows of pixel_values for the grid [1, 4, 6], which has 24 patches" in text
+    text = refusal(qwen.model, short)
+    assert ("sample x: image" in text) == (qwen.name == "qwen2_5_vl")
+    assert f"image {item.mm_hash[:12]} has 20 rows of pixel_values for the grid [1, 4, 6], which has 24 patches" in text
 
 
 def test_a_tensor_that_the_model_does_not_take_is_refused_by_name(qwen):
@@ -73,18 +81,38 @@ def test_a_tensor_that_the_model_does_not_take_is_refused_by_name(qwen):
     )
 
 
-def test_raw_pixels_without_a_scale_are_refused(qwen):
+def test_raw_pixels_without_a_scale_are_refused(each_qwen):
+    qwen = each_qwen
     sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
     assert "raw uint8 pixels without a scale" in refusal(qwen.model, with_item(sample, scale=None))
 
 
-def test_a_range_over_tokens_that_are_no_placeholders_is_refused(qwen):
+def test_a_range_over_tokens_that_are_no_placeholders_is_refused(each_qwen):
+    qwen = each_qwen
     sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
     (item, placeholder), *_ = sample.media
     moved = replace(sample, media=((item, PlaceholderRange(placeholder.offset - 1, placeholder.length)),))
     text = refusal(qwen.model, moved)
     assert f"the token at position {placeholder.offset - 1} is in the range of an image or video and has id" in text
-    assert "the placeholder ids of qwen2_5_vl are: " in text
+    assert f"the placeholder ids of {qwen.name} are: " in text
+
+
+def test_a_batch_without_samples_has_no_log_probabilities_and_no_inputs(qwen):
+    empty = TrainingBatch.from_samples([qwen.row("x").sample], pad_id=0)[:0]
+    assert token_logprobs(qwen.model, empty).numel() == 0
+    with pytest.raises(SampleError, match="without samples"):
+        model_inputs(empty, qwen.model)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_the_padding_id_may_be_that_of_a_placeholder(qwen, layout):
+    samples = [qwen.row("x", [qwen.pixels(32, 48)]).sample, qwen.row("a longer text").sample]
+    placeholder = min(architecture(qwen.model).placeholder_ids)
+    usual, unusual = (
+        token_logprobs(qwen.model, TrainingBatch.from_samples(samples, pad_id=pad, layout=layout, multiple_of=64))
+        for pad in (0, placeholder)
+    )
+    assert torch.allclose(usual, unusual, atol=1e-6)
 
 
 def test_media_for_a_text_model_are_refused(qwen):

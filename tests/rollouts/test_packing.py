@@ -155,6 +155,12 @@ def test_imbalance_is_the_mean_excess_of_the_slowest_rank():
     assert token_cost(np.array([8, 4]), 1).tolist() == costs
 
 
+def test_rows_that_are_not_full_are_evened_out():
+    plan = pack_samples(samples_of([4] * 8), max_tokens=24, ranks=2)
+    assert [[len(row) for row in step] for step in plan.steps] == [[4, 4]]
+    assert plan.imbalance == 0
+
+
 def test_equal_samples_fill_every_row_of_every_rank():
     plan = pack_samples(samples_of([100] * 64), max_tokens=400, ranks=4)
     assert plan.imbalance == 0

@@ -52,6 +52,32 @@ class Bins:
             self._free_tokens[number] = self._max_tokens - int(self._tokens[half].sum())
             self._free_patches[number] = self._max_patches - int(self._patches[half].sum())
 
+    def even_out(self, bins: range, costs: np.ndarray) -> None:
+        """Put the members of `bins` anew, the most expensive first, each into the one of lowest cost with room for it.
+
+        Nothing changes if an item then has no room.
+        """
+        items = sorted((item for number in bins for item in self.members[number]), key=lambda item: -costs[item])
+        members: list[list[int]] = [[] for _ in bins]
+        sums = np.zeros(len(bins))
+        tokens, patches = np.full(len(bins), self._max_tokens), np.full(len(bins), self._max_patches)
+        for item in items:
+            has_room = (tokens >= self._tokens[item]) & (patches >= self._patches[item])
+            lowest = int(np.where(has_room, sums, np.inf).argmin())
+            if not has_room[lowest]:
+                return
+            members[lowest].append(item)
+            sums[lowest] += costs[item]
+            tokens[lowest] -= self._tokens[item]
+            patches[lowest] -= self._patches[item]
+        self.members[bins.start : bins.stop] = members
+        self._free_tokens[bins.start : bins.stop] = tokens
+        self._free_patches[bins.start : bins.stop] = patches
+
+    def free_tokens(self, bins: range) -> int:
+        """How many tokens `bins` have room for."""
+        return int(self._free_tokens[bins.start : bins.stop].sum())
+
     def _put(self, item: int, bin_number: int, tokens: int, patches: int) -> None:
         self.members[bin_number].append(item)
         self._free_tokens[bin_number] -= tokens

@@ -22,6 +22,9 @@ from rollouts.training.samples import TrainingSample
 TooLong = Literal["error", "drop", "truncate"]
 """What becomes of a sample that does not fit a row: an error, left out, or cut to the row."""
 
+#: The free fraction of rows above which their costs are evened out.
+_ROOM = 0.02
+
 Row = tuple[TrainingSample, ...]
 
 
@@ -80,8 +83,8 @@ def pack_samples(
     """Pack samples into rows of at most `max_tokens` tokens and `max_patches` vision patches, for `ranks` ranks.
 
     Rows are filled by first-fit decreasing. Their number is rounded up to a multiple of `ranks`; the additional rows
-    take samples of the rows with the highest cost. Rows are then divided among the ranks by their cost for a model of
-    `hidden_size` (see `token_cost`).
+    take samples of the rows with the highest cost, and rows that are not full are evened out. Rows are then divided
+    among the ranks by their cost for a model of `hidden_size` (see `token_cost`).
 
     With `uniform_modality` all rows of a step have media of the same modalities, so that no rank waits for another one
     in a vision tower that it does not run itself (FSDP). Where a modality has fewer samples than a step has ranks, a
@@ -108,7 +111,7 @@ def pack_samples(
     patches = np.array([*kept_patches, *map(sample_patches, stand_ins)], dtype=np.int64)
     costs = token_cost(tokens, hidden_size)
     bins = Bins(tokens, patches, max_tokens, max_patches, empty=ranks)
-    groups_of_rows = _fill(bins, groups, len(kept), ranks, costs)
+    groups_of_rows = _fill(bins, groups, len(kept), ranks, costs, max_tokens)
     row_costs = [float(costs[members].sum()) for members in bins.members]
     in_order = [step for rows in groups_of_rows for step in steps_of_similar_rows(rows, row_costs, ranks)]
     steps = assign_ranks(in_order, row_costs)
@@ -149,7 +152,9 @@ def _groups(samples: Sequence[TrainingSample], ranks: int, uniform_modality: boo
     return [*groups, _Group(np.array(text, dtype=np.int64))]
 
 
-def _fill(bins: Bins, groups: Sequence[_Group], stand_in: int, ranks: int, costs: np.ndarray) -> list[range]:
+def _fill(
+    bins: Bins, groups: Sequence[_Group], stand_in: int, ranks: int, costs: np.ndarray, max_tokens: int
+) -> list[range]:
     """Fill the bins with the groups, and return the rows of each group; their numbers are multiples of `ranks`.
 
     The last group also takes the room that the groups before it have left. `stand_in` is the number of the first
@@ -162,6 +167,9 @@ def _fill(bins: Bins, groups: Sequence[_Group], stand_in: int, ranks: int, costs
         _round_up(bins, first, ranks, costs, list(range(stand_in, stand_in + len(group.stand_ins))))
         stand_in += len(group.stand_ins)
         rows.append(range(first, len(bins.members)))
+        # In rows that are nearly full, there is no room to even them out.
+        if bins.free_tokens(rows[-1]) > _ROOM * max_tokens * len(rows[-1]):
+            bins.even_out(rows[-1], costs)
     return rows
 
 
