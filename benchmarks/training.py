@@ -9,7 +9,7 @@ to the row with the lowest cost so far, with as many rows as the token budget th
 first-fit decreasing, gives each sample with images a row of its own ("image samples alone"), and balances ranks after
 that. The last row computes log-probabilities and gradients of samples of skewed lengths: packed rows of 512 tokens,
 beside padded batches of 16 samples. Without a kernel for packed rows, attention of a packed row is masked, not skipped,
-so that its cost grows with the square of the row.
+so that its cost grows with the square of the row. The lines on memory are those of `training_memory.py` (two minutes).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from training_memory import report as report_memory
 from transformers import AutoModelForImageTextToText
 
 from renderers import MediaItem, MediaSource, PlaceholderRange
@@ -239,6 +240,7 @@ def main() -> None:
     packing(table)
     padded_and_packed(table)
     Console(width=150).print(table)
+    report_memory(hidden_size=64)
 
 
 if __name__ == "__main__":

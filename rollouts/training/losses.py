@@ -264,6 +264,8 @@ def _mean(
 
 def _trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The sequence of each masked token, int64 (n,)."""
+    if not isinstance(sequence_ids, torch.Tensor):
+        raise ArgumentError("sequence_ids", sequence_ids, "pass batch.sequence_ids, a torch tensor of integers")
     if sequence_ids.shape != mask.shape or sequence_ids.is_floating_point() or sequence_ids.dtype == torch.bool:
         kind = f"{sequence_ids.dtype} {tuple(sequence_ids.shape)}"
         raise ArgumentError("sequence_ids", kind, f"pass integers {tuple(mask.shape)}, such as batch.sequence_ids")
@@ -277,10 +279,15 @@ def _trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.
 
 def _checked_mask(logprobs: torch.Tensor, mask: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
     """The mask on the device of `logprobs`, after a check of all shapes and dtypes."""
-    for name, tensor in {**others, "mask": mask}.items():
+    for name, tensor in {"logprobs": logprobs, **others, "mask": mask}.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(name, tensor, "pass a torch tensor (rows, tokens)")
         if tensor.shape != logprobs.shape:
             rule = f"pass the tensors of one batch, each {tuple(logprobs.shape)} like logprobs"
             raise ArgumentError(f"the shape of {name}", tuple(tensor.shape), rule)
+    for name, tensor in {"logprobs": logprobs, **others}.items():
+        if not tensor.is_floating_point():
+            raise ArgumentError(f"the dtype of {name}", str(tensor.dtype), "pass float32")
     if mask.dtype != torch.bool:
         raise ArgumentError("the dtype of mask", str(mask.dtype), "pass torch.bool: integers would be used as indices")
     return mask.to(logprobs.device)

@@ -93,8 +93,9 @@ class _TiledLogprobs(torch.autograd.Function):
             for words in _slices(len(weight), head.chunk_vocabulary):
                 for rows in _slices(count, head.chunk_positions):
                     logits, _ = _tile(hidden[rows], weight[words], None if bias is None else bias[words], head)
-                    position, word = _targets_in(targets[rows], words)
-                    target_logits[rows][position] = logits[position, word]
+                    index, is_here = _targets_in(targets[rows], words)
+                    found = logits.gather(1, index[:, None])[:, 0]
+                    target_logits[rows] = torch.where(is_here, found, target_logits[rows])
                     tile_log_sum, tile_entropy = _log_sum_and_entropy(logits)
                     # The chain rule of entropy: of the choice of a tile, and of the choice within it.
                     total = torch.logaddexp(log_sum[rows], tile_log_sum)
@@ -203,9 +204,8 @@ def _logit_gradient(
     else:
         inner = log_probabilities.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(factor[:, None])
         gradient *= inner.neg_()
-    position, word = targets
-    gradient[position, word] += factor[position]
-    return gradient
+    index, is_here = targets
+    return gradient.scatter_add_(1, index[:, None], torch.where(is_here, factor, 0)[:, None])
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -221,9 +221,13 @@ def _slices(count: int, size: int) -> Iterator[slice]:
 
 
 def _targets_in(targets: torch.Tensor, words: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """The positions whose target is one of `words`, and its index among them."""
-    (position,) = ((targets >= words.start) & (targets < words.stop)).nonzero(as_tuple=True)
-    return position, targets[position] - words.start
+    """For each target its index among `words`, and whether it is one of them; the index of another is any.
+
+    Without a selection by a mask, whose size a GPU would have to report before the next tile.
+    """
+    index = targets - words.start
+    size = words.stop - words.start
+    return index.clamp(0, size - 1), (index >= 0) & (index < size)
 
 
 def _part(values: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
@@ -233,6 +237,10 @@ def _part(values: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
 def _check_tensors(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
+    tensors = {"hidden": hidden, "weight": weight, "targets": targets, **({} if bias is None else {"bias": bias})}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(name, tensor, "pass a torch tensor")
     if hidden.dim() != 2 or not hidden.is_floating_point():
         raise ArgumentError("hidden", _kind(hidden), "pass hidden states (positions, hidden size) of a floating dtype")
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[1] or not len(weight):
@@ -244,8 +252,7 @@ def _check_tensors(
         raise ArgumentError(
             "targets", _kind(targets), f"pass integers ({len(hidden)},), one token id for each position"
         )
-    others = {"weight": weight, "targets": targets} | ({} if bias is None else {"bias": bias})
-    for name, tensor in others.items():
+    for name, tensor in tensors.items():
         if tensor.device != hidden.device:
             raise ArgumentError(f"the device of {name}", str(tensor.device), f"move it to {hidden.device}, as hidden")
         if name != "targets" and tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
@@ -256,7 +263,7 @@ def _check_tensors(
         raise ArgumentError(
             f"targets[{position}]",
             int(targets[position]),
-            f"pass token ids from 0 to {len(weight) - 1}, rows of weight",
+            f"pass trained positions only, and ids from 0 to {len(weight) - 1}",
         )
 
 

@@ -240,6 +240,10 @@ POLICY = (ROWS, ROWS, ROWS, MASK)
             lambda: sft_loss(ROWS, MASK, mean_over="sequences", sequence_ids=IDS[0]),
             r"sequence_ids is 'torch.int32 \(2,\)'; pass integers \(1, 2\)",
         ),
+        (lambda: sft_loss(ROWS.numpy(), MASK), "logprobs is array.*; pass a torch tensor"),
+        (lambda: policy_gradient_loss(ROWS, ROWS, 1.0, MASK), "advantages is 1.0; pass a torch tensor"),
+        (lambda: kl_loss(ROWS, ROWS.long(), MASK), "the dtype of reference_logprobs is 'torch.int64'; pass float32"),
+        (lambda: sequence_ratio_loss(*POLICY, sequence_ids=[[0, 0]]), r"sequence_ids is \[\[0, 0\]\]; pass batch.seq"),
         (lambda: sequence_ratio_loss(*POLICY, sequence_ids=IDS.float()), "sequence_ids is 'torch.float32"),
         (
             lambda: sequence_ratio_loss(*POLICY, sequence_ids=torch.tensor([[0, -1]])),

@@ -8,7 +8,16 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rollouts.errors import ArgumentError
-from rollouts.training import TrainingBatch, TrainingSample, sft_loss, token_logprobs
+from rollouts.training import (
+    TrainingBatch,
+    TrainingSample,
+    cispo_loss,
+    kl_loss,
+    policy_gradient_loss,
+    sequence_ratio_loss,
+    sft_loss,
+    token_logprobs,
+)
 from rollouts.training.adapters import AdapterError, trl_grpo_inputs, trl_sft_batch, trl_sft_row
 
 datasets = pytest.importorskip("datasets")
@@ -58,6 +67,52 @@ def test_the_loss_of_the_trainer_is_the_policy_gradient_of_our_log_probabilities
     clipped = ratio.clamp(1 - trainer.epsilon_low, 1 + trainer.epsilon_high)
     surrogate = torch.minimum(ratio * batch.advantages, clipped * batch.advantages)[batch.loss_mask]
     assert loss.item() == pytest.approx(-surrogate.mean().item(), abs=1e-5)
+
+
+#: its loss_type, its importance_sampling_level, and our loss of log-probabilities, old ones, advantages and a mask.
+LOSSES = {
+    "PPO, mean over tokens": ("dapo", "token", policy_gradient_loss, {"clip": (0.2, 0.28)}),
+    "GRPO": ("grpo", "token", policy_gradient_loss, {"clip": (0.2, 0.28), "mean_over": "sequences"}),
+    "Dr. GRPO": ("dr_grpo", "token", policy_gradient_loss, {"clip": (0.2, 0.28), "normaliser": 3 * 11}),
+    "CISPO": ("cispo", "token", cispo_loss, {"clip": (1.0, 0.28)}),
+    "GSPO": ("grpo", "sequence", sequence_ratio_loss, {"clip": (0.2, 0.28)}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_its_losses_are_ours_and_so_are_their_gradients(trainer, make_sample, monkeypatch, name, beta):
+    loss_type, level, our_loss, options = LOSSES[name]
+    inputs = trl_grpo_inputs([make_sample(seed) for seed in (3, 7, 5)], pad_id=0)
+    mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+    generator = torch.Generator().manual_seed(0)
+    new, old, reference = (0.3 * torch.randn(3, *mask.shape, generator=generator) - 1).unbind()
+    advantages = torch.randn(len(mask), 1, generator=generator).expand(mask.shape)
+    inputs |= {"old_per_token_logps": old, "ref_per_token_logps": reference, "advantages": advantages[:, 0]}
+    settings = {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "beta": beta,
+        "epsilon_low": 0.2,
+        "epsilon_high": 1.28 if loss_type == "cispo" else 0.28,  # for CISPO it is the largest ratio
+        "max_completion_length": 11,
+        "_get_per_token_logps_and_entropies": lambda *_, **__: (new, torch.zeros_like(new), None),
+    }
+    for attribute, value in settings.items():
+        monkeypatch.setattr(trainer, attribute, value)
+    monkeypatch.setattr(trainer.args, "use_bias_correction_kl", False)
+    trainer.model.eval()
+    new.requires_grad_()
+    theirs = trainer._compute_loss(trainer.model, inputs)
+    (their_gradient,) = torch.autograd.grad(theirs, new)
+    sequence_ids = torch.arange(len(mask))[:, None].expand(mask.shape)
+    mean = {name: value for name, value in options.items() if name != "clip"}
+    mean = {"mean_over": "sequences"} if our_loss is sequence_ratio_loss else mean
+    ours = our_loss(new, old, advantages, mask, sequence_ids=sequence_ids, **options).loss
+    ours = ours + beta * kl_loss(new, reference, mask, sequence_ids=sequence_ids, **mean)
+    (our_gradient,) = torch.autograd.grad(ours, new)
+    assert theirs.item() == pytest.approx(ours.item(), abs=1e-6)
+    torch.testing.assert_close(their_gradient, our_gradient)
 
 
 def test_its_shuffling_and_splitting_keep_images_and_versions_with_their_rows(trl, make_sample):
