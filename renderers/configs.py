@@ -381,6 +381,8 @@ class DeepSeekR1RendererConfig(BaseRendererConfig):
 
 
 class DeepSeekV4RendererConfig(BaseRendererConfig):
+    """`reasoning_effort` names texts of the checkpoints of 31 July; earlier ones have others under these names."""
+
     name: Literal["deepseek-v4"] = "deepseek-v4"
     enable_thinking: bool = False
     drop_thinking: bool = True

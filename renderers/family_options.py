@@ -9,6 +9,7 @@ from renderers.configs import (
     AutoRendererConfig,
     BaseRendererConfig,
     CustomRendererConfig,
+    DeepSeekV4RendererConfig,
     GptOssRendererConfig,
     Llama3RendererConfig,
     config_class,
@@ -73,6 +74,8 @@ def options_of(config: BaseRendererConfig) -> RendererOptions:
         for name, value in config.model_dump(exclude={"name", "thinking_retention"}).items()
         if _is_template_variable(config, name) and value is not None
     }
+    if isinstance(config, DeepSeekV4RendererConfig) and "reasoning_effort" in variables:
+        variables["release"] = "0731"  # whose efforts this configuration names; earlier checkpoints have other texts
     return RendererOptions(
         chat_template_kwargs=variables,
         thinking_retention=config.resolved_retention(),

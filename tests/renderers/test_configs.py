@@ -102,6 +102,8 @@ def test_only_variables_that_are_set_are_passed_to_the_template_but_the_date_alw
     assert options_of(Qwen3RendererConfig(enable_thinking=False)).chat_template_kwargs == {"enable_thinking": False}
     assert options_of(Llama3RendererConfig()).chat_template_kwargs == {"date_string": "26 Jul 2024"}
     assert options_of(Qwen3VLRendererConfig(image_cache_max=3)).chat_template_kwargs == {}
+    effort = config_class("deepseek-v4")(reasoning_effort="max")  # type: ignore[call-arg]
+    assert options_of(effort).chat_template_kwargs == {"reasoning_effort": "max", "release": "0731"}
     assert options_of(DefaultRendererConfig(my_switch=1)).chat_template_kwargs == {"my_switch": 1}  # type: ignore[call-arg]
 
 
