@@ -22,8 +22,8 @@ _PLACEHOLDER_IDS = (
 # Methods that search the ids for placeholders when features are written into the embeddings.
 _SEARCHES = ("get_placeholder_mask", "inputs_merger")
 
-#: Arguments of forwards that take 1 for feature tokens of images, 2 for those of videos, 0 for text.
-TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
+# Arguments of forwards that take 1 for feature tokens of images, 2 for those of videos, 0 for text.
+_TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,13 @@ class Architecture:
     @property
     def text_config(self) -> Any:
         return self.model.config.get_text_config()
+
+    def token_types(self, module: Any) -> frozenset[str]:
+        """The arguments of `module.forward` that tell media from text by 0, 1 and 2.
+
+        A text model has none: the `token_type_ids` of GPT-2 are segments, and 0 adds the embedding of token 0.
+        """
+        return _TOKEN_TYPES & forward_parameters(module) if self.placeholder_ids else frozenset()
 
     @property
     def neutral_id(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import TOKEN_TYPES, Architecture, forward_parameters
+from rollouts.models.architecture import Architecture, forward_parameters
 from rollouts.models.media_inputs import media_inputs
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import PlacedRows
@@ -41,7 +41,7 @@ def forward_inputs(
         tensors["attention_mask"] = torch.from_numpy(rows.attention_mask).long()
     if "position_ids" in takes:
         tensors["position_ids"] = torch.from_numpy(positions)
-    for name in TOKEN_TYPES & takes:
+    for name in architecture.token_types(module):
         tensors[name] = types
     media = media_inputs(rows, takes=takes, model_class=type(module).__name__, dtype=model.dtype, device=model.device)
     masks = {"attention_mask": packed_masks(architecture, rows, types)} if explicit_masks else {}

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import TOKEN_TYPES, Architecture, forward_parameters
+from rollouts.models.architecture import Architecture
 
 # Attributes of text configurations that multiply or divide the logits.
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
@@ -128,5 +128,5 @@ def _probe_inputs(architecture: Architecture) -> Mapping[str, Any]:
     usual = range(len(architecture.placeholder_ids) + 4)
     chosen = [token for token in usual if token not in architecture.placeholder_ids][:4]
     ids = torch.tensor([chosen], device=architecture.model.device)
-    zeros = dict.fromkeys(TOKEN_TYPES & forward_parameters(architecture.model), torch.zeros_like(ids))
+    zeros = dict.fromkeys(architecture.token_types(architecture.model), torch.zeros_like(ids))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, "return_dict": True, **zeros}
