@@ -9,7 +9,8 @@ Every loss is a sum over the trained tokens of a batch, divided by what `mean_ov
   gradients sum to the gradient of the whole; or a constant (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
 
 `sequence_ids` (B, T) says which sequence a token belongs to, so that padded and packed batches give the same loss.
-Positions outside `mask` may hold anything: they get no gradient.
+Positions outside `mask` may hold anything: they get no gradient. Log-ratios are limited to 20 on both sides, so that a
+token which the sampler found impossible leaves the loss finite; beyond that its ratio has no gradient.
 """
 
 from __future__ import annotations

@@ -68,12 +68,29 @@ def text_config(name: str) -> PretrainedConfig:
         ),
         "cohere": lambda: transformers.CohereConfig(**TEXT, vocab_size=300, logit_scale=0.25),
         "granite": lambda: transformers.GraniteConfig(**TEXT, vocab_size=300, logits_scaling=4.0),
+        "bloom": lambda: transformers.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=2),  # no positions
         "phi": lambda: transformers.PhiConfig(**TEXT, vocab_size=300),  # its output layer has a bias
+        # Learned positions; token_type_ids are segments, whose embeddings are added to those of the tokens.
+        "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=2048),
+        "mamba": lambda: transformers.MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=4),
     }
     return build[name]()
 
 
-TEXT_MODELS = ("qwen3", "llama", "gemma2", "gemma3_text", "glm4", "gpt_oss", "cohere", "granite", "phi")
+TEXT_MODELS = (
+    "qwen3",
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "gpt_oss",
+    "cohere",
+    "granite",
+    "phi",
+    "gpt2",
+    "bloom",
+    "mamba",
+)
 
 
 # Images and video: processor and configuration.

@@ -69,7 +69,7 @@ def test_the_page_on_training():
     assert max(report.max_abs for report in names["reports"]) < 1e-4
     assert [len(names["last"]), len(names["joined"]), len(names["for_ranks"])] == [1, 8, 16]
     assert names["TrainingBatch"].load("batch.mmr") == names["one_row"]
-    assert len(names["rows"]) == len(names["plan"].steps)
+    assert len(names["of_rank"]) == len(names["plan"].steps)
     assert names["plan"].summary().endswith("0 of 8 rows left out")
     assert names["inputs"]["num_images"] == [1] * 8
     assert [len(part) for part in names["recorded"]] == [4, 4]

@@ -1,5 +1,6 @@
 """Likely causes by signature: each cause is planted in the sampler of real episodes; noise has none."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +15,16 @@ from planted_mismatches import (
     report_processed_logprobs,
     sampled,
     scored,
+    user,
     with_items,
     with_prompt,
     zeros_for_logprobs,
 )
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from rollouts import StepResult
 from rollouts.engines.protocol import WeightSpan
+from rollouts.training import TrainingBatch, diagnose_mismatch, diagnosis_text
 from rollouts.training.mismatch import Cause, ComparedTokens, mismatch_report
 from rollouts.training.mismatch.signatures import likely_causes
 
@@ -154,6 +158,68 @@ def test_log_probabilities_after_top_p_are_named_processed(model, renderer, monk
 )
 def test_shifted_and_missing_log_probabilities_are_named(model, renderer, completion, cause):
     assert named(model, sampled(model, renderer, completion=completion)) == [cause]
+
+
+# Models that route tokens to experts.
+
+
+class TextOnly:
+    """Two turns without images."""
+
+    def reset(self, seed):
+        return [user(f"Task {seed}?")]
+
+    def step(self, assistant):
+        return StepResult([user("Again?")])
+
+
+@pytest.fixture(scope="module")
+def experts():
+    config = Qwen3MoeConfig(
+        vocab_size=288,
+        hidden_size=64,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        initializer_range=0.1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Qwen3MoeForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def other_routing(experts, renderer):
+    """Samples of a sampler whose routers have weights in bfloat16, so that near ties select other experts."""
+    sampler = copy.deepcopy(experts)
+    with torch.no_grad():
+        for name, parameter in sampler.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                parameter.copy_(parameter.bfloat16())
+    return sampled(sampler, renderer, environment=TextOnly)
+
+
+def test_routing_to_other_experts_is_named_for_a_model_that_routes(experts, other_routing):
+    (likely,) = causes(experts, other_routing, noise=FLOAT32, mixture_of_experts=True)
+    assert likely.cause is Cause.MOE_ROUTING
+    assert causes(experts, other_routing) == ()
+
+
+def test_the_diagnosis_knows_from_the_configuration_that_a_model_routes_and_suggests_it(experts, other_routing):
+    diagnosis = diagnose_mismatch(experts, TrainingBatch.from_samples(other_routing, pad_id=0))
+    assert diagnosis.causes == ()
+    assert len(diagnosis.unexplained) == 8
+    assert "the log-probabilities alone suggest MoE routing" in diagnosis_text(diagnosis)
+
+
+def test_no_routing_is_named_where_a_model_that_routes_has_no_mismatch(experts, renderer):
+    samples = sampled(experts, renderer, environment=TextOnly)
+    assert causes(experts, samples, noise=FLOAT32, mixture_of_experts=True) == ()
 
 
 # No cause where there is none.

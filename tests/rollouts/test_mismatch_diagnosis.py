@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from family_rows import LoadedFamily
 from planted_mismatches import (
     ImagesInSomeEpisodes,
     after_tokens,
@@ -20,6 +21,8 @@ from planted_mismatches import (
 )
 from transformers import AutoModelForImageTextToText
 
+from renderers.media.item import PixelScale
+from renderers.vision.normalise import normalised
 from rollouts import StepResult
 from rollouts.errors import ArgumentError
 from rollouts.training import Hypothesis, TrainingBatch, diagnose_mismatch, diagnosis_text, replace_tokens
@@ -104,6 +107,29 @@ def test_an_image_of_another_sample_is_named_with_the_samples_that_have_it(model
     diagnosis = diagnosed(model, samples)
     assert confirmed(diagnosis) == [(Cause.SWAPPED_IMAGE, "an image of another sample")]
     assert sorted(diagnosis.report.compared.names[index].split("/")[0] for index in diagnosis.examined) == ["e1", "e4"]
+
+
+@pytest.mark.parametrize("scale", [None, PixelScale()])
+def test_pixels_without_a_recorded_scale_are_tested_with_the_scale_that_is_given(model, renderer, exact, scale):
+    def without_scale(sample):
+        floats = [(with_pixels(item, normalised(item, "pixel_values")), at) for item, at in sample.media]
+        return replace(sample, media=tuple(floats))
+
+    samples = sampled(model, renderer, request=lambda request: with_items(request, normalised_twice), seeds=FEW)
+    diagnosis = diagnosed(model, [without_scale(sample) for sample in samples], pixel_scale=scale)
+    assert [found.cause for found in diagnosis.causes] == ([Cause.DOUBLED_NORMALISATION] if scale else [])
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3"])
+def test_doubled_normalisation_is_named_for_other_architectures(family, tmp_path):
+    loaded = LoadedFamily(family, tmp_path)
+
+    def twice(item):
+        return with_pixels(item, (item["pixel_values"] - 0.5) / 0.5)
+
+    samples = sampled(loaded.model, loaded.renderer, request=lambda request: with_items(request, twice), seeds=range(3))
+    diagnosis = diagnosed(loaded.model, samples, pixel_scale=PixelScale())
+    assert confirmed(diagnosis) == [(Cause.DOUBLED_NORMALISATION, "images normalised twice")]
 
 
 class TwoImages:

@@ -34,10 +34,11 @@ def prime_rl_sample(
     """A `prime_rl.transport.types.TrainingSample` of one sample.
 
     `token_ids`, `mask`, `logprobs`, `temperatures` and the advantages have one value per token; `mm_kwargs` are the
-    model's arguments, floats in float32, and `mm_token_type_ids` mark media tokens by range. `temperature` is the one
-    that the tokens were sampled with. `types` is the module with the structs, `prime_rl.transport.types` by default:
-    prime-rl has changed them often, and the fields that the struct declares decide whether advantages are
-    one channel of a loss, one value per token, or one value.
+    model's arguments, floats in float32, and `mm_token_type_ids` mark media tokens by range. prime-rl divides logits by
+    `temperature` before it compares them with `logprobs`: pass 1.0 for the log-probabilities of the raw distribution,
+    which engines here report, else the temperature that they include. `types` is the module with the structs,
+    `prime_rl.transport.types` by default: prime-rl has changed them often, and the fields that the struct declares
+    decide whether advantages are one channel of a loss, one value per token, or one value.
 
     The struct has no field for weight versions: `omit=("weight_spans",)` leaves them out. Raises `AdapterError` for
     what the struct cannot hold, `ArgumentError` for a temperature that is no positive number, and

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from renderers import MediaItem
+from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.numbers import finite_number, whole_number
 from rollouts.training.batch import TrainingBatch
@@ -93,6 +94,7 @@ def diagnose_mismatch(
     logprobs: torch.Tensor | None = None,
     *,
     hypotheses: Sequence[Hypothesis] = (),
+    pixel_scale: PixelScale | None = None,
     tolerance: float | None = None,
     max_samples: int = 8,
 ) -> Diagnosis:
@@ -108,6 +110,9 @@ def diagnose_mismatch(
     `logprobs` floating (B, T), if given, are those of the caller's own trainer. Where the sampler agrees with what is
     computed here and they do not, the trainer has the fault, and the hypotheses are tested on it.
 
+    `pixel_scale` has factor, mean and standard deviation of the processor (preprocessor_config.json); pass it where
+    items do not record them (`item.scale` is None), or pixels are not tested as normalised otherwise.
+
     A sample is affected if its mean |difference| is more than twice `tolerance`, in nats (by default 1e-4 for a model
     in float32, 0.02 for others), and explained if a hypothesis reduces it to at most `tolerance` or a tenth, whichever
     is more, and to at most half. A hypothesis is a cause if it explains at least 16 tokens.
@@ -120,7 +125,7 @@ def diagnose_mismatch(
         raise ArgumentError("max_samples", max_samples, "pass an integer of at least 1")
     with torch.no_grad():
         computed = token_logprobs(model, batch)
-        side, report, reported = _differing_side(batch, computed, logprobs, 2 * limit)
+        side, report, reported = _differing_side(model, batch, computed, logprobs, 2 * limit)
         affected = sorted(_affected(batch, computed, reported, 2 * limit), key=lambda each: -each.before)
         examined = affected[:max_samples]
         if not examined:
@@ -128,7 +133,7 @@ def diagnose_mismatch(
         items = list({item.mm_hash: item for sample in batch.samples for item, _ in sample.media}.values())
         tested = [
             _test(model, batch.pad_id, hypothesis, examined, items, limit)
-            for hypothesis in (*hypotheses, *built_in_hypotheses())
+            for hypothesis in (*hypotheses, *built_in_hypotheses(pixel_scale))
         ]
         tested.append(_test_temperature(model, batch.pad_id, examined, limit))
     causes, unexplained = _causes(tested, examined)
@@ -176,17 +181,25 @@ def _tolerance(model: Any, tolerance: float | None) -> float:
 
 
 def _differing_side(
-    batch: TrainingBatch, computed: torch.Tensor, logprobs: torch.Tensor | None, limit: float
+    model: Any, batch: TrainingBatch, computed: torch.Tensor, logprobs: torch.Tensor | None, limit: float
 ) -> tuple[Side, MismatchReport, torch.Tensor]:
     """The side that differs from `computed`, its report and its log-probabilities (B, T)."""
-    report = mismatch_report(batch, computed)
+    routes = _routes_to_experts(model)
+    report = mismatch_report(batch, computed, noise=limit, mixture_of_experts=routes)
     if (
         logprobs is None
         or report.mean_abs > limit
         or any(group.statistics.mean_abs > limit for group in report.by_sample)
     ):
         return "sampler", report, batch.logprobs
-    return "trainer", mismatch_report(batch, logprobs), logprobs
+    return "trainer", mismatch_report(batch, logprobs, noise=limit, mixture_of_experts=routes), logprobs
+
+
+def _routes_to_experts(model: Any) -> bool:
+    """Whether the configuration of the language model has a number of experts, under any of its usual names."""
+    config = model.config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return any((getattr(config, name, None) or 0) > 1 for name in names)
 
 
 def _affected(batch: TrainingBatch, computed: torch.Tensor, reported: torch.Tensor, limit: float) -> list[_Examined]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,12 +68,29 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
     )
 
 
-def built_in_hypotheses() -> tuple[Hypothesis, ...]:
-    """The faults of images and of the first token that `diagnose_mismatch` tests."""
+def built_in_hypotheses(pixel_scale: PixelScale | None = None) -> tuple[Hypothesis, ...]:
+    """The faults of images and of the first token that `diagnose_mismatch` tests.
+
+    `pixel_scale` is that of images and videos whose items do not record theirs.
+    """
+
+    def of_pixels(label: str, change: _PixelChange) -> Variants:
+        return lambda sample, items: _with_pixels(sample, pixel_scale, label, change)
+
     return (
-        Hypothesis("images normalised twice", Cause.DOUBLED_NORMALISATION, _normalised_twice),
-        Hypothesis("images rescaled and normalised again", Cause.DOUBLED_NORMALISATION, _rescaled_again),
-        Hypothesis("images rescaled but not normalised", Cause.MISSING_NORMALISATION, _not_normalised),
+        Hypothesis(
+            "images normalised twice", Cause.DOUBLED_NORMALISATION, of_pixels("normalised-twice", _normalised_again)
+        ),
+        Hypothesis(
+            "images rescaled and normalised again",
+            Cause.DOUBLED_NORMALISATION,
+            of_pixels("rescaled-again", _rescaled_and_normalised_again),
+        ),
+        Hypothesis(
+            "images rescaled but not normalised",
+            Cause.MISSING_NORMALISATION,
+            of_pixels("not-normalised", _without_normalisation),
+        ),
         Hypothesis("images dropped, their placeholder tokens kept as text", Cause.DROPPED_IMAGE, _placeholders_kept),
         Hypothesis("images dropped with their placeholder tokens", Cause.DROPPED_IMAGE, _placeholders_removed),
         Hypothesis("images replaced by zeros", Cause.DROPPED_IMAGE, _zeros),
@@ -86,54 +103,71 @@ def built_in_hypotheses() -> tuple[Hypothesis, ...]:
 
 # Pixels.
 
-
-def _normalised_twice(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    return _with_pixels(sample, "normalised-twice", lambda values, mean, std, factor: (values - mean) / std)
-
-
-def _rescaled_again(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    return _with_pixels(sample, "rescaled-again", lambda values, mean, std, factor: (values * factor - mean) / std)
+#: (normalised float32 (n, channels, k), mean and std float32 (channels, 1), factor) -> the changed pixels.
+_PixelChange = Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
 
 
-def _not_normalised(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    return _with_pixels(sample, "not-normalised", lambda values, mean, std, factor: values * std + mean)
+def _normalised_again(values: np.ndarray, mean: np.ndarray, std: np.ndarray, factor: float) -> np.ndarray:
+    return np.asarray((values - mean) / std)
 
 
-def _zeros(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    return _with_pixels(sample, "zeros", lambda values, mean, std, factor: np.zeros_like(values))
+def _rescaled_and_normalised_again(values: np.ndarray, mean: np.ndarray, std: np.ndarray, factor: float) -> np.ndarray:
+    return np.asarray((values * np.float32(factor) - mean) / std)
+
+
+def _without_normalisation(values: np.ndarray, mean: np.ndarray, std: np.ndarray, factor: float) -> np.ndarray:
+    return np.asarray(values * std + mean)
 
 
 def _with_pixels(
-    sample: TrainingSample, label: str, change: Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
+    sample: TrainingSample, pixel_scale: PixelScale | None, label: str, change: _PixelChange
 ) -> list[TrainingSample]:
-    """The sample with changed pixels. `change(values, mean, std, factor)` gets normalised float32 (n, channels, k)."""
-    media = [(_changed_pixels(item, label, change), at) for item, at in sample.media]
-    changed = [(item, at) for item, at in media if item is not None]
-    return [replace(sample, media=tuple(changed))] if changed and len(changed) == len(media) else []
+    """The sample with changed pixels; nothing for a sample with an item whose scale or whose channels are not known."""
+    media = []
+    for item, at in sample.media:
+        pixels = {name: _changed(item, name, pixel_scale, change) for name in _pixel_tensors(item)}
+        known = {name: values for name, values in pixels.items() if values is not None}
+        if not known or len(known) < len(pixels):
+            return []
+        media.append((_with_tensors(item, label, known), at))
+    return [replace(sample, media=tuple(media))] if media else []
 
 
-def _changed_pixels(
-    item: MediaItem, label: str, change: Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
-) -> MediaItem | None:
-    """None for an item without pixels of a known scale."""
-    tensors = {name: item[name] for name in item}
-    names = [name for name in item if name.startswith("pixel_values") and _scale(item, name) is not None]
-    for name in names:
-        scale = _scale(item, name)
-        assert scale is not None
-        values = normalised(item, name)
-        by_channel = values.reshape(len(values), len(scale.mean), -1)
-        mean, std = (np.array(each, dtype=np.float32)[:, None] for each in (scale.mean, scale.std))
-        tensors[name] = change(by_channel, mean, std, scale.factor).astype(np.float32).reshape(values.shape)
-    # The forward passes know an item by its hash.
-    return replace(item, tensors=tensors, scale=None, mm_hash=f"{item.mm_hash}:{label}") if names else None
+def _zeros(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+    """Normalised pixels of 0: a server that was sent no pixels may take those."""
+    media = [
+        (_with_tensors(item, "zeros", {name: np.zeros(item[name].shape, np.float32) for name in names}), at)
+        for item, at in sample.media
+        if (names := _pixel_tensors(item))
+    ]
+    return [replace(sample, media=tuple(media))] if media and len(media) == len(sample.media) else []
 
 
-def _scale(item: MediaItem, name: str) -> PixelScale | None:
+def _pixel_tensors(item: MediaItem) -> list[str]:
+    return [name for name in item if name.startswith("pixel_values")]
+
+
+def _with_tensors(item: MediaItem, label: str, tensors: Mapping[str, np.ndarray]) -> MediaItem:
+    """The item with other tensors, and with a hash of its own: the forward passes know an item by its hash."""
+    return replace(item, tensors={**item, **tensors}, scale=None, mm_hash=f"{item.mm_hash}:{label}")
+
+
+def _changed(item: MediaItem, name: str, pixel_scale: PixelScale | None, change: _PixelChange) -> np.ndarray | None:
+    """The changed pixels of a tensor, float32; None where the scale is not known, or which values are of a channel."""
     tensor = item.tensors[name]
-    if isinstance(tensor, ScaledPixels):
-        return tensor.scale
-    return item.scale
+    recorded = tensor.scale if isinstance(tensor, ScaledPixels) else item.scale
+    if (scale := recorded or pixel_scale) is None:
+        return None
+    values = normalised(item, name)
+    channels = len(scale.mean)
+    if values.ndim >= 3 and values.shape[-3] == channels:  # (..., channels, height, width)
+        by_channel = values.reshape(-1, channels, values.shape[-2] * values.shape[-1])
+    elif recorded is not None or len({*scale.mean}) == len({*scale.std}) == 1:  # (rows, channels * k)
+        by_channel = values.reshape(len(values), channels, -1)
+    else:
+        return None
+    mean, std = (np.array(each, dtype=np.float32)[:, None] for each in (scale.mean, scale.std))
+    return change(by_channel, mean, std, scale.factor).astype(np.float32).reshape(values.shape)
 
 
 # Which images.

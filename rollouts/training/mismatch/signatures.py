@@ -123,7 +123,7 @@ class _Units(NamedTuple):
     """Stretches of tokens of one sample, after the same image, from the same weights; those of 8 tokens or more.
 
     `quartile`, `median` and `decile` float64 (u,): the quantiles 0.25, 0.5 and 0.9 of |difference|; `sample` and `item`
-    int32 (u,), as in `ComparedTokens`; `lag` int64 (u,) or None.
+    int64 (u,), as in `ComparedTokens`; `lag` int64 (u,) or None.
     """
 
     quartile: np.ndarray
@@ -136,8 +136,11 @@ class _Units(NamedTuple):
 
 def _units(tokens: ComparedTokens, trainer_version: str | None) -> _Units:
     absolute, lag = np.abs(tokens.difference), tokens.lag(trainer_version)
-    keys = np.stack([tokens.sample, tokens.item, tokens.version])
-    unique, number, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    # One integer for each triple of sample, item and version; -1 becomes 0.
+    items, versions = len(tokens.media_hashes) + 1, len(tokens.versions) + 1
+    keys = (tokens.sample.astype(np.int64) * items + tokens.item + 1) * versions + tokens.version + 1
+    unique, number, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    sample, item = np.divmod(unique // versions, items)
     parts = np.split(absolute[np.argsort(number, kind="stable")], np.cumsum(counts)[:-1])
     enough = counts >= 8
     kept = [part for part, is_kept in zip(parts, enough, strict=True) if is_kept]
@@ -147,7 +150,7 @@ def _units(tokens: ComparedTokens, trainer_version: str | None) -> _Units:
         lag_of_unit[number] = lag
     quartile, median, decile = quantiles.T
     return _Units(
-        quartile, median, decile, unique[0][enough], unique[1][enough], None if lag is None else lag_of_unit[enough]
+        quartile, median, decile, sample[enough], item[enough] - 1, None if lag is None else lag_of_unit[enough]
     )
 
 

@@ -1,0 +1,69 @@
+"""Tensors of the media of a batch: each item's rows, in the order of the samples."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from training_samples import PAD, image, sample
+
+from renderers.vision.patches import StillPatches
+from rollouts.errors import BatchError
+from rollouts.training import TrainingBatch
+
+
+def still_image(patches, seed):
+    packed = np.random.default_rng(seed).integers(0, 256, (patches, 3, 4), dtype=np.uint8)
+    item = image(patches)
+    return replace(item, tensors={**item.tensors, "pixel_values": StillPatches(packed, 2)})
+
+
+def with_tensors(item, **tensors):
+    return replace(item, tensors={**item.tensors, **tensors})
+
+
+def batch_of(*items_of_samples):
+    return TrainingBatch.from_samples([sample(9, images=items) for items in items_of_samples], pad_id=PAD)
+
+
+def test_patches_that_are_stored_once_are_written_for_every_time_slot():
+    one, two, three = still_image(4, 1), still_image(8, 2), still_image(4, 3)
+    batch = batch_of([one, two], [], [three])
+    pixels = batch.concatenated_media("pixel_values")
+    slots = pixels.numpy().reshape(16, 3, 2, 4)
+    stored = np.concatenate([item.tensors["pixel_values"].packed for item in (one, two, three)])
+    assert pixels.dtype == torch.uint8
+    assert (slots == stored[:, :, None]).all()
+    by_sample = batch.media_tensors("pixel_values")
+    assert [None if tensor is None else len(tensor) for tensor in by_sample] == [12, None, 4]
+    assert torch.equal(by_sample.cat(), pixels)
+
+
+def test_grids_are_rows_and_a_name_that_no_item_has_gives_nothing():
+    batch = batch_of([image(4), image(8)], [])
+    assert batch.concatenated_media("image_grid_thw").tolist() == [[1, 2, 2], [1, 2, 4]]
+    assert batch.concatenated_media("video_grid_thw") is None
+    assert list(batch.media_tensors("video_grid_thw")) == [None, None]
+
+
+def test_arrays_that_do_not_concatenate_are_named_with_their_cure():
+    floats = with_tensors(image(4), pixel_values=np.ones((4, 12), np.float32))
+    text = (
+        r"pixel_values has float32 rows of shape \(12,\) and uint8 rows of shape \(12,\); take the arrays of each item"
+    )
+    with pytest.raises(BatchError, match=text):
+        batch_of([floats], [image(4)]).concatenated_media("pixel_values")
+    with pytest.raises(BatchError, match="pixel_values of s has"):
+        batch_of([floats, image(4)]).media_tensors("pixel_values")
+
+
+def test_asking_an_item_for_a_name_unpacks_nothing():
+    class Refusing:
+        nbytes = 0
+
+        def unpack(self):
+            raise AssertionError("unpacked")
+
+    item = with_tensors(image(4), pixel_values=Refusing())
+    assert "pixel_values" in item
+    assert "other" not in item
