@@ -22,8 +22,11 @@ _PLACEHOLDER_IDS = (
 # Methods that search the ids for placeholders when features are written into the embeddings.
 _SEARCHES = ("get_placeholder_mask", "inputs_merger")
 
-# Arguments of forwards that take 1 for feature tokens of images, 2 for those of videos, 0 for text.
-_TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
+# Model types whose `token_type_ids` are `mm_token_type_ids`. Elsewhere the name means something else: the prefix that
+# PaliGemma attends in both directions, or an embedding that is added, as in BERT and GPT-2.
+_IMAGE_TOKEN_TYPES = frozenset({"gemma3", "gemma3n"})
+#: Errors that the code of a model raises for inputs that it cannot take.
+FORWARD_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,6 @@ class Architecture:
     @property
     def text_config(self) -> Any:
         return self.model.config.get_text_config()
-
-    def token_types(self, module: Any) -> frozenset[str]:
-        """The arguments of `module.forward` that tell media from text by 0, 1 and 2.
-
-        A text model has none: the `token_type_ids` of GPT-2 are segments, and 0 adds the embedding of token 0.
-        """
-        return _TOKEN_TYPES & forward_parameters(module) if self.placeholder_ids else frozenset()
 
     @property
     def neutral_id(self) -> int:
@@ -104,3 +100,24 @@ def placeholder_ids(config: Any) -> frozenset[int]:
 def forward_parameters(module: Any) -> frozenset[str]:
     """The keyword arguments that `module.forward` names."""
     return frozenset(inspect.signature(module.forward).parameters)
+
+
+def token_type_argument(architecture: Architecture, module: Any, *, with_media: bool = False) -> str | None:
+    """The argument of `module.forward` that takes 1 on feature tokens of images, 2 on those of videos, 0 on text.
+
+    None if there is none. Raises `UnsupportedModelError` `with_media` for `token_type_ids` of another meaning.
+    """
+    takes = forward_parameters(module)
+    if "mm_token_type_ids" in takes:
+        return "mm_token_type_ids"
+    if "token_type_ids" not in takes or not architecture.placeholder_ids:
+        return None
+    if architecture.model_type in _IMAGE_TOKEN_TYPES:
+        return "token_type_ids"
+    if with_media:
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"{type(module).__name__}.forward takes token_type_ids, whose meaning is not known here (known: "
+            f"{', '.join(sorted(_IMAGE_TOKEN_TYPES))}), so rows with images cannot be computed. Rows of text can",
+        )
+    return None

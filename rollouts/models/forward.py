@@ -9,15 +9,12 @@ import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import Architecture, forward_parameters
+from rollouts.models.architecture import FORWARD_ERRORS, Architecture, forward_parameters, token_type_argument
 from rollouts.models.media_inputs import media_inputs
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import PlacedRows
 from rollouts.models.placeholders import base_for, base_for_text
 from rollouts.models.positions import row_positions
-
-# Errors that the code of a model raises for inputs that it cannot take.
-_FORWARD_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 def forward_inputs(
@@ -41,7 +38,8 @@ def forward_inputs(
         tensors["attention_mask"] = torch.from_numpy(rows.attention_mask).long()
     if "position_ids" in takes:
         tensors["position_ids"] = torch.from_numpy(positions)
-    for name in architecture.token_types(module):
+    with_media = any(sequence.media for sequence in rows.sequences)
+    if (name := token_type_argument(architecture, module, with_media=with_media)) is not None:
         tensors[name] = types
     media = media_inputs(rows, takes=takes, model_class=type(module).__name__, dtype=model.dtype, device=model.device)
     masks = {"attention_mask": packed_masks(architecture, rows, types)} if explicit_masks else {}
@@ -92,7 +90,7 @@ def run_base(
         output = base(**inputs, past_key_values=cache, use_cache=cache is not None, return_dict=True)
     except torch.OutOfMemoryError:
         raise
-    except _FORWARD_ERRORS as error:
+    except FORWARD_ERRORS as error:
         shapes = ", ".join(_described(name, value) for name, value in inputs.items())
         of_rows = "" if rows is None else f" for {_row_names(rows)}"
         raise UnsupportedModelError(

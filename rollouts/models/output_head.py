@@ -5,16 +5,20 @@ With them, log-probabilities are computed on chosen positions and in chunks; the
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import Architecture
+from rollouts.models.architecture import FORWARD_ERRORS, Architecture, token_type_argument
+from rollouts.models.forward import generic_hidden_states
+from rollouts.models.placed_rows import TokenSequence, padded_rows
 
 # Attributes of text configurations that multiply or divide the logits.
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
@@ -78,16 +82,16 @@ def _matching(architecture: Architecture, layer: torch.nn.Linear) -> tuple[float
     A class may ignore what its configuration names: Gemma 3 with images applies no `final_logit_softcapping`.
     """
     hidden, logits = _probe(architecture)
-    own = logits.float()
+    _check_inputs(architecture, hidden)
     softcap, scale = _configured(architecture)
     candidates = dict.fromkeys([(softcap, scale), (None, scale), (softcap, 1.0), (None, 1.0)])
     differences = {}
     with torch.no_grad():
         for candidate in candidates:
-            computed = OutputHead(layer.weight, layer.bias, *candidate).logits(hidden).float()
-            differences[candidate] = float((own - computed).abs().max() / own.abs().max().clamp(min=1e-6))
+            computed = OutputHead(layer.weight, layer.bias, *candidate).logits(hidden)
+            differences[candidate] = _relative_difference(logits, computed)
     best = min(differences, key=differences.__getitem__)  # the first of equals: as configured
-    if not differences[best] <= _TOLERANCE.get(hidden.dtype, _LOW_PRECISION_TOLERANCE):
+    if not differences[best] <= _tolerance(hidden.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
             f"the logits of {type(architecture.model).__name__} differ from those computed of its hidden states by "
@@ -110,8 +114,16 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
 
     hook = architecture.base.register_forward_hook(capture)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _same_random_numbers(architecture):
             logits = model(**_probe_inputs(architecture)).logits
+    except torch.OutOfMemoryError:
+        raise
+    except FORWARD_ERRORS as error:
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"the forward of {type(model).__name__} failed for four text tokens with {type(error).__name__}: {error}. "
+            "Tried: input_ids and attention_mask alone. Call it yourself in this way and correct the model",
+        ) from error
     finally:
         hook.remove()
     if len(captured) != 1 or captured[0].shape[:-1] != logits.shape[:-1]:
@@ -124,9 +136,47 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
     return captured[0], logits
 
 
-def _probe_inputs(architecture: Architecture) -> Mapping[str, Any]:
+def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
+    """Check that positions and token types, given explicitly, leave the hidden states (1, 4, H) of text as they are."""
+    sequence = TokenSequence(np.array(_probe_ids(architecture)))
+    with torch.no_grad(), _same_random_numbers(architecture):
+        hidden, _ = generic_hidden_states(architecture, padded_rows([sequence], pad_id=0))
+    difference = _relative_difference(plain, hidden)
+    if not difference <= _tolerance(plain.dtype):
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"the hidden states of {type(architecture.base).__name__} for four text tokens with explicit positions "
+            f"differ by {difference:.1e} of the largest from those without (tried: position_ids from 0, "
+            f"{token_type_argument(architecture, architecture.base) or 'no token types'}). Its positions or token "
+            "types mean something else, so that token_logprobs could not be exact",
+        )
+
+
+@contextlib.contextmanager
+def _same_random_numbers(architecture: Architecture) -> Iterator[None]:
+    """A context in which dropout of a model in training mode is the same each time."""
+    device = architecture.model.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        yield
+
+
+def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    one, other = one.float(), other.float()
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-6))
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return _TOLERANCE.get(dtype, _LOW_PRECISION_TOLERANCE)
+
+
+def _probe_ids(architecture: Architecture) -> list[int]:
     usual = range(len(architecture.placeholder_ids) + 4)
-    chosen = [token for token in usual if token not in architecture.placeholder_ids][:4]
-    ids = torch.tensor([chosen], device=architecture.model.device)
-    zeros = dict.fromkeys(architecture.token_types(architecture.model), torch.zeros_like(ids))
+    return [token for token in usual if token not in architecture.placeholder_ids][:4]
+
+
+def _probe_inputs(architecture: Architecture) -> Mapping[str, Any]:
+    ids = torch.tensor([_probe_ids(architecture)], device=architecture.model.device)
+    name = token_type_argument(architecture, architecture.model)
+    zeros = {} if name is None else {name: torch.zeros_like(ids)}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, "return_dict": True, **zeros}

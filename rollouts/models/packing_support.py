@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import Architecture, forward_parameters
+from rollouts.models.architecture import Architecture, forward_parameters, token_type_argument
 from rollouts.models.forward import forward_inputs, run_base
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import TokenSequence, placed_rows
@@ -39,7 +39,8 @@ def packing_of(architecture: Architecture, *, with_media: bool) -> Packing | Non
     results = _known.setdefault(architecture.model, {})
     attention = str(getattr(architecture.text_config, "_attn_implementation", None))
     # With M-RoPE the token types only matter for positions, which are given.
-    with_types = with_media and not architecture.mrope and bool(architecture.token_types(architecture.base))
+    types = token_type_argument(architecture, architecture.base, with_media=with_media)
+    with_types = with_media and not architecture.mrope and types is not None
     if (attention, with_types) not in results:
         ways = (way for way in _PACKINGS if _separates(architecture, way, with_types))
         results[attention, with_types] = next(ways, None)
@@ -70,7 +71,8 @@ def _states(
     rows = placed_rows(sequences, starts, (1, 2 * _LENGTH), pad_id=0, packed=True)
     inputs = forward_inputs(architecture, rows, architecture.base, row_positions(architecture, rows)[0])
     given = torch.tensor([types], device=architecture.model.device)
-    inputs |= dict.fromkeys(architecture.token_types(architecture.base), given)
+    if (name := token_type_argument(architecture, architecture.base)) is not None:
+        inputs[name] = given
     if packing == "masks":
         inputs["attention_mask"] = packed_masks(architecture, rows, given)
     devices = [architecture.model.device] if architecture.model.device.type == "cuda" else []

@@ -191,6 +191,62 @@ def test_a_forward_that_fails_says_what_was_tried(monkeypatch):
     )
 
 
+def test_a_model_whose_own_forward_fails_is_refused_at_once():
+    model = text_model()
+    model.model.layers[0].self_attn.q_proj = torch.nn.Linear(3, 3)
+    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM failed for four text tokens with RuntimeError"):
+        token_logprobs(model, text_batch())
+
+
+def test_token_types_of_an_unknown_meaning_are_refused_for_images_and_left_out_for_text(monkeypatch):
+    """As PaliGemma's, which tell the prefix from the suffix."""
+    gemma3 = loaded_family("gemma3")
+    monkeypatch.setattr("rollouts.models.architecture._IMAGE_TOKEN_TYPES", frozenset())
+    shown, text = gemma3.row("x", [gemma3.pixels(32, 32)]).sample, gemma3.row("x").sample
+    with pytest.raises(
+        UnsupportedModelError, match=r"'gemma3': Gemma3Model\.forward takes token_type_ids, whose meaning"
+    ):
+        token_logprobs(gemma3.model, TrainingBatch.from_samples([shown], pad_id=0))
+    assert "token_type_ids" not in model_inputs(TrainingBatch.from_samples([text], pad_id=0), gemma3.model)
+
+
+class StartsAtOne(LlamaForCausalLM):
+    """The planted fault: its positions begin at 1, if it computes them itself."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        plain = self.model.forward
+
+        def forward(input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+            shown = torch.arange(1, input_ids.shape[1] + 1)[None] ** 2 if position_ids is None else position_ids
+            return plain(input_ids=input_ids, attention_mask=attention_mask, position_ids=shown, **kwargs)
+
+        self.model.forward = forward
+
+
+def test_a_model_whose_positions_mean_something_else_is_refused():
+    with pytest.raises(
+        UnsupportedModelError, match=r"with explicit positions differ by .* \(tried: position_ids from 0"
+    ):
+        token_logprobs(with_seed(lambda: StartsAtOne(text_config("llama"))), text_batch())
+
+
+class Wrapped(torch.nn.Module):
+    """As a model of PEFT."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def get_base_model(self):
+        return self.inner
+
+
+def test_a_model_in_the_wrapper_of_adapters_is_unwrapped():
+    model = text_model()
+    assert torch.equal(token_logprobs(Wrapped(model), text_batch()), token_logprobs(model, text_batch()))
+
+
 def test_a_model_without_a_separate_base_model_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"LlamaModel has no separate output layer"):
         token_logprobs(text_model().model, text_batch())
