@@ -48,13 +48,17 @@ class TwoTries:
         return StepResult([{"role": "user", "content": "No. Again?"}])
 
 
-def columns_of(trajectory):
+def columns_of(trajectory, media_tokens):
     """One episode as TRL has it: the first prompt, then everything after it as the completion."""
     first, *rest = trajectory.nodes
     ids = np.concatenate([node.token_ids for node in rest])
     sampled = np.concatenate([node.sampled for node in rest])
     logprobs = np.zeros(len(ids), np.float32)
     logprobs[sampled] = np.concatenate([node.logprobs for node in rest])
+    # TRL finds images by token id. A sampled placeholder token becomes another one; from there on nothing is trained.
+    literal = np.flatnonzero(np.isin(ids, media_tokens))
+    ids[literal] = 0
+    sampled[np.append(literal, len(ids))[0] :] = False
     return {
         "prompt_ids": first.token_ids.tolist(),
         "completion_ids": ids.tolist(),
@@ -71,7 +75,7 @@ def make_rollout(engine, renderer, labels):
         specs = [EpisodeSpec(row, 10_000 * step + row, f"{step}") for row in range(len(prompts))]
         options = {"sampling": SamplingParams(max_tokens=4), "max_turns": 2, "on_error": "raise"}
         run = run_episodes(lambda: TwoTries(prompts, labels), specs, engine=engine, renderer=renderer, **options)
-        rows = [columns_of(trajectory) for trajectory in asyncio.run(run)]
+        rows = [columns_of(trajectory, list(renderer.mm_token_type_id_map)) for trajectory in asyncio.run(run)]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     return rollout

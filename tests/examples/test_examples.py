@@ -3,7 +3,9 @@
 import asyncio
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -55,6 +57,19 @@ def test_recorded_episodes_are_each_trained_once_through_two_workers():
     names = load("offline_dataset").main(["--quick"])
     assert len(set(names)) == len(names)
     assert len(names) == 32
+
+
+def test_a_sampled_placeholder_token_is_kept_from_trl_and_nothing_after_it_is_trained(trl):
+    def node(ids, sampled):
+        count = len(ids)
+        logprobs = np.full(count if sampled else 0, -1.0, np.float32)
+        return SimpleNamespace(token_ids=np.array(ids), sampled=np.full(count, sampled), logprobs=logprobs)
+
+    nodes = [node([1, 9, 2], False), node([5, 9, 6], True), node([3], False), node([7], True)]
+    columns = load("trl_grpo").columns_of(SimpleNamespace(nodes=nodes, reward=1.0), [9])
+    assert columns["prompt_ids"] == [1, 9, 2]
+    assert columns["completion_ids"] == [5, 0, 6, 3, 7]
+    assert columns["env_mask"] == [1, 0, 0, 0, 0]
 
 
 def test_trl_computes_the_log_probabilities_of_our_sampler(trl, monkeypatch):
