@@ -57,16 +57,16 @@ class Architecture:
 
 def architecture(model: Any) -> Architecture:
     """Raises `UnsupportedModelError` for an object that is no model of transformers with an output layer."""
-    # A model of PEFT: its adapters stay in the modules of the model that it wraps.
-    if (unwrap := getattr(model, "get_base_model", None)) is not None:
-        model = unwrap()
+    model = _without_adapters(model)
     config = getattr(model, "config", None)
     model_type = str(getattr(config, "model_type", type(model).__name__))
     base = getattr(model, "base_model", None)
-    is_module = isinstance(model, torch.nn.Module)
-    if not is_module or not hasattr(config, "get_text_config") or base is None:
+    if not _is_model_of_transformers(model):
+        wraps = _is_model_of_transformers(_without_adapters(getattr(model, "module", None)))
         raise UnsupportedModelError(
-            model_type, "it is no model of transformers (tried: config, base_model). Pass one that an Auto class loads"
+            model_type,
+            "it is no model of transformers (tried: config, base_model). "
+            + ("It wraps one: pass model.module" if wraps else "Pass one that an Auto class loads"),
         )
     if base is model or model.get_output_embeddings() is None:
         raise UnsupportedModelError(
@@ -88,6 +88,20 @@ def architecture(model: Any) -> Architecture:
         placeholder_ids=placeholder_ids(config),
         mrope=mrope,
         search=next((name for name in _SEARCHES if hasattr(base, name)), None),
+    )
+
+
+def _without_adapters(model: Any) -> Any:
+    """The model that one of PEFT wraps; its adapters stay in the modules of that model. Any other as it is."""
+    unwrap = getattr(model, "get_base_model", None)
+    return model if unwrap is None else unwrap()
+
+
+def _is_model_of_transformers(model: Any) -> bool:
+    return (
+        isinstance(model, torch.nn.Module)
+        and hasattr(getattr(model, "config", None), "get_text_config")
+        and getattr(model, "base_model", None) is not None
     )
 
 

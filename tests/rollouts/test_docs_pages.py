@@ -72,6 +72,8 @@ def test_the_page_on_training():
     assert len(names["of_rank"]) == len(names["plan"].steps)
     assert names["plan"].summary().endswith("0 of 8 rows left out")
     assert names["inputs"]["num_images"] == [1] * 8
+    assert int((names["supervised"]["labels"] != -100).sum()) == names["trained"]
+    assert int(names["experience"]["action_mask"].sum()) == names["trained"]
     assert [len(part) for part in names["recorded"]] == [4, 4]
     assert names["again"][0].nodes[-1].weight_spans[0].version == "1"
     assert all(torch.isfinite(loss) for loss in names["losses"].values())

@@ -12,6 +12,7 @@ from planted_mismatches import (
     after_tokens,
     next_tokens_logprobs,
     normalised_twice,
+    random_image,
     report_processed_logprobs,
     sampled,
     scored,
@@ -25,7 +26,8 @@ from transformers import AutoModelForImageTextToText, Qwen3MoeConfig, Qwen3MoeFo
 from rollouts import StepResult
 from rollouts.engines.protocol import WeightSpan
 from rollouts.training import TrainingBatch, diagnose_mismatch, diagnosis_text
-from rollouts.training.mismatch import Cause, ComparedTokens, mismatch_report
+from rollouts.training.mismatch import Cause, ComparedTokens, mismatch_report, report_text
+from rollouts.training.mismatch.compared import concat_tokens
 from rollouts.training.mismatch.signatures import likely_causes
 
 FLOAT32 = 1e-4
@@ -100,8 +102,9 @@ def prompt_items(renderer, seed):
 def test_a_prompt_with_more_text_is_named_wrong_template_and_other_weights_are_not_excluded(model, renderer):
     system = renderer.render_ids([{"role": "system", "content": "You are a helpful assistant."}])
     samples = sampled(model, renderer, request=lambda request: after_tokens(request, system))
-    (likely,) = causes(model, samples)
-    assert (likely.cause, likely.others) == (Cause.WRONG_TEMPLATE, (Cause.STALE_WEIGHTS,))
+    likely = causes(model, samples)
+    assert [each.cause for each in likely] == [Cause.WRONG_TEMPLATE, Cause.STALE_WEIGHTS]
+    assert [each.others for each in likely] == [(Cause.STALE_WEIGHTS,), (Cause.WRONG_TEMPLATE,)]
 
 
 def test_a_generation_prompt_that_ends_in_other_tokens_is_named_wrong_template(model, renderer):
@@ -130,9 +133,91 @@ def with_version(sample, version):
 
 
 def test_stale_weights_of_one_version_are_named_only_beside_a_wrong_template(model, other_weights, renderer):
-    (likely,) = causes(model, sampled(other_weights, renderer), noise=FLOAT32)
-    assert likely.cause is Cause.WRONG_TEMPLATE
-    assert Cause.STALE_WEIGHTS in likely.others
+    one, other = causes(model, sampled(other_weights, renderer), noise=FLOAT32)
+    assert (one.cause, other.cause) == (Cause.WRONG_TEMPLATE, Cause.STALE_WEIGHTS)
+    assert one.evidence == other.evidence
+
+
+class ImagesInAllEpisodes:
+    """Two turns; every prompt begins with an image, so that no text can be compared."""
+
+    def reset(self, seed):
+        return [user(f"Task {seed}?", [random_image(seed)])]
+
+    def step(self, assistant):
+        return StepResult([user("Again?")])
+
+
+ALIKE = (
+    Cause.WRONG_TEMPLATE,
+    Cause.STALE_WEIGHTS,
+    Cause.DOUBLED_NORMALISATION,
+    Cause.DROPPED_IMAGE,
+    Cause.SWAPPED_IMAGE,
+)
+
+
+def doubled_in_all_samples(model, renderer, **options):
+    samples = sampled(
+        model,
+        renderer,
+        request=lambda request: with_items(request, normalised_twice),
+        environment=ImagesInAllEpisodes,
+        **options,
+    )
+    batch, logprobs = scored(model, samples)
+    return mismatch_report(batch, logprobs, noise=FLOAT32)
+
+
+def test_wrong_images_in_every_sample_are_no_less_likely_than_a_wrong_template(model, renderer):
+    report = doubled_in_all_samples(model, renderer)
+    likely = report.likely_causes
+    assert tuple(each.cause for each in likely) == ALIKE
+    assert all({each.cause, *each.others} == set(ALIKE) for each in likely)
+    (evidence,) = {each.evidence for each in likely}
+    assert "so do wrong images, because nearly every token has one before it" in evidence
+    text = report_text(report)
+    assert text.count(evidence) == 1
+    assert f"one of 5 that look alike: {', '.join(ALIKE)}" in text
+    assert all(f"cure of {cause}: {cause.cure}" in text for cause in ALIKE)
+
+
+def test_two_samples_without_images_are_too_few_to_exclude_wrong_images(model, renderer):
+    report = doubled_in_all_samples(model, renderer)
+    without = doubled_in_all_samples(model, renderer, seeds=[0]).compared
+    text_only = replace(without, item=np.full_like(without.item, -1), trainer=without.sampler)
+    causes_of_all = likely_causes(concat_tokens([report.compared, text_only]), noise=FLOAT32)
+    assert tuple(each.cause for each in causes_of_all) == ALIKE
+
+
+def differing_first_tokens(item):
+    """24 turns of 12 tokens whose first token differs by 2 nats and whose others by 0.01."""
+    turn_position = np.tile(np.arange(12, dtype=np.int32), 24)
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(len(turn_position)) * np.where(turn_position == 0, 2.0, 0.01)
+    trainer = -rng.exponential(2.0, len(turn_position))
+    sample = np.repeat(np.arange(24, dtype=np.int32), 12)
+    zeros = np.zeros_like(sample)
+    return ComparedTokens(
+        sampler=(trainer + noise).astype(np.float32),
+        trainer=trainer.astype(np.float32),
+        sample=sample,
+        position=turn_position,
+        turn=zeros,
+        turn_position=turn_position,
+        item=np.full_like(sample, item),
+        version=zeros,
+        names=tuple(map(str, range(24))),
+        media_hashes=("a",),
+        media_modalities=("image",),
+        versions=("1",),
+    )
+
+
+def test_first_tokens_that_differ_most_are_a_wrong_template_or_wrong_images_where_all_samples_have_images():
+    assert [each.cause for each in likely_causes(differing_first_tokens(item=-1))] == [Cause.WRONG_TEMPLATE]
+    alike = [Cause.WRONG_TEMPLATE, Cause.DOUBLED_NORMALISATION, Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE]
+    assert [each.cause for each in likely_causes(differing_first_tokens(item=0))] == alike
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.6])

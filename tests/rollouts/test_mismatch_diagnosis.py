@@ -29,6 +29,7 @@ from rollouts.training import Hypothesis, TrainingBatch, diagnose_mismatch, diag
 from rollouts.training.mismatch import Cause
 
 FEW = range(9)
+HYPOTHESIS = Hypothesis("mine", Cause.WRONG_TEMPLATE, lambda sample, items: [])
 
 
 @pytest.fixture(scope="module")
@@ -297,3 +298,27 @@ def test_replaced_tokens_move_what_is_after_them_and_nothing_else_changes(exact)
     ]:
         with pytest.raises(ArgumentError, match=reason):
             replace_tokens(sample, *bounds)
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "reason"),
+    [
+        (1, r"^hypotheses is 1; pass a list of Hypothesis"),
+        ([1], r"^hypotheses\[0\] is 1; pass a Hypothesis\("),
+        (HYPOTHESIS, r"^hypotheses is Hypothesis\(.*; pass a list of Hypothesis, for example \[hypothesis\]$"),
+    ],
+)
+def test_hypotheses_that_are_none_are_refused_with_their_place(model, exact, hypotheses, reason):
+    with pytest.raises(ArgumentError, match=reason):
+        diagnosed(model, exact, hypotheses=hypotheses)
+
+
+@pytest.mark.parametrize("returned", ["the sample", "a list of ids"])
+def test_a_hypothesis_that_returns_no_list_of_samples_is_refused_by_name(model, exact, returned):
+    def variants(sample, items):
+        return sample if returned == "the sample" else [1, 2]
+
+    batch = TrainingBatch.from_samples(exact, pad_id=0)
+    batch.logprobs.sub_(1.0)
+    with pytest.raises(ArgumentError, match=r"^what the variants of 'mine' returned for sample .*; return a list"):
+        diagnose_mismatch(model, batch, hypotheses=[Hypothesis("mine", Cause.WRONG_TEMPLATE, variants)])

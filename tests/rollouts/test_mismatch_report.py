@@ -236,3 +236,19 @@ def test_log_probabilities_of_another_batch_are_refused():
         mismatch_report(batch, torch.zeros(1, 2), noise=0)
     with pytest.raises(ArgumentError, match=r"shape of trainer is \(2,\)"):
         ComparedTokens(sampler=np.zeros(1, np.float32), trainer=np.zeros(2, np.float32))
+
+
+def test_log_probabilities_that_are_no_tensor_of_floats_are_refused():
+    batch = TrainingBatch.from_samples([sample([0, 1], [-1.0])], pad_id=0)
+    with pytest.raises(ArgumentError, match=r"^logprobs is array.*; pass a torch tensor"):
+        mismatch_report(batch, np.zeros(tuple(batch.loss_mask.shape), np.float32))
+    with pytest.raises(ArgumentError, match=r"^the dtype of logprobs is 'torch\.int64'; pass float32$"):
+        mismatch_report(batch, torch.zeros(batch.loss_mask.shape, dtype=torch.int64))
+
+
+def test_merging_anything_but_reports_is_refused_with_its_place():
+    report = compared([sample([0, 1], [-1.0])], [[-1.5]])
+    with pytest.raises(ArgumentError, match=r"^reports is <MismatchReport: 1 tokens.*pass a list.*\[report\]"):
+        merge_reports(report)
+    with pytest.raises(ArgumentError, match=r"^reports\[1\] is 'x'; pass what mismatch_report returned$"):
+        merge_reports([report, "x"])

@@ -9,7 +9,7 @@ from family_rows import loaded_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import text_config, with_seed
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, OPTConfig
 
 from renderers import PlaceholderRange
 from rollouts.errors import SampleError, UnsupportedModelError
@@ -18,7 +18,7 @@ from rollouts.models.mrope import mrope_positions
 from rollouts.models.output_head import output_head
 from rollouts.models.placed_rows import TokenSequence
 from rollouts.models.positions import media_positions
-from rollouts.training import TrainingBatch, TrainingSample, model_inputs, token_logprobs
+from rollouts.training import TrainingBatch, TrainingSample, diagnose_mismatch, model_inputs, token_logprobs
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
@@ -247,9 +247,35 @@ def test_a_model_in_the_wrapper_of_adapters_is_unwrapped():
     assert torch.equal(token_logprobs(Wrapped(model), text_batch()), token_logprobs(model, text_batch()))
 
 
+class Wrapper(torch.nn.Module):
+    """Keeps a model under `module`, as DistributedDataParallel does."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+@pytest.mark.parametrize("refused", [token_logprobs, lambda model, batch: diagnose_mismatch(model, batch)])
+def test_a_wrapper_around_a_model_is_refused_with_the_model_to_pass(refused):
+    with pytest.raises(UnsupportedModelError, match=r"Wrapper.*It wraps one: pass model\.module"):
+        refused(Wrapper(text_model()), text_batch())
+    with pytest.raises(UnsupportedModelError, match="Pass one that an Auto class loads"):
+        refused(Wrapper(torch.nn.Linear(1, 1)), text_batch())
+
+
 def test_a_model_without_a_separate_base_model_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"LlamaModel has no separate output layer"):
         token_logprobs(text_model().model, text_batch())
+
+
+def test_a_model_whose_forward_does_not_call_its_base_model_is_refused():
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 32, "num_hidden_layers": 1}
+    config = OPTConfig(vocab_size=300, num_attention_heads=2, **sizes)
+    with pytest.raises(UnsupportedModelError, match="does not call its base model OPTModel once"):
+        token_logprobs(AutoModelForCausalLM.from_config(config), text_batch())
 
 
 # Positions.

@@ -264,3 +264,12 @@ POLICY = (ROWS, ROWS, ROWS, MASK)
 def test_wrong_arguments_are_refused_by_name(call, error):
     with pytest.raises(ArgumentError, match=error):
         call()
+
+
+def test_the_grpo_loss_of_the_samplers_own_weights_is_0_and_its_gradient_is_not():
+    rewarded = [[Token(-1.0, -1.0, 1.0, True)] * 3, [Token(-2.0, -2.0, -1.0, True)] * 2]
+    batch = padded(rewarded)
+    outcome = policy_gradient_loss(*batch.policy(), mean_over="sequences", sequence_ids=batch.sequence_ids)
+    outcome.loss.backward()
+    assert float(outcome.loss) == pytest.approx(0, abs=1e-7)
+    assert batch.logprobs.grad[0].tolist() == pytest.approx([-1 / 6] * 3)

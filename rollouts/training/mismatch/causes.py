@@ -31,7 +31,8 @@ class Cause(StrEnum):
 class LikelyCause(NamedTuple):
     """A cause that the log-probabilities alone suggest; `diagnose_mismatch` tests causes by computing them again.
 
-    `cause` is the most likely one, `others` are those that show in the same way; `evidence` has the figures.
+    `others` are the causes that show in the same way; `evidence` has the figures. Where none of them is more likely
+    than `cause`, each has an entry of its own with the same evidence, and their order says nothing.
     """
 
     cause: Cause

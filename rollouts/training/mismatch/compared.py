@@ -10,6 +10,7 @@ import numpy as np
 
 from rollouts.errors import ArgumentError
 from transport import wire_type
+from transport.wire.arrays import is_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -110,8 +111,12 @@ class _Places(NamedTuple):
 def compare_tokens(batch: TrainingBatch, logprobs: torch.Tensor) -> ComparedTokens:
     """Put the sampler's log-probabilities of a batch beside the trainer's, `logprobs` floating (B, T).
 
-    Raises `ArgumentError` for log-probabilities of another shape.
+    Raises `ArgumentError` for log-probabilities that are no torch tensor of floats, and of another shape.
     """
+    if not is_tensor(logprobs):
+        raise ArgumentError("logprobs", logprobs, "pass a torch tensor (rows, tokens), such as token_logprobs returns")
+    if not logprobs.is_floating_point():
+        raise ArgumentError("the dtype of logprobs", str(logprobs.dtype), "pass float32")
     if tuple(logprobs.shape) != tuple(batch.loss_mask.shape):
         rule = f"pass the log-probabilities of this batch, {tuple(batch.loss_mask.shape)}"
         raise ArgumentError("the shape of logprobs", tuple(logprobs.shape), rule)

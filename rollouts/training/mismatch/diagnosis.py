@@ -17,6 +17,7 @@ import torch
 from renderers import MediaItem
 from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
+from rollouts.models.architecture import architecture
 from rollouts.numbers import finite_number, whole_number
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs
@@ -118,9 +119,11 @@ def diagnose_mismatch(
     is more, and to at most half. A hypothesis is a cause if it explains at least 16 tokens.
 
     Raises `ArgumentError` for log-probabilities of another shape, for a tolerance that is not above 0, for
-    `max_samples` below 1, and for a hypothesis whose variants have other trained tokens.
+    `max_samples` below 1, and for a hypothesis that is none or whose variants are no list of samples with the same
+    trained tokens; `UnsupportedModelError` for a model that `token_logprobs` refuses.
     """
-    limit = _tolerance(model, tolerance)
+    limit = _tolerance(architecture(model).model, tolerance)
+    _check_hypotheses(hypotheses)
     if (whole_number(max_samples) or 0) < 1:
         raise ArgumentError("max_samples", max_samples, "pass an integer of at least 1")
     with torch.no_grad():
@@ -226,9 +229,7 @@ def _test(
     items: Sequence[MediaItem],
     tolerance: float,
 ) -> HypothesisResult:
-    variants = [(each, variant) for each in examined for variant in hypothesis.variants(each.sample, items)]
-    for each, variant in variants:
-        _check_variant(hypothesis, each.sample, variant)
+    variants = [(each, variant) for each in examined for variant in _variants(hypothesis, each.sample, items)]
     try:
         scored = _logprobs(model, pad_id, [variant for _, variant in variants])
     except (SampleError, UnsupportedModelError) as error:
@@ -303,8 +304,26 @@ def _logprobs(model: Any, pad_id: int, samples: Sequence[TrainingSample]) -> lis
     return scored
 
 
-def _check_variant(hypothesis: Hypothesis, sample: TrainingSample, variant: TrainingSample) -> None:
-    ours, theirs = sample.token_ids[sample.loss_mask], variant.token_ids[variant.loss_mask]
-    if not np.array_equal(ours, theirs):
-        rule = f"keep the {len(ours)} trained tokens of sample {sample.name} (replace_tokens does)"
-        raise ArgumentError(f"a variant of {hypothesis.name!r}", f"{len(theirs)} trained tokens", rule)
+def _check_hypotheses(hypotheses: object) -> None:
+    if not isinstance(hypotheses, Sequence) or isinstance(hypotheses, str):
+        raise ArgumentError("hypotheses", hypotheses, "pass a list of Hypothesis, for example [hypothesis]")
+    for index, hypothesis in enumerate(hypotheses):
+        if not isinstance(hypothesis, Hypothesis):
+            rule = "pass a Hypothesis(name, cause, variants)"
+            raise ArgumentError(f"hypotheses[{index}]", hypothesis, rule)
+
+
+def _variants(hypothesis: Hypothesis, sample: TrainingSample, items: Sequence[MediaItem]) -> Sequence[TrainingSample]:
+    variants: object = hypothesis.variants(sample, items)
+    returned = f"what the variants of {hypothesis.name!r} returned for sample {sample.name}"
+    if not isinstance(variants, Sequence):
+        raise ArgumentError(returned, variants, "return a list of samples, [] where the sample cannot have the fault")
+    trained = sample.token_ids[sample.loss_mask]
+    for variant in variants:
+        if not isinstance(variant, TrainingSample):
+            raise ArgumentError(returned, variants, "return a list of TrainingSample")
+        theirs = variant.token_ids[variant.loss_mask]
+        if not np.array_equal(trained, theirs):
+            rule = f"keep the {len(trained)} trained tokens of sample {sample.name} (replace_tokens does)"
+            raise ArgumentError(f"a variant of {hypothesis.name!r}", f"{len(theirs)} trained tokens", rule)
+    return variants

@@ -172,7 +172,8 @@ def mismatch_report(
     float32); `trainer_version`, the version of the trainer's weights, from which the lag of each token is counted (by
     default from the newest version in the batch); `mixture_of_experts`, whether the model routes tokens to experts.
 
-    Raises `ArgumentError` for log-probabilities of another shape, and for a `noise` that is not above 0.
+    Raises `ArgumentError` for log-probabilities that are no torch tensor of floats of this shape, and for a `noise`
+    that is not above 0.
     """
     number = finite_number(noise)
     if number is None or number <= 0:
@@ -183,8 +184,19 @@ def mismatch_report(
 
 
 def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:
-    """One report over the tokens of all `reports`, with the settings of the first that has tokens."""
-    nonempty = [report for report in reports if report.tokens]
+    """One report over the tokens of all `reports`, with the settings of the first that has tokens.
+
+    Raises `ArgumentError` for anything but reports.
+    """
+    if not isinstance(reports, Iterable):
+        rule = "pass a list of reports, for example [report]: of one report, there is nothing to merge"
+        raise ArgumentError("reports", reports, rule)
+    nonempty = []
+    for index, report in enumerate(reports):
+        if not isinstance(report, MismatchReport):
+            raise ArgumentError(f"reports[{index}]", report, "pass what mismatch_report returned")
+        if report.tokens:
+            nonempty.append(report)
     if not nonempty:
         return MismatchReport()
     outliers = sorted((one for report in nonempty for one in report.outliers), key=lambda one: -one.difference)

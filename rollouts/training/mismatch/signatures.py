@@ -3,7 +3,8 @@
 A signature is a property that one cause gives to the differences and noise does not: where they are (after images,
 behind in versions, at the first token of a turn) or what they depend on (the log-probability itself, the next token).
 Numerical noise differs with dtype and model, so each signature compares tokens of the same batch with each other. Few
-tokens, or tokens of one kind only, give no cause.
+tokens give no cause. Where tokens of one kind only differ, and tokens of another kind are missing, several causes look
+alike: each is named, none before the others.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from rollouts.training.mismatch.compared import ComparedTokens
 #: Differences below this many nats need no cause: float32 on other hardware gives as much.
 FLOOR = 1e-4
 _MIN_TOKENS = 32
+#: As few stretches of tokens (`_Units`) show that they differ, or that they do not.
+_MIN_UNITS = 3
 #: Standard deviations by which a rank test must exceed chance: about 3 in 100,000.
 _SIGNIFICANT = 4.0
 #: The largest share of probability, in nats, that top-k and top-p are taken to cut off: half of it, and rounding.
 _MOST_CUT_OFF = 0.7
 _IMAGES = (Cause.DOUBLED_NORMALISATION, Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE)
+_ALSO_IMAGES = ", and so do wrong images, because nearly every token has one before it"
 
 
 def likely_causes(
@@ -47,12 +51,20 @@ def likely_causes(
         if (found := signature(tokens)) is not None:
             return (found,)
     units = _units(tokens, trainer_version)
-    located = [cause for cause in (_media(units, tokens), _stale(units), _turn_start(tokens)) if cause is not None]
+    media = _media(units, tokens)
+    images = _IMAGES if media is None and _without_text_to_compare(units) else ()
+    located = [cause for cause in (media, _stale(units)) if cause is not None] + _turn_start(tokens, images)
     if not located and (found := _sparse(tokens) if mixture_of_experts else None) is not None:
         located = [found]
-    if not located and (found := _everywhere(units, noise)) is not None:
-        located = [found]
-    return tuple(located)
+    return tuple(located or _everywhere(units, noise, images))
+
+
+def _alike(evidence: str, causes: Sequence[Cause], reason: str = "") -> list[LikelyCause]:
+    """One entry for each of `causes`, which show in the same way: none of them is more likely than another."""
+    return [
+        LikelyCause(cause, evidence + reason, tuple(other for other in causes if other is not cause))
+        for cause in causes
+    ]
 
 
 # What the sampler reported.
@@ -160,7 +172,7 @@ def _media(units: _Units, tokens: ComparedTokens) -> LikelyCause | None:
     if not high.any() or not after_item[high].all():
         return None
     level = f"median {np.median(units.median[high]):.1e} nats; elsewhere {np.median(units.median[~high]):.1e}"
-    if (~after_item).sum() >= 3 and high.sum() >= 3 and high[after_item].mean() >= 0.8:
+    if (~after_item).sum() >= _MIN_UNITS and high.sum() >= _MIN_UNITS and high[after_item].mean() >= 0.8:
         evidence = (
             f"the tokens after an image or video differ ({int(high.sum())} of {int(after_item.sum())} stretches of "
             f"tokens, {level}); tokens before the first one and samples without do not"
@@ -177,6 +189,12 @@ def _media(units: _Units, tokens: ComparedTokens) -> LikelyCause | None:
         f"{level}); it begins at {listed}"
     )
     return LikelyCause(Cause.SWAPPED_IMAGE, evidence, (Cause.DROPPED_IMAGE,))
+
+
+def _without_text_to_compare(units: _Units) -> bool:
+    """Whether nearly every token has an image or video before it, so that other images are like other prompts."""
+    after_item = units.item >= 0
+    return bool(after_item.any()) and int((~after_item).sum()) < _MIN_UNITS
 
 
 def _above_gap(values: np.ndarray) -> tuple[np.ndarray, float]:
@@ -222,21 +240,21 @@ def _rank_correlation_score(one: np.ndarray, other: np.ndarray) -> float:
     return covariance / deviation * float(np.sqrt(len(one) - 1))
 
 
-def _turn_start(tokens: ComparedTokens) -> LikelyCause | None:
-    """A prompt that ends in other tokens changes the first token of a turn most."""
+def _turn_start(tokens: ComparedTokens, images: tuple[Cause, ...]) -> list[LikelyCause]:
+    """A prompt that ends in other tokens changes the first token of a turn most. `images`: what looks like it."""
     absolute = np.abs(tokens.difference)
     first, later = absolute[tokens.turn_position == 0], absolute[tokens.turn_position >= 4]
     if len(first) < 16 or len(later) < _MIN_TOKENS:
-        return None
+        return []
     at_start, after = float(np.median(first)), float(np.median(later))
     # A median above the 95 % quantile of the others: of 16 or more, half above it is far beyond chance.
     if at_start < 0.1 or at_start < 3 * after or at_start < np.quantile(later, 0.95):
-        return None
+        return []
     evidence = (
         f"the first token of a turn differs most: median {at_start:.1e} nats over {len(first)} turns, {after:.1e} from "
         "the fifth token on, as if the prompt ended in other tokens"
     )
-    return LikelyCause(Cause.WRONG_TEMPLATE, evidence)
+    return _alike(evidence, (Cause.WRONG_TEMPLATE, *images), _ALSO_IMAGES if images else "")
 
 
 def _sparse(tokens: ComparedTokens) -> LikelyCause | None:
@@ -251,14 +269,11 @@ def _sparse(tokens: ComparedTokens) -> LikelyCause | None:
     return LikelyCause(Cause.MOE_ROUTING, evidence)
 
 
-def _everywhere(units: _Units, noise: float) -> LikelyCause | None:
-    if len(units.median) < 3 or np.quantile(units.median, 0.1) < noise:
-        return None
+def _everywhere(units: _Units, noise: float, images: tuple[Cause, ...]) -> list[LikelyCause]:
+    if len(units.median) < _MIN_UNITS or np.quantile(units.median, 0.1) < noise:
+        return []
     evidence = (
         f"the tokens of all samples differ (median {np.median(units.median):.1e} nats); other prompts and other "
         "weights both do this"
     )
-    if (units.item >= 0).all():
-        evidence += ", and so do wrong images, because every token has one before it"
-        return LikelyCause(Cause.WRONG_TEMPLATE, evidence, (Cause.STALE_WEIGHTS, *_IMAGES))
-    return LikelyCause(Cause.WRONG_TEMPLATE, evidence, (Cause.STALE_WEIGHTS,))
+    return _alike(evidence, (Cause.WRONG_TEMPLATE, Cause.STALE_WEIGHTS, *images), _ALSO_IMAGES if images else "")

@@ -28,8 +28,10 @@ def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
     lines = [f"mismatch over {report.tokens} sampled tokens, in nats", *_table("all tokens", report)]
     causes = report.likely_causes
     lines += ["", "likely causes" if causes else "likely causes: none found"]
-    for likely in causes:
-        lines += [f"  {_cause_names(likely)}", f"    {likely.evidence}", f"    cure: {likely.cause.cure}"]
+    for evidence, group in itertools.groupby(causes, key=lambda likely: likely.evidence):
+        alike = list(group)
+        lines += [f"  {_cause_names(alike)}", f"    {evidence}"]
+        lines += [f"    cure{_of(likely, alike)}: {likely.cause.cure}" for likely in alike]
     if report.outliers:
         lines += ["", "largest differences (the token is in [[ ]])"]
         for outlier in report.outliers:
@@ -98,9 +100,20 @@ def _label(name: str, label: str) -> str:
     return {"image": f"image {label:.12}", "sample": f"sample {label:.40}"}.get(name, label)
 
 
-def _cause_names(likely: LikelyCause) -> str:
+def _cause_names(alike: Sequence[LikelyCause]) -> str:
+    """A cause with those that look like it; causes of which none is more likely, as one list."""
+    if len(alike) > 1:
+        names = ", ".join(likely.cause for likely in alike)
+        return (
+            f"one of {len(alike)} that look alike: {names} (`diagnose_mismatch` tests them, except for other weights)"
+        )
+    (likely,) = alike
     others = f" (or {', '.join(likely.others)}; `diagnose_mismatch` tells them apart)" if likely.others else ""
     return f"{likely.cause}{others}"
+
+
+def _of(likely: LikelyCause, alike: Sequence[LikelyCause]) -> str:
+    return f" of {likely.cause}" if len(alike) > 1 else ""
 
 
 def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:

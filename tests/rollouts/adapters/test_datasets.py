@@ -141,3 +141,12 @@ def test_videos_are_refused(renderer, make_sample):
     rendered = renderer.render([{"role": "user", "content": [{"type": "video", "video": frames}]}])
     with pytest.raises(AdapterError, match=r"sample film: media: video .* rows have images only"):
         dataset_row(sample_from_rendered(rendered, name="film"))
+
+
+def test_an_array_image_has_another_hash_after_a_row_and_the_same_pixels(renderer):
+    sample, *_ = samples_from_trajectory(episode(renderer, 1), advantage=1.0, processors=renderer.processors)
+    again = sample_from_row(dataset_row(sample), renderer.processors)
+    assert_equal(again, sample)
+    assert again != sample
+    assert all(one.mm_hash != other.mm_hash for (one, _), (other, _) in zip(again.media, sample.media, strict=True))
+    assert sample_from_row(dataset_row(again), renderer.processors) == again  # a file stays the same file
