@@ -60,7 +60,7 @@ def architecture(model: Any) -> Architecture:
     model = _without_adapters(model)
     config = getattr(model, "config", None)
     model_type = str(getattr(config, "model_type", type(model).__name__))
-    base = getattr(model, "base_model", None)
+    base: Any = getattr(model, "base_model", None)
     if not _is_model_of_transformers(model):
         wraps = _is_model_of_transformers(_without_adapters(getattr(model, "module", None)))
         raise UnsupportedModelError(

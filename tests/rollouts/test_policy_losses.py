@@ -271,5 +271,5 @@ def test_the_grpo_loss_of_the_samplers_own_weights_is_0_and_its_gradient_is_not(
     batch = padded(rewarded)
     outcome = policy_gradient_loss(*batch.policy(), mean_over="sequences", sequence_ids=batch.sequence_ids)
     outcome.loss.backward()
-    assert float(outcome.loss) == pytest.approx(0, abs=1e-7)
+    assert outcome.loss.item() == pytest.approx(0, abs=1e-7)
     assert batch.logprobs.grad[0].tolist() == pytest.approx([-1 / 6] * 3)

@@ -83,8 +83,9 @@ def dataset_row(sample: TrainingSample) -> dict[str, Any]:
 
     `images` are PNG and JPEG files (see `image_file`) and `placeholders` their ranges in the tokens, with the hash of
     the pixels that a processor makes of each file; pixels are left out. An image that was an array becomes a new file:
-    its item has another source and `mm_hash` in the sample that `sample_from_row` makes, so the two samples are not
-    equal, although ids, columns, ranges and pixels are. Raises `AdapterError` for a video.
+    its item has another source and `mm_hash` in the sample that `sample_from_row` makes, so `==` of the items, and of
+    batches of the samples, is False, although ids, columns, ranges and pixels are equal. Raises `AdapterError` for a
+    video.
     """
     (sample,) = checked_samples([sample])
     files, placeholders = [], []

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from rollouts import Completion, Trajectory, WeightSpan
 from rollouts.engines.protocol import FinishReason
 from rollouts.errors import ArgumentError, PixelMismatchError
-from rollouts.training import sample_from_rendered, samples_from_trajectory
+from rollouts.training import TrainingBatch, sample_from_rendered, samples_from_trajectory
 from rollouts.training.adapters import AdapterError, dataset_row, record_dataset, row_features, sample_from_row
 from transport import RecordWriter
 
@@ -145,8 +145,10 @@ def test_videos_are_refused(renderer, make_sample):
 
 def test_an_array_image_has_another_hash_after_a_row_and_the_same_pixels(renderer):
     sample, *_ = samples_from_trajectory(episode(renderer, 1), advantage=1.0, processors=renderer.processors)
-    again = sample_from_row(dataset_row(sample), renderer.processors)
-    assert_equal(again, sample)
-    assert again != sample
-    assert all(one.mm_hash != other.mm_hash for (one, _), (other, _) in zip(again.media, sample.media, strict=True))
-    assert sample_from_row(dataset_row(again), renderer.processors) == again  # a file stays the same file
+    of_file = sample_from_row(dataset_row(sample), renderer.processors)
+    assert_equal(of_file, sample)
+    assert all(one != other for (one, _), (other, _) in zip(of_file.media, sample.media, strict=True))
+    first, second = (TrainingBatch.from_samples([each], pad_id=0) for each in (of_file, sample))
+    assert first != second
+    again = sample_from_row(dataset_row(of_file), renderer.processors)  # a file stays the same file
+    assert TrainingBatch.from_samples([again], pad_id=0) == first
