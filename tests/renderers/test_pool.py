@@ -348,7 +348,9 @@ def test_a_renderer_that_is_checked_out_is_free_again_after_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(Gate, None), (Gate, 0), (Gate, True), (Gate(), 2), (dict, 2), ("Qwen/Qwen3-8B", 2)], ids=str
+    "arguments",
+    [(Gate, None), (Gate, 0), (Gate, True), (Gate(), 2), (dict, 2), ("Qwen/Qwen3-8B", 2)],
+    ids=["no size", "size 0", "size True", "a renderer", "a function of something else", "a name"],
 )
 def test_a_pool_refuses_a_function_without_size_and_a_size_without_function(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError):
