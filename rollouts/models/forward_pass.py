@@ -13,7 +13,7 @@ from rollouts.models.architecture import Architecture, architecture
 from rollouts.models.output_head import OutputHead, output_head
 from rollouts.models.packing_support import packing_of
 from rollouts.models.placed_rows import PlacedRows
-from rollouts.models.placeholders import check_placeholders
+from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.models.qwen3_vl import VisionFeatures
 
 EncodeImages = Callable[[Sequence[MediaItem]], list[VisionFeatures]]
@@ -49,6 +49,7 @@ class ForwardPass:
         Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward fails.
         """
         check_placeholders(self.architecture, rows)
+        check_token_ids(self.architecture, rows)
         with_media = any(sequence.media for sequence in rows.sequences)
         explicit_masks = rows.packed and packing_of(self.architecture, with_media=with_media) == "masks"
         if self._is_qwen3_vl and not explicit_masks:

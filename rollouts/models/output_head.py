@@ -5,9 +5,8 @@ With them, log-probabilities are computed on chosen positions and in chunks; the
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +18,7 @@ from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import FORWARD_ERRORS, Architecture, token_type_argument
 from rollouts.models.forward import generic_hidden_states
 from rollouts.models.placed_rows import TokenSequence, padded_rows
+from rollouts.models.random_numbers import same_random_numbers
 
 # Attributes of text configurations that multiply or divide the logits.
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
@@ -114,7 +114,7 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
 
     hook = architecture.base.register_forward_hook(capture)
     try:
-        with torch.no_grad(), _same_random_numbers(architecture):
+        with torch.no_grad(), same_random_numbers(architecture):
             logits = model(**_probe_inputs(architecture)).logits
     except torch.OutOfMemoryError:
         raise
@@ -139,7 +139,7 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
 def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
     """Check that positions and token types, given explicitly, leave the hidden states (1, 4, H) of text as they are."""
     sequence = TokenSequence(np.array(_probe_ids(architecture)))
-    with torch.no_grad(), _same_random_numbers(architecture):
+    with torch.no_grad(), same_random_numbers(architecture):
         hidden, _ = generic_hidden_states(architecture, padded_rows([sequence], pad_id=0))
     difference = _relative_difference(plain, hidden)
     if not difference <= _tolerance(plain.dtype):
@@ -150,15 +150,6 @@ def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
             f"{token_type_argument(architecture, architecture.base) or 'no token types'}). Its positions or token "
             "types mean something else, so that token_logprobs could not be exact",
         )
-
-
-@contextlib.contextmanager
-def _same_random_numbers(architecture: Architecture) -> Iterator[None]:
-    """A context in which dropout of a model in training mode is the same each time."""
-    device = architecture.model.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        yield
 
 
 def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -14,6 +14,7 @@ from rollouts.models.forward import forward_inputs, run_base
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import TokenSequence, placed_rows
 from rollouts.models.positions import row_positions
+from rollouts.models.random_numbers import same_random_numbers
 
 #: How the sequences of a packed row are kept apart: by positions that begin again and no attention mask; by masks with
 #: a block for each sequence.
@@ -75,7 +76,5 @@ def _states(
         inputs[name] = given
     if packing == "masks":
         inputs["attention_mask"] = packed_masks(architecture, rows, given)
-    devices = [architecture.model.device] if architecture.model.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
+    with torch.no_grad(), same_random_numbers(architecture):
         return run_base(architecture, architecture.base, inputs, rows=rows)[0].float()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollouts.errors import SampleError
+from rollouts.errors import ArgumentError, SampleError
 from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import PlacedRows
 
@@ -32,6 +32,28 @@ def check_placeholders(architecture: Architecture, rows: PlacedRows) -> None:
         f"the token at position {rows.position_ids[row, column]} is in the range of an image or video and has id "
         f"{rows.input_ids[row, column]}; the placeholder ids of {architecture.model_type} are: {ids}. Render the row "
         "with the files of this model",
+    )
+
+
+def check_token_ids(architecture: Architecture, rows: PlacedRows) -> None:
+    """Raise `SampleError`, which names row and token, for the id of a text token that has no row in the embeddings, and
+    `ArgumentError` for such an id on padding.
+    """
+    count = getattr(architecture.model.get_input_embeddings(), "num_embeddings", None)
+    if not isinstance(count, int):
+        return
+    wrong = (rows.input_ids < 0) | (rows.input_ids >= count)
+    if not wrong.any() or not (wrong := wrong & (rows.token_types() == 0)).any():
+        return
+    row, column = np.argwhere(wrong)[0]
+    if rows.sequence_ids[row, column] < 0:
+        rule = f"the embeddings of {architecture.model_type} have ids from 0 to {count - 1}; pass one of them"
+        raise ArgumentError("pad_id", int(rows.input_ids[row, column]), rule)
+    raise SampleError(
+        rows.sequences[rows.sequence_ids[row, column]].name,
+        f"the token at position {rows.position_ids[row, column]} has id {rows.input_ids[row, column]}, and the "
+        f"embeddings of {architecture.model_type} have ids from 0 to {count - 1}. Render the row with the files of "
+        "this model, or resize its embeddings (resize_token_embeddings)",
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import operator
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from rollouts.errors import AdvantageError
 
@@ -49,8 +51,9 @@ def group_advantages(
     rewards weighs less (REINFORCE++, Hu et al. 2025, arXiv:2501.03262); "none", no division, as in Dr. GRPO (Liu et
     al. 2025, arXiv:2503.20783) and RLOO. Standard deviations are those of the population (divided by n).
 
-    `degenerate_groups` lists the groups whose advantages are all 0. Raises `AdvantageError` unless there is one finite
-    reward, one hashable group and one length of at least 1 for each episode.
+    Arrays and tensors (n,) count as lists of their values, and those without axes as their value. `degenerate_groups`
+    lists the groups whose advantages are all 0. Raises `AdvantageError` unless there is one finite reward, one group
+    whose hash is that of its value and one length of at least 1 for each episode.
     """
     for name, value, allowed in (("baseline", baseline, get_args(Baseline)), ("scale", scale, get_args(Scale))):
         if value not in allowed:
@@ -99,22 +102,54 @@ def _are_equal(rewards: np.ndarray) -> bool:
 
 def _grouped(groups: Sequence[Hashable], count: int) -> Iterator[tuple[Hashable, list[int]]]:
     """Each group with the indices of its episodes."""
-    if len(groups) != count:
-        raise AdvantageError(f"{count} rewards and {len(groups)} groups; pass the group of each reward")
+    names = _as_value(groups)
+    if isinstance(names, Set | Mapping) or not isinstance(names, Collection):
+        raise AdvantageError(f"groups are a {type(groups).__name__}; pass a list with the group of each reward")
+    if len(names) != count:
+        raise AdvantageError(f"{count} rewards and {len(names)} groups; pass the group of each reward")
     indices_by_group: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups):
-        if not isinstance(group, Hashable):
-            raise AdvantageError(
-                f"group {index} is a {type(group).__name__}; pass a hashable value, such as a group_id"
-            )
-        indices_by_group.setdefault(group, []).append(index)
+    for index, group in enumerate(names):
+        indices_by_group.setdefault(_group_name(group, index), []).append(index)
     yield from indices_by_group.items()
+
+
+def _as_value(value: Any) -> Any:
+    """A tensor or an array as lists and numbers; other values as they are."""
+    return value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
+
+
+def _as_list(values: Any) -> Any:
+    """`_as_value` of the values and of each one in a list."""
+    values = _as_value(values)
+    return [_as_value(value) for value in values] if isinstance(values, list | tuple) else values
+
+
+def _group_name(value: Any, index: int) -> Hashable:
+    """The name of a group. Raises `AdvantageError` for one by which equal groups would not be found to be equal."""
+    name: Hashable = _as_value(value)
+    hash_function: object = type(name).__hash__
+    kind = f"group {index} is a {type(value).__name__}"
+    rule = "pass a hashable value that the episodes of a group share, such as a group_id"
+    if isinstance(name, tuple | frozenset):
+        parts = [_group_name(part, index) for part in name]
+        if all(map(operator.is_, parts, name)):
+            return name
+        return tuple(parts) if isinstance(name, tuple) else frozenset(parts)
+    if hash_function is object.__hash__ and name is not None:
+        raise AdvantageError(f"{kind}, whose hash is its identity; {rule}")
+    try:
+        hash(name)
+    except TypeError as error:
+        raise AdvantageError(f"{kind}; {rule}") from error
+    if isinstance(name, float | np.floating) and np.isnan(name):
+        raise AdvantageError(f"group {index} is nan, which equals no group; {rule}")
+    return name
 
 
 def _finite_rewards(rewards: Sequence[float]) -> np.ndarray:
     """The rewards as float64 (n,). They must be finite in float32, too, which advantages are."""
     try:
-        values = np.asarray(rewards, dtype=np.float64)
+        values = np.asarray(_as_list(rewards), dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise AdvantageError(f"rewards are not one row of numbers: {error}") from error
     if values.ndim != 1:
@@ -134,7 +169,10 @@ _LARGEST = 1e18
 
 def _checked_lengths(lengths: Sequence[int], count: int) -> np.ndarray:
     """The lengths as float64 (n,)."""
-    values = np.asarray(lengths)
+    try:
+        values = np.asarray(_as_list(lengths))
+    except ValueError as error:
+        raise AdvantageError(f"lengths are not one row of integers: {error}") from error
     if values.shape != (count,) or (count and values.dtype.kind not in "iu"):
         raise AdvantageError(
             f"lengths are {values.dtype} {values.shape} for {count} rewards; pass one number of tokens for each"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,7 +21,9 @@ from rollouts.training.batch_checks import (
     check_media_dtype,
     check_pad_id,
     check_starts,
+    check_trained,
 )
+from rollouts.training.batch_files import read_object, write_object
 from rollouts.training.batch_rows import check_alike, first_tokens, gathered
 from rollouts.training.media_tensors import concatenated, equal_media
 from rollouts.training.neutral_samples import neutral_sample
@@ -31,7 +32,7 @@ from rollouts.training.row_layout import Layout, Side, check_layout, padding_bou
 from rollouts.training.sample_extras import neutral_extra, rows_of_tokens, split_by_sample
 from rollouts.training.samples import TrainingSample
 from rollouts.training.tensor_list import TensorList, check_times, chunk_bounds, equal_tensors, own_storage
-from transport import RecordReader, RecordWriter, wire_type
+from transport import wire_type
 
 
 @wire_type("rollouts.TrainingBatch")
@@ -53,7 +54,8 @@ class TrainingBatch:
     the caller's own, one for each sample: see `with_extras`.
 
     The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
-    `advantages` in place. Raises `BatchError` for tensors of other shapes or dtypes.
+    `advantages` in place. Raises `BatchError` for tensors of other shapes or dtypes, and for a `loss_mask` that is True
+    on padding or on the first token of a sample.
     """
 
     samples: tuple[TrainingSample, ...]
@@ -99,6 +101,7 @@ class TrainingBatch:
         for name, array in derived.items():
             tensor = torch.from_numpy(array.reshape(rows, columns))
             object.__setattr__(self, name, tensor.to(self.input_ids.device))
+        check_trained(self.loss_mask, self.position_ids, self.sequence_ids, self.samples)
 
     @classmethod
     def from_samples(
@@ -224,7 +227,8 @@ class TrainingBatch:
     def concat(cls, batches: Sequence[TrainingBatch]) -> TrainingBatch:
         """The samples of all `batches` in one, with the extras of all; None for samples of a batch without an extra.
 
-        Raises `BatchError` unless there is at least one batch and all have one layout, side, `pad_id` and device.
+        Raises `BatchError` unless there is at least one batch and all have one `layout`, `side`, `pad_id`,
+        `multiple_of`, `media_dtype` and device.
         """
         if not isinstance(batches, Sequence) or not all(isinstance(batch, cls) for batch in batches) or not batches:
             raise BatchError(f"pass a list of at least one TrainingBatch, not {short_repr(batches)}")
@@ -273,7 +277,9 @@ class TrainingBatch:
         return replace(self, extras={**self.extras, **added})
 
     def select(self, names: Collection[str]) -> TrainingBatch:
-        """This batch with only the extras `names`. Raises `BatchError` for a name that it does not have."""
+        """This batch with only the extras `names`, a list. Raises `BatchError` for a name that it does not have."""
+        if isinstance(names, str) or not isinstance(names, Collection):
+            raise ArgumentError("names", names, 'pass a list of names, for example ["reference"]')
         return replace(self, extras={name: self._extra(name) for name in names})
 
     def column(self, name: str) -> torch.Tensor:
@@ -344,14 +350,9 @@ class TrainingBatch:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this batch to a record file at `path`, in place of a file that is there.
 
-        Media are in the file once; nothing is pickled.
+        Media are in the file once; nothing is pickled. Raises `ArgumentError` for the path of a directory.
         """
-        unfinished = f"{os.fspath(path)}.unfinished"
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(unfinished)
-        with RecordWriter(unfinished) as file:
-            file.append(self)
-        os.replace(unfinished, path)
+        write_object(path, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainingBatch:
@@ -359,8 +360,7 @@ class TrainingBatch:
 
         Raises `BatchError` for a record file of something else, and the errors of `transport.RecordReader`.
         """
-        with RecordReader(path) as reader:
-            batch = reader[0] if len(reader) == 1 else None
+        batch = read_object(path)
         if not isinstance(batch, TrainingBatch):
             raise BatchError(f"{os.fspath(path)!r:.120} does not hold one TrainingBatch; load what batch.save wrote")
         return batch

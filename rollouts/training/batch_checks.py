@@ -64,6 +64,27 @@ def check_starts(starts: Any, lengths: Any, samples: Sequence[TrainingSample], s
             )
 
 
+def check_trained(
+    loss_mask: torch.Tensor,
+    position_ids: torch.Tensor,
+    sequence_ids: torch.Tensor,
+    samples: Sequence[TrainingSample],
+) -> None:
+    """Raise `BatchError` if `loss_mask` (B, T) trains padding or a first token of a sample: nothing predicts them."""
+    if loss_mask.is_meta:  # it has no values
+        return
+    wrong = loss_mask & (position_ids == 0)
+    if not bool(wrong.any()):
+        return
+    row, column = wrong.nonzero()[0].tolist()
+    number = int(sequence_ids[row, column])
+    token = "padding" if number < 0 else f"the first token of sample {number} ({samples[number].name:.80})"
+    raise BatchError(
+        f"loss_mask is True at row {row} and column {column}, which is {token}; no token of a sample predicts it. Set "
+        "loss_mask to False wherever position_ids is 0"
+    )
+
+
 def check_pad_id(pad_id: object) -> int:
     """`pad_id` as an int. Raises `ArgumentError` unless it is a token id."""
     if (number := whole_number(pad_id)) is None or number < 0:

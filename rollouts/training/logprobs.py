@@ -10,6 +10,7 @@ import torch
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.placed_rows import TokenSequence, padded_rows
 from rollouts.training.batch import TrainingBatch
+from rollouts.training.batch_checks import check_trained
 from rollouts.training.model_inputs import batch_rows, batch_sequences
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
 
@@ -23,7 +24,8 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     for Qwen3-VL an image that is in many rows passes the vision tower once. A packed batch of a model that cannot keep
     the sequences of a row apart (layers with a recurrent state) is computed in padded rows, with the same result.
 
-    Raises `SampleError`, which names the row, for media that the model cannot take, and `UnsupportedModelError`, which
+    Raises `SampleError`, which names the row, for media and token ids that the model cannot take, `BatchError` for a
+    `loss_mask` that was changed to train padding or the first token of a sample, and `UnsupportedModelError`, which
     says what was tried, for a model whose hidden states or output layer are not accessible.
     """
     return token_logprobs_and_entropy(model, batch).logprobs
@@ -33,11 +35,12 @@ def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature:
     """`token_logprobs`, and the entropy of the distribution that each token is drawn from: both float32 (B, T), in
     nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the same errors.
     """
+    trained = batch.loss_mask.cpu()
+    check_trained(trained, batch.position_ids.cpu(), batch.sequence_ids, batch.samples)
     forward = ForwardPass(model)
-    if not batch.samples:
+    if not batch.lengths.any():
         empty = torch.zeros(batch.loss_mask.shape, dtype=torch.float32, device=forward.model.device)
         return SequenceLogprobs(empty, empty.clone())
-    trained = batch.loss_mask.cpu()
     if batch.layout == "packed" and forward.packs(with_media=any(sample.media for sample in batch.samples)):
         hidden = forward.hidden_states(batch_rows(batch))
         row, column = trained.nonzero(as_tuple=True)

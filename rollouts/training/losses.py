@@ -9,8 +9,10 @@ Every loss is a sum over the trained tokens of a batch, divided by what `mean_ov
   gradients sum to the gradient of the whole; or a constant (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
 
 `sequence_ids` (B, T) says which sequence a token belongs to, so that padded and packed batches give the same loss.
-Positions outside `mask` may hold anything: they get no gradient. Log-ratios are limited to 20 on both sides, so that a
-token which the sampler found impossible leaves the loss finite; beyond that its ratio has no gradient.
+Positions outside `mask` may hold anything: they get no gradient. Ratios are computed in float32 at least, also from
+half-precision tensors. A token that the sampler found impossible leaves the loss finite: log-probabilities below -1e4,
+-inf too, count as -1e4, and the exponential of a log-ratio above 20 continues linearly, so that the gradient keeps its
+direction.
 """
 
 from __future__ import annotations
@@ -28,8 +30,12 @@ KLEstimator = Literal["k1", "k2", "k3"]
 #: A float, the same limit on both sides of 1, or the limits below and above 1.
 Clip = float | tuple[float, float]
 
-#: Log-ratios are limited to this: the exponential of a larger one is not finite in float32, and 0 * inf is no number.
+#: The exponential of a log-ratio continues linearly above this: that of 89 is not finite in float32, and 0 * inf is no
+#: number.
 _MAX_LOG_RATIO = 20.0
+
+#: Log-probabilities below this count as this: a difference with -inf is not finite.
+_MIN_LOGPROB = -1e4
 
 
 class PolicyLoss(NamedTuple):
@@ -54,7 +60,7 @@ def sft_loss(
     `ArgumentError` for other shapes and dtypes, and for a normaliser that is not above 0.
     """
     mask = _checked_mask(logprobs, mask)
-    return -_mean(logprobs[mask], mask, mean_over, sequence_ids, normaliser)
+    return -_mean(_selected(logprobs, mask), mask, mean_over, sequence_ids, normaliser)
 
 
 def policy_gradient_loss(
@@ -77,7 +83,7 @@ def policy_gradient_loss(
     """
     low, high = _limits(clip)
     mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
-    ratio = torch.exp(_log_ratio(logprobs, old_logprobs, mask))
+    ratio = _limited_exp(_log_ratio(logprobs, old_logprobs, mask))
     advantage = _selected(advantages, mask)
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     loss = -_mean(surrogate, mask, mean_over, sequence_ids, normaliser)
@@ -150,7 +156,8 @@ def sequence_ratio_loss(
     mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
     log_ratio = _log_ratio(logprobs, old_logprobs, mask)
     constant = log_ratio.detach()
-    ratio = torch.exp(_sequence_means(constant, _trained_sequences(sequence_ids, mask)) + log_ratio - constant)
+    means = _sequence_means(constant, _trained_sequences(sequence_ids, mask))
+    ratio = _limited_exp(means + (log_ratio - constant))
     advantage = _selected(advantages, mask)
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     loss = -_mean(surrogate, mask, mean_over, sequence_ids, normaliser)
@@ -171,26 +178,29 @@ def kl_loss(
 
     With d = reference - policy (Schulman 2020, "Approximating KL Divergence"): "k1" is -d, "k2" is d^2 / 2, "k3" is
     exp(d) - 1 - d, as in GRPO (arXiv:2402.03300, equation 4). As a loss, k2 has the gradient of the divergence in
-    expectation, k3 approximately, and k1 none: it is for reports and for rewards. The other arguments are those of
+    expectation, k3 approximately, and k1 none: it is for reports and for rewards. Above d = 20, k3 continues linearly
+    with the gradient that it has at 20, which moves the policy towards the reference. The other arguments are those of
     `sft_loss`.
     """
     if estimator not in get_args(KLEstimator):
         raise ArgumentError("estimator", estimator, f"pass one of {', '.join(get_args(KLEstimator))}")
     mask = _checked_mask(logprobs, mask, reference_logprobs=reference_logprobs)
-    negative = logprobs[mask] - _selected(reference_logprobs.detach(), mask)
+    negative = _log_ratio(logprobs, reference_logprobs, mask)
     if estimator == "k1":
         terms = negative
     elif estimator == "k2":
         terms = negative.square() / 2
     else:
-        terms = torch.exp((-negative).clamp(max=_MAX_LOG_RATIO)) - 1 + negative
+        terms = _limited_k3(-negative)
     return _mean(terms, mask, mean_over, sequence_ids, normaliser)
 
 
 def truncated_ratios(
     logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, mask: torch.Tensor, *, cap: float = 2.0
 ) -> torch.Tensor:
-    """min(exp(logprobs - sampler_logprobs), cap) on masked tokens, 0 elsewhere; float32 (B, T), without gradient.
+    """min(exp(logprobs - sampler_logprobs), cap) on masked tokens, 0 elsewhere; (B, T), without gradient.
+
+    float32, or float64 where an argument is float64.
 
     Times the advantages, it gives the loss of TIS with a clipped surrogate (Yao et al. 2025): `old` is the trainer's
     log-probabilities before its first step, and the loss is `policy_gradient_loss(logprobs, old, advantages *
@@ -198,8 +208,8 @@ def truncated_ratios(
     """
     limit = _positive("cap", cap)
     mask = _checked_mask(logprobs, mask, sampler_logprobs=sampler_logprobs)
-    ratio = torch.exp(_log_ratio(logprobs.detach(), sampler_logprobs, mask)).clamp(max=limit)
-    return torch.zeros_like(logprobs, requires_grad=False).masked_scatter(mask, ratio)
+    ratio = _limited_exp(_log_ratio(logprobs.detach(), sampler_logprobs, mask)).clamp(max=limit)
+    return torch.zeros_like(logprobs, dtype=ratio.dtype, requires_grad=False).masked_scatter(mask, ratio)
 
 
 def _weighted_score(
@@ -211,8 +221,8 @@ def _weighted_score(
     upper: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ratio r, a constant, and clip(r, lower, upper) A log p; both (n,), for the masked tokens."""
-    ratio = torch.exp(_log_ratio(logprobs.detach(), old_logprobs, mask))
-    return ratio, ratio.clamp(lower, upper) * _selected(advantages, mask) * logprobs[mask]
+    ratio = _limited_exp(_log_ratio(logprobs.detach(), old_logprobs, mask))
+    return ratio, ratio.clamp(lower, upper) * _selected(advantages, mask) * _selected_logprobs(logprobs, mask)
 
 
 def _policy_loss(loss: torch.Tensor, ratio: torch.Tensor, lower: float, upper: float) -> PolicyLoss:
@@ -224,13 +234,34 @@ def _policy_loss(loss: torch.Tensor, ratio: torch.Tensor, lower: float, upper: f
 
 
 def _selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The masked values, (n,), on the device of `mask`."""
-    return values.to(mask.device)[mask]
+    """The masked values, (n,), on the device of `mask`; float32 where they are in half precision."""
+    selected = values.to(mask.device)[mask]
+    if not selected.is_floating_point():
+        return selected
+    return selected.to(torch.promote_types(selected.dtype, torch.float32))
+
+
+def _selected_logprobs(logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The masked log-probabilities, (n,), each at least -1e4."""
+    return _selected(logprobs, mask).clamp(min=_MIN_LOGPROB)
 
 
 def _log_ratio(logprobs: torch.Tensor, others: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """logprobs - others on masked tokens, (n,), limited to what an exponential in float32 holds."""
-    return (logprobs[mask] - _selected(others.detach(), mask)).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    """logprobs - others on masked tokens, (n,), of log-probabilities of at least -1e4."""
+    return _selected_logprobs(logprobs, mask) - _selected_logprobs(others.detach(), mask)
+
+
+def _limited_exp(log_ratio: torch.Tensor) -> torch.Tensor:
+    """exp(x) up to x = 20, above it exp(20) (1 + x - 20): value and slope are continuous, and the slope is never 0."""
+    limited = log_ratio.clamp(max=_MAX_LOG_RATIO)
+    return torch.exp(limited) * (1 + (log_ratio - limited))
+
+
+def _limited_k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    """_limited_exp(x) - 1 - x, without the rounding of that difference near 0, and at least 0."""
+    limited = log_ratio.clamp(max=_MAX_LOG_RATIO)
+    beyond = _limited_exp(log_ratio) - torch.exp(limited)
+    return (torch.expm1(limited) + beyond - log_ratio).clamp(min=0)
 
 
 def _sequence_means(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

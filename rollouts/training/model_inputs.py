@@ -9,7 +9,7 @@ from rollouts.models.architecture import architecture
 from rollouts.models.forward import forward_inputs
 from rollouts.models.packing_support import packing_of
 from rollouts.models.placed_rows import PlacedRows, TokenSequence, placed_rows
-from rollouts.models.placeholders import check_placeholders, refuse_literals
+from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
 from rollouts.models.positions import row_positions
 from rollouts.training.batch import TrainingBatch
 
@@ -28,10 +28,12 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     that does not keep the samples of a row apart raises `UnsupportedModelError`.
     """
     known = architecture(model)
-    if not batch.samples:
-        raise SampleError("-", "a batch without samples has no model inputs; leave it out")
+    if not batch.lengths.any():
+        missing = "tokens" if batch.samples else "samples"
+        raise SampleError("-", f"a batch without {missing} has no model inputs; leave it out")
     rows = batch_rows(batch)
     check_placeholders(known, rows)
+    check_token_ids(known, rows)
     refuse_literals(
         known,
         rows,

@@ -34,8 +34,8 @@ class TrainingSample:
     `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained; `logprobs`
     float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the images with the ranges
     of their placeholder tokens. `weight_spans` count trained tokens: 0 is the first token of the mask. `name`
-    identifies the row in errors. Raises `SampleError` for dtypes, lengths, log-probabilities, advantages, spans and
-    ranges that contradict each other.
+    identifies the row in errors. Raises `SampleError` for token ids that are no int32 from 0, and for dtypes,
+    lengths, log-probabilities, advantages, spans and ranges that contradict each other.
     """
 
     token_ids: np.ndarray
@@ -56,6 +56,13 @@ class TrainingSample:
             length = len(getattr(self, column))
             if length != count:
                 raise SampleError(self.name, f"{column} has {length} values for {count} tokens")
+        wrong_ids = np.flatnonzero((self.token_ids < 0) | (self.token_ids > _LARGEST_ID))
+        if len(wrong_ids):
+            raise SampleError(
+                self.name,
+                f"token {wrong_ids[0]} has id {self.token_ids[wrong_ids[0]]}; token ids are from 0 to {_LARGEST_ID}. "
+                "Take the ids of the tokenizer; a value that marks ignored tokens, such as -100, belongs in no sample",
+            )
         if count and self.loss_mask[0]:
             raise SampleError(self.name, "the first token is trained, but no token before it predicts it")
         if not np.all(np.isfinite(self.logprobs[self.loss_mask])):
@@ -94,6 +101,8 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "logprobs": ("f", "floats (float32)"),
     "advantages": ("f", "floats (float32)"),
 }
+
+_LARGEST_ID = int(np.iinfo(np.int32).max)
 
 
 def _kind(value: object) -> str:

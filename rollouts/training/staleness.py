@@ -12,6 +12,7 @@ from rollouts.errors import ArgumentError, SampleError
 from rollouts.numbers import whole_number
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
+from rollouts.training.version_order import VersionOrder
 
 
 class Staleness(NamedTuple):
@@ -38,9 +39,9 @@ def sample_staleness(
     A lag is a difference of versions that are integers in decimal digits ("41"); for other names pass `versions`, all
     names in the order in which they came into use, and a lag is a difference of places in it. Raises `SampleError` for
     a trained token without a version, and for a version that is not known or newer than `current`; `ArgumentError` for
-    a `current` that is not known.
+    a `current` that is not known, and for `versions` that are not a list of names or have a name twice.
     """
-    lags = _trained_lags(sample, current, versions)
+    lags = _trained_lags(sample, current, VersionOrder.of_names(versions))
     if not len(lags):
         return None
     by_lag = {int(lags[span.start]): span.version for span in sample.weight_spans if span.end > span.start}
@@ -56,9 +57,10 @@ def split_by_staleness(
     `max_lag`.
     """
     limit = _lag_limit(max_lag)
+    order = VersionOrder.of_names(versions)
     split = StalenessSplit([], [])
     for sample in samples:
-        is_stale = _trained_lags(sample, current, versions).max(initial=0) > limit
+        is_stale = _trained_lags(sample, current, order).max(initial=0) > limit
         (split.stale if is_stale else split.kept).append(sample)
     return split
 
@@ -68,10 +70,11 @@ def token_lags(batch: TrainingBatch, current: str | int, *, versions: Sequence[s
 
     Raises as `sample_staleness` does.
     """
+    order = VersionOrder.of_names(versions)
     lags = torch.zeros(batch.input_ids.shape, dtype=torch.int64)
     for sample, (row, column), length in zip(batch.samples, batch.starts.tolist(), batch.lengths.tolist(), strict=True):
         part = lags[row, column : column + length]
-        part[torch.from_numpy(sample.loss_mask)] = torch.from_numpy(_trained_lags(sample, current, versions))
+        part[torch.from_numpy(sample.loss_mask)] = torch.from_numpy(_trained_lags(sample, current, order))
     return lags.to(batch.input_ids.device)
 
 
@@ -85,19 +88,19 @@ def fresh_token_mask(
     return batch.loss_mask & (token_lags(batch, current, versions=versions) <= _lag_limit(max_lag))
 
 
-def _trained_lags(sample: TrainingSample, current: str | int, versions: Sequence[str] | None) -> np.ndarray:
+def _trained_lags(sample: TrainingSample, current: str | int, order: VersionOrder) -> np.ndarray:
     """The lag of each trained token, int64 (k,)."""
-    now = _current_number(current, versions)
+    now = _current_place(current, order)
     lags = np.full(np.count_nonzero(sample.loss_mask), -1, dtype=np.int64)
     for span in sample.weight_spans:
-        number = _version_number(span.version, versions)
-        if number is None:
-            cure = "pass versions=, all versions in order" if versions is None else "add it to versions"
+        place = order.place(span.version)
+        if place is None:
+            cure = "pass versions=, all versions in order" if order.places is None else "add it to versions"
             raise SampleError(sample.name, f"weight version {span.version!r:.80} has no known place; {cure}")
-        if number > now:
+        if place > now:
             reason = f"weight version {span.version!r:.80} is newer than the trainer's, {str(current)!r:.80}"
             raise SampleError(sample.name, f"{reason}; pass the version of the weights that are trained now")
-        lags[span.start : span.end] = now - number
+        lags[span.start : span.end] = now - place
     if (lags < 0).any():
         token = int(np.flatnonzero(sample.loss_mask)[int(np.flatnonzero(lags < 0)[0])])
         raise SampleError(
@@ -108,21 +111,15 @@ def _trained_lags(sample: TrainingSample, current: str | int, versions: Sequence
     return lags
 
 
-def _current_number(current: str | int, versions: Sequence[str] | None) -> int:
-    if isinstance(versions, str):
-        raise ArgumentError("versions", versions, "pass a list of all versions, the oldest first")
-    is_version = isinstance(current, str) or whole_number(current) is not None
-    number = _version_number(str(current), versions) if is_version else None
-    if number is None:
-        expected = "an integer, or pass versions=" if versions is None else "one of versions"
+def _current_place(current: str | int, order: VersionOrder) -> int:
+    number = whole_number(current)
+    if number is not None and number.bit_length() < 64:  # the text of much larger integers is a ValueError
+        current = str(number)
+    place = order.place(current) if isinstance(current, str) else None
+    if place is None:
+        expected = "an integer, or pass versions=" if order.places is None else "one of versions"
         raise ArgumentError("current", current, f"pass the version of the trainer's weights: {expected}")
-    return number
-
-
-def _version_number(version: str, versions: Sequence[str] | None) -> int | None:
-    if versions is not None:
-        return versions.index(version) if version in versions else None
-    return int(version) if version.isascii() and version.isdigit() else None
+    return place
 
 
 def _lag_limit(max_lag: int) -> int:

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,3 +135,51 @@ def test_groups_that_are_not_hashable_and_rewards_too_large_for_float32_are_refu
         group_advantages([1.0, 2.0], [["a"], ["a"]])
     with pytest.raises(AdvantageError, match="reward 1 is 1e\\+300; pass rewards between"):
         degenerate_groups([1.0, 1e300], ["a", "a"])
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        torch.tensor([0, 0, 1, 1]),
+        [torch.tensor(0), torch.tensor(0), torch.tensor(1), torch.tensor(1)],
+        np.array([0, 0, 1, 1]),
+        [np.array(0), np.array(0), np.array(1), np.array(1)],
+        list(np.array([0, 0, 1, 1])),
+        [("a", torch.tensor(0)), ("a", torch.tensor(0)), ("a", torch.tensor(1)), ("a", torch.tensor(1))],
+        ("x", "x", None, None),
+    ],
+)
+def test_groups_in_tensors_and_arrays_are_compared_by_value(groups):
+    assert group_advantages([1.0, 2.0, 1.0, 4.0], groups).tolist() == [-1.0, 1.0, -1.0, 1.0]
+    assert degenerate_groups([1.0, 2.0, 1.0, 4.0], groups) == ()
+    assert [entry.episodes for entry in degenerate_groups([1.0, 1.0, 3.0, 3.0], groups)] == [2, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rewards_and_lengths_in_tensors_are_taken_as_their_values(dtype):
+    rewards = torch.tensor([1.0, 0.0, 4.0], dtype=dtype, requires_grad=True)
+    lengths = torch.tensor([10, 30, 10])
+    for given_rewards, given_lengths in ((rewards, lengths), (list(rewards), list(lengths))):
+        advantages = group_advantages(
+            given_rewards, ["a"] * 3, baseline="leave_one_out", lengths=given_lengths, scale="none"
+        )
+        assert advantages.tolist() == pytest.approx([0.0, -2.5, 3.75], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        ([object(), object()], "group 0 is a object, whose hash is its identity; pass a hashable value"),
+        (torch.tensor([[0], [0]]), "group 0 is a list; pass a hashable value"),
+        ([(1, ["a"]), (1, ["a"])], "group 0 is a list; pass a hashable value"),
+        ([math.nan, math.nan], "group 0 is nan, which equals no group"),
+        (torch.tensor(3), "groups are a Tensor; pass a list"),
+        ({"a", "b"}, "groups are a set; pass a list"),
+        ((name for name in "aa"), "groups are a generator; pass a list"),
+    ],
+)
+def test_groups_that_equal_no_other_group_are_refused(groups, reason):
+    with pytest.raises(AdvantageError, match=reason):
+        group_advantages([1.0, 2.0], groups)
+    with pytest.raises(AdvantageError, match="lengths are not one row of integers"):
+        group_advantages([1.0, 2.0], ["a", "a"], lengths=[[1], [1, 2]])

@@ -104,6 +104,8 @@ def test_versions_without_an_order_are_groups_by_name_and_have_no_lag():
     report = compared([sample([0, 1], [0], versions=(WeightSpan("step-a", 0, 1),))], [[-0.1]])
     assert [g.label for g in report.by_lag] == ["version step-a"]
     assert compared([sample([0, 1], [0])], [[-0.1]]).by_lag == ()
+    too_long = compared([sample([0, 1], [0], versions=(WeightSpan("9" * 5000, 0, 1),))], [[-0.1]])
+    assert [g.label[:11] for g in too_long.by_lag] == ["version 999"]
 
 
 def test_a_token_belongs_to_the_last_image_or_video_before_it(renderer):

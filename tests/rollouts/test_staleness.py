@@ -96,9 +96,30 @@ def test_a_trained_token_without_a_version_is_an_error_and_not_fresh():
             "current is 'c'; pass the version of",
         ),
         (lambda: sample_staleness(sample([]), "a", versions="abc"), ArgumentError, "versions is 'abc'; pass a list"),
+        (lambda: sample_staleness(sample([]), "a", versions={"a"}), ArgumentError, "versions is {'a'}; pass a list"),
+        (
+            lambda: sample_staleness(sample([]), "a", versions={"a": 0}),
+            ArgumentError,
+            "versions is {'a': 0}; pass a list",
+        ),
+        (lambda: sample_staleness(sample([]), "a", versions=iter("a")), ArgumentError, "pass a list of all versions"),
+        (lambda: sample_staleness(sample([]), 1, versions=[1]), ArgumentError, "versions[0] is 1; pass the name"),
+        (
+            lambda: split_by_staleness([], "a", max_lag=1, versions=["a", "b", "a"]),
+            ArgumentError,
+            "versions[2] is 'a'; versions[0] is the same; pass each version once",
+        ),
+        (lambda: sample_staleness(sample([]), "9" * 5000), ArgumentError, "current is '999"),
+        (lambda: sample_staleness(sample([]), 10**5000), ArgumentError, "current is a int; pass the version"),
+        (lambda: sample_staleness(sample(["9" * 5000]), 5), SampleError, "has no known place"),
+        (lambda: sample_staleness(sample(["1"]), 10**30), ArgumentError, "pass the version of the trainer's weights"),
         (lambda: split_by_staleness([], 5, max_lag=-1), ArgumentError, "max_lag is -1; pass an integer of at least 0"),
     ],
 )
 def test_versions_that_cannot_be_compared_are_refused(call, kind, error):
     with pytest.raises(kind, match=re.escape(error)):
         call()
+
+
+def test_leading_zeros_do_not_change_a_version():
+    assert sample_staleness(sample(["0" * 5000 + "7", "08"]), 8).max_lag == 1

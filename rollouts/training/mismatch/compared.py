@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from rollouts.errors import ArgumentError
+from rollouts.training.version_order import VersionOrder
 from transport import wire_type
 from transport.wire.arrays import is_tensor
 
@@ -82,12 +83,15 @@ class ComparedTokens:
         The trainer's version is `trainer_version`, or the newest of the tokens. None where a version is not known or no
         integer: then the order of the versions is not known.
         """
-        newest = [] if trainer_version is None else [trainer_version]
-        if not len(self) or (self.version < 0).any() or not all(map(_is_integer, [*self.versions, *newest])):
+        if not len(self) or (self.version < 0).any():
             return None
-        numbers = np.array([int(version) for version in self.versions])[self.version]
-        lag: np.ndarray = (int(trainer_version) if trainer_version is not None else numbers.max()) - numbers
-        return lag
+        order = VersionOrder()
+        places = [place for version in self.versions if (place := order.place(version)) is not None]
+        if len(places) < len(self.versions):
+            return None
+        sampled = np.array(places, dtype=np.int64)[self.version]
+        newest = int(sampled.max()) if trainer_version is None else order.place(trainer_version)
+        return None if newest is None else newest - sampled
 
     def select(self, tokens: np.ndarray) -> ComparedTokens:
         """The tokens of an index or a mask (n,); the tables of names, media and versions stay whole."""
@@ -222,7 +226,3 @@ def _token_versions(
         for span in sample.weight_spans:  # they count the trained tokens of the sample
             version[tokens[span.start : span.end]] = indices.setdefault(span.version, len(indices))
     return version, tuple(indices)
-
-
-def _is_integer(version: str) -> bool:
-    return version.isascii() and version.isdigit()

@@ -34,8 +34,9 @@ class PackingPlan:
 
     All ranks have the same number of steps. Steps are micro-steps of one optimizer step: rows of a step have similar
     costs, so the lengths differ from step to step. `filled` is the fraction of the token budget of all rows that has
-    tokens of samples. `imbalance` is the mean over the steps of the largest cost of a rank divided by the mean cost,
-    minus 1. `truncations` and `quarantine` have the samples that were cut and those that were left out.
+    tokens of samples, 0 without rows. `imbalance` is the mean over the steps of the largest cost of a rank divided by
+    the mean cost, minus 1. `truncations` and `quarantine` have the samples that were cut and those that were left out.
+    A plan without rows has no steps for each of its `ranks`.
     """
 
     steps: tuple[tuple[Row, ...], ...]
@@ -43,15 +44,15 @@ class PackingPlan:
     imbalance: float
     truncations: tuple[Truncation, ...]
     quarantine: Quarantine
+    ranks: int
 
     def batches(self, rank: int, *, pad_id: int, multiple_of: int = 1) -> Iterator[TrainingBatch]:
         """The packed batches of one rank, one for each step; a row without samples has one neutral token `pad_id`.
 
         Raises `ArgumentError` for a rank that the plan does not have.
         """
-        ranks = len(self.steps[0]) if self.steps else 0
-        if (number := whole_number(rank)) is None or not 0 <= number < ranks:
-            raise ArgumentError("rank", rank, f"pass a rank from 0 to {ranks - 1}")
+        if (number := whole_number(rank)) is None or not 0 <= number < self.ranks:
+            raise ArgumentError("rank", rank, f"pass a rank from 0 to {self.ranks - 1}")
         return (
             TrainingBatch.from_samples(
                 step[number] or (neutral_sample(pad_id),), pad_id=pad_id, layout="packed", multiple_of=multiple_of
@@ -62,8 +63,9 @@ class PackingPlan:
     def summary(self) -> str:
         """Rows, filling and balance, and what was cut or left out."""
         cut = sum(truncation.lost_last_trained for truncation in self.truncations)
+        filling = f", {self.filled:.1%} filled, imbalance {self.imbalance:.1%}" if self.steps else ""
         return (
-            f"{len(self.steps)} steps, {self.filled:.1%} filled, imbalance {self.imbalance:.1%}; "
+            f"{len(self.steps)} steps{filling}; "
             f"{len(self.truncations)} samples truncated, {cut} of them without their last trained token; "
             f"{self.quarantine.summary()}"
         )
@@ -119,10 +121,11 @@ def pack_samples(
     spread = [max(each) * ranks / sum(each) - 1 for each in ([row_costs[row] for row in step] for step in steps)]
     return PackingPlan(
         steps=tuple(tuple(tuple(items[item] for item in bins.members[row]) for row in step) for step in steps),
-        filled=float(tokens[: len(kept)].sum() / cells) if steps else 1.0,
+        filled=float(tokens[: len(kept)].sum() / cells) if steps else 0.0,
         imbalance=float(np.mean(spread)) if steps else 0.0,
         truncations=tuple(truncations),
         quarantine=quarantine,
+        ranks=int(ranks),
     )
 
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from renderers import MediaItem
 from rollouts.engines.protocol import WeightSpan
+from rollouts.errors import ArgumentError
+from rollouts.numbers import whole_number
 from rollouts.training.samples import TrainingSample
 
 
@@ -54,8 +56,16 @@ def truncate_sample(
 
     It ends before an image or video that does not fit as a whole. Weight spans are cut to the trained tokens that are
     left. The `Truncation` says what was lost.
+
+    Raises `ArgumentError` for what is no sample, `max_tokens` below 1 and `max_patches` below 0.
     """
-    end, patches = min(max_tokens, len(sample)), 0
+    if not isinstance(sample, TrainingSample):
+        raise ArgumentError("sample", sample, "pass a TrainingSample")
+    if (limit := whole_number(max_tokens)) is None or limit < 1:
+        raise ArgumentError("max_tokens", max_tokens, "pass an integer of at least 1")
+    if max_patches is not None and ((number := whole_number(max_patches)) is None or number < 0):
+        raise ArgumentError("max_patches", max_patches, "pass an integer of at least 0, or None for no limit")
+    end, patches = min(limit, len(sample)), 0
     for item, placeholder in sample.media:
         patches += vision_patches(item)
         if placeholder.offset < end and (placeholder.end > end or (max_patches is not None and patches > max_patches)):
