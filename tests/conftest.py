@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import signal
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,14 @@ if TYPE_CHECKING:
 # How long an example takes is the machine's business; a slow one is no failure.
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+# The processes that share the tests share the cores: the threads of torch in one would wait for those in the other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+
+# A shell starts its background jobs with Ctrl-C ignored, and what tests start to interrupt it would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tokenizers and templates live as long as the process; to go through them often is a tenth of a run's time.
 gc.set_threshold(50_000, 20, 50)
