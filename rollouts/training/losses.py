@@ -84,10 +84,8 @@ def policy_gradient_loss(
     low, high = _limits(clip)
     mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
     ratio = _limited_exp(_log_ratio(logprobs, old_logprobs, mask))
-    advantage = _selected(advantages, mask)
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-    loss = -_mean(surrogate, mask, mean_over, sequence_ids, normaliser)
-    return _policy_loss(loss, ratio, 1 - low, 1 + high)
+    surrogate = _clipped_surrogate(ratio, _selected(advantages, mask), 1 - low, 1 + high)
+    return _policy_loss(-_mean(surrogate, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
 
 
 def truncated_ratio_loss(
@@ -158,10 +156,8 @@ def sequence_ratio_loss(
     constant = log_ratio.detach()
     means = _sequence_means(constant, _trained_sequences(sequence_ids, mask))
     ratio = _limited_exp(means + (log_ratio - constant))
-    advantage = _selected(advantages, mask)
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-    loss = -_mean(surrogate, mask, mean_over, sequence_ids, normaliser)
-    return _policy_loss(loss, ratio, 1 - low, 1 + high)
+    surrogate = _clipped_surrogate(ratio, _selected(advantages, mask), 1 - low, 1 + high)
+    return _policy_loss(-_mean(surrogate, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
 
 
 def kl_loss(
@@ -210,6 +206,11 @@ def truncated_ratios(
     mask = _checked_mask(logprobs, mask, sampler_logprobs=sampler_logprobs)
     ratio = _limited_exp(_log_ratio(logprobs.detach(), sampler_logprobs, mask)).clamp(max=limit)
     return torch.zeros_like(logprobs, dtype=ratio.dtype, requires_grad=False).masked_scatter(mask, ratio)
+
+
+def _clipped_surrogate(ratio: torch.Tensor, advantage: torch.Tensor, lowest: float, highest: float) -> torch.Tensor:
+    """min(r A, clip(r, lowest, highest) A), the surrogate of PPO."""
+    return torch.minimum(ratio * advantage, ratio.clamp(lowest, highest) * advantage)
 
 
 def _weighted_score(
