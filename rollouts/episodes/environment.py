@@ -30,7 +30,8 @@ class Environment(Protocol):
 
     Synchronous methods are called on the event loop, which keeps episodes reproducible; wrap an environment that
     computes or waits for long in `ThreadedEnvironment`. An environment may have an attribute or property `tools` (a
-    list of `ToolSpec`); it is read once, after `reset`.
+    list of `ToolSpec`); it is read once, after `reset`. An environment that has a method `attach(context)` receives
+    the `EpisodeContext` of its episode before `reset`.
     """
 
     def reset(self, seed: int) -> Sequence[Message] | Awaitable[Sequence[Message]]:
@@ -51,6 +52,10 @@ class ThreadedEnvironment:
     @property
     def tools(self) -> Any:
         return declared_tools(self._environment)
+
+    def attach(self, context: Any) -> Any:
+        attach = getattr(self._environment, "attach", None)
+        return attach(context) if callable(attach) else None
 
     async def reset(self, seed: int) -> Sequence[Message]:
         messages: Sequence[Message] = await resolve(await asyncio.to_thread(_call, self._environment.reset, seed))

@@ -11,10 +11,18 @@ from renderers import Message
 from renderers.errors import MessageError
 from renderers.messages import check_messages, check_tools, without_media
 from rollouts.episodes.environment import Environment, StepResult, declared_tools, resolve
-from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError, wrap_exceptions
+from rollouts.episodes.errors import (
+    EnvironmentFailedError,
+    EnvironmentProtocolError,
+    EpisodeLimitError,
+    wrap_exceptions,
+)
 from rollouts.error_texts import short_repr
 from transport import EncodeError
 from transport.wire.codec import check_encodable
+
+# Raised on the way through `reset` or `step`, and no failure of the environment: the second is one of the episode.
+_UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
 
 
 def make_environment(factory: Callable[[], Environment]) -> Environment:
@@ -23,12 +31,19 @@ def make_environment(factory: Callable[[], Environment]) -> Environment:
         return factory()
 
 
+async def attach_context(environment: Environment, context: object) -> None:
+    """Call `attach` of an environment that has it. Raises `EnvironmentFailedError`."""
+    attach = getattr(environment, "attach", None)
+    if callable(attach):
+        name = type(environment).__name__
+        with wrap_exceptions(lambda error: EnvironmentFailedError(name, "attach", error)):
+            await resolve(attach(context))
+
+
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
     """Call `reset` and check the messages. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
     name = type(environment).__name__
-    with wrap_exceptions(
-        lambda error: EnvironmentFailedError(name, "reset", error), unchanged=(EnvironmentProtocolError,)
-    ):
+    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "reset", error), unchanged=_UNCHANGED):
         messages = _checked_messages(await resolve(environment.reset(seed)), f"{name}.reset")
     if not messages:
         raise EnvironmentProtocolError(f"{name}.reset returned no messages; return the first messages")
@@ -53,9 +68,7 @@ async def step_environment(environment: Environment, assistant: Message) -> Step
     Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """
     name = type(environment).__name__
-    with wrap_exceptions(
-        lambda error: EnvironmentFailedError(name, "step", error), unchanged=(EnvironmentProtocolError,)
-    ):
+    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "step", error), unchanged=_UNCHANGED):
         result = await resolve(environment.step(assistant))
         if not isinstance(result, StepResult):
             raise EnvironmentProtocolError(
