@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
@@ -15,6 +16,7 @@ from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
 from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import (
+    close_environment,
     environment_tools,
     make_environment,
     reset_environment,
@@ -144,7 +146,8 @@ async def record_episode(
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
-        await _run(factory, trajectory, settings)
+        async with AsyncExitStack() as at_end:
+            await _run(factory, trajectory, settings, at_end)
     except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
@@ -167,7 +170,10 @@ async def record_episode(
     return trajectory
 
 
-async def _run(factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings) -> None:
+async def _run(
+    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, at_end: AsyncExitStack
+) -> None:
+    """Run the turns of an episode. `at_end` gets what must be called when the episode has ended."""
     engine, sampling, max_turns = settings.engine, settings.sampling, settings.max_turns
     renderer = RendererCalls(settings.renderer)
     trajectory.provenance = Provenance.of(settings.renderer, engine)
@@ -175,6 +181,7 @@ async def _run(factory: Callable[[], Environment], trajectory: Trajectory, setti
     if not sampling.stop_token_ids:
         sampling = replace(sampling, stop_token_ids=renderer.stop_token_ids())
     environment = make_environment(factory)
+    at_end.push_async_callback(close_environment, environment)
     conversation: Sequence[Message] = await reset_environment(environment, trajectory.seed)
     tools = environment_tools(environment)
     name = type(environment).__name__
@@ -198,10 +205,10 @@ async def _run(factory: Callable[[], Environment], trajectory: Trajectory, setti
         seconds = time.monotonic() - sent_at
         completion_ids = completion.token_ids.tolist()
         with expecting_request(engine):
-            assistant = await renderer.parse(completion_ids, tools, prompt)
+            assistant, parsed = await renderer.parse(completion_ids, tools, prompt)
         trajectory.add_turn(prompt, completion, assistant, messages=prompt_messages, seconds=seconds)
 
-        step = await step_environment(environment, assistant)
+        step = await step_environment(environment, assistant, parsed)
         trajectory.record_reward(step.reward, step.info)
         if step.done:
             trajectory.done = True
