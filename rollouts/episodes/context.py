@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from renderers import Message, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.environment import Environment
+from rollouts.episodes.environment_calls import close_environment
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeLimitError
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
 from rollouts.error_texts import is_unicode
@@ -134,8 +135,9 @@ class EpisodeContext:
         """Run `environment` with the policy as `agent`; its turns and their rewards are recorded in this trajectory.
 
         The child's first prompt is a branch of the tree if it begins with tokens that the tree has, else a root. The
-        environment receives a context of its own. `seed` defaults to one derived from this environment's seed and the
-        number of the call. A child that reaches `max_turns` or a limit of the episode is `truncated`.
+        environment receives a context of its own, and is closed at the end of the child episode. `seed` defaults to one
+        derived from this environment's seed and the number of the call. A child that reaches `max_turns` or a limit of
+        the episode is `truncated`.
 
         Raises `EpisodeArgumentError`, and what the environment, the engine and the renderer raise; completed turns
         stay in the trajectory.
@@ -150,8 +152,13 @@ class EpisodeContext:
             raise EpisodeArgumentError("seed", seed, "pass an integer, or None for a derived one")
         child = EpisodeContext(self.recorder, self._play, seed=child_seed, agent=agent, path=(*self.path, call))
         played = PlayedTurns()
-        with self._running(), suppress(EpisodeLimitError):
-            await self._play(environment, child, turns, played)
+        with self._running():
+            try:
+                await self._play(environment, child, turns, played)
+            except EpisodeLimitError:
+                pass
+            finally:
+                await close_environment(environment)
         return ChildEpisode(
             agent, tuple(played.indices), played.message, played.reward, played.done, truncated=not played.done
         )

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from renderers import Renderer, RendererError, RendererPool
@@ -15,6 +16,7 @@ from rollouts.episodes.context import EpisodeContext, PlayedTurns
 from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import (
     attach_context,
+    close_environment,
     environment_tools,
     make_environment,
     reset_environment,
@@ -145,7 +147,8 @@ async def record_episode(
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
-        await _run(factory, trajectory, settings)
+        async with AsyncExitStack() as at_end:
+            await _run(factory, trajectory, settings, at_end)
     except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
@@ -168,10 +171,15 @@ async def record_episode(
     return trajectory
 
 
-async def _run(factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings) -> None:
+async def _run(
+    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, at_end: AsyncExitStack
+) -> None:
+    """Run the turns of an episode. `at_end` gets what must be called when the episode has ended."""
     trajectory.provenance = Provenance.of(settings.renderer, settings.engine)
     recorder = TurnRecorder(trajectory, settings.engine, settings.renderer, settings.sampling, settings.max_turns)
     environment = make_environment(factory)
+    at_end.push_async_callback(close_environment, environment)
+    at_end.push_async_callback(recorder.close)
     context = EpisodeContext(recorder, play_environment, seed=trajectory.seed, agent="", path=())
     played = PlayedTurns()
     try:
@@ -179,8 +187,6 @@ async def _run(factory: Callable[[], Environment], trajectory: Trajectory, setti
         trajectory.done, trajectory.truncated = played.done, not played.done
     except EpisodeLimitError:
         trajectory.truncated = True
-    finally:
-        await recorder.close()
 
 
 async def play_environment(
@@ -199,7 +205,7 @@ async def play_environment(
         turn = await recorder.sample(prompt, agent=context.agent, path=(*context.path, len(played.indices)))
         played.indices.append(turn.index)
         played.message = turn.message
-        step = await step_environment(environment, turn.message)
+        step = await step_environment(environment, turn.message, turn.parsed)
         recorder.trajectory.record_reward(step.reward, step.info, turn=turn.index)
         played.reward += float(step.reward)
         played.done = step.done

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from renderers import Message, RenderedTokens, RendererPool
+from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
 from rollouts.episodes.errors import EpisodeLimitError, naming_origin
@@ -39,6 +39,7 @@ class SampledTurn:
     prompt: Prompt
     completion_ids: Sequence[int]
     message: Message
+    parsed: ParsedResponse
     index: int
 
 
@@ -108,13 +109,13 @@ class TurnRecorder:
             seconds = time.monotonic() - sent_at
             ids = completion.token_ids.tolist()
             with expecting_request(self.engine):
-                message = await self._calls.parse(ids, prompt.tools, prompt.rendered)
+                message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
             self.trajectory.add_turn(
                 prompt.rendered, completion, message, messages=prompt.messages, seconds=seconds, agent=agent
             )
         finally:
             self._in_flight -= 1
-        return SampledTurn(prompt, ids, message, self.trajectory.num_turns - 1)
+        return SampledTurn(prompt, ids, message, parsed, self.trajectory.num_turns - 1)
 
     def limit_reached(self) -> EpisodeLimitError | None:
         """The limit that allows no further turn, those that are being sampled included."""

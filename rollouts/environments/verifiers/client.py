@@ -163,7 +163,7 @@ class EngineClient(Client):  # type: ignore[misc]
         completion = await generate_completion(self.engine, generate, self._vocab_size)
         seconds = time.monotonic() - sent_at
         with expecting_request(self.engine):
-            message = await self._renderer.parse(completion.token_ids.tolist(), tools, prompt)
+            message, _ = await self._renderer.parse(completion.token_ids.tolist(), tools, prompt)
         node = rollout.trajectory.add_turn(prompt, completion, message, messages=prepared.messages, seconds=seconds)
 
         response = _response(message, completion, generate.request_id, body["model"], prepared)
