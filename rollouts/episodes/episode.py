@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
-from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
-from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
-from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
+from renderers import Renderer, RendererError, RendererPool
+from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.episodes.context import EpisodeContext, PlayedTurns
 from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import (
+    attach_context,
+    close_environment,
     environment_tools,
     make_environment,
     reset_environment,
     step_environment,
 )
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, naming_origin
-from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError
+from rollouts.episodes.renderer_calls import renderer_pool
+from rollouts.episodes.turns import TurnRecorder
 from rollouts.error_texts import describe_exception, exception_text, is_unicode
 from rollouts.errors import RolloutsError
 from rollouts.numbers import whole_number
@@ -144,7 +147,8 @@ async def record_episode(
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
-        await _run(factory, trajectory, settings)
+        async with AsyncExitStack() as at_end:
+            await _run(factory, trajectory, settings, at_end)
     except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
@@ -167,66 +171,44 @@ async def record_episode(
     return trajectory
 
 
-async def _run(factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings) -> None:
-    engine, sampling, max_turns = settings.engine, settings.sampling, settings.max_turns
-    renderer = RendererCalls(settings.renderer)
-    trajectory.provenance = Provenance.of(settings.renderer, engine)
-    vocab_size = known_vocab_size(engine, settings.renderer)
-    if not sampling.stop_token_ids:
-        sampling = replace(sampling, stop_token_ids=renderer.stop_token_ids())
+async def _run(
+    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, at_end: AsyncExitStack
+) -> None:
+    """Run the turns of an episode. `at_end` gets what must be called when the episode has ended."""
+    trajectory.provenance = Provenance.of(settings.renderer, settings.engine)
+    recorder = TurnRecorder(trajectory, settings.engine, settings.renderer, settings.sampling, settings.max_turns)
     environment = make_environment(factory)
-    conversation: Sequence[Message] = await reset_environment(environment, trajectory.seed)
-    tools = environment_tools(environment)
+    at_end.push_async_callback(close_environment, environment)
+    at_end.push_async_callback(recorder.close)
+    context = EpisodeContext(recorder, play_environment, seed=trajectory.seed, agent="", path=())
+    played = PlayedTurns()
+    try:
+        await play_environment(environment, context, settings.max_turns, played)
+        trajectory.done, trajectory.truncated = played.done, not played.done
+    except EpisodeLimitError:
+        trajectory.truncated = True
+
+
+async def play_environment(
+    environment: Environment, context: EpisodeContext, max_turns: int, played: PlayedTurns
+) -> None:
+    """Play an environment until it is done, has had `max_turns`, or the episode has reached a limit.
+
+    Raises `EpisodeLimitError` where the limit was reached before the first turn, or in the environment.
+    """
+    recorder = context.recorder
     name = type(environment).__name__
-    with expecting_request(engine), naming_origin(f"{name}.reset"):
-        prompt = await renderer.render(conversation, tools)
-    prompt_messages = conversation  # the messages that the message indices of `prompt` refer to
-    sampled = _sampled_ranges(prompt)
-
-    for turn in range(max_turns):
-        request = GenerateRequest(
-            prompt_ids=prompt.token_ids,
-            sampling=sampling if sampling.seed is None else replace(sampling, seed=derived_seed(sampling.seed, turn)),
-            multi_modal_data=prompt.multi_modal_data,
-            session_id=trajectory.episode_id,
-            request_id=f"{trajectory.episode_id}-{turn}",
-            placeholder_token_ids=prompt.placeholder_token_ids,
-            sampled=sampled,
-        )
-        sent_at = time.monotonic()
-        completion = await generate_completion(engine, request, vocab_size)
-        seconds = time.monotonic() - sent_at
-        completion_ids = completion.token_ids.tolist()
-        with expecting_request(engine):
-            assistant = await renderer.parse(completion_ids, tools, prompt)
-        trajectory.add_turn(prompt, completion, assistant, messages=prompt_messages, seconds=seconds)
-
-        step = await step_environment(environment, assistant)
-        trajectory.record_reward(step.reward, step.info)
-        if step.done:
-            trajectory.done = True
+    await attach_context(environment, context)
+    messages = await reset_environment(environment, context.seed)
+    prompt = await recorder.first_prompt(messages, environment_tools(environment), f"{name}.reset")
+    while True:
+        turn = await recorder.sample(prompt, agent=context.agent, path=(*context.path, len(played.indices)))
+        played.indices.append(turn.index)
+        played.message = turn.message
+        step = await step_environment(environment, turn.message, turn.parsed)
+        recorder.trajectory.record_reward(step.reward, step.info, turn=turn.index)
+        played.reward += float(step.reward)
+        played.done = step.done
+        if step.done or len(played.indices) >= max_turns or recorder.limit_reached() is not None:
             return
-        if turn + 1 < max_turns:
-            with expecting_request(engine):
-                with naming_origin(f"what {name}.step returned for turn {turn}"):
-                    bridged = await renderer.bridge(prompt, completion_ids, step.messages, tools, conversation)
-                conversation = [*conversation, assistant, *step.messages]
-                if bridged is None:
-                    with naming_origin(f"the conversation after {name}.step of turn {turn}"):
-                        prompt, prompt_messages = await renderer.render(conversation, tools), conversation
-                    sampled = _sampled_ranges(prompt)
-                else:
-                    sampled = [*sampled, (len(prompt), len(prompt) + len(completion_ids))]
-                    prompt, prompt_messages = bridged, step.messages
-    trajectory.truncated = True
-
-
-def _sampled_ranges(prompt: RenderedTokens) -> list[tuple[int, int]]:
-    """The token ranges of a rendered prompt that the model would have sampled: its assistant turns."""
-    return [(span.start, span.end) for span in prompt.spans if span.sampled]
-
-
-def derived_seed(seed: int, *path: str | int) -> int:
-    """A seed below 2**63 for `path`, unrelated to the seeds of other paths and of neighbouring values of `seed`."""
-    name = "/".join(map(str, (seed, *path)))
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+        prompt = await recorder.next_prompt(turn, step.messages, f"{name}.step")

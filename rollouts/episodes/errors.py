@@ -42,6 +42,18 @@ class EpisodeArgumentError(ArgumentError):
     """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` has a wrong value. `name` is the argument."""
 
 
+class EpisodeLimitError(RolloutsError):
+    """An episode has reached one of its limits and gets no further completion; it ends `truncated`.
+
+    `limit` is the name of the limit. An environment that calls the policy through its `EpisodeContext` may catch this
+    error, to return a last reward.
+    """
+
+    def __init__(self, limit: str, value: object) -> None:
+        self.limit = limit
+        super().__init__(f"the episode has reached {limit}={value}; its environment gets no further completion")
+
+
 class EnvironmentProtocolError(RolloutsError):
     """An environment returned a value that its protocol does not allow."""
 

@@ -8,7 +8,9 @@ except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
-from rollouts.training.batch import TrainingBatch
+from rollouts.training.batch.micro_batches import micro_batches
+from rollouts.training.batch.tensor_list import TensorList
+from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs, token_logprobs_and_entropy
 from rollouts.training.losses import (
     PolicyLoss,
@@ -20,7 +22,6 @@ from rollouts.training.losses import (
     truncated_ratio_loss,
     truncated_ratios,
 )
-from rollouts.training.micro_batches import micro_batches
 from rollouts.training.mismatch import (
     Hypothesis,
     MismatchReport,
@@ -48,7 +49,6 @@ from rollouts.training.staleness import (
     split_by_staleness,
     token_lags,
 )
-from rollouts.training.tensor_list import TensorList
 
 __all__ = [
     "DegenerateGroup",

@@ -9,8 +9,8 @@ import torch
 
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.placed_rows import TokenSequence, padded_rows
-from rollouts.training.batch import TrainingBatch
-from rollouts.training.batch_checks import check_trained
+from rollouts.training.batch.checks import check_trained
+from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.model_inputs import batch_rows, batch_sequences
 from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
 

@@ -11,7 +11,7 @@ from rollouts.models.packing_support import packing_of
 from rollouts.models.placed_rows import PlacedRows, TokenSequence, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
 from rollouts.models.positions import row_positions
-from rollouts.training.batch import TrainingBatch
+from rollouts.training.batch.training_batch import TrainingBatch
 
 
 def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:

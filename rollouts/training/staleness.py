@@ -10,7 +10,7 @@ import torch
 
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.numbers import whole_number
-from rollouts.training.batch import TrainingBatch
+from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
 from rollouts.training.version_order import VersionOrder
 

@@ -19,7 +19,7 @@ from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.numbers import finite_number, whole_number
-from rollouts.training.batch import TrainingBatch
+from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs
 from rollouts.training.mismatch.causes import Cause
 from rollouts.training.mismatch.compared import compare_tokens

@@ -28,7 +28,7 @@ from transport import wire_type
 if TYPE_CHECKING:
     import torch
 
-    from rollouts.training.batch import TrainingBatch
+    from rollouts.training.batch.training_batch import TrainingBatch
 
 _OUTLIERS = 8
 _TOKENS_BEFORE, _TOKENS_AFTER = 16, 4

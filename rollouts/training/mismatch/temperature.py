@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollouts.training.batch import TrainingBatch
+from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs_and_entropy
 from rollouts.training.mismatch.compared import compare_tokens
 

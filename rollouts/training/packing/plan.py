@@ -11,8 +11,8 @@ import numpy as np
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.numbers import whole_number
-from rollouts.training.batch import TrainingBatch
-from rollouts.training.neutral_samples import neutral_sample, without_training
+from rollouts.training.batch.neutral_samples import neutral_sample, without_training
+from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.packing.balance import assign_ranks, steps_of_similar_rows, token_cost
 from rollouts.training.packing.first_fit import Bins
 from rollouts.training.packing.truncation import Truncation, sample_patches, truncate_sample

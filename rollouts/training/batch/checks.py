@@ -11,8 +11,8 @@ import torch
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError, BatchError
 from rollouts.numbers import whole_number
+from rollouts.training.batch.tensor_list import TensorList
 from rollouts.training.samples import TrainingSample
-from rollouts.training.tensor_list import TensorList
 
 #: The columns of a batch that hold values of its samples: the name of each in a sample, and its dtype in the batch.
 COLUMNS: Mapping[str, tuple[str, torch.dtype]] = {

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from rollouts.errors import BatchError
-from rollouts.training.row_layout import Layout, Side, place_samples, token_numbers
+from rollouts.training.batch.row_layout import Layout, Side, place_samples, token_numbers
+from rollouts.training.batch.tensor_list import TensorList
 from rollouts.training.samples import TrainingSample
-from rollouts.training.tensor_list import TensorList
 
 
 class Rows(Protocol):

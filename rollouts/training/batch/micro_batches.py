@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number, whole_number
-from rollouts.training.batch import TrainingBatch
+from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
 
 

@@ -12,7 +12,7 @@ import torch
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError, BatchError
 from rollouts.numbers import whole_number
-from rollouts.training.row_index import RowIndex, RowsIndex, row_numbers
+from rollouts.training.batch.row_index import RowIndex, RowsIndex, row_numbers
 from transport import wire_type
 
 

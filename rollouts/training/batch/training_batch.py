@@ -14,7 +14,7 @@ from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError, BatchError, SampleError
 from rollouts.numbers import whole_number
-from rollouts.training.batch_checks import (
+from rollouts.training.batch.checks import (
     COLUMNS,
     check_columns,
     check_extras,
@@ -23,15 +23,15 @@ from rollouts.training.batch_checks import (
     check_starts,
     check_trained,
 )
-from rollouts.training.batch_files import read_object, write_object
-from rollouts.training.batch_rows import check_alike, first_tokens, gathered
-from rollouts.training.media_tensors import concatenated, equal_media
-from rollouts.training.neutral_samples import neutral_sample
-from rollouts.training.row_index import RowIndex, row_numbers
-from rollouts.training.row_layout import Layout, Side, check_layout, padding_bounds, place_samples, token_numbers
-from rollouts.training.sample_extras import neutral_extra, rows_of_tokens, split_by_sample
+from rollouts.training.batch.extras import neutral_extra, rows_of_tokens, split_by_sample
+from rollouts.training.batch.files import read_object, write_object
+from rollouts.training.batch.media import concatenated, equal_media
+from rollouts.training.batch.neutral_samples import neutral_sample
+from rollouts.training.batch.row_index import RowIndex, row_numbers
+from rollouts.training.batch.row_layout import Layout, Side, check_layout, padding_bounds, place_samples, token_numbers
+from rollouts.training.batch.rows import check_alike, first_tokens, gathered
+from rollouts.training.batch.tensor_list import TensorList, check_times, chunk_bounds, equal_tensors, own_storage
 from rollouts.training.samples import TrainingSample
-from rollouts.training.tensor_list import TensorList, check_times, chunk_bounds, equal_tensors, own_storage
 from transport import wire_type
 
 

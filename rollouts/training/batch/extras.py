@@ -8,8 +8,8 @@ import torch
 
 from rollouts.error_texts import short_repr
 from rollouts.errors import BatchError
+from rollouts.training.batch.tensor_list import TensorList
 from rollouts.training.samples import TrainingSample
-from rollouts.training.tensor_list import TensorList
 
 
 def split_by_sample(

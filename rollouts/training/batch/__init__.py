@@ -1,0 +1,1 @@
+"""Samples as tensors: padded or packed rows, and the tensors that differ from row to row."""
