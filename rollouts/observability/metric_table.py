@@ -25,9 +25,7 @@ class Metric:
 
 METRICS = (
     Metric("episodes_started", "counter", "episodes", "attempts at episodes that began"),
-    Metric(
-        "episodes_ended", "counter", "episodes", "ended attempts: done, truncated, failed, cancelled", "outcome"
-    ),
+    Metric("episodes_ended", "counter", "episodes", "ended attempts: done, truncated, failed, cancelled", "outcome"),
     Metric("episodes_retried", "counter", "episodes", "failed attempts that were repeated"),
     Metric("episodes_running", "gauge", "episodes", "attempts that began and have not ended"),
     Metric("episodes_waiting", "gauge", "episodes", "running attempts by what they wait for", "waiting_for"),
@@ -38,14 +36,12 @@ METRICS = (
     Metric("prompt_tokens", "counter", "tokens", "lengths of the prompts of finished turns, each prompt as a whole"),
     Metric("completion_tokens", "counter", "tokens", "sampled tokens of finished turns"),
     Metric("prompt_images", "counter", "items", "images and videos in the prompts of finished turns"),
-    Metric("turns_per_second", "gauge", "turns per second", "over the last 10 to 20 seconds"),
-    Metric("completion_tokens_per_second", "gauge", "tokens per second", "over the last 10 to 20 seconds"),
+    Metric("turns_per_second", "gauge", "turns per second", "over the last 10 to 30 seconds"),
+    Metric("completion_tokens_per_second", "gauge", "tokens per second", "over the last 10 to 30 seconds"),
     Metric("groups_finished", "counter", "groups", "groups whose episodes all ended"),
     Metric("groups_delivered", "counter", "groups", "groups that the consumer received"),
     Metric("groups_skipped", "counter", "groups", "finished groups that were not delivered", "reason"),
-    Metric(
-        "groups_stale", "counter", "groups", "groups older than allowed: drop, downweight", "action"
-    ),
+    Metric("groups_stale", "counter", "groups", "groups older than allowed: drop, downweight", "action"),
     Metric("groups_queued", "gauge", "groups", "finished groups that wait for the consumer"),
     Metric("group_seconds", "histogram", "seconds", "time from the start of a group to its end"),
     Metric("reward_mean", "gauge", "reward", "mean over the episodes of the last 64 finished groups"),

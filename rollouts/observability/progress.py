@@ -77,7 +77,9 @@ class ProgressDisplay:
 
     def line(self) -> str:
         """The present state on one line, without colours."""
-        return "; ".join(f"{label} {text}" for label, text in progress_rows(self._metrics.metrics(), self._total_groups))
+        return "; ".join(
+            f"{label} {text}" for label, text in progress_rows(self._metrics.metrics(), self._total_groups)
+        )
 
     def _print_line(self) -> None:
         self._console.print(Text(self.line()), soft_wrap=True)
@@ -177,7 +179,7 @@ def _labelled(values: Values, name: str) -> list[tuple[str, float]]:
 
 
 def _nonzero(values: Values, **nouns: str) -> list[str]:
-    """"NUMBER NOUN" for each metric that is not 0; one with a label is added up."""
+    """ "NUMBER NOUN" for each metric that is not 0; one with a label is added up."""
     totals = {
         name: values.get(name, 0) + sum(value for label, value in _labelled(values, name) if label) for name in nouns
     }
