@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,11 @@ from transport import EncodeError
 from transport.wire.codec import check_encodable
 
 
-def make_environment(factory: Callable[[], Environment]) -> Environment:
-    """Call `factory`. Raises `EnvironmentFailedError`."""
+async def make_environment(factory: Callable[[], Environment | Awaitable[Environment]]) -> Environment:
+    """Call `factory`, and await what it returns if it is awaitable. Raises `EnvironmentFailedError`."""
     with wrap_exceptions(lambda error: EnvironmentFailedError("", "make_environment", error)):
-        return factory()
+        environment: Environment = await resolve(factory())
+        return environment
 
 
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
