@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from rollouts.episodes.activity import EpisodeActivity
+from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.limits import EpisodeLimits
 
 
 class EpisodeDeadlines:
     """Cancels the block of `async with deadlines.scope` at the earlier deadline of turn and episode.
 
-    The block then raises `TimeoutError`, and `reason` is not None. Made where the episode begins, on its event loop.
+    The block then raises `TimeoutError`, and `passed` is not None. Made where the episode begins, on its event loop.
     """
 
     def __init__(self, limits: EpisodeLimits) -> None:
@@ -29,14 +30,16 @@ class EpisodeDeadlines:
         if ends and not self.scope.expired():
             self.scope.reschedule(min(ends))
 
-    def reason(self, activity: EpisodeActivity) -> str | None:
-        """Why a deadline ended the episode; None if none did."""
+    def passed(self, activity: EpisodeActivity) -> EpisodeLimitError | None:
+        """The deadline that ended the scope; None if none did."""
         if not self.scope.expired():
             return None
         name, seconds = "episode_seconds", self._limits.episode_seconds
         if self._episode_end is None or (self._turn_end is not None and self._turn_end < self._episode_end):
             name, seconds = "turn_seconds", self._limits.turn_seconds
-        return f"{name}: {seconds:g} s passed in turn {activity.turn}, which waited for {activity.waiting_for}"
+        return EpisodeLimitError(
+            name, f"{seconds:g} s passed in turn {activity.turn}, which waited for {activity.part}"
+        )
 
 
 def _later(now: float, seconds: float | None) -> float | None:

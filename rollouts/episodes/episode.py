@@ -7,19 +7,32 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from renderers import Renderer, RendererError, RendererPool
+from renderers.errors import OverlongPromptError as OverlongRenderError
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
+from rollouts.episodes.context import EpisodeContext, PlayedTurns
 from rollouts.episodes.environment import Environment
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError
+from rollouts.episodes.environment_calls import (
+    EnvironmentFactory,
+    attach_context,
+    close_environment,
+    environment_tools,
+    make_environment,
+    reset_environment,
+    step_environment,
+)
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.renderer_calls import renderer_pool
-from rollouts.episodes.turns import EnvironmentFactory, EpisodeSettings, EpisodeTurns
+from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.error_texts import describe_exception, exception_text, is_unicode
-from rollouts.errors import RolloutsError
+from rollouts.errors import OverlongPromptError, RolloutsError
 from rollouts.numbers import whole_number
+from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
 
 log = logging.getLogger("rollouts")
@@ -133,7 +146,8 @@ async def record_episode(
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
-        await EpisodeTurns(trajectory, settings, EpisodeActivity(observer)).run(factory)
+        async with AsyncExitStack() as at_end:
+            await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)), at_end)
     except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
@@ -154,3 +168,68 @@ async def record_episode(
     if failure is not None:
         raise failure
     return trajectory
+
+
+async def _run(factory: EnvironmentFactory, recorder: TurnRecorder, at_end: AsyncExitStack) -> None:
+    """Run the turns of an episode. `at_end` gets what must be called when the episode has ended."""
+    trajectory = recorder.trajectory
+    trajectory.provenance = Provenance.of(recorder.renderer, recorder.engine)
+    reached: EpisodeLimitError | None = None
+    try:
+        async with recorder.deadlines.scope:
+            recorder.deadlines.begin_turn()
+            recorder.activity.waits_for("environment.make", 0)
+            environment = await make_environment(factory)
+            at_end.push_async_callback(close_environment, environment)
+            at_end.push_async_callback(recorder.close)
+            context = EpisodeContext(recorder, play_environment, seed=trajectory.seed, agent="", path=())
+            played = PlayedTurns()
+            await play_environment(environment, context, recorder.limits.max_turns, played)
+            trajectory.done = played.done
+            reached = None if played.done else recorder.limit_reached()
+    except EpisodeLimitError as error:
+        reached = error
+    except TimeoutError:
+        reached = recorder.deadlines.passed(recorder.activity)
+        if reached is None:
+            raise
+    except (OverlongPromptError, OverlongRenderError) as error:
+        reached = EpisodeLimitError("overlong prompt", str(error))
+    if reached is not None:
+        trajectory.truncated = True
+        trajectory.truncation_reason = reached.reason
+
+
+async def play_environment(
+    environment: Environment, context: EpisodeContext, max_turns: int | None, played: PlayedTurns
+) -> None:
+    """Play an environment until it is done, has had `max_turns`, or the episode has reached a limit.
+
+    Raises `EpisodeLimitError` where the limit was reached before the first turn, or in the environment.
+    """
+    recorder = context.recorder
+    name = type(environment).__name__
+    began = time.perf_counter()
+    recorder.activity.waits_for("environment.reset", recorder.trajectory.num_turns)
+    await attach_context(environment, context)
+    messages = await reset_environment(environment, context.seed)
+    tools = environment_tools(environment)
+    environment_seconds = time.perf_counter() - began
+    prompt = await recorder.first_prompt(messages, tools, f"{name}.reset")
+    while True:
+        turn = await recorder.sample(prompt, agent=context.agent, path=(*context.path, len(played.indices)))
+        played.indices.append(turn.index)
+        played.message = turn.message
+        began = time.perf_counter()
+        recorder.activity.waits_for("environment.step", turn.index)
+        step = await step_environment(environment, turn.message, turn.parsed)
+        recorder.trajectory.record_reward(step.reward, step.info, turn=turn.index)
+        recorder.finish_turn(turn, environment_seconds + time.perf_counter() - began)
+        environment_seconds = 0.0
+        played.reward += float(step.reward)
+        played.done = step.done
+        if step.done or len(played.indices) == max_turns or recorder.limit_reached() is not None:
+            return
+        if context.agent == "":
+            recorder.deadlines.begin_turn()
+        prompt = await recorder.next_prompt(turn, step.messages, f"{name}.step")

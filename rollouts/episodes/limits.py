@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollouts.engines.protocol import GenerateRequest
+from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number, whole_number
 
@@ -47,22 +48,21 @@ class EpisodeLimits:
                     raise ArgumentError(name, value, "pass a number of seconds above 0, or None for no limit")
                 object.__setattr__(self, name, seconds)
 
-    def prompt_violation(self, request: GenerateRequest, turn: int) -> str | None:
-        """Why the prompt of `request` ends the episode; None if it does not."""
+    def check_prompt(self, request: GenerateRequest, turn: int) -> None:
+        """Raises `EpisodeLimitError` if the prompt of `request` is over a limit."""
         tokens = len(request.prompt_ids)
         if self.max_tokens is not None and tokens >= self.max_tokens:
-            return _violation("max_tokens", turn, f"{tokens} tokens", self.max_tokens)
+            raise _reached("max_tokens", turn, f"{tokens} tokens", self.max_tokens)
         if self.max_images is None and self.max_media_bytes is None:
-            return None
+            return
         media = request.media
         if self.max_images is not None and len(media) > self.max_images:
-            return _violation("max_images", turn, f"{len(media)} images and videos", self.max_images)
+            raise _reached("max_images", turn, f"{len(media)} images and videos", self.max_images)
         if self.max_media_bytes is not None:
             total = sum({item.source.digest: item.source.nbytes for item, _ in media}.values())
             if total > self.max_media_bytes:
-                return _violation("max_media_bytes", turn, f"{total} bytes of images and videos", self.max_media_bytes)
-        return None
+                raise _reached("max_media_bytes", turn, f"{total} bytes of images and videos", self.max_media_bytes)
 
 
-def _violation(name: str, turn: int, amount: str, limit: int) -> str:
-    return f"{name}: the prompt of turn {turn} has {amount}; the limit is {limit}"
+def _reached(name: str, turn: int, amount: str, limit: int) -> EpisodeLimitError:
+    return EpisodeLimitError(name, f"the prompt of turn {turn} has {amount}, the limit is {limit}")

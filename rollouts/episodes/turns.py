@@ -1,36 +1,24 @@
-"""The turns of an episode: prompt, completion, step of the environment, next prompt."""
+"""Turns of an episode: a prompt, the completion of the engine, and their place in the trajectory."""
 
 from __future__ import annotations
 
-import itertools
+import asyncio
+import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from renderers import Message, RenderedTokens, RendererPool
-from renderers.errors import OverlongPromptError as OverlongRenderError
+from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
-from rollouts.episodes.activity import EpisodeActivity
+from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
 from rollouts.episodes.deadlines import EpisodeDeadlines
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
-from rollouts.episodes.environment import Environment
-from rollouts.episodes.environment_calls import (
-    environment_tools,
-    make_environment,
-    reset_environment,
-    step_environment,
-)
-from rollouts.episodes.errors import naming_origin
+from rollouts.episodes.errors import EpisodeLimitError, naming_origin
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.renderer_calls import RendererCalls
-from rollouts.episodes.seeds import derived_seed
-from rollouts.errors import OverlongPromptError
-from rollouts.trajectory.provenance import Provenance
+from rollouts.errors import TrajectoryFinishedError
 from rollouts.trajectory.tree import Trajectory
-
-#: Makes the environment of an episode.
-EnvironmentFactory = Callable[[], Environment | Awaitable[Environment]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,144 +31,169 @@ class EpisodeSettings:
     limits: EpisodeLimits
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, the messages that its message indices refer to, and the token ranges that a model sampled."""
+    """A prompt of an agent. `messages` are those that the message indices of `rendered` refer to, `conversation` all.
+
+    `sampled` are the half-open ranges of the prompt that earlier completions sampled, `seconds` is how long the
+    renderer took.
+    """
 
     rendered: RenderedTokens
     messages: Sequence[Message]
-    sampled: list[tuple[int, int]]
-
-    @classmethod
-    def of(cls, rendered: RenderedTokens, messages: Sequence[Message]) -> Prompt:
-        """The prompt of a whole conversation, in which the model would have sampled the assistant turns."""
-        return cls(rendered, messages, [(span.start, span.end) for span in rendered.spans if span.sampled])
+    conversation: Sequence[Message]
+    tools: Any
+    sampled: Sequence[tuple[int, int]]
+    seconds: float
 
 
-class EpisodeTurns:
-    """Runs the turns of one episode into its trajectory."""
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """A completion in the trajectory: its prompt, its token ids, the parsed message, and the index of the turn.
+
+    The seconds are those of the call of the engine, and of the renderer for prompt and completion.
+    """
+
+    prompt: Prompt
+    completion_ids: Sequence[int]
+    message: Message
+    parsed: ParsedResponse
+    index: int
+    engine_seconds: float
+    renderer_seconds: float
+
+
+class TurnRecorder:
+    """Samples turns of one episode, for all of its agents, into its trajectory. The limits hold for all together.
+
+    Made on the event loop of the episode, where the episode begins.
+    """
 
     def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
-        self._trajectory = trajectory
-        self._engine = settings.engine
-        self._limits = settings.limits
-        self._activity = activity
-        self._renderer = RendererCalls(settings.renderer)
-        self._vocab_size = known_vocab_size(settings.engine, settings.renderer)
-        self._sampling = settings.sampling
-        if not self._sampling.stop_token_ids:
-            self._sampling = replace(self._sampling, stop_token_ids=self._renderer.stop_token_ids())
-        trajectory.provenance = Provenance.of(settings.renderer, settings.engine)
+        self.trajectory = trajectory
+        self.engine = settings.engine
+        self.renderer = settings.renderer
+        self.sampling = settings.sampling
+        self.limits = settings.limits
+        self.activity = activity
+        self.deadlines = EpisodeDeadlines(settings.limits)
+        self._calls = RendererCalls(self.renderer)
+        self._vocab_size = known_vocab_size(self.engine, self.renderer)
+        self._stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
+        self._in_flight = 0
+        self._closed = False
+        self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
 
-    async def run(self, factory: EnvironmentFactory) -> None:
-        """Run turns until the environment is done or a limit is reached; the trajectory says which."""
-        deadlines = EpisodeDeadlines(self._limits)
+    async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
+        """The prompt of a conversation. `origin` says in errors where the messages come from."""
+        began = time.perf_counter()
+        with expecting_request(self.engine), naming_origin(origin):
+            self.activity.waits_for("renderer", self.trajectory.num_turns)
+            rendered = await self._calls.render(messages, tools)
+        return Prompt(rendered, messages, messages, tools, _sampled_ranges(rendered), time.perf_counter() - began)
+
+    async def next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str) -> Prompt:
+        """The prompt after a turn and new messages: bridged, or rendered again where the bridge refuses."""
+        previous, began = turn.prompt, time.perf_counter()
+        self.activity.waits_for("renderer", self.trajectory.num_turns)
+        with expecting_request(self.engine):
+            with naming_origin(f"what {origin} returned for turn {turn.index}"):
+                bridged = await self._calls.bridge(
+                    previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
+                )
+            conversation = [*previous.conversation, turn.message, *messages]
+            if bridged is not None:
+                start = len(previous.rendered)
+                sampled = [*previous.sampled, (start, start + len(turn.completion_ids))]
+                seconds = time.perf_counter() - began
+                return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds)
+            with naming_origin(f"the conversation after {origin} of turn {turn.index}"):
+                rendered = await self._calls.render(conversation, previous.tools)
+        seconds = time.perf_counter() - began
+        return Prompt(rendered, conversation, conversation, previous.tools, _sampled_ranges(rendered), seconds)
+
+    async def sample(
+        self, prompt: Prompt, *, agent: str, path: tuple[int, ...], sampling: SamplingParams | None = None
+    ) -> SampledTurn:
+        """Sample a turn of `agent` and add it to the trajectory. Raises `EpisodeLimitError` where a limit is reached.
+
+        `path` distinguishes the turns of an episode, whatever order they are sampled in: the request's id and its seed
+        derive from it.
+        """
+        if self._closed:
+            raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
+        if (limit := self.limit_reached()) is not None:
+            raise limit
+        request = self._request(prompt, path, sampling or self.sampling)
+        number = self.trajectory.num_turns + self._in_flight
+        self.limits.check_prompt(request, number)
+        self._in_flight += 1
         try:
-            async with deadlines.scope:
-                reason = await self._run(factory, deadlines)
-        except TimeoutError:
-            reason = deadlines.reason(self._activity)
-            if reason is None:
-                raise
-        except (OverlongPromptError, OverlongRenderError) as error:
-            reason = f"overlong prompt: {error}"
-        if reason is not None:
-            self._trajectory.truncated = True
-            self._trajectory.truncation_reason = reason
-
-    async def _run(self, factory: EnvironmentFactory, deadlines: EpisodeDeadlines) -> str | None:
-        """Why the episode was truncated; None where the environment was done."""
-        activity = self._activity
-        deadlines.begin_turn()
-        with activity.during("environment.make"):
-            environment = await make_environment(factory)
-        with activity.during("environment.reset"):
-            conversation: Sequence[Message] = await reset_environment(environment, self._trajectory.seed)
-            tools = environment_tools(environment)
-        name = type(environment).__name__
-        with naming_origin(f"{name}.reset"):
-            prompt = await self._render(conversation, tools)
-
-        for turn in itertools.count():
-            request = self._request(prompt, turn)
-            if (violation := self._limits.prompt_violation(request, turn)) is not None:
-                return violation
-            completion_ids, assistant = await self._complete(request, prompt, tools)
-            with activity.during("environment.step"):
-                step = await step_environment(environment, assistant)
-            self._trajectory.record_reward(step.reward, step.info)
-            activity.finish_turn(
-                prompt_tokens=len(request.prompt_ids),
-                completion_tokens=len(completion_ids),
-                images=len(request.media),
+            self.activity.waits_for("engine", number)
+            sent_at = time.perf_counter()
+            completion = await generate_completion(self.engine, request, self._vocab_size)
+            received_at = time.perf_counter()
+            ids = completion.token_ids.tolist()
+            self.activity.waits_for("renderer", number)
+            with expecting_request(self.engine):
+                message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
+            renderer_seconds = prompt.seconds + time.perf_counter() - received_at
+            seconds = received_at - sent_at
+            self.trajectory.add_turn(
+                prompt.rendered, completion, message, messages=prompt.messages, seconds=seconds, agent=agent
             )
-            if step.done:
-                self._trajectory.done = True
-                return None
-            if turn + 1 == self._limits.max_turns:
-                return f"max_turns: the environment was not done after {turn + 1} turns"
-            if (reason := deadlines.reason(activity)) is not None:
-                return reason  # a call of the environment went on after it was cancelled
-            deadlines.begin_turn()
-            prompt = await self._next_prompt(
-                name, conversation, prompt, completion_ids, assistant, step.messages, tools
-            )
-            conversation = [*conversation, assistant, *step.messages]
-        raise AssertionError("turns are counted without an end")
+        finally:
+            self._in_flight -= 1
+        return SampledTurn(
+            prompt, ids, message, parsed, self.trajectory.num_turns - 1, received_at - sent_at, renderer_seconds
+        )
 
-    def _request(self, prompt: Prompt, turn: int) -> GenerateRequest:
-        rendered = prompt.rendered
-        changes: dict[str, Any] = {}
-        if self._sampling.seed is not None:
-            changes["seed"] = derived_seed(self._sampling.seed, turn)
-        if self._limits.max_tokens is not None:
-            room = self._limits.max_tokens - len(rendered)
-            changes["max_tokens"] = max(1, min(self._sampling.max_tokens, room))
+    def finish_turn(self, turn: SampledTurn, environment_seconds: float) -> None:
+        """Report a turn whose reward is recorded."""
+        seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
+        rendered = turn.prompt.rendered
+        media = rendered.multi_modal_data
+        images = 0 if media is None else sum(map(len, media.mm_hashes.values()))
+        self.activity.turn_finished(turn.index, len(rendered), len(turn.completion_ids), images, seconds)
+
+    def limit_reached(self) -> EpisodeLimitError | None:
+        """The limit that allows no further turn, those that are being sampled included."""
+        turns, max_turns = self.trajectory.num_turns + self._in_flight, self.limits.max_turns
+        if max_turns is not None and turns >= max_turns:
+            return EpisodeLimitError("max_turns", f"the environment was not done after {max_turns} turns")
+        return self.deadlines.passed(self.activity)
+
+    async def close(self) -> None:
+        """Refuse further turns, and cancel the tasks that still wait for one."""
+        self._closed = True
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel("the episode has ended")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _request(self, prompt: Prompt, path: tuple[int, ...], sampling: SamplingParams) -> GenerateRequest:
+        seed = None if sampling.seed is None else derived_seed(sampling.seed, *path)
+        rendered, max_tokens = prompt.rendered, sampling.max_tokens
+        if self.limits.max_tokens is not None:
+            max_tokens = max(1, min(max_tokens, self.limits.max_tokens - len(rendered)))
+        stop_token_ids = sampling.stop_token_ids or self._stop_token_ids
         return GenerateRequest(
             prompt_ids=rendered.token_ids,
-            sampling=replace(self._sampling, **changes) if changes else self._sampling,
+            sampling=replace(sampling, seed=seed, stop_token_ids=stop_token_ids, max_tokens=max_tokens),
             multi_modal_data=rendered.multi_modal_data,
-            session_id=self._trajectory.episode_id,
-            request_id=f"{self._trajectory.episode_id}-{turn}",
+            session_id=self.trajectory.episode_id,
+            request_id="-".join(map(str, (self.trajectory.episode_id, *path))),
             placeholder_token_ids=rendered.placeholder_token_ids,
             sampled=prompt.sampled,
         )
 
-    async def _complete(self, request: GenerateRequest, prompt: Prompt, tools: Any) -> tuple[list[int], Message]:
-        """Sample a completion and store the turn; the ids and the message of the completion."""
-        sent_at = time.monotonic()
-        with self._activity.during("engine"):
-            completion = await generate_completion(self._engine, request, self._vocab_size)
-        seconds = time.monotonic() - sent_at
-        completion_ids: list[int] = completion.token_ids.tolist()
-        with expecting_request(self._engine), self._activity.during("renderer"):
-            assistant = await self._renderer.parse(completion_ids, tools, prompt.rendered)
-        self._trajectory.add_turn(prompt.rendered, completion, assistant, messages=prompt.messages, seconds=seconds)
-        return completion_ids, assistant
 
-    async def _next_prompt(
-        self,
-        environment: str,
-        prompt: Prompt,
-        completion_ids: list[int],
-        history: Sequence[Message],
-        conversation: Sequence[Message],
-        tools: Any,
-    ) -> Prompt:
-        """The prompt of `conversation`: `history`, the message of the completion, and new messages.
+def _sampled_ranges(prompt: RenderedTokens) -> list[tuple[int, int]]:
+    """The token ranges of a rendered prompt that the model would have sampled: its assistant turns."""
+    return [(span.start, span.end) for span in prompt.spans if span.sampled]
 
-        It extends `prompt` and the completion; where the renderer refuses that, the conversation is rendered.
-        """
-        turn, messages = self._activity.turn - 1, conversation[len(history) + 1 :]
-        with expecting_request(self._engine):
-            with self._activity.during("renderer"), naming_origin(f"what {environment}.step returned for turn {turn}"):
-                bridged = await self._renderer.bridge(prompt.rendered, completion_ids, messages, tools, history)
-            if bridged is not None:
-                start, end = len(prompt.rendered), len(prompt.rendered) + len(completion_ids)
-                return Prompt(bridged, messages, [*prompt.sampled, (start, end)])
-            with naming_origin(f"the conversation after {environment}.step of turn {turn}"):
-                return await self._render(conversation, tools)
 
-    async def _render(self, messages: Sequence[Message], tools: Any) -> Prompt:
-        with expecting_request(self._engine), self._activity.during("renderer"):
-            return Prompt.of(await self._renderer.render(messages, tools), messages)
+def derived_seed(seed: int, *path: str | int) -> int:
+    """A seed below 2**63 for `path`, unrelated to the seeds of other paths and of neighbouring values of `seed`."""
+    name = "/".join(map(str, (seed, *path)))
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
