@@ -1,4 +1,4 @@
-"""Events of a run of one group, as a runner reports them; each event with the time, in seconds, at which it is reported.
+"""Events of a run of one group, as a runner reports them, each with the time in seconds at which it is reported.
 
 Two episodes of the task "t": the first has two turns and is done, the second fails in the engine and is retried.
 """
