@@ -11,11 +11,13 @@ from typing import Any, Protocol, cast
 from renderers import Message, Renderer, RendererPool
 from renderers.messages import check_messages, media_parts
 from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.episodes.activity import EpisodeActivity
 from rollouts.episodes.context import EpisodeContext, GeneratedTurn
 from rollouts.episodes.environment import StepResult, resolve
 from rollouts.episodes.errors import EpisodeArgumentError
+from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.renderer_calls import renderer_pool
-from rollouts.episodes.turns import SampledTurn, TurnRecorder, derived_seed
+from rollouts.episodes.turns import EpisodeSettings, SampledTurn, TurnRecorder, derived_seed
 from rollouts.errors import RolloutsError
 from rollouts.numbers import whole_number
 from rollouts.trajectory.tree import Trajectory
@@ -123,7 +125,7 @@ class UserSimulation:
         if self._engine is not None and self._renderer is not None:
             pool = self._at_end.enter_context(renderer_pool(self._renderer))
             sampling = replace(self._sampling, seed=derived_seed(seed, "user"))
-            return _OtherModel(self._engine, pool, sampling, self._max_user_turns)
+            return _OtherModel(self._engine, pool, sampling)
         if self._context is None:
             raise UserSimulationError("the policy plays the user only in an episode: run_episode attaches its context")
         return _Policy(self._context, self._sampling if self._has_sampling else None)
@@ -169,17 +171,21 @@ class _Policy:
 class _OtherModel:
     """Another model as the user: its turns are in a trajectory of their own, which is not kept."""
 
-    def __init__(self, engine: Engine, renderer: RendererPool, sampling: SamplingParams, max_turns: int) -> None:
-        self._recorder = TurnRecorder(Trajectory(uuid.uuid4().hex), engine, renderer, sampling, max_turns)
+    def __init__(self, engine: Engine, renderer: RendererPool, sampling: SamplingParams) -> None:
+        settings = EpisodeSettings(engine, renderer, sampling, EpisodeLimits())
+        self._recorder = TurnRecorder(Trajectory(uuid.uuid4().hex), settings, EpisodeActivity())
         self._last: SampledTurn | None = None
 
     async def write(self, messages: Sequence[Message]) -> Message:
-        if self._last is None:
-            prompt = await self._recorder.first_prompt(messages, None, "UserSimulation")
-        else:
-            prompt = await self._recorder.next_prompt(self._last, messages, "UserSimulation")
-        path = (self._recorder.trajectory.num_turns,)
-        self._last = await self._recorder.sample(prompt, agent="user", path=path)
+        try:
+            if self._last is None:
+                prompt = await self._recorder.first_prompt(messages, None, "UserSimulation")
+            else:
+                prompt = await self._recorder.next_prompt(self._last, messages, "UserSimulation")
+            path = (self._recorder.trajectory.num_turns,)
+            self._last = await self._recorder.sample(prompt, agent="user", path=path)
+        except OVERLONG_ERRORS as error:
+            raise overlong_limit(error) from error
         return self._last.message
 
 

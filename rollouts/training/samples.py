@@ -160,7 +160,8 @@ def samples_from_trajectory(
     such a turn have no sample. For other advantages for each agent, pass a list made from the `agent` of each turn.
 
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
-    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or `agents`.
+    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
+    `agents`.
     """
     if isinstance(agents, str) or (agents is not None and not isinstance(agents, Collection)):
         raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")

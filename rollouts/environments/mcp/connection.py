@@ -49,26 +49,23 @@ class Connection:
             await self.close()
             raise
 
-    async def call(self, tool: str, arguments: dict[str, Any], seconds: float) -> Any:
+    async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
         """Call a tool; the result is a `mcp.types.CallToolResult`.
 
-        Raises `TimeoutError` after `seconds`, `McpServerError` where the server has ended or breaks the protocol, and
-        `mcp.MCPError` for an error that the server answers with.
+        Raises `McpServerError` where the server has ended or breaks the protocol, and `mcp.MCPError` for an error that
+        the server answers with.
         """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
         try:
-            async with asyncio.timeout(seconds):
-                return await self._client.session.call_tool(tool, arguments)
+            return await self._client.session.call_tool(tool, arguments)
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
                 raise
             self._ended = True
             raise self._error(f"the connection ended during a call of {tool!r}") from error
-        except TimeoutError:
-            raise
-        except Exception as error:  # noqa: BLE001  the client raises types of several libraries
+        except Exception as error:
             raise self._error(f"a call of {tool!r} failed: {describe_exception(error)}") from error
 
     @property
@@ -110,17 +107,18 @@ class Connection:
 
         server = self._server
         if isinstance(server, HttpServer):
-            async with create_mcp_http_client(headers=dict(server.headers)) as http:
-                async with Client(streamable_http_client(server.url, http_client=http)) as client:
-                    yield client
+            async with (
+                create_mcp_http_client(headers=dict(server.headers)) as http,
+                Client(streamable_http_client(server.url, http_client=http)) as client,
+            ):
+                yield client
             return
         program, arguments = process_arguments(server, DEFAULT_INHERITED_ENV_VARS)
         parameters = StdioServerParameters(
             command=program, args=arguments, env=dict(server.env), cwd=server.cwd, encoding="utf-8"
         )
-        async with self._reading_stderr() as stderr:
-            async with Client(stdio_client(parameters, errlog=stderr)) as client:
-                yield client
+        async with self._reading_stderr() as stderr, Client(stdio_client(parameters, errlog=stderr)) as client:
+            yield client
 
     @asynccontextmanager
     async def _reading_stderr(self) -> AsyncIterator[Any]:

@@ -26,7 +26,7 @@ class McpToolNamesError(RolloutsError, ValueError):
         self.names = tuple(names)
         super().__init__(
             f"the MCP servers {', '.join(map(repr, servers))} have tools of the same name: {', '.join(names)}. Pass "
-            "prefix_names=True, which puts the server's name before each, or leave tools out with `only`"
+            "prefix_names=True, which puts the server's name before each"
         )
 
 

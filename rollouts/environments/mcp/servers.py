@@ -30,7 +30,9 @@ class StdioServer:
             raise ArgumentError("command", self.command, "pass the name or the path of a program")
         if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
             raise ArgumentError("args", self.args, "pass a list of texts, one for each argument")
-        texts = isinstance(self.env, Mapping) and all(isinstance(text, str) for pair in self.env.items() for text in pair)
+        texts = isinstance(self.env, Mapping) and all(
+            isinstance(text, str) for pair in self.env.items() for text in pair
+        )
         if not texts:
             names = list(self.env) if isinstance(self.env, Mapping) else self.env  # not the values: they may be secret
             raise ArgumentError("env", names, "pass a mapping from names to texts")
