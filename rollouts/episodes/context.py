@@ -58,7 +58,7 @@ class PlayEnvironment(Protocol):
     """Plays an environment to its end; `played` grows with each turn, also when the call fails."""
 
     async def __call__(
-        self, environment: Environment, context: EpisodeContext, max_turns: int, played: PlayedTurns
+        self, environment: Environment, context: EpisodeContext, max_turns: int | None, played: PlayedTurns
     ) -> None: ...
 
 
@@ -127,6 +127,7 @@ class EpisodeContext:
         with self._running():
             prompt = await self._prompt(messages, tools, agent, after)
             sampled = await self.recorder.sample(prompt, agent=agent, path=path, sampling=sampling)
+            self.recorder.finish_turn(sampled, environment_seconds=0.0)
         return GeneratedTurn(agent, sampled.index, sampled.message, sampled)
 
     async def run_child(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ from transport.wire.codec import check_encodable
 
 log = logging.getLogger("rollouts")
 
+#: Makes the environment of an episode.
+EnvironmentFactory = Callable[[], Environment | Awaitable[Environment]]
+
 #: How long an episode waits for the `close` of its environment. A cancelled run ends within a few seconds.
 CLOSE_SECONDS = 3.0
 
@@ -32,10 +35,11 @@ CLOSE_SECONDS = 3.0
 _UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
 
 
-def make_environment(factory: Callable[[], Environment]) -> Environment:
-    """Call `factory`. Raises `EnvironmentFailedError`."""
+async def make_environment(factory: EnvironmentFactory) -> Environment:
+    """Call `factory`, and await what it returns if it is awaitable. Raises `EnvironmentFailedError`."""
     with wrap_exceptions(lambda error: EnvironmentFailedError("", "make_environment", error)):
-        return factory()
+        environment: Environment = await resolve(factory())
+        return environment
 
 
 async def attach_context(environment: Environment, context: object) -> None:

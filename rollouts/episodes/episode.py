@@ -11,10 +11,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from renderers import Renderer, RendererError, RendererPool
+from renderers.errors import OverlongPromptError as OverlongRenderError
 from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
 from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import (
+    EnvironmentFactory,
     attach_context,
     close_environment,
     environment_tools,
@@ -23,10 +26,11 @@ from rollouts.episodes.environment_calls import (
     step_environment,
 )
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.renderer_calls import renderer_pool
-from rollouts.episodes.turns import TurnRecorder
+from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.error_texts import describe_exception, exception_text, is_unicode
-from rollouts.errors import RolloutsError
+from rollouts.errors import OverlongPromptError, RolloutsError
 from rollouts.numbers import whole_number
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
@@ -89,7 +93,8 @@ async def run_episode(
     The renderer runs on the threads of the `RendererPool`, or of a pool that is made for this episode.
 
     `seed` goes to the environment; `sampling.seed`, if given, seeds turn t with (seed, t). `sampling.n` is 1. An
-    episode that is not done after `max_turns` ends `truncated`.
+    episode that is not done after `max_turns`, or whose next prompt is too long for the model, ends `truncated`;
+    `truncation_reason` says which.
 
     Raises `EpisodeError` with the completed turns, whatever engine, renderer or environment return or raise; and
     `EpisodeArgumentError` for an invalid argument, before the episode begins. `on_end` is called once, with the
@@ -104,18 +109,8 @@ async def run_episode(
         raise EpisodeArgumentError("environment", environment, rule)
     check_settings(engine, renderer, sampling, max_turns)
     with renderer_pool(renderer) as pool:
-        settings = EpisodeSettings(engine, pool, sampling, max_turns)
+        settings = EpisodeSettings(engine, pool, sampling, EpisodeLimits(max_turns=max_turns))
         return await record_episode(lambda: environment, trajectory, settings, on_end)
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSettings:
-    """What the episodes of a run have in common."""
-
-    engine: Engine
-    renderer: RendererPool
-    sampling: SamplingParams
-    max_turns: int
 
 
 def check_settings(engine: object, renderer: object, sampling: object, max_turns: object) -> None:
@@ -141,14 +136,18 @@ def check_on_end(on_end: OnEnd | None) -> None:
 
 
 async def record_episode(
-    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, on_end: OnEnd | None
+    factory: EnvironmentFactory,
+    trajectory: Trajectory,
+    settings: EpisodeSettings,
+    on_end: OnEnd | None = None,
+    observer: EpisodeObserver | None = None,
 ) -> Trajectory:
     """Run one episode into an empty trajectory, finish it, and pass it to `on_end`. Raises `EpisodeError`."""
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
         async with AsyncExitStack() as at_end:
-            await _run(factory, trajectory, settings, at_end)
+            await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)), at_end)
     except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
@@ -171,26 +170,38 @@ async def record_episode(
     return trajectory
 
 
-async def _run(
-    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, at_end: AsyncExitStack
-) -> None:
+async def _run(factory: EnvironmentFactory, recorder: TurnRecorder, at_end: AsyncExitStack) -> None:
     """Run the turns of an episode. `at_end` gets what must be called when the episode has ended."""
-    trajectory.provenance = Provenance.of(settings.renderer, settings.engine)
-    recorder = TurnRecorder(trajectory, settings.engine, settings.renderer, settings.sampling, settings.max_turns)
-    environment = make_environment(factory)
-    at_end.push_async_callback(close_environment, environment)
-    at_end.push_async_callback(recorder.close)
-    context = EpisodeContext(recorder, play_environment, seed=trajectory.seed, agent="", path=())
-    played = PlayedTurns()
+    trajectory = recorder.trajectory
+    trajectory.provenance = Provenance.of(recorder.renderer, recorder.engine)
+    reached: EpisodeLimitError | None = None
     try:
-        await play_environment(environment, context, settings.max_turns, played)
-        trajectory.done, trajectory.truncated = played.done, not played.done
-    except EpisodeLimitError:
+        async with recorder.deadlines.scope:
+            recorder.deadlines.begin_turn()
+            recorder.activity.waits_for("environment.make", 0)
+            environment = await make_environment(factory)
+            at_end.push_async_callback(close_environment, environment)
+            at_end.push_async_callback(recorder.close)
+            context = EpisodeContext(recorder, play_environment, seed=trajectory.seed, agent="", path=())
+            played = PlayedTurns()
+            await play_environment(environment, context, recorder.limits.max_turns, played)
+            trajectory.done = played.done
+            reached = None if played.done else recorder.limit_reached()
+    except EpisodeLimitError as error:
+        reached = error
+    except TimeoutError:
+        reached = recorder.deadlines.passed(recorder.activity)
+        if reached is None:
+            raise
+    except (OverlongPromptError, OverlongRenderError) as error:
+        reached = EpisodeLimitError("overlong prompt", str(error))
+    if reached is not None:
         trajectory.truncated = True
+        trajectory.truncation_reason = reached.reason
 
 
 async def play_environment(
-    environment: Environment, context: EpisodeContext, max_turns: int, played: PlayedTurns
+    environment: Environment, context: EpisodeContext, max_turns: int | None, played: PlayedTurns
 ) -> None:
     """Play an environment until it is done, has had `max_turns`, or the episode has reached a limit.
 
@@ -198,17 +209,27 @@ async def play_environment(
     """
     recorder = context.recorder
     name = type(environment).__name__
+    began = time.perf_counter()
+    recorder.activity.waits_for("environment.reset", recorder.trajectory.num_turns)
     await attach_context(environment, context)
     messages = await reset_environment(environment, context.seed)
-    prompt = await recorder.first_prompt(messages, environment_tools(environment), f"{name}.reset")
+    tools = environment_tools(environment)
+    environment_seconds = time.perf_counter() - began
+    prompt = await recorder.first_prompt(messages, tools, f"{name}.reset")
     while True:
         turn = await recorder.sample(prompt, agent=context.agent, path=(*context.path, len(played.indices)))
         played.indices.append(turn.index)
         played.message = turn.message
+        began = time.perf_counter()
+        recorder.activity.waits_for("environment.step", turn.index)
         step = await step_environment(environment, turn.message, turn.parsed)
         recorder.trajectory.record_reward(step.reward, step.info, turn=turn.index)
+        recorder.finish_turn(turn, environment_seconds + time.perf_counter() - began)
+        environment_seconds = 0.0
         played.reward += float(step.reward)
         played.done = step.done
-        if step.done or len(played.indices) >= max_turns or recorder.limit_reached() is not None:
+        if step.done or len(played.indices) == max_turns or recorder.limit_reached() is not None:
             return
+        if context.agent == "":
+            recorder.deadlines.begin_turn()
         prompt = await recorder.next_prompt(turn, step.messages, f"{name}.step")

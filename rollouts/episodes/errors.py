@@ -45,13 +45,14 @@ class EpisodeArgumentError(ArgumentError):
 class EpisodeLimitError(RolloutsError):
     """An episode has reached one of its limits and gets no further completion; it ends `truncated`.
 
-    `limit` is the name of the limit. An environment that calls the policy through its `EpisodeContext` may catch this
-    error, to return a last reward.
+    `limit` is the name of the limit, `reason` what reached it. An environment that calls the policy through its
+    `EpisodeContext` may catch this error, to return a last reward.
     """
 
-    def __init__(self, limit: str, value: object) -> None:
+    def __init__(self, limit: str, reason: str) -> None:
         self.limit = limit
-        super().__init__(f"the episode has reached {limit}={value}; its environment gets no further completion")
+        self.reason = f"{limit}: {reason}"
+        super().__init__(f"the episode has reached its limit {self.reason}; it gets no further completion")
 
 
 class EnvironmentProtocolError(RolloutsError):

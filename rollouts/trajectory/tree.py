@@ -94,7 +94,7 @@ class Branch(NamedTuple):
 
 
 _FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("episode_id", "group_id", "error"), (str,)),
+    **dict.fromkeys(("episode_id", "group_id", "error", "truncation_reason"), (str,)),
     **dict.fromkeys(("done", "truncated"), (bool,)),
     **dict.fromkeys(("nodes", "turns"), (list, tuple)),
     "metrics": (Mapping,),
@@ -107,7 +107,8 @@ _FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 class Trajectory:
     """One episode. It grows through `add_turn` until `finish`; `reward` is the sum over turns.
 
-    `metrics` are numbers of the whole episode, `error` says why it ended early, `started_at` is in seconds since the
+    `metrics` are numbers of the whole episode, `error` says why it failed, `truncation_reason` which limit ended a
+    truncated one, empty where that is not known. `started_at` is in seconds since the
     epoch, `seconds` is its duration, `provenance` the versions of what made it. Raises `InvalidTrajectoryError` for
     values of another type, for a node before its parent, and for a turn without its node, also when decoded.
     """
@@ -125,6 +126,7 @@ class Trajectory:
     started_at: float = 0.0
     seconds: float = 0.0
     provenance: Provenance | None = None
+    truncation_reason: str = ""
     finished: bool = False
 
     def __post_init__(self) -> None:
