@@ -35,6 +35,7 @@ class Environment(Protocol):
 
     An environment may have, in addition:
 
+    - a method `attach(context)`, which receives the `EpisodeContext` of the episode before `reset`;
     - an attribute or property `tools` (a list of `ToolSpec`), which is read once, after `reset`;
     - a method `step_parsed(assistant, parsed)`, which is called in place of `step` and also receives the
       `ParsedResponse`: it has the malformed tool calls, which the message has as text only;
@@ -64,6 +65,10 @@ class ThreadedEnvironment:
     @property
     def tools(self) -> Any:
         return declared_tools(self._environment)
+
+    def attach(self, context: Any) -> Any:
+        attach = getattr(self._environment, "attach", None)
+        return attach(context) if callable(attach) else None
 
     async def reset(self, seed: int) -> Sequence[Message]:
         messages: Sequence[Message] = await self._call(self._environment.reset, seed)
