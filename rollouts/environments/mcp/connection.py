@@ -17,7 +17,7 @@ from rollouts.error_texts import describe_exception
 log = logging.getLogger("rollouts")
 
 #: Lines of a server's standard error that are kept for the text of an error.
-_STDERR_LINES = 20
+_STDERR_LINES = 8
 
 
 class Connection:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollouts.environments.tools import ToolUnavailableError
 from rollouts.errors import RolloutsError
 
 
-class McpServerError(RolloutsError):
+class McpServerError(ToolUnavailableError):
     """A server could not be started or reached, ended, or returned something that the protocol does not allow.
 
     `server` is its name. This is no answer of a tool, and no message to the model is made of it.
@@ -30,7 +31,7 @@ class McpToolNamesError(RolloutsError, ValueError):
         )
 
 
-class McpToolsClosedError(RolloutsError):
+class McpToolsClosedError(ToolUnavailableError):
     """A tool was called before `McpTools` was opened or after it was closed."""
 
     def __init__(self, name: str) -> None:

@@ -19,9 +19,8 @@ def result_content(server: str, tool: str, result: Any) -> str | list[Any]:
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     parts = [_part(server, tool, block) for block in result.content]
-    if all(isinstance(part, str) for part in parts):
-        return "\n".join(parts)
-    return parts
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
 def error_text(result: Any) -> str:
