@@ -202,6 +202,10 @@ class EngineFailedError(EngineError):
     """An engine raised something of its own, which is chained."""
 
 
+class GenerationInterruptedError(EngineError):
+    """An engine ended a completion with the finish reason "abort" or "error"."""
+
+
 class MissingLogProbsError(EngineError):
     """An engine returned tokens without a usable log-probability for each of them."""
 
