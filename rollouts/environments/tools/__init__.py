@@ -1,0 +1,19 @@
+"""Tools: functions that a model calls, and the environment that calls them."""
+
+from rollouts.environments.tools.errors import (
+    ToolArgumentsError,
+    ToolDefinitionError,
+    ToolFailedError,
+    ToolResultError,
+)
+from rollouts.environments.tools.tool import Tool
+from rollouts.environments.tools.tool_environment import ToolEnvironment
+
+__all__ = [
+    "Tool",
+    "ToolArgumentsError",
+    "ToolDefinitionError",
+    "ToolEnvironment",
+    "ToolFailedError",
+    "ToolResultError",
+]
