@@ -14,12 +14,12 @@ class RunnerArgumentError(ArgumentError):
 
 
 class RunnerBusyError(RolloutsError):
-    """A runner serves one consumer at a time."""
+    """Two consumers wait for the same groups."""
 
-    def __init__(self, other: str) -> None:
+    def __init__(self) -> None:
         super().__init__(
-            f"{other} of this runner has not ended; await it or close it first, or make a second Runner with the same "
-            "engine and renderer"
+            "another call waits for the next groups; await it first, or make a stream for each consumer: "
+            "`runner.stream(tasks)`"
         )
 
 

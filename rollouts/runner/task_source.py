@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from rollouts.error_texts import describe_exception
@@ -16,13 +15,14 @@ Tasks: TypeAlias = Iterable[Task] | AsyncIterable[Task]
 
 
 class TaskSource:
-    """Takes tasks from an iterable or async iterable, checks them, and takes tasks back.
+    """Takes tasks from an iterable or async iterable and checks them.
 
-    A call of `next` that is cancelled loses no task: the next call returns it. An iterable that is not async is advanced
-    on the event loop.
+    `ids` are those that no further task may have; it grows. Tasks for which `is_recorded(task_id)` are left out. A call
+    of `next` that is cancelled loses no task: the next call returns it. An iterable that is not async is advanced on
+    the event loop.
     """
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: Tasks, ids: set[str], is_recorded: Callable[[str], bool]) -> None:
         self._iterator: AsyncIterator[Task] | None = None
         self._blocking: Iterator[Task] | None = None
         if isinstance(tasks, AsyncIterable):
@@ -31,27 +31,28 @@ class TaskSource:
             self._blocking = iter(tasks)
         else:
             raise RunnerArgumentError("tasks", tasks, "pass an iterable or async iterable of Task")
-        self._returned: deque[Task] = deque()
-        self._ids: set[str] = set()
+        self._position = 0
+        self._ids = ids
+        self._is_recorded = is_recorded
         self._advancing: asyncio.Task[Any] | None = None
-
-    def put_back(self, tasks: Iterable[Task]) -> None:
-        """Return these tasks, in their order, before all others."""
-        self._returned.extendleft(reversed(list(tasks)))
 
     async def next(self) -> Task:
         """The next task. Raises `StopAsyncIteration` at the end, and `TaskSourceError`."""
-        if self._returned:
-            return self._returned.popleft()
-        position = len(self._ids)
+        while True:
+            task = await self._next()
+            if not self._is_recorded(task.task_id):
+                return task
+            await asyncio.sleep(0)  # many tasks may be recorded
+
+    async def _next(self) -> Task:
+        position = self._position
         try:
             task = await self._advance()
-        except StopAsyncIteration:
-            raise
-        except asyncio.CancelledError:
+        except (StopAsyncIteration, asyncio.CancelledError):
             raise
         except Exception as error:  # the iterator of a user may raise anything
             raise TaskSourceError(position, f"the source raised {describe_exception(error)}") from error
+        self._position += 1
         if not isinstance(task, Task):
             raise TaskSourceError(position, f"it is a {type(task).__name__}; yield Task(task_id, data)")
         if task.task_id in self._ids:
