@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from renderers import Message
+from renderers import Message, ParsedResponse
+from rollouts.thread_calls import result_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,16 @@ class Environment(Protocol):
     """One episode at a time: `reset`, then `step` until done. Either method may be `async`.
 
     Synchronous methods are called on the event loop, which keeps episodes reproducible; wrap an environment that
-    computes or waits for long in `ThreadedEnvironment`. An environment may have an attribute or property `tools` (a
-    list of `ToolSpec`); it is read once, after `reset`.
+    computes or waits for long in `ThreadedEnvironment`.
+
+    An environment may have, in addition:
+
+    - a method `attach(context)`, which receives the `EpisodeContext` of the episode before `reset`;
+    - an attribute or property `tools` (a list of `ToolSpec`), which is read once, after `reset`;
+    - a method `step_parsed(assistant, parsed)`, which is called in place of `step` and also receives the
+      `ParsedResponse`: it has the malformed tool calls, which the message has as text only;
+    - a method `close()`, `async` or not, which is called once when the episode has ended, whether it was completed,
+      failed or was cancelled.
     """
 
     def reset(self, seed: int) -> Sequence[Message] | Awaitable[Sequence[Message]]:
@@ -43,22 +53,48 @@ class Environment(Protocol):
 
 
 class ThreadedEnvironment:
-    """Runs the synchronous methods of an environment in worker threads, so that they do not block the event loop."""
+    """Runs the synchronous methods of an environment in worker threads, so that they do not block the event loop.
+
+    One method runs at a time: after a cancellation, `close` begins when the method that still runs has ended.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
+        self._running = threading.Lock()
 
     @property
     def tools(self) -> Any:
         return declared_tools(self._environment)
 
+    def attach(self, context: Any) -> Any:
+        attach = getattr(self._environment, "attach", None)
+        return attach(context) if callable(attach) else None
+
     async def reset(self, seed: int) -> Sequence[Message]:
-        messages: Sequence[Message] = await resolve(await asyncio.to_thread(_call, self._environment.reset, seed))
+        messages: Sequence[Message] = await self._call(self._environment.reset, seed)
         return messages
 
     async def step(self, assistant: Message) -> StepResult:
-        result: StepResult = await resolve(await asyncio.to_thread(_call, self._environment.step, assistant))
+        result: StepResult = await self._call(self._environment.step, assistant)
         return result
+
+    async def step_parsed(self, assistant: Message, parsed: ParsedResponse) -> StepResult:
+        result: StepResult = await self._call(call_step, self._environment, assistant, parsed)
+        return result
+
+    async def close(self) -> None:
+        close = getattr(self._environment, "close", None)
+        if callable(close):
+            await self._call(close)
+
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return await resolve(await asyncio.to_thread(_call_with, self._running, method, *arguments))
+
+
+def call_step(environment: Any, assistant: Message, parsed: ParsedResponse) -> Any:
+    """What `step_parsed` returns, or `step` for an environment without it."""
+    step_parsed = getattr(environment, "step_parsed", None)
+    return environment.step(assistant) if step_parsed is None else step_parsed(assistant, parsed)
 
 
 def declared_tools(environment: Any) -> Any:
@@ -76,9 +112,6 @@ async def resolve(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _call(method: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a method in a thread. A future cannot hold a StopIteration: the coroutine would wait forever."""
-    try:
-        return method(argument)
-    except StopIteration as error:
-        raise RuntimeError("the method raised StopIteration") from error
+def _call_with(lock: threading.Lock, method: Callable[..., Any], *arguments: Any) -> Any:
+    with lock:
+        return result_of(method, *arguments)

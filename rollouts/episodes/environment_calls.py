@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from renderers import Message
+from renderers import Message, ParsedResponse
 from renderers.errors import MessageError
 from renderers.messages import check_messages, check_tools, without_media
-from rollouts.episodes.environment import Environment, StepResult, declared_tools, resolve
-from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError, wrap_exceptions
+from rollouts.episodes.environment import Environment, StepResult, call_step, declared_tools, resolve
+from rollouts.episodes.errors import (
+    EnvironmentFailedError,
+    EnvironmentProtocolError,
+    EpisodeLimitError,
+    wrap_exceptions,
+)
 from rollouts.error_texts import short_repr
 from transport import EncodeError
 from transport.wire.codec import check_encodable
 
+log = logging.getLogger("rollouts")
 
-def make_environment(factory: Callable[[], Environment]) -> Environment:
-    """Call `factory`. Raises `EnvironmentFailedError`."""
+#: Makes the environment of an episode.
+EnvironmentFactory = Callable[[], Environment | Awaitable[Environment]]
+
+#: How long an episode waits for the `close` of its environment. A cancelled run ends within a few seconds.
+CLOSE_SECONDS = 3.0
+
+# Raised on the way through `reset` or `step`, and no failure of the environment: the second is one of the episode.
+_UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
+
+
+async def make_environment(factory: EnvironmentFactory) -> Environment:
+    """Call `factory`, and await what it returns if it is awaitable. Raises `EnvironmentFailedError`."""
     with wrap_exceptions(lambda error: EnvironmentFailedError("", "make_environment", error)):
-        return factory()
+        environment: Environment = await resolve(factory())
+        return environment
+
+
+async def attach_context(environment: Environment, context: object) -> None:
+    """Call `attach` of an environment that has it. Raises `EnvironmentFailedError`."""
+    attach = getattr(environment, "attach", None)
+    if callable(attach):
+        name = type(environment).__name__
+        with wrap_exceptions(lambda error: EnvironmentFailedError(name, "attach", error)):
+            await resolve(attach(context))
 
 
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
     """Call `reset` and check the messages. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
     name = type(environment).__name__
-    with wrap_exceptions(
-        lambda error: EnvironmentFailedError(name, "reset", error), unchanged=(EnvironmentProtocolError,)
-    ):
+    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "reset", error), unchanged=_UNCHANGED):
         messages = _checked_messages(await resolve(environment.reset(seed)), f"{name}.reset")
     if not messages:
         raise EnvironmentProtocolError(f"{name}.reset returned no messages; return the first messages")
@@ -47,16 +73,14 @@ def environment_tools(environment: Environment) -> Any:
     return tools
 
 
-async def step_environment(environment: Environment, assistant: Message) -> StepResult:
-    """Call `step` and check its result, except for reward and info, which `Trajectory.record_reward` checks.
+async def step_environment(environment: Environment, assistant: Message, parsed: ParsedResponse) -> StepResult:
+    """Call `step` or `step_parsed` and check its result.
 
-    Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
+    `Trajectory.record_reward` checks reward and info. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """
     name = type(environment).__name__
-    with wrap_exceptions(
-        lambda error: EnvironmentFailedError(name, "step", error), unchanged=(EnvironmentProtocolError,)
-    ):
-        result = await resolve(environment.step(assistant))
+    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "step", error), unchanged=_UNCHANGED):
+        result = await resolve(call_step(environment, assistant, parsed))
         if not isinstance(result, StepResult):
             raise EnvironmentProtocolError(
                 f"{name}.step returned {type(result).__name__}, not a StepResult; return "
@@ -75,6 +99,25 @@ async def step_environment(environment: Environment, assistant: Message) -> Step
             "Return messages, or done=True"
         )
     return checked
+
+
+async def close_environment(environment: Environment) -> None:
+    """Call `close` if the environment has it, and wait for at most `CLOSE_SECONDS` where it is `async`.
+
+    An exception, or a `close` that takes longer, is logged: the episode is over and its turns are complete.
+    """
+    name = type(environment).__name__
+    deadline = asyncio.timeout(CLOSE_SECONDS)
+    try:
+        close = getattr(environment, "close", None)
+        if callable(close):
+            async with deadline:
+                await resolve(close())
+    except Exception:  # an environment of a user may raise anything
+        if deadline.expired():
+            log.warning("%s.close had not ended after %s seconds and was cancelled", name, CLOSE_SECONDS)
+        else:
+            log.exception("%s.close failed", name)
 
 
 def _checked_messages(messages: Any, method: str) -> list[Message]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
+from renderers import Message, ParsedResponse, RenderedTokens, Renderer, RendererError, RendererPool
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.errors import RolloutsError
 
@@ -66,12 +66,14 @@ class RendererCalls:
                 **media_argument,
             )
 
-    async def parse(self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens) -> Message:
-        """The completion as an assistant message."""
+    async def parse(
+        self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens
+    ) -> tuple[Message, ParsedResponse]:
+        """The completion as an assistant message, and what it was parsed into."""
         with self._wrap_exceptions("parse_response"):
             parsed = await self._pool.parse_response_async(completion_ids, tools=tools, prompt_ids=prompt.token_ids)
             message: Message = parsed.to_message()
-            return message
+            return message, parsed
 
     def _wrap_exceptions(self, method: str) -> AbstractContextManager[None]:
         return wrap_exceptions(

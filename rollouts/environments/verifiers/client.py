@@ -27,9 +27,9 @@ from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, Sampl
 from renderers import Message, MultiModalData, RenderedTokens, Renderer, RendererError, RendererPool, is_multimodal
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
-from rollouts.episodes.episode import derived_seed
 from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
+from rollouts.episodes.turns import derived_seed
 from rollouts.errors import InvalidRequestError, RolloutsError
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.traces import record_outcome
@@ -163,7 +163,7 @@ class EngineClient(Client):  # type: ignore[misc]
         completion = await generate_completion(self.engine, generate, self._vocab_size)
         seconds = time.monotonic() - sent_at
         with expecting_request(self.engine):
-            message = await self._renderer.parse(completion.token_ids.tolist(), tools, prompt)
+            message, _ = await self._renderer.parse(completion.token_ids.tolist(), tools, prompt)
         node = rollout.trajectory.add_turn(prompt, completion, message, messages=prepared.messages, seconds=seconds)
 
         response = _response(message, completion, generate.request_id, body["model"], prepared)

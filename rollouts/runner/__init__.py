@@ -1,0 +1,1 @@
+"""Groups of episodes for the tasks of a run."""

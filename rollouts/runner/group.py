@@ -1,0 +1,78 @@
+"""The episodes of one task, with their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollouts.error_texts import short_repr
+from rollouts.errors import ArgumentError
+from rollouts.runner.task import Task
+from rollouts.trajectory.tree import Trajectory
+from transport import wire_type
+
+
+@wire_type("rollouts.Group")
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Group:
+    """The G episodes of a task.
+
+    `episodes` are in order of their index; the `error` of a failed one is not empty, and it holds the turns that were
+    completed. `attempts` is how often each was begun. `rewards`, float64 (G,), are the episodes' own rewards plus the
+    weighted rewards of the group; `reward_parts` has the terms by name, float64 (G,) each, without their weights.
+    `sample_weights`, float64 (G,), are factors for the loss of each episode. `oldest_version` is the oldest version of
+    the weights that sampled a token of the group, empty where no token has a version. `seconds` is the time from the
+    start of the first episode to the end of the last.
+
+    Raises `ArgumentError` for values of other types and lengths, also when decoded.
+    """
+
+    task: Task
+    episodes: tuple[Trajectory, ...]
+    attempts: tuple[int, ...]
+    rewards: np.ndarray
+    reward_parts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    sample_weights: np.ndarray = field(default_factory=lambda: np.empty(0))
+    oldest_version: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = f"group of task {getattr(self.task, 'task_id', '')!r:.80}"
+        if not isinstance(self.task, Task):
+            raise ArgumentError("task", self.task, "pass a Task")
+        episodes = self.episodes
+        if not isinstance(episodes, tuple | list) or not all(isinstance(one, Trajectory) for one in episodes):
+            raise ArgumentError("episodes", short_repr(episodes), f"pass a tuple of Trajectory for the {name}")
+        count = len(episodes)
+        if not isinstance(self.attempts, tuple | list) or len(self.attempts) != count:
+            raise ArgumentError("attempts", self.attempts, f"the {name} has {count} episodes; pass a number for each")
+        object.__setattr__(self, "episodes", tuple(episodes))
+        object.__setattr__(self, "attempts", tuple(self.attempts))
+        if not len(self.sample_weights):
+            object.__setattr__(self, "sample_weights", np.ones(count))
+        parts = self.reward_parts
+        if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts):
+            raise ArgumentError("reward_parts", parts, f"pass a mapping from names to arrays for the {name}")
+        columns = {"rewards": self.rewards, "sample_weights": self.sample_weights}
+        columns |= {f"reward_parts[{part!r:.80}]": values for part, values in parts.items()}
+        for column, values in columns.items():
+            if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype != np.float64:
+                raise ArgumentError(column, values, f"pass a float64 array ({count},) for the {name}")
+
+    def __repr__(self) -> str:
+        failed = f", {self.num_failed} failed" if self.num_failed else ""
+        return f"<Group {self.task.task_id:.80}: {len(self.episodes)} episodes{failed}>"
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    @property
+    def num_failed(self) -> int:
+        """The number of episodes with an error."""
+        return sum(1 for episode in self.episodes if episode.error)
+
+    def succeeded(self) -> Iterator[tuple[int, Trajectory]]:
+        """The episodes without an error, each with its index."""
+        return ((index, episode) for index, episode in enumerate(self.episodes) if not episode.error)

@@ -1,0 +1,36 @@
+"""The tasks of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rollouts.error_texts import is_unicode
+from rollouts.errors import ArgumentError
+from rollouts.numbers import whole_number
+from transport import wire_type
+
+
+@wire_type("rollouts.Task")
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task: the episodes of a group are attempts at it.
+
+    `task_id` identifies the task within a run. `data` is for the environment and may hold whatever `transport.encode`
+    accepts. `seed`, an integer of 64 bits, goes to `reset` of the environment of every episode; None: the runner
+    derives one from its own seed and `task_id`. Raises `ArgumentError` for other values.
+    """
+
+    task_id: str
+    data: Any = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.task_id, str) or not self.task_id or not is_unicode(self.task_id):
+            raise ArgumentError("task_id", self.task_id, "pass text that is not empty and that UTF-8 can encode")
+        if self.seed is None:
+            return
+        seed = whole_number(self.seed)
+        if seed is None or not -(2**63) <= seed < 2**63:
+            raise ArgumentError("seed", self.seed, f"pass an integer of 64 bits or None for task {self.task_id!r:.80}")
+        object.__setattr__(self, "seed", seed)

@@ -1,0 +1,179 @@
+"""Optional methods of environments: `close` at the end of an episode, `step_parsed` for malformed tool calls."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from renderers import ToolCallParseStatus
+from rollouts import SamplingParams, StepResult, ThreadedEnvironment, run_episode
+from rollouts.episodes import environment_calls
+from rollouts.episodes.errors import EpisodeError
+from rollouts.testing import ScriptedEngine
+
+QUESTION = [{"role": "user", "content": "?"}]
+
+
+class Closable:
+    def __init__(self, failing=""):
+        self.calls, self.failing = [], failing
+
+    def _called(self, method):
+        self.calls.append(method)
+        if self.failing == method:
+            raise OSError(f"{method} failed")
+
+    def reset(self, seed):
+        self._called("reset")
+        return QUESTION
+
+    def step(self, assistant):
+        self._called("step")
+        return StepResult(done=True, reward=1.0)
+
+    def close(self):
+        self._called("close")
+
+
+class AsynchronouslyClosable(Closable):
+    async def close(self):
+        await asyncio.sleep(0)
+        self._called("close")
+
+
+def play(environment, engine, renderer):
+    return asyncio.run(
+        run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=3)
+    )
+
+
+KINDS = {
+    "synchronous": lambda environment: environment,
+    "in a thread": ThreadedEnvironment,
+}
+
+
+@pytest.mark.parametrize("wrap", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", [Closable, AsynchronouslyClosable])
+def test_an_environment_is_closed_once_when_its_episode_is_done(renderer, kind, wrap):
+    environment = kind()
+    assert play(wrap(environment), ScriptedEngine(["a"], renderer=renderer), renderer).reward == 1.0
+    assert environment.calls == ["reset", "step", "close"]
+
+
+@pytest.mark.parametrize("failing", ["reset", "step"])
+def test_an_environment_is_closed_when_its_episode_fails(renderer, failing):
+    environment = Closable(failing)
+    with pytest.raises(EpisodeError, match=f"{failing} failed"):
+        play(environment, ScriptedEngine(["a"], renderer=renderer), renderer)
+    assert environment.calls.count("close") == 1
+    assert environment.calls[-1] == "close"
+
+
+def test_an_environment_is_closed_when_the_engine_fails(renderer):
+    environment = Closable()
+    with pytest.raises(EpisodeError, match="gone"):
+        play(environment, ScriptedEngine([ConnectionError("gone")], renderer=renderer), renderer)
+    assert environment.calls == ["reset", "close"]
+
+
+@pytest.mark.parametrize("kind", [Closable, AsynchronouslyClosable])
+def test_an_environment_is_closed_when_its_episode_is_cancelled(renderer, kind):
+    environment = kind()
+
+    async def cancel_while_generating():
+        generating = asyncio.Event()
+
+        async def never(request):
+            generating.set()
+            await asyncio.Event().wait()
+
+        engine = ScriptedEngine(never, renderer=renderer)
+        episode = asyncio.create_task(
+            run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=1)
+        )
+        await generating.wait()
+        episode.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+
+    asyncio.run(cancel_while_generating())
+    assert environment.calls == ["reset", "close"]
+
+
+@pytest.mark.parametrize("kind", [Closable, AsynchronouslyClosable])
+def test_a_close_that_fails_is_logged_and_the_episode_is_complete(renderer, kind, caplog):
+    trajectory = play(kind("close"), ScriptedEngine(["a"], renderer=renderer), renderer)
+    assert (trajectory.reward, trajectory.done, trajectory.error) == (1.0, True, "")
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "close failed" in record.getMessage()
+
+
+def test_a_close_that_does_not_end_is_left_and_logged(renderer, caplog, monkeypatch):
+    monkeypatch.setattr(environment_calls, "CLOSE_SECONDS", 0.01)
+
+    class Hanging(Closable):
+        async def close(self):
+            await asyncio.Event().wait()
+
+    assert play(Hanging(), ScriptedEngine(["a"], renderer=renderer), renderer).done
+    assert "Hanging.close had not ended after 0.01 seconds" in caplog.text
+
+
+def test_a_threaded_environment_is_closed_after_the_step_that_a_cancelled_episode_left_running(renderer):
+    stepping, may_return, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Closable):
+        def step(self, assistant):
+            stepping.set()
+            assert may_return.wait(30)
+            self._called("step")
+            return StepResult(done=True)
+
+        def close(self):
+            super().close()
+            closed.set()
+
+    environment = Slow()
+
+    async def cancel_while_stepping():
+        engine = ScriptedEngine(["a"], renderer=renderer)
+        episode = asyncio.create_task(
+            run_episode(
+                ThreadedEnvironment(environment),
+                engine=engine,
+                renderer=renderer,
+                sampling=SamplingParams(),
+                max_turns=1,
+            )
+        )
+        await asyncio.to_thread(stepping.wait, 30)
+        episode.cancel()
+        may_return.set()
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+
+    asyncio.run(cancel_while_stepping())
+    assert closed.wait(30)
+    assert environment.calls == ["reset", "step", "close"]
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.mark.parametrize("wrap", KINDS.values(), ids=KINDS)
+def test_step_parsed_receives_the_malformed_calls_that_the_message_has_as_text(renderer, wrap):
+    class Parsed(Closable):
+        tools = TOOLS
+
+        def step_parsed(self, assistant, parsed):
+            self.message, self.parsed = assistant, parsed
+            return StepResult(done=True)
+
+    environment = Parsed()
+    play(wrap(environment), ScriptedEngine(["<tool_call>\n{look}\n</tool_call>"], renderer=renderer), renderer)
+    assert "tool_calls" not in environment.message
+    assert environment.message["content"] == environment.parsed.tool_calls[0].raw
+    assert environment.parsed.tool_calls[0].status is ToolCallParseStatus.INVALID_JSON
