@@ -252,6 +252,28 @@ class FleetMismatchError(EngineError):
         )
 
 
+class FleetControlError(EngineError):
+    """A control call of a fleet failed at some members. `errors` has what each raised, `results` what others returned.
+
+    `undone` names the members at which the call was taken back.
+    """
+
+    def __init__(
+        self, call: str, errors: Mapping[str, Exception], results: Mapping[str, object], undone: Sequence[str] = ()
+    ) -> None:
+        self.errors = dict(errors)
+        self.results = dict(results)
+        self.undone = tuple(undone)
+        failed = "; ".join(f"{name}: {error}" for name, error in errors.items())
+        done = [name for name in results if name not in self.undone]
+        reason = f"{len(errors)} of {len(errors) + len(results)} members failed ({failed})"
+        if undone:
+            reason += f". It was taken back at {', '.join(undone)}"
+        if done:
+            reason += f". It is done at {', '.join(done)}"
+        super().__init__(call, reason)
+
+
 class ServerFileError(RolloutsError):
     """The file that names the servers of a fleet cannot be used. `path` is the file."""
 

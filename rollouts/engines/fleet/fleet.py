@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
+from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.limits import FleetLimits
 from rollouts.engines.fleet.members import Member, MemberState, MemberStatus
 from rollouts.engines.fleet.membership import Membership, checked_engine
 from rollouts.engines.fleet.server_file import ServerFile
 from rollouts.engines.fleet.sessions import SessionTable
-from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult
+from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.errors import (
@@ -46,7 +47,8 @@ class EngineFleet:
 
     `engines` maps a name, which errors and `members` show, to an engine that this fleet closes. The members must serve
     the same model: before the first request, engines with `capabilities` are compared, and `FleetMismatchError` names
-    the difference. Members can be added and removed while requests run, from any event loop.
+    the difference. Members can be added and removed while requests run, from any event loop. `control` makes control
+    calls at all of them.
     """
 
     def __init__(self, engines: Mapping[str, Engine], *, limits: FleetLimits | None = None) -> None:
@@ -55,6 +57,7 @@ class EngineFleet:
         self._limits = limits or FleetLimits()
         self._membership = Membership(engines, self._limits)
         self._sessions = SessionTable(self._limits)
+        self.control = FleetControl(self._membership)
         self._failovers = 0
         self._removals: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -116,6 +119,10 @@ class EngineFleet:
             self._failovers += 1
             log.warning("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
+    async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
+        """`control.update_weights`, which also returns the result of each member."""
+        await self.control.update_weights(weights, version, in_flight=in_flight)
+
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests, at whichever members they run."""
         ids = list(request_ids)
@@ -129,7 +136,7 @@ class EngineFleet:
         """Refuse further requests and close the engines, all of them even where one fails."""
         with self._membership.lock:
             self._closed = True
-            self._membership.stop_monitor()
+            self._membership.stop_tasks()
             for removal in self._removals:
                 removal.get_loop().call_soon_threadsafe(removal.cancel)
         members = list(self._membership.members.values())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from renderers.fork_reset import register_fork_reset
 from rollouts.engines.fleet.checks import health_problem, served_model, served_weight_version
@@ -13,7 +15,7 @@ from rollouts.engines.fleet.limits import FleetLimits
 from rollouts.engines.fleet.members import Member, MemberState
 from rollouts.engines.protocol import Engine
 from rollouts.engines.vllm.single_flight import SingleFlight
-from rollouts.errors import ArgumentError, EngineError, FleetMismatchError
+from rollouts.errors import ArgumentError, EngineError, FleetMismatchError, WeightUpdateError
 
 log = logging.getLogger("rollouts.engines.fleet")
 
@@ -31,6 +33,7 @@ class Membership:
         self._model: tuple[str, Mapping[str, object]] | None = None  # what the first member serves, and its name
         self.members = {name: Member(name, checked_engine(name, engine)) for name, engine in engines.items()}
         self.version: str | None = None
+        self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
         self.reset_after_fork()
         register_fork_reset(self)
 
@@ -39,6 +42,7 @@ class Membership:
         self.lock = threading.Lock()
         self._checks: SingleFlight[None] = SingleFlight()
         self._monitor: asyncio.Task[None] | None = None
+        self._catching_up: dict[str, asyncio.Task[None]] = {}  # by member; a finished one is not begun again
         for member in self.members.values():
             member.in_flight = 0
             member.interrupts.clear()
@@ -109,6 +113,7 @@ class Membership:
             member.state is MemberState.EJECTED and member.passed_checks >= self._limits.readmit_after
         ):
             log.info("%s serves", member.name)
+            self._catching_up.pop(member.name, None)
             member.set_state(MemberState.READY)
 
     async def _admission_problem(self, member: Member) -> str:
@@ -120,12 +125,34 @@ class Membership:
             for field, value in expected.items():
                 if model.get(field, value) != value:
                     raise FleetMismatchError(member.name, field, model[field], first, value)
-        if self.version is not None:
-            version = await served_weight_version(member.engine)
-            if version != self.version:
-                served = "unknown weights" if version is None else f"the weights {version!r}"
-                return f"it serves {served}, the fleet {self.version!r}; update it, then it is admitted"
-        return ""
+        if self.version is None or (version := await served_weight_version(member.engine)) == self.version:
+            return ""
+        if self._directory is not None:
+            self._catching_up.setdefault(
+                member.name, asyncio.create_task(self._catch_up(member, self._directory, self.version))
+            )
+        served = "unknown weights" if version is None else f"the weights {version!r}"
+        return f"it serves {served}, the fleet {self.version!r}; update it, then it is admitted"
+
+    async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
+        """Load the fleet's weights into a member that came back with others; its next check admits it."""
+        engine: Any = member.engine
+        try:
+            await engine.update_weights(directory, version)
+        except (EngineError, WeightUpdateError) as error:
+            log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
+
+    def record_update(
+        self, version: str, directory: str | os.PathLike[str] | None, failed: Mapping[str, Exception]
+    ) -> None:
+        """The members serve `version` from now on, except for those that failed, which are ejected."""
+        with self.lock:
+            self.version, self._directory = version, directory
+            self._catching_up = {name: task for name, task in self._catching_up.items() if not task.done()}
+            for name, error in failed.items():
+                log.error("%s is ejected: %s", name, error)
+                self.members[name].set_state(MemberState.EJECTED, str(error))
+                self.members[name].interrupt()
 
     def start_monitor(self) -> None:
         """Check the members regularly while requests run. The caller holds the lock."""
@@ -147,11 +174,13 @@ class Membership:
             except FleetMismatchError as error:
                 log.error("%s", error)
 
-    def stop_monitor(self) -> None:
-        """Whichever event loop it runs on. The caller holds the lock."""
-        monitor, self._monitor = self._monitor, None
-        if monitor is not None and not monitor.get_loop().is_closed():
-            monitor.get_loop().call_soon_threadsafe(monitor.cancel)
+    def stop_tasks(self) -> None:
+        """End the monitor and what it has begun, whichever event loop it runs on. The caller holds the lock."""
+        tasks = [*self._catching_up.values(), *([] if self._monitor is None else [self._monitor])]
+        self._monitor, self._catching_up = None, {}
+        for task in tasks:
+            if not task.get_loop().is_closed():
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def checked_engine(name: object, engine: Engine) -> Engine:
