@@ -30,8 +30,9 @@ from rollouts.demo.trainer_process import TrainerProcess
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.episodes.episode import EpisodeSpec, derived_seed
+from rollouts.episodes.episode import EpisodeSpec
 from rollouts.episodes.runner import run_episodes
+from rollouts.episodes.turns import derived_seed
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from rollouts.engines.protocol import InFlight
 from rollouts.engines.vllm import VLLMEngine, write_tied_head
 
 
@@ -24,14 +26,19 @@ class ServerPolicy(VLLMEngine):
         directory = model_directory.parent / "served-weights"
         self._loaded, self._spare = directory / "a", directory / "b"
 
-    async def update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None:
-        """Write float32 weights by parameter name, and make the server load them."""
+    async def update_weights(
+        self, weights: Mapping[str, np.ndarray] | str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
+    ) -> None:
+        """Make the server load float32 weights by parameter name, which are written first, or a directory."""
+        if not isinstance(weights, Mapping):
+            await super().update_weights(weights, version, in_flight=in_flight)
+            return
         self._spare.mkdir(parents=True, exist_ok=True)
         arrays = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
         save_file(arrays, self._spare / "model.safetensors", metadata={"format": "pt"})
         (self._spare / "lm_head.safetensors").unlink(missing_ok=True)  # left by the previous update
         write_tied_head(self._spare)
-        await self.control.update_weights_from_directory(self._spare.resolve(), version)
+        await super().update_weights(self._spare.resolve(), version, in_flight=in_flight)
         self._loaded, self._spare = self._spare, self._loaded
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from types import UnionType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from renderers import MultiModalData
 from renderers.placement import PlacedItem
 from rollouts.engines.completion_checks import logprobs_error, prompt_error, token_ids_error
 from rollouts.error_texts import short_repr
-from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
+from rollouts.errors import ArgumentError, InvalidRequestError, MalformedResultError, MissingLogProbsError
 from rollouts.numbers import finite_number, whole_number
 from transport import wire_type
 from transport.wire.error_texts import quoted
@@ -207,6 +207,41 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Refuse further requests and release what the engine holds."""
         ...
+
+
+#: What happens to running requests while weights are replaced. "abort": they end, and continue from their tokens with
+#: the new weights. "wait": they finish with the old weights first. "keep": they stay in the engine, and continue with
+#: the new weights.
+InFlight = Literal["abort", "wait", "keep"]
+
+
+@runtime_checkable
+class UpdatableEngine(Engine, Protocol):
+    """An engine whose weights can be replaced while it serves."""
+
+    @property
+    def weight_version(self) -> str:
+        """The version of the weights in use, as `WeightSpan.version` names it."""
+        ...
+
+    async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
+        """Replace the weights; `generate` labels tokens with `version` from then on.
+
+        `weights` is what the engine takes: a checkpoint directory, a mapping from names to tensors. No call of
+        `generate` ends because of the update: a completion that was cut off continues, and has spans of both versions.
+
+        Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were passed; the
+        text says which are. Raises `ArgumentError` for arguments of other types.
+        """
+        ...
+
+
+def check_update_arguments(version: object, in_flight: object) -> None:
+    """Raises `ArgumentError` for a version that is empty or not text, and for an unknown `in_flight`."""
+    if not isinstance(version, str) or not version:
+        raise ArgumentError("version", version, "pass a name for the new weights, text that is not empty")
+    if in_flight not in get_args(InFlight):
+        raise ArgumentError("in_flight", in_flight, f"pass one of {', '.join(map(repr, get_args(InFlight)))}")
 
 
 def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size: int | None = None) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from renderers import Message, ParsedResponse
+from rollouts.thread_calls import result_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Environment(Protocol):
 
     An environment may have, in addition:
 
+    - a method `attach(context)`, which receives the `EpisodeContext` of the episode before `reset`;
     - an attribute or property `tools` (a list of `ToolSpec`), which is read once, after `reset`;
     - a method `step_parsed(assistant, parsed)`, which is called in place of `step` and also receives the
       `ParsedResponse`: it has the malformed tool calls, which the message has as text only;
@@ -63,6 +65,10 @@ class ThreadedEnvironment:
     @property
     def tools(self) -> Any:
         return declared_tools(self._environment)
+
+    def attach(self, context: Any) -> Any:
+        attach = getattr(self._environment, "attach", None)
+        return attach(context) if callable(attach) else None
 
     async def reset(self, seed: int) -> Sequence[Message]:
         messages: Sequence[Message] = await self._call(self._environment.reset, seed)
@@ -107,9 +113,5 @@ async def resolve(value: Any) -> Any:
 
 
 def _call_with(lock: threading.Lock, method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method in a thread. A future cannot hold a StopIteration: the coroutine would wait forever."""
     with lock:
-        try:
-            return method(*arguments)
-        except StopIteration as error:
-            raise RuntimeError("the method raised StopIteration") from error
+        return result_of(method, *arguments)

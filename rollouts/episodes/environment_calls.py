@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,29 +13,48 @@ from renderers import Message, ParsedResponse
 from renderers.errors import MessageError
 from renderers.messages import check_messages, check_tools, without_media
 from rollouts.episodes.environment import Environment, StepResult, call_step, declared_tools, resolve
-from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError, wrap_exceptions
+from rollouts.episodes.errors import (
+    EnvironmentFailedError,
+    EnvironmentProtocolError,
+    EpisodeLimitError,
+    wrap_exceptions,
+)
 from rollouts.error_texts import short_repr
 from transport import EncodeError
 from transport.wire.codec import check_encodable
 
 log = logging.getLogger("rollouts")
 
+#: Makes the environment of an episode.
+EnvironmentFactory = Callable[[], Environment | Awaitable[Environment]]
+
 #: How long an episode waits for the `close` of its environment. A cancelled run ends within a few seconds.
 CLOSE_SECONDS = 3.0
 
+# Raised on the way through `reset` or `step`, and no failure of the environment: the second is one of the episode.
+_UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
 
-def make_environment(factory: Callable[[], Environment]) -> Environment:
-    """Call `factory`. Raises `EnvironmentFailedError`."""
+
+async def make_environment(factory: EnvironmentFactory) -> Environment:
+    """Call `factory`, and await what it returns if it is awaitable. Raises `EnvironmentFailedError`."""
     with wrap_exceptions(lambda error: EnvironmentFailedError("", "make_environment", error)):
-        return factory()
+        environment: Environment = await resolve(factory())
+        return environment
+
+
+async def attach_context(environment: Environment, context: object) -> None:
+    """Call `attach` of an environment that has it. Raises `EnvironmentFailedError`."""
+    attach = getattr(environment, "attach", None)
+    if callable(attach):
+        name = type(environment).__name__
+        with wrap_exceptions(lambda error: EnvironmentFailedError(name, "attach", error)):
+            await resolve(attach(context))
 
 
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
     """Call `reset` and check the messages. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
     name = type(environment).__name__
-    with wrap_exceptions(
-        lambda error: EnvironmentFailedError(name, "reset", error), unchanged=(EnvironmentProtocolError,)
-    ):
+    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "reset", error), unchanged=_UNCHANGED):
         messages = _checked_messages(await resolve(environment.reset(seed)), f"{name}.reset")
     if not messages:
         raise EnvironmentProtocolError(f"{name}.reset returned no messages; return the first messages")
@@ -60,9 +79,7 @@ async def step_environment(environment: Environment, assistant: Message, parsed:
     `Trajectory.record_reward` checks reward and info. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """
     name = type(environment).__name__
-    with wrap_exceptions(
-        lambda error: EnvironmentFailedError(name, "step", error), unchanged=(EnvironmentProtocolError,)
-    ):
+    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "step", error), unchanged=_UNCHANGED):
         result = await resolve(call_step(environment, assistant, parsed))
         if not isinstance(result, StepResult):
             raise EnvironmentProtocolError(

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from renderers import Message, RenderedTokens, Renderer, RendererError, RendererPool
-from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
-from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
+from renderers import Renderer, RendererError, RendererPool
+from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
+from rollouts.episodes.context import EpisodeContext, PlayedTurns
 from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import (
+    EnvironmentFactory,
+    attach_context,
     close_environment,
     environment_tools,
     make_environment,
     reset_environment,
     step_environment,
 )
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, naming_origin
-from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError
+from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
+from rollouts.episodes.renderer_calls import renderer_pool
+from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.error_texts import describe_exception, exception_text, is_unicode
 from rollouts.errors import RolloutsError
 from rollouts.numbers import whole_number
@@ -88,7 +92,8 @@ async def run_episode(
     The renderer runs on the threads of the `RendererPool`, or of a pool that is made for this episode.
 
     `seed` goes to the environment; `sampling.seed`, if given, seeds turn t with (seed, t). `sampling.n` is 1. An
-    episode that is not done after `max_turns` ends `truncated`.
+    episode that is not done after `max_turns`, or whose next prompt is too long for the model, ends `truncated`;
+    `truncation_reason` says which.
 
     Raises `EpisodeError` with the completed turns, whatever engine, renderer or environment return or raise; and
     `EpisodeArgumentError` for an invalid argument, before the episode begins. `on_end` is called once, with the
@@ -103,18 +108,8 @@ async def run_episode(
         raise EpisodeArgumentError("environment", environment, rule)
     check_settings(engine, renderer, sampling, max_turns)
     with renderer_pool(renderer) as pool:
-        settings = EpisodeSettings(engine, pool, sampling, max_turns)
+        settings = EpisodeSettings(engine, pool, sampling, EpisodeLimits(max_turns=max_turns))
         return await record_episode(lambda: environment, trajectory, settings, on_end)
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSettings:
-    """What the episodes of a run have in common."""
-
-    engine: Engine
-    renderer: RendererPool
-    sampling: SamplingParams
-    max_turns: int
 
 
 def check_settings(engine: object, renderer: object, sampling: object, max_turns: object) -> None:
@@ -140,14 +135,18 @@ def check_on_end(on_end: OnEnd | None) -> None:
 
 
 async def record_episode(
-    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, on_end: OnEnd | None
+    factory: EnvironmentFactory,
+    trajectory: Trajectory,
+    settings: EpisodeSettings,
+    on_end: OnEnd | None = None,
+    observer: EpisodeObserver | None = None,
 ) -> Trajectory:
     """Run one episode into an empty trajectory, finish it, and pass it to `on_end`. Raises `EpisodeError`."""
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
         async with AsyncExitStack() as at_end:
-            await _run(factory, trajectory, settings, at_end)
+            await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)), at_end)
     except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
@@ -170,70 +169,66 @@ async def record_episode(
     return trajectory
 
 
-async def _run(
-    factory: Callable[[], Environment], trajectory: Trajectory, settings: EpisodeSettings, at_end: AsyncExitStack
-) -> None:
+async def _run(factory: EnvironmentFactory, recorder: TurnRecorder, at_end: AsyncExitStack) -> None:
     """Run the turns of an episode. `at_end` gets what must be called when the episode has ended."""
-    engine, sampling, max_turns = settings.engine, settings.sampling, settings.max_turns
-    renderer = RendererCalls(settings.renderer)
-    trajectory.provenance = Provenance.of(settings.renderer, engine)
-    vocab_size = known_vocab_size(engine, settings.renderer)
-    if not sampling.stop_token_ids:
-        sampling = replace(sampling, stop_token_ids=renderer.stop_token_ids())
-    environment = make_environment(factory)
-    at_end.push_async_callback(close_environment, environment)
-    conversation: Sequence[Message] = await reset_environment(environment, trajectory.seed)
-    tools = environment_tools(environment)
+    trajectory = recorder.trajectory
+    trajectory.provenance = Provenance.of(recorder.renderer, recorder.engine)
+    reached: EpisodeLimitError | None = None
+    try:
+        async with recorder.deadlines.scope:
+            recorder.deadlines.begin_turn()
+            recorder.activity.waits_for("environment.make", 0)
+            environment = await make_environment(factory)
+            at_end.push_async_callback(close_environment, environment)
+            at_end.push_async_callback(recorder.close)
+            context = EpisodeContext(recorder, play_environment, seed=trajectory.seed, agent="", path=())
+            played = PlayedTurns()
+            await play_environment(environment, context, recorder.limits.max_turns, played)
+            trajectory.done = played.done
+            reached = None if played.done else recorder.limit_reached()
+    except EpisodeLimitError as error:
+        reached = error
+    except TimeoutError:
+        reached = recorder.deadlines.passed(recorder.activity)
+        if reached is None:
+            raise
+    except OVERLONG_ERRORS as error:
+        reached = overlong_limit(error)
+    if reached is not None:
+        trajectory.truncated = True
+        trajectory.truncation_reason = reached.reason
+
+
+async def play_environment(
+    environment: Environment, context: EpisodeContext, max_turns: int | None, played: PlayedTurns
+) -> None:
+    """Play an environment until it is done, has had `max_turns`, or the episode has reached a limit.
+
+    Raises `EpisodeLimitError` where the limit was reached before the first turn, or in the environment.
+    """
+    recorder = context.recorder
     name = type(environment).__name__
-    with expecting_request(engine), naming_origin(f"{name}.reset"):
-        prompt = await renderer.render(conversation, tools)
-    prompt_messages = conversation  # the messages that the message indices of `prompt` refer to
-    sampled = _sampled_ranges(prompt)
-
-    for turn in range(max_turns):
-        request = GenerateRequest(
-            prompt_ids=prompt.token_ids,
-            sampling=sampling if sampling.seed is None else replace(sampling, seed=derived_seed(sampling.seed, turn)),
-            multi_modal_data=prompt.multi_modal_data,
-            session_id=trajectory.episode_id,
-            request_id=f"{trajectory.episode_id}-{turn}",
-            placeholder_token_ids=prompt.placeholder_token_ids,
-            sampled=sampled,
-        )
-        sent_at = time.monotonic()
-        completion = await generate_completion(engine, request, vocab_size)
-        seconds = time.monotonic() - sent_at
-        completion_ids = completion.token_ids.tolist()
-        with expecting_request(engine):
-            assistant, parsed = await renderer.parse(completion_ids, tools, prompt)
-        trajectory.add_turn(prompt, completion, assistant, messages=prompt_messages, seconds=seconds)
-
-        step = await step_environment(environment, assistant, parsed)
-        trajectory.record_reward(step.reward, step.info)
-        if step.done:
-            trajectory.done = True
+    began = time.perf_counter()
+    recorder.activity.waits_for("environment.reset", recorder.trajectory.num_turns)
+    await attach_context(environment, context)
+    messages = await reset_environment(environment, context.seed)
+    tools = environment_tools(environment)
+    environment_seconds = time.perf_counter() - began
+    prompt = await recorder.first_prompt(messages, tools, f"{name}.reset")
+    while True:
+        turn = await recorder.sample(prompt, agent=context.agent, path=(*context.path, len(played.indices)))
+        played.indices.append(turn.index)
+        played.message = turn.message
+        began = time.perf_counter()
+        recorder.activity.waits_for("environment.step", turn.index)
+        step = await step_environment(environment, turn.message, turn.parsed)
+        recorder.trajectory.record_reward(step.reward, step.info, turn=turn.index)
+        recorder.finish_turn(turn, environment_seconds + time.perf_counter() - began)
+        environment_seconds = 0.0
+        played.reward += float(step.reward)
+        played.done = step.done
+        if step.done or len(played.indices) == max_turns or recorder.limit_reached() is not None:
             return
-        if turn + 1 < max_turns:
-            with expecting_request(engine):
-                with naming_origin(f"what {name}.step returned for turn {turn}"):
-                    bridged = await renderer.bridge(prompt, completion_ids, step.messages, tools, conversation)
-                conversation = [*conversation, assistant, *step.messages]
-                if bridged is None:
-                    with naming_origin(f"the conversation after {name}.step of turn {turn}"):
-                        prompt, prompt_messages = await renderer.render(conversation, tools), conversation
-                    sampled = _sampled_ranges(prompt)
-                else:
-                    sampled = [*sampled, (len(prompt), len(prompt) + len(completion_ids))]
-                    prompt, prompt_messages = bridged, step.messages
-    trajectory.truncated = True
-
-
-def _sampled_ranges(prompt: RenderedTokens) -> list[tuple[int, int]]:
-    """The token ranges of a rendered prompt that the model would have sampled: its assistant turns."""
-    return [(span.start, span.end) for span in prompt.spans if span.sampled]
-
-
-def derived_seed(seed: int, *path: str | int) -> int:
-    """A seed below 2**63 for `path`, unrelated to the seeds of other paths and of neighbouring values of `seed`."""
-    name = "/".join(map(str, (seed, *path)))
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+        if context.agent == "":
+            recorder.deadlines.begin_turn()
+        prompt = await recorder.next_prompt(turn, step.messages, f"{name}.step")

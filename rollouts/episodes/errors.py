@@ -42,6 +42,19 @@ class EpisodeArgumentError(ArgumentError):
     """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` has a wrong value. `name` is the argument."""
 
 
+class EpisodeLimitError(RolloutsError):
+    """An episode has reached one of its limits and gets no further completion; it ends `truncated`.
+
+    `limit` is the name of the limit, `reason` what reached it. An environment that calls the policy through its
+    `EpisodeContext` may catch this error, to return a last reward.
+    """
+
+    def __init__(self, limit: str, reason: str) -> None:
+        self.limit = limit
+        self.reason = f"{limit}: {reason}"
+        super().__init__(f"the episode has reached its limit {self.reason}; it gets no further completion")
+
+
 class EnvironmentProtocolError(RolloutsError):
     """An environment returned a value that its protocol does not allow."""
 

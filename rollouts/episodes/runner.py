@@ -11,9 +11,11 @@ from typing import Literal
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.environment import Environment
-from rollouts.episodes.episode import EpisodeSettings, EpisodeSpec, OnEnd, check_on_end, check_settings, record_episode
+from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end, check_settings, record_episode
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodesError
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.renderer_calls import renderer_pool
+from rollouts.episodes.turns import EpisodeSettings
 from rollouts.numbers import whole_number
 from rollouts.trajectory.tree import Trajectory
 
@@ -62,7 +64,7 @@ async def run_episodes(
                     raise
 
     with renderer_pool(renderer) as pool:
-        settings = EpisodeSettings(engine, pool, sampling, max_turns)
+        settings = EpisodeSettings(engine, pool, sampling, EpisodeLimits(max_turns=max_turns))
         try:
             async with asyncio.TaskGroup() as group:
                 for spec, trajectory in zip(specs, trajectories, strict=True):

@@ -10,7 +10,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, WeightSpan
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    InFlight,
+    WeightSpan,
+    check_update_arguments,
+)
 from rollouts.error_texts import short_repr
 from rollouts.errors import EngineClosedError, EngineError
 
@@ -54,8 +62,8 @@ class ScriptedEngine:
 
     As with a real engine, a completion is cut off after `sampling.max_tokens` tokens; it ends with `FinishReason.STOP`
     where its last token is a stop token and with `LENGTH` elsewhere. Every log-probability is -0.5 unless the script
-    gives another. `requests` holds the requests in order of arrival, `closed` whether `close` was called. Raises
-    `ScriptError` when the script has no entry left.
+    gives another. `requests` holds the requests in order of arrival, `updates` the arguments of `update_weights`, and
+    `closed` whether `close` was called. Raises `ScriptError` when the script has no entry left.
     """
 
     def __init__(
@@ -68,6 +76,7 @@ class ScriptedEngine:
         if isinstance(script, str):
             raise ScriptError("script", f"a script is a list of entries, not the text {script!r:.40}; pass [text]")
         self.requests: list[GenerateRequest] = []
+        self.updates: list[tuple[Any, str, InFlight]] = []
         self.closed = False
         self._taken = 0
         self._function = script if callable(script) else None
@@ -93,6 +102,22 @@ class ScriptedEngine:
                 return entry
             completions.append(self._completion(request, index, entry, number))
         return GenerateResult(request.request_id, completions)
+
+    @property
+    def weight_version(self) -> str:
+        """The version that completions are labelled with."""
+        return self._weight_version
+
+    async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
+        """Label completions with `version` from now on, and append the call to `updates`. `weights` may be anything.
+
+        Raises `ArgumentError` and `EngineClosedError`.
+        """
+        check_update_arguments(version, in_flight)
+        if self.closed:
+            raise EngineClosedError("update_weights", "the engine is closed")
+        self.updates.append((weights, version, in_flight))
+        self._weight_version = version
 
     async def close(self) -> None:
         """Refuse further requests."""

@@ -12,7 +12,7 @@ from rollouts.errors import ArgumentError, SampleError
 from rollouts.numbers import whole_number
 from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
-from rollouts.training.version_order import VersionOrder
+from rollouts.version_order import VersionOrder
 
 
 class Staleness(NamedTuple):

@@ -32,7 +32,7 @@ from rollouts.errors import (
     TrajectoryError,
     TrajectoryFinishedError,
 )
-from rollouts.numbers import finite_number
+from rollouts.numbers import finite_number, whole_number
 from rollouts.trajectory.new_nodes import completion_node, media_of, prompt_node
 from rollouts.trajectory.plain_copy import copied_mapping
 from rollouts.trajectory.provenance import Provenance
@@ -48,7 +48,8 @@ from transport.wire.error_texts import quoted
 class Turn:
     """One model call: the node of its completion, how it ended, and the reward and info from the environment.
 
-    `seconds` is how long the engine took. Raises `InvalidTurnError` for values of another type, also when decoded.
+    `seconds` is how long the engine took. `agent` names which agent of the episode took the turn: "" is the one that
+    plays the episode's environment. Raises `InvalidTurnError` for values of another type, also when decoded.
     """
 
     node: int
@@ -57,6 +58,7 @@ class Turn:
     reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    agent: str = ""
 
     def __post_init__(self) -> None:
         if type(self.node) is not int or self.node < 0:
@@ -72,6 +74,8 @@ class Turn:
                 f"the turn of node {self.node} has the reward {quoted(self.reward)} and the seconds "
                 f"{quoted(self.seconds)}; both are finite numbers"
             )
+        if type(self.agent) is not str:
+            raise InvalidTurnError(f"the turn of node {self.node} has the agent {quoted(self.agent)}, which is no text")
 
 
 _LARGEST: Final = sys.float_info.max
@@ -90,7 +94,7 @@ class Branch(NamedTuple):
 
 
 _FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("episode_id", "group_id", "error"), (str,)),
+    **dict.fromkeys(("episode_id", "group_id", "error", "truncation_reason"), (str,)),
     **dict.fromkeys(("done", "truncated"), (bool,)),
     **dict.fromkeys(("nodes", "turns"), (list, tuple)),
     "metrics": (Mapping,),
@@ -103,7 +107,8 @@ _FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 class Trajectory:
     """One episode. It grows through `add_turn` until `finish`; `reward` is the sum over turns.
 
-    `metrics` are numbers of the whole episode, `error` says why it ended early, `started_at` is in seconds since the
+    `metrics` are numbers of the whole episode, `error` says why it failed, `truncation_reason` which limit ended a
+    truncated one, empty where that is not known. `started_at` is in seconds since the
     epoch, `seconds` is its duration, `provenance` the versions of what made it. Raises `InvalidTrajectoryError` for
     values of another type, for a node before its parent, and for a turn without its node, also when decoded.
     """
@@ -121,6 +126,7 @@ class Trajectory:
     started_at: float = 0.0
     seconds: float = 0.0
     provenance: Provenance | None = None
+    truncation_reason: str = ""
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -179,6 +185,7 @@ class Trajectory:
         messages: Sequence[Message] = (),
         extras: Mapping[str, np.ndarray] | None = None,
         seconds: float = 0.0,
+        agent: str = "",
     ) -> int:
         """Attach a prompt and its completion; return the index of the completion's node.
 
@@ -216,31 +223,35 @@ class Trajectory:
         added.append(completion_node(len(nodes) if added else parent, completion, sampled_extras))
         node = len(nodes) + len(added) - 1
         stored_message = cast(Message, _copied(message, f"the message of turn {len(turns)}"))
-        turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds)
+        turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds, agent=agent)
         _check_turn_stored(added, turn, f"turn {len(turns)}")
-        if turns and parent != turns[-1].node:
+        latest = next((earlier.node for earlier in reversed(turns) if earlier.agent == agent), parent)
+        if parent != latest:
             self.forks += 1
         nodes += added
         turns.append(turn)
         return node
 
-    def record_reward(self, reward: float, info: Mapping[str, Any]) -> None:
-        """Set the reward and the info of the last turn, in place of earlier ones; `info` is copied.
+    def record_reward(self, reward: float, info: Mapping[str, Any], *, turn: int | None = None) -> None:
+        """Set the reward and the info of the turn with index `turn`, in place of earlier ones; `info` is copied.
 
-        Raises `TrajectoryFinishedError`, and `InvalidTurnError` if there is no turn, `reward` is not a finite number,
-        or `info` is not a mapping that can be stored; the error names the place in it.
+        Without `turn` they are those of the last turn. Raises `TrajectoryFinishedError`, and `InvalidTurnError` if
+        there is no such turn, `reward` is not a finite number, or `info` is not a mapping that can be stored; the error
+        names the place in it.
         """
         _, turns = self._growing()
         if not turns:
             raise InvalidTurnError(f"episode {self.episode_id} has no turn to reward; call add_turn first")
-        last = len(turns) - 1
+        index = len(turns) - 1 if turn is None else whole_number(turn)
+        if index is None or not 0 <= index < len(turns):
+            raise InvalidTurnError(f"episode {self.episode_id} has {len(turns)} turns and no turn {short_repr(turn)}")
         number = finite_number(reward)
         if number is None:
-            raise InvalidTurnError(f"the reward of turn {last} is {short_repr(reward)}; pass a finite number")
-        name = f"the info of turn {last}"
+            raise InvalidTurnError(f"the reward of turn {index} is {short_repr(reward)}; pass a finite number")
+        name = f"the info of turn {index}"
         copied = _copied(info, name)
         _check_stored(copied, name)
-        turns[-1] = replace(turns[-1], reward=number, info=copied)
+        turns[index] = replace(turns[index], reward=number, info=copied)
 
     def finish(self) -> None:
         """Make the trajectory immutable. A second call does nothing."""
@@ -410,6 +421,7 @@ def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, name: str) -> Non
             [[span.version, span.start, span.end] for node in nodes for span in node.weight_spans],
             turn.message,
             turn.seconds,
+            turn.agent,
         ]
     )
     if not is_storable:

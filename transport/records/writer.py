@@ -84,6 +84,11 @@ class RecordWriter:
         self._file.close()
         self._lock = threading.RLock()  # a thread of the parent may have locked it
 
+    @property
+    def next_index(self) -> int:
+        """The index that the next record will have; after an interrupted `append` it may become one more."""
+        return self._tail[1]
+
     def append(self, obj: object) -> int:
         """Store `obj` and return its index in the file.
 

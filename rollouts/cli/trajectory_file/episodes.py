@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rollouts.cli.errors import CommandFileError
 from rollouts.cli.trajectory_file.value_limits import limit_violation
+from rollouts.runner.task import Task
 from rollouts.trajectory.packed_episodes import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordReader, TransportError
@@ -42,6 +43,8 @@ def read_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode
             held = reader[record]
         except TransportError as error:
             problems.append(f"record {record}: {error}")
+            continue
+        if isinstance(held, Task):  # the journal of a run has the tasks with the episodes
             continue
         found = list(_members(held))
         if not found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,11 @@ class _Sample(NamedTuple):
 
 
 class Batch:
-    """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the model's."""
+    """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the model's.
+
+    `is_interrupted` is asked after every token. Once it returns True, the unfinished completions end with
+    `FinishReason.ABORT`; each has at least one token.
+    """
 
     def __init__(
         self,
@@ -38,11 +42,13 @@ class Batch:
         requests: Sequence[GenerateRequest],
         encode_images: EncodeImages,
         max_length: int,
+        is_interrupted: Callable[[], bool],
     ) -> None:
         self._forward = forward
         self._requests = requests
         self._encode_images = encode_images
         self._max_length = max_length
+        self._is_interrupted = is_interrupted
         self._prompts: list[TokenSequence] = []  # distinct ones
         self._samples: list[_Sample] = []
         prompt_indices: dict[tuple[Any, ...], int] = {}
@@ -61,13 +67,13 @@ class Batch:
         ids, logprobs = self._decode(logits, cache, mask, positions)
         completions: list[list[Completion]] = [[] for _ in self._requests]
         for sample, row_ids, row_logprobs in zip(self._samples, ids, logprobs, strict=True):
-            stopped = int(row_ids[-1]) in self._requests[sample.request].sampling.stop_token_ids
+            reason = self._finish_reason(sample, row_ids)
             completion = Completion(
                 index=sample.number,
                 token_ids=row_ids,
                 logprobs=row_logprobs,
-                finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-                stop_token_id=int(row_ids[-1]) if stopped else None,
+                finish_reason=reason,
+                stop_token_id=int(row_ids[-1]) if reason is FinishReason.STOP else None,
                 weight_spans=(WeightSpan(weight_version, 0, len(row_ids)),),
             )
             completions[sample.request].append(completion)
@@ -75,6 +81,16 @@ class Batch:
             GenerateResult(request.request_id, of_request)
             for request, of_request in zip(self._requests, completions, strict=True)
         ]
+
+    def _limit(self, sample: _Sample) -> int:
+        """The largest number of tokens of a completion."""
+        room = self._max_length - len(self._prompts[sample.prompt].ids)
+        return min(self._requests[sample.request].sampling.max_tokens, room)
+
+    def _finish_reason(self, sample: _Sample, ids: np.ndarray) -> FinishReason:
+        if int(ids[-1]) in self._requests[sample.request].sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(ids) >= self._limit(sample) else FinishReason.ABORT
 
     def _prefill(self) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
         """Logits (samples, vocabulary), cache, attention mask and next positions after the prompts."""
@@ -96,8 +112,7 @@ class Batch:
         device = logits.device
         params = [self._requests[sample.request].sampling for sample in self._samples]
         sampler = RowSampler(params, [sample.number for sample in self._samples], device)
-        rooms = [self._max_length - len(self._prompts[sample.prompt].ids) for sample in self._samples]
-        limits = [min(each.max_tokens, room) for each, room in zip(params, rooms, strict=True)]
+        limits = [self._limit(sample) for sample in self._samples]
         max_tokens = torch.tensor(limits, device=device)
         # Each row: the stop ids of a sample, padded with -1.
         stop_rows = [torch.tensor([*each.stop_token_ids, -1]) for each in params]
@@ -109,7 +124,7 @@ class Batch:
             ids, logprobs = sampler.sample(logits, step)
             steps.append((active, ids, logprobs))
             unfinished = ~(ids[:, None] == stops[active]).any(-1) & (step + 1 < max_tokens[active])
-            if not bool(unfinished.any()):
+            if not bool(unfinished.any()) or self._is_interrupted():
                 break
             if not bool(unfinished.all()):
                 rows = unfinished.nonzero()[:, 0]

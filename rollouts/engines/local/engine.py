@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,9 +15,18 @@ import numpy as np
 
 from renderers.byte_lru import ByteLRU
 from renderers.placement import item_placement_error
+from rollouts.engines.continuation import continuation, join_completions
 from rollouts.engines.limits import EngineLimits, check_prompt
+from rollouts.engines.local.interruptions import Interruptions
 from rollouts.engines.local.request_queue import RequestQueue, closed_error
-from rollouts.engines.protocol import GenerateRequest, GenerateResult
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    InFlight,
+    check_update_arguments,
+)
 from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError, UnsupportedModelError
 from rollouts.numbers import whole_number
 
@@ -32,7 +42,7 @@ except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.weights import matched_weights
+from rollouts.engines.local.weights import checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.qwen3_vl import VisionFeatures
 
@@ -75,6 +85,7 @@ class LocalEngine:
         self._queues: dict[asyncio.AbstractEventLoop, RequestQueue] = {}
         # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
+        self._interruptions = Interruptions()
         self._closed = threading.Event()
 
     @classmethod
@@ -105,7 +116,15 @@ class LocalEngine:
         """Sample `n` completions. Raises `InvalidRequestError`, `OverlongPromptError` or `EngineClosedError`."""
         self._request_limits.check(request)
         self._check(request)
-        return await self._queue().generate(request)
+        result = await self._queue().generate(request)
+        if all(completion.finish_reason is not FinishReason.ABORT for completion in result.completions):
+            return result
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._complete(request, partial)) for partial in result.completions]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return replace(result, completions=[task.result() for task in tasks])
 
     def expecting_request(self) -> AbstractContextManager[None]:
         """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
@@ -115,16 +134,34 @@ class LocalEngine:
         """
         return self._queue().expecting_request()
 
-    async def update_weights(self, weights: Mapping[str, Any], version: str) -> None:
-        """Replace every parameter with tensors or arrays of the same shapes, by the names of `state_dict()`.
+    async def update_weights(
+        self, weights: Mapping[str, Any] | str | Path, version: str, *, in_flight: InFlight = "abort"
+    ) -> None:
+        """Replace every parameter with tensors or arrays of the same shapes, or with those of a checkpoint directory.
 
-        Of names that are one tensor in the model (`lm_head.weight` where it is tied to the embedding) one is enough;
-        several must agree. Buffers may be left out. Runs between batches. Raises `WeightUpdateError`, changing nothing,
-        if names, shapes or tied tensors differ.
+        Tensors have the names of `state_dict()`. Of names that are one tensor in the model (`lm_head.weight` where it
+        is tied to the embedding) one is enough; several must agree. Buffers may be left out.
+
+        With `in_flight="wait"` the running batch finishes first. With "abort" and "keep", which are the same here, it
+        stops after the token that it samples now, and its completions continue with the new weights, after their
+        prompts and tokens have been read again. A call that is cancelled may still replace the weights. Raises
+        `ArgumentError`; `WeightUpdateError`, changing nothing, if names, shapes or tied tensors differ or the directory
+        holds no checkpoint of this model.
         """
+        check_update_arguments(version, in_flight)
+        if not isinstance(weights, Mapping | str | Path):
+            rule = "pass a mapping from the names of state_dict() to tensors, or a checkpoint directory"
+            raise ArgumentError("weights", weights, rule)
         if self._closed.is_set():
             raise closed_error("update_weights")
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._load, weights, version)
+        interrupts = in_flight != "wait"
+        try:
+            loading = self._worker.submit(self._load, weights, version, interrupts)
+        except RuntimeError as error:  # the worker was shut down since
+            raise closed_error("update_weights") from error
+        if interrupts:
+            self._interruptions.request()
+        await asyncio.shield(asyncio.wrap_future(loading))
 
     async def close(self) -> None:
         """Fail the waiting requests and stop the worker thread once its batch is done."""
@@ -135,6 +172,18 @@ class LocalEngine:
         await asyncio.to_thread(self._worker.shutdown)
 
     # On the event loop.
+
+    async def _complete(self, request: GenerateRequest, partial: Completion) -> Completion:
+        """A completion, continued as often as updates of the weights cut it off."""
+        rounds = 0
+        while partial.finish_reason is FinishReason.ABORT:
+            rounds += 1
+            rest_request = continuation(request, partial, rounds, self._max_length)
+            if rest_request is None:
+                return replace(partial, finish_reason=FinishReason.LENGTH)
+            (rest,) = (await self._queue().generate(rest_request)).completions
+            partial = join_completions(partial, rest)
+        return partial
 
     def _queue(self) -> RequestQueue:
         """The queue of the running event loop."""
@@ -167,7 +216,10 @@ class LocalEngine:
 
     def _run(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
         with torch.inference_mode():
-            return Batch(self._forward, requests, self._encode_images, self._max_length).run(self._weight_version)
+            batch = Batch(
+                self._forward, requests, self._encode_images, self._max_length, self._interruptions.are_requested
+            )
+            return batch.run(self._weight_version)
 
     def _encode_images(self, items: Sequence[Any]) -> list[VisionFeatures]:
         """Features of images; those that the current weights have encoded before come from the cache."""
@@ -184,7 +236,11 @@ class LocalEngine:
                 self._features.put(item.mm_hash, encoded, encoded.nbytes)
         return [features[item.mm_hash] for item in items]
 
-    def _load(self, weights: Mapping[str, Any], version: str) -> None:
+    def _load(self, weights: Mapping[str, Any] | str | Path, version: str, interrupts: bool) -> None:
+        if interrupts:
+            self._interruptions.end()
+        if not isinstance(weights, Mapping):
+            weights = checkpoint_weights(self._model, weights)
         with torch.no_grad():
             for target, value in matched_weights(self._model, weights):
                 # Arrays from the wire are read-only, which torch cannot represent: they are copied.

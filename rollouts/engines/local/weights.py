@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from rollouts.errors import WeightUpdateError
 
@@ -45,6 +47,24 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
             f"{len(missing)} parameters are missing, among them {missing[0]!r}; pass all parameters of state_dict()"
         )
     return matched
+
+
+def checkpoint_weights(model: torch.nn.Module, directory: str | Path) -> Mapping[str, torch.Tensor]:
+    """The weights of a checkpoint directory by the names of the model's `state_dict()`.
+
+    Raises `WeightUpdateError` where the directory cannot be read, or lacks tensors of the model or has others.
+    """
+    model_class: Any = type(model)
+    try:
+        loaded, report = model_class.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise _error(f"{directory} holds no checkpoint that {model_class.__name__} can load ({error})") from error
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if report[kind]:
+            names = sorted(map(str, report[kind]))
+            raise _error(f"{directory} has {len(names)} {kind.replace('_', ' ')}, among them {names[0]:.80}")
+    weights: Mapping[str, torch.Tensor] = loaded.state_dict()
+    return weights
 
 
 def _check_fits(name: str, target: torch.Tensor, value: Any) -> None:

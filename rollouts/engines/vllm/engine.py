@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -13,8 +14,17 @@ from typing import Self
 
 from renderers import RendererError
 from renderers.fork_reset import register_fork_reset
+from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
 from rollouts.engines.limits import EngineLimits
-from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, check_result
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    InFlight,
+    check_result,
+    check_update_arguments,
+)
 from rollouts.engines.vllm.cache_salt import CacheSalts
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.capability_cache import CapabilityCache
@@ -26,10 +36,11 @@ from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload
 from rollouts.engines.vllm.media.server_media_cache import DEFAULT_MEDIA_CACHE_BYTES, MediaReservation, ServerMediaCache
-from rollouts.engines.vllm.resuming import ResumePolicy, continuation, join_completions, restarts_from_prompt
+from rollouts.engines.vllm.resuming import ResumePolicy
 from rollouts.engines.vllm.wire.generate_response import Generation, TokenDelta
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
 from rollouts.errors import (
+    ArgumentError,
     EngineClosedError,
     EngineError,
     InvalidRequestError,
@@ -198,6 +209,19 @@ class VLLMEngine:
         with self._lock:
             running = list(self._running)
         await self.abort(running)
+
+    async def update_weights(
+        self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
+    ) -> None:
+        """Load the checkpoint directory `weights`, as `control.update_weights_from_directory` does.
+
+        Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and the errors of a server that does not answer.
+        """
+        check_update_arguments(version, in_flight)
+        if not isinstance(weights, str | os.PathLike):
+            rule = "pass a checkpoint directory that the server can read; tensors are for LocalEngine"
+            raise ArgumentError("weights", weights, rule)
+        await self.control.update_weights_from_directory(weights, version, in_flight)
 
     async def close(self) -> None:
         """Refuse further requests and close the connections."""

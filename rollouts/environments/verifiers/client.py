@@ -27,9 +27,9 @@ from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, Sampl
 from renderers import Message, MultiModalData, RenderedTokens, Renderer, RendererError, RendererPool, is_multimodal
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
-from rollouts.episodes.episode import derived_seed
 from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
+from rollouts.episodes.turns import derived_seed
 from rollouts.errors import InvalidRequestError, RolloutsError
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.traces import record_outcome

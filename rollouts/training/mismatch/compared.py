@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from rollouts.errors import ArgumentError
-from rollouts.training.version_order import VersionOrder
+from rollouts.version_order import VersionOrder
 from transport import wire_type
 from transport.wire.arrays import is_tensor
 

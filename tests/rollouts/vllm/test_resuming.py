@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rollouts.engines.continuation import continuation, join_completions
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, SamplingParams, WeightSpan
-from rollouts.engines.vllm.resuming import continuation, join_completions
 
 
 def cut(ids: list[int], *, index: int = 0, spans: tuple[WeightSpan, ...] = (), **more) -> Completion:

@@ -1,0 +1,87 @@
+"""Continuing a completion that a pause or an update of the weights has cut off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, WeightSpan
+
+#: Parameters that depend on the tokens generated so far. In a continuation those tokens are part of the prompt: a
+#: grammar, for example, would start again in the middle of the completion.
+_OUTPUT_DEPENDENT = ("frequency_penalty", "presence_penalty", "repetition_detection", "structured_outputs")
+
+
+def continuation(
+    request: GenerateRequest, partial: Completion, round_number: int, max_model_len: int
+) -> GenerateRequest | None:
+    """The request that samples the rest of a completion; None where there is no room for another token.
+
+    The request is for the whole completion again where `restarts_from_prompt`.
+    """
+    done = 0 if restarts_from_prompt(request) else len(partial.token_ids)
+    length = len(request.prompt_ids)
+    left = min(request.sampling.max_tokens - done, max_model_len - length - done)
+    if left < 1:
+        return None
+    extra = dict(request.sampling.extra)
+    if "min_tokens" in extra:
+        extra["min_tokens"] = min(left, max(0, extra["min_tokens"] - done))
+    seed = request.sampling.seed
+    sampling = replace(
+        request.sampling,
+        n=1,
+        max_tokens=left,
+        extra=extra,
+        # A different seed, because the same one would draw the same numbers again. vLLM seeds sample i of n with
+        # seed + i.
+        seed=None if seed is None else (seed + partial.index + (round_number << 32)) % 2**63,
+    )
+    return replace(
+        request,
+        prompt_ids=[*request.prompt_ids, *partial.token_ids[:done].tolist()],
+        sampling=sampling,
+        sampled=[*request.sampled, (length, length + done)] if done else request.sampled,
+        request_id=f"{request.request_id}.{partial.index}.{round_number}",
+        prompt_logprobs=request.prompt_logprobs and not done,
+    )
+
+
+def restarts_from_prompt(request: GenerateRequest) -> bool:
+    """Whether a completion of this request that is cut off is sampled again from its beginning."""
+    return any(request.sampling.extra.get(name) for name in _OUTPUT_DEPENDENT)
+
+
+def join_completions(partial: Completion, rest: Completion) -> Completion:
+    """One completion of both parts: ids, log-probs, weight versions, experts and masks."""
+    done = len(partial.token_ids)
+    if not done:  # nothing was sampled, so no mask and no expert is missing
+        return replace(rest, index=partial.index)
+    if not len(rest.token_ids) and rest.finish_reason is FinishReason.ABORT:
+        return partial
+    return replace(
+        rest,
+        index=partial.index,
+        token_ids=np.concatenate([partial.token_ids, rest.token_ids]),
+        logprobs=np.concatenate([partial.logprobs, rest.logprobs]),
+        weight_spans=join_spans(partial.weight_spans, rest.weight_spans, done),
+        # Both arrays begin at the prompt; for the first tokens, the earlier array is from the time of their sampling.
+        routed_experts=rest.routed_experts
+        if partial.routed_experts is None or rest.routed_experts is None
+        else np.concatenate([partial.routed_experts, rest.routed_experts[len(partial.routed_experts) :]]),
+        sampling_masks=None
+        if partial.sampling_masks is None or rest.sampling_masks is None
+        else partial.sampling_masks + rest.sampling_masks,
+    )
+
+
+def join_spans(first: tuple[WeightSpan, ...], then: tuple[WeightSpan, ...], by: int) -> tuple[WeightSpan, ...]:
+    """The spans of both parts of a completion, the first of which has `by` tokens."""
+    spans = list(first)
+    for span in then:
+        moved = WeightSpan(span.version, span.start + by, span.end + by)
+        if spans and spans[-1].version == moved.version:
+            moved = WeightSpan(moved.version, spans.pop().start, moved.end)
+        spans.append(moved)
+    return tuple(spans)

@@ -1,0 +1,54 @@
+"""What an episode reports while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+#: What an episode waits for, in the names of `rollouts.runner.events`.
+Part = Literal["environment.make", "environment.reset", "environment.step", "renderer", "engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSeconds:
+    """How long the parts of a turn took. The renderer's includes the prompt of the turn."""
+
+    engine: float
+    renderer: float
+    environment: float
+
+
+class EpisodeObserver(Protocol):
+    """Is called by an episode on its event loop; an exception fails the episode."""
+
+    def waiting(self, turn: int, part: Part) -> None:
+        """The episode begins to wait for `part`."""
+        ...
+
+    def turn_finished(
+        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds
+    ) -> None:
+        """A turn is part of the trajectory, with its reward. `images` counts the images and videos of its prompt."""
+        ...
+
+
+class EpisodeActivity:
+    """What an episode waits for: the `part` that it began to wait for last, in `turn`."""
+
+    __slots__ = ("_observer", "part", "turn")
+
+    def __init__(self, observer: EpisodeObserver | None = None) -> None:
+        self.turn = 0
+        self.part: Part = "environment.make"
+        self._observer = observer
+
+    def waits_for(self, part: Part, turn: int) -> None:
+        self.part, self.turn = part, turn
+        if self._observer is not None:
+            self._observer.waiting(turn, part)
+
+    def turn_finished(
+        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds
+    ) -> None:
+        if self._observer is not None:
+            self._observer.turn_finished(turn, prompt_tokens, completion_tokens, images, seconds)

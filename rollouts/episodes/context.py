@@ -1,0 +1,217 @@
+"""What an environment may do with the policy of its episode: further turns, and child episodes of sub-agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from renderers import Message, RendererPool
+from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.episodes.environment import Environment
+from rollouts.episodes.environment_calls import close_environment
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeLimitError
+from rollouts.episodes.limits import OVERLONG_ERRORS, max_turns_limit, overlong_limit
+from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
+from rollouts.error_texts import is_unicode
+from rollouts.numbers import whole_number
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTurn:
+    """A turn that an environment requested: the parsed `message`, and the index of the turn in `trajectory.turns`."""
+
+    agent: str
+    index: int
+    message: Message
+    sampled: SampledTurn = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEpisode:
+    """A child episode: the indices of its own turns in `trajectory.turns`, the sum of their rewards, and how it ended.
+
+    `turns` are those of the child's agent; the turns of its own children and those that its environment generated have
+    agents of their own. `message` is its last turn's, None without a turn.
+    """
+
+    agent: str
+    turns: tuple[int, ...]
+    message: Message | None
+    reward: float
+    done: bool
+    truncated: bool
+    truncation_reason: str = ""
+
+
+@dataclass(slots=True)
+class PlayedTurns:
+    """The turns that an environment has played so far."""
+
+    indices: list[int] = field(default_factory=list)
+    message: Message | None = None
+    reward: float = 0.0
+    done: bool = False
+
+
+class PlayEnvironment(Protocol):
+    """Plays an environment to its end; `played` grows with each turn, also when the call fails."""
+
+    async def __call__(
+        self, environment: Environment, context: EpisodeContext, max_turns: int | None, played: PlayedTurns
+    ) -> None: ...
+
+
+class EpisodeContext:
+    """Passed to `attach(context)` of an environment before `reset`: the episode that the environment plays in.
+
+    The policy's further completions, `generate_turn` and `run_child`, are added to the trajectory of the episode, each
+    marked with the name of its agent. They count in the limits of the episode; where a limit is reached they raise
+    `EpisodeLimitError`, which ends the episode `truncated` unless the environment catches it. Calls may run at the
+    same time. Those that still run when the episode ends are cancelled, together with the tasks that wait for them.
+
+    `episode_id` is the episode's, `seed` the environment's, `agent` who plays the environment ("" if it is not a
+    child), `engine` and `renderer` those of the policy, `sampling` the parameters of its turns.
+    """
+
+    def __init__(
+        self, recorder: TurnRecorder, play: PlayEnvironment, *, seed: int, agent: str, path: tuple[int, ...]
+    ) -> None:
+        self.recorder = recorder
+        self.seed = seed
+        self.agent = agent
+        self.path = path
+        self._play = play
+        self._num_calls = 0
+
+    @property
+    def episode_id(self) -> str:
+        return self.recorder.trajectory.episode_id
+
+    @property
+    def engine(self) -> Engine:
+        return self.recorder.engine
+
+    @property
+    def renderer(self) -> RendererPool:
+        return self.recorder.renderer
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.recorder.sampling
+
+    async def generate_turn(
+        self,
+        messages: Sequence[Message],
+        *,
+        agent: str,
+        tools: Any = None,
+        sampling: SamplingParams | None = None,
+        after: GeneratedTurn | None = None,
+    ) -> GeneratedTurn:
+        """One completion of the policy for `messages`, recorded as a turn of `agent`.
+
+        Without `after` the messages are a whole conversation, with `tools` (a list of `ToolSpec`). With `after` they
+        are the new messages after that turn and its completion: the prompt is bridged, and the tools are those of that
+        turn; where the bridge refuses, the conversation is rendered again and the trajectory forks. One turn may be
+        continued several times. `sampling` defaults to the episode's; its seed, if any, is combined with the number
+        of the call. The turn has the reward 0 until `record_reward`.
+
+        Raises `EpisodeArgumentError`, `EpisodeLimitError`, and what engine and renderer raise.
+        """
+        _check_agent(agent)
+        sampling = _checked_sampling(sampling)
+        if after is not None and tools is not None:
+            raise EpisodeArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
+        path = (*self.path, self._next_call(), 0)
+        with self._running():
+            try:
+                prompt = await self._prompt(messages, tools, agent, after)
+                sampled = await self.recorder.sample(prompt, agent=agent, path=path, sampling=sampling)
+            except OVERLONG_ERRORS as error:
+                raise overlong_limit(error) from error
+            self.recorder.finish_turn(sampled, environment_seconds=0.0)
+        return GeneratedTurn(agent, sampled.index, sampled.message, sampled)
+
+    async def run_child(
+        self, environment: Environment, *, agent: str, max_turns: int, seed: int | None = None
+    ) -> ChildEpisode:
+        """Run `environment` with the policy as `agent`; its turns and their rewards are recorded in this trajectory.
+
+        The child's first prompt is a branch of the tree if it begins with tokens that the tree has, else a root. The
+        environment receives a context of its own, and is closed at the end of the child episode. `seed` defaults to one
+        derived from this environment's seed and the number of the call. A child that reaches `max_turns` or a limit of
+        the episode is `truncated`.
+
+        Raises `EpisodeArgumentError`, and what the environment, the engine and the renderer raise; completed turns
+        stay in the trajectory.
+        """
+        _check_agent(agent)
+        turns = whole_number(max_turns)
+        if turns is None or turns < 1:
+            raise EpisodeArgumentError("max_turns", max_turns, "pass an integer of at least 1")
+        call = self._next_call()
+        child_seed = derived_seed(self.seed, call) if seed is None else whole_number(seed)
+        if child_seed is None:
+            raise EpisodeArgumentError("seed", seed, "pass an integer, or None for a derived one")
+        child = EpisodeContext(self.recorder, self._play, seed=child_seed, agent=agent, path=(*self.path, call))
+        played = PlayedTurns()
+        with self._running():
+            reason = ""
+            try:
+                await self._play(environment, child, turns, played)
+                if not played.done:
+                    limit = self.recorder.limit_reached() or max_turns_limit(turns)
+                    reason = limit.reason
+            except EpisodeLimitError as error:
+                reason = error.reason
+            except OVERLONG_ERRORS as error:
+                reason = overlong_limit(error).reason
+            finally:
+                await close_environment(environment)
+        indices = tuple(played.indices)
+        return ChildEpisode(agent, indices, played.message, played.reward, played.done, bool(reason), reason)
+
+    def record_reward(self, turn: GeneratedTurn | int, reward: float, info: Mapping[str, Any] | None = None) -> None:
+        """Set the reward and the info of a turn, in place of earlier ones. Raises as `Trajectory.record_reward`."""
+        index = turn.index if isinstance(turn, GeneratedTurn) else turn
+        self.recorder.trajectory.record_reward(reward, info or {}, turn=index)
+
+    async def _prompt(self, messages: Sequence[Message], tools: Any, agent: str, after: GeneratedTurn | None) -> Prompt:
+        origin = f"generate_turn of {agent!r}"
+        if after is None:
+            return await self.recorder.first_prompt(messages, tools, origin)
+        return await self.recorder.next_prompt(after.sampled, messages, origin)
+
+    def _next_call(self) -> int:
+        self._num_calls += 1
+        return self._num_calls - 1
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Register the current task, so that it is cancelled if the episode ends before the call."""
+        task = asyncio.current_task()
+        tasks, activity = self.recorder.tasks, self.recorder.activity
+        is_outermost = task is not None and task not in tasks
+        part, turn = activity.part, activity.turn
+        if task is not None:
+            tasks.add(task)
+        try:
+            yield
+        finally:
+            if is_outermost:
+                tasks.discard(task)
+        activity.waits_for(part, turn)  # the environment again; after an error, the part that was waited for is kept
+
+
+def _check_agent(agent: object) -> None:
+    if not isinstance(agent, str) or not agent or not is_unicode(agent):
+        raise EpisodeArgumentError("agent", agent, "pass a name; the empty name is the one that plays the episode")
+
+
+def _checked_sampling(sampling: SamplingParams | None) -> SamplingParams | None:
+    if sampling is not None and (not isinstance(sampling, SamplingParams) or sampling.n != 1):
+        raise EpisodeArgumentError("sampling", sampling, "pass SamplingParams with n=1, or None for the episode's")
+    return sampling

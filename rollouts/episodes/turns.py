@@ -1,0 +1,199 @@
+"""Turns of an episode: a prompt, the completion of the engine, and their place in the trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
+from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
+from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
+from rollouts.episodes.deadlines import EpisodeDeadlines
+from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
+from rollouts.episodes.errors import EpisodeLimitError, naming_origin
+from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
+from rollouts.episodes.renderer_calls import RendererCalls
+from rollouts.errors import TrajectoryFinishedError
+from rollouts.trajectory.tree import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSettings:
+    """What the episodes of a run have in common."""
+
+    engine: Engine
+    renderer: RendererPool
+    sampling: SamplingParams
+    limits: EpisodeLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of an agent. `messages` are those that the message indices of `rendered` refer to, `conversation` all.
+
+    `sampled` are the half-open ranges of the prompt that earlier completions sampled, `seconds` is how long the
+    renderer took.
+    """
+
+    rendered: RenderedTokens
+    messages: Sequence[Message]
+    conversation: Sequence[Message]
+    tools: Any
+    sampled: Sequence[tuple[int, int]]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """A completion in the trajectory: its prompt, its token ids, the parsed message, and the index of the turn.
+
+    The seconds are those of the call of the engine, and of the renderer for prompt and completion.
+    """
+
+    prompt: Prompt
+    completion_ids: Sequence[int]
+    message: Message
+    parsed: ParsedResponse
+    index: int
+    engine_seconds: float
+    renderer_seconds: float
+
+
+class TurnRecorder:
+    """Samples turns of one episode, for all of its agents, into its trajectory. The limits hold for all together.
+
+    Made on the event loop of the episode, where the episode begins.
+    """
+
+    def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
+        self.trajectory = trajectory
+        self.engine = settings.engine
+        self.renderer = settings.renderer
+        self.sampling = settings.sampling
+        self.limits = settings.limits
+        self.activity = activity
+        self.deadlines = EpisodeDeadlines(settings.limits)
+        self._calls = RendererCalls(self.renderer)
+        self._vocab_size = known_vocab_size(self.engine, self.renderer)
+        self._stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
+        self._in_flight = 0
+        self._closed = False
+        self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
+
+    async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
+        """The prompt of a conversation. `origin` says in errors where the messages come from."""
+        began = time.perf_counter()
+        with expecting_request(self.engine), naming_origin(origin):
+            self.activity.waits_for("renderer", self.trajectory.num_turns)
+            rendered = await self._calls.render(messages, tools)
+        return Prompt(rendered, messages, messages, tools, _sampled_ranges(rendered), time.perf_counter() - began)
+
+    async def next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str) -> Prompt:
+        """The prompt after a turn and new messages: bridged, or rendered again where the bridge refuses."""
+        previous, began = turn.prompt, time.perf_counter()
+        self.activity.waits_for("renderer", self.trajectory.num_turns)
+        with expecting_request(self.engine):
+            with naming_origin(f"what {origin} returned for turn {turn.index}"):
+                bridged = await self._calls.bridge(
+                    previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
+                )
+            conversation = [*previous.conversation, turn.message, *messages]
+            if bridged is not None:
+                start = len(previous.rendered)
+                sampled = [*previous.sampled, (start, start + len(turn.completion_ids))]
+                seconds = time.perf_counter() - began
+                return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds)
+            with naming_origin(f"the conversation after {origin} of turn {turn.index}"):
+                rendered = await self._calls.render(conversation, previous.tools)
+        seconds = time.perf_counter() - began
+        return Prompt(rendered, conversation, conversation, previous.tools, _sampled_ranges(rendered), seconds)
+
+    async def sample(
+        self, prompt: Prompt, *, agent: str, path: tuple[int, ...], sampling: SamplingParams | None = None
+    ) -> SampledTurn:
+        """Sample a turn of `agent` and add it to the trajectory. Raises `EpisodeLimitError` where a limit is reached.
+
+        `path` distinguishes the turns of an episode, whatever order they are sampled in: the request's id and its seed
+        derive from it.
+        """
+        if self._closed:
+            raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
+        if (limit := self.limit_reached()) is not None:
+            raise limit
+        request = self._request(prompt, path, sampling or self.sampling)
+        number = self.trajectory.num_turns + self._in_flight
+        self.limits.check_prompt(request, number)
+        self._in_flight += 1
+        try:
+            self.activity.waits_for("engine", number)
+            sent_at = time.perf_counter()
+            completion = await generate_completion(self.engine, request, self._vocab_size)
+            received_at = time.perf_counter()
+            ids = completion.token_ids.tolist()
+            self.activity.waits_for("renderer", number)
+            with expecting_request(self.engine):
+                message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
+            renderer_seconds = prompt.seconds + time.perf_counter() - received_at
+            seconds = received_at - sent_at
+            self.trajectory.add_turn(
+                prompt.rendered, completion, message, messages=prompt.messages, seconds=seconds, agent=agent
+            )
+        finally:
+            self._in_flight -= 1
+        return SampledTurn(
+            prompt, ids, message, parsed, self.trajectory.num_turns - 1, received_at - sent_at, renderer_seconds
+        )
+
+    def finish_turn(self, turn: SampledTurn, environment_seconds: float) -> None:
+        """Report a turn whose reward is recorded."""
+        seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
+        rendered = turn.prompt.rendered
+        media = rendered.multi_modal_data
+        images = 0 if media is None else sum(map(len, media.mm_hashes.values()))
+        self.activity.turn_finished(turn.index, len(rendered), len(turn.completion_ids), images, seconds)
+
+    def limit_reached(self) -> EpisodeLimitError | None:
+        """The limit that allows no further turn, those that are being sampled included."""
+        turns, max_turns = self.trajectory.num_turns + self._in_flight, self.limits.max_turns
+        if max_turns is not None and turns >= max_turns:
+            return max_turns_limit(max_turns)
+        return self.deadlines.passed(self.activity)
+
+    async def close(self) -> None:
+        """Refuse further turns, and cancel the tasks that still wait for one."""
+        self._closed = True
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel("the episode has ended")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _request(self, prompt: Prompt, path: tuple[int, ...], sampling: SamplingParams) -> GenerateRequest:
+        seed = None if sampling.seed is None else derived_seed(sampling.seed, *path)
+        rendered, max_tokens = prompt.rendered, sampling.max_tokens
+        if self.limits.max_tokens is not None:
+            max_tokens = max(1, min(max_tokens, self.limits.max_tokens - len(rendered)))
+        stop_token_ids = sampling.stop_token_ids or self._stop_token_ids
+        return GenerateRequest(
+            prompt_ids=rendered.token_ids,
+            sampling=replace(sampling, seed=seed, stop_token_ids=stop_token_ids, max_tokens=max_tokens),
+            multi_modal_data=rendered.multi_modal_data,
+            session_id=self.trajectory.episode_id,
+            request_id="-".join(map(str, (self.trajectory.episode_id, *path))),
+            placeholder_token_ids=rendered.placeholder_token_ids,
+            sampled=prompt.sampled,
+        )
+
+
+def _sampled_ranges(prompt: RenderedTokens) -> list[tuple[int, int]]:
+    """The token ranges of a rendered prompt that the model would have sampled: its assistant turns."""
+    return [(span.start, span.end) for span in prompt.spans if span.sampled]
+
+
+def derived_seed(seed: int, *path: str | int) -> int:
+    """A seed below 2**63 for `path`, unrelated to the seeds of other paths and of neighbouring values of `seed`."""
+    name = "/".join(map(str, (seed, *path)))
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

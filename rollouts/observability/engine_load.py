@@ -1,0 +1,128 @@
+"""Metrics that an engine and a renderer keep themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rollouts.engines.vllm.control.metrics import ServerMetrics
+from rollouts.error_texts import describe_exception
+from rollouts.errors import ArgumentError, CapabilityError, RolloutsError
+from rollouts.numbers import finite_number
+
+log = logging.getLogger("rollouts.observability")
+
+# Key -> the names under which vLLM reports it; the first that a server has counts.
+_OF_SERVER = {
+    "engine_requests_running": ("vllm:num_requests_running",),
+    "engine_requests_waiting": ("vllm:num_requests_waiting",),
+    "engine_kv_cache_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "engine_preemptions": ("vllm:num_preemptions_total",),
+    "engine_prefix_cache_queries": ("vllm:prefix_cache_queries_total",),
+    "engine_prefix_cache_hits": ("vllm:prefix_cache_hits_total",),
+    "engine_media_cache_queries": ("vllm:mm_cache_queries_total",),
+    "engine_media_cache_hits": ("vllm:mm_cache_hits_total",),
+}
+
+
+class EngineMonitor:
+    """A source of `RunMetrics`: the load of an engine and what its caches found.
+
+        async with EngineMonitor(engine) as monitor:
+            metrics = RunMetrics(sources=[monitor])
+
+    Inside the block a task reads the metrics of a vLLM server (`engine.control.metrics`) every `seconds`. While they
+    cannot be read, their keys are absent and `engine_read_errors` counts. The counts of media that were sent and
+    omitted (`engine.media_cache_counts`) are read at each call. An engine that offers neither has no metrics. Raises
+    `ArgumentError` for `seconds` that are not above 0.
+    """
+
+    def __init__(self, engine: object, *, seconds: float = 5.0) -> None:
+        number = finite_number(seconds)
+        if number is None or number <= 0:
+            raise ArgumentError("seconds", seconds, "pass a number of seconds above 0")
+        self._engine = engine
+        self._seconds = number
+        self._of_server: dict[str, float] = {}
+        self._errors = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def __call__(self) -> Mapping[str, float]:
+        """The latest values."""
+        values = dict(self._of_server)
+        if self._read_metrics is not None:
+            values["engine_read_errors"] = self._errors
+        if (counts := getattr(self._engine, "media_cache_counts", None)) is not None:
+            values |= {
+                "media_items_sent": counts.included_items,
+                "media_items_omitted": counts.omitted_items,
+                "media_sent_bytes": counts.included_bytes,
+                "media_omitted_bytes": counts.omitted_bytes,
+            }
+        return values
+
+    @property
+    def _read_metrics(self) -> Any:
+        return getattr(getattr(self._engine, "control", None), "metrics", None)
+
+    async def read(self) -> None:
+        """Read the metrics of the server now. An error is logged once until a reading succeeds again."""
+        if self._read_metrics is None:
+            return
+        try:
+            self._of_server = server_load(await self._read_metrics())
+        except RolloutsError as error:
+            if not self._errors or self._of_server:
+                log.warning("the metrics of the engine cannot be read: %s", describe_exception(error))
+            self._errors += 1
+            self._of_server = {}
+
+    async def _read_repeatedly(self) -> None:
+        while True:
+            await self.read()
+            await asyncio.sleep(self._seconds)
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._read_repeatedly(), name="engine-monitor")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+
+def server_load(metrics: ServerMetrics) -> dict[str, float]:
+    """What a vLLM server reports about its load, under the keys of `METRICS`; without what it does not report."""
+    values: dict[str, float] = {}
+    for key, names in _OF_SERVER.items():
+        for name in names:
+            try:
+                values[key] = metrics.total(name)
+            except CapabilityError:
+                continue
+            break
+    return values
+
+
+class RendererStats:
+    """A source of `RunMetrics`: how many prompts a renderer bridged, and why it refused the others.
+
+    `renderer` is a renderer, or a pool of one. A renderer without `bridge_stats` has no metrics.
+    """
+
+    def __init__(self, renderer: object) -> None:
+        self._renderer = getattr(renderer, "renderer", renderer)
+
+    def __call__(self) -> Mapping[str, float]:
+        stats = getattr(self._renderer, "bridge_stats", None)
+        if stats is None:
+            return {}
+        refused = {f"bridges_refused/{reason.name.lower()}": count for reason, count in stats.refused.copy().items()}
+        return {"bridges": stats.bridged, **refused}

@@ -1,0 +1,207 @@
+"""Counts what a runner reports."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rollouts.observability.histogram import Histogram
+from rollouts.observability.recent_rate import RecentRate
+from rollouts.runner.events import (
+    EpisodeEnded,
+    EpisodeRetried,
+    EpisodeStarted,
+    EpisodeWaiting,
+    GroupDelivered,
+    GroupFinished,
+    GroupSkipped,
+    GroupStale,
+    RunnerEvent,
+    TurnFinished,
+    WeightsUpdated,
+    WeightUpdateFailed,
+)
+
+#: Over how many groups the means of rewards and staleness are taken.
+RECENT_GROUPS = 64
+
+#: Returns metrics that are not counted from events, by their keys (`EngineMonitor`, `RendererStats`).
+Source: TypeAlias = Callable[[], Mapping[str, float]]
+
+
+class RunMetrics:
+    """A listener of a runner that counts its events; `metrics()` is a dict of numbers.
+
+        metrics = RunMetrics()
+        async with Runner(..., listeners=[metrics]) as runner:
+            ...
+        metrics.metrics()["turns"]
+
+    `rollouts.observability.METRICS` has the kind, unit and meaning of each key. `sources` are functions that return
+    further metrics of the table. Events come from one event loop; `metrics` may be called from any thread. `clock`
+    returns seconds.
+    """
+
+    def __init__(self, *, sources: Iterable[Source] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._sources = tuple(sources)
+        self._clock = clock
+        self._begun = clock()
+        #: Episode id -> what it waits for, and since when.
+        self._running: dict[str, tuple[str, float]] = {}
+        self._queued: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self.histograms = {
+            name: Histogram()
+            for name in (
+                "episode_seconds",
+                "turn_seconds/engine",
+                "turn_seconds/renderer",
+                "turn_seconds/environment",
+                "group_seconds",
+                "weight_update_seconds",
+            )
+        }
+        self._engine_seconds = self.histograms["turn_seconds/engine"]
+        self._renderer_seconds = self.histograms["turn_seconds/renderer"]
+        self._environment_seconds = self.histograms["turn_seconds/environment"]
+        self._turns = self._prompt_tokens = self._completion_tokens = self._images = 0
+        self._turn_rate, self._token_rate = RecentRate(self._begun), RecentRate(self._begun)
+        self._rewards: deque[np.ndarray] = deque(maxlen=RECENT_GROUPS)
+        self._reward_parts: deque[Mapping[str, np.ndarray]] = deque(maxlen=RECENT_GROUPS)
+        self._staleness: deque[int] = deque(maxlen=RECENT_GROUPS)
+        #: The version of the last update of the weights; empty before the first.
+        self.weight_version = ""
+        self._on_event: dict[type[RunnerEvent], Callable[[Any], None]] = {
+            EpisodeStarted: self._episode_started,
+            EpisodeWaiting: self._episode_waiting,
+            TurnFinished: self._turn_finished,
+            EpisodeEnded: self._episode_ended,
+            EpisodeRetried: self._episode_retried,
+            GroupFinished: self._group_finished,
+            GroupDelivered: self._group_delivered,
+            GroupSkipped: self._group_skipped,
+            GroupStale: self._group_stale,
+            WeightsUpdated: self._weights_updated,
+            WeightUpdateFailed: self._weight_update_failed,
+        }
+
+    def __call__(self, event: RunnerEvent) -> None:
+        self._on_event[type(event)](event)
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric that has a value now. A histogram has two keys, `NAME_count` and `NAME_sum`."""
+        now = self._clock()
+        values: dict[str, float] = {
+            "episodes_started": 0,
+            "episodes_retried": 0,
+            "groups_finished": 0,
+            "groups_delivered": 0,
+            "weight_updates": 0,
+            "weight_update_failures": 0,
+            **self._counts.copy(),
+            "turns": self._turns,
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "prompt_images": self._images,
+            "turns_per_second": self._turn_rate.per_second(now),
+            "completion_tokens_per_second": self._token_rate.per_second(now),
+            "groups_queued": len(self._queued),
+            "run_seconds": now - self._begun,
+            **self._waits(now),
+            **self._means(),
+        }
+        for key, histogram in self.histograms.items():
+            name, slash, label = key.partition("/")
+            values[f"{name}_count{slash}{label}"] = histogram.count
+            values[f"{name}_sum{slash}{label}"] = histogram.sum
+        for source in self._sources:
+            values.update(source())
+        return values
+
+    def _waits(self, now: float) -> dict[str, float]:
+        waits = [wait for wait in self._running.copy().values() if wait[0]]
+        values: dict[str, float] = {"episodes_running": len(self._running)}
+        for waiting_for, count in Counter(waiting_for for waiting_for, _ in waits).items():
+            values[f"episodes_waiting/{waiting_for}"] = count
+        values["longest_wait_seconds"] = max((now - since for _, since in waits), default=0.0)
+        return values
+
+    def _means(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        if (mean := _mean(self._rewards.copy())) is not None:
+            values["reward_mean"] = mean
+        parts = self._reward_parts.copy()
+        for name in {name for each in parts for name in each}:
+            if (mean := _mean(each[name] for each in parts if name in each)) is not None:
+                values[f"reward_part_mean/{name}"] = mean
+        if staleness := self._staleness.copy():
+            values["staleness_mean"] = sum(staleness) / len(staleness)
+            values["staleness_max"] = max(staleness)
+        return values
+
+    def _episode_started(self, event: EpisodeStarted) -> None:
+        self._counts["episodes_started"] += 1
+        self._running[event.episode_id] = ("", self._clock())
+
+    def _episode_waiting(self, event: EpisodeWaiting) -> None:
+        if event.episode_id in self._running:
+            self._running[event.episode_id] = (event.waiting_for, self._clock())
+
+    def _turn_finished(self, event: TurnFinished) -> None:
+        now = self._clock()
+        self._turns += 1
+        self._prompt_tokens += event.prompt_tokens
+        self._completion_tokens += event.completion_tokens
+        self._images += event.images
+        self._engine_seconds.add(event.engine_seconds)
+        self._renderer_seconds.add(event.renderer_seconds)
+        self._environment_seconds.add(event.environment_seconds)
+        self._turn_rate.add(1, now)
+        self._token_rate.add(event.completion_tokens, now)
+
+    def _episode_ended(self, event: EpisodeEnded) -> None:
+        self._running.pop(event.episode_id, None)
+        self._counts[f"episodes_ended/{event.outcome}"] += 1
+        self.histograms["episode_seconds"].add(event.seconds)
+
+    def _episode_retried(self, event: EpisodeRetried) -> None:
+        self._counts["episodes_retried"] += 1
+
+    def _group_finished(self, event: GroupFinished) -> None:
+        self._counts["groups_finished"] += 1
+        self.histograms["group_seconds"].add(event.seconds)
+        self._queued.add(event.task_id)
+        self._rewards.append(event.rewards)
+        self._reward_parts.append(event.reward_parts)
+
+    def _group_delivered(self, event: GroupDelivered) -> None:
+        self._counts["groups_delivered"] += 1
+        self._queued.discard(event.task_id)
+        self._staleness.append(event.staleness)
+
+    def _group_skipped(self, event: GroupSkipped) -> None:
+        self._counts[f"groups_skipped/{event.reason}"] += 1
+        self._queued.discard(event.task_id)
+
+    def _group_stale(self, event: GroupStale) -> None:
+        self._counts[f"groups_stale/{event.action}"] += 1
+        if event.action == "drop":
+            self._queued.discard(event.task_id)
+
+    def _weights_updated(self, event: WeightsUpdated) -> None:
+        self._counts["weight_updates"] += 1
+        self.histograms["weight_update_seconds"].add(event.seconds)
+        self.weight_version = event.version
+
+    def _weight_update_failed(self, event: WeightUpdateFailed) -> None:
+        self._counts["weight_update_failures"] += 1
+
+
+def _mean(arrays: Iterable[np.ndarray]) -> float | None:
+    """The mean over all finite elements; None without any."""
+    values = [value for array in arrays for value in np.asarray(array, np.float64).tolist() if np.isfinite(value)]
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,139 @@
+"""Which episodes wait for long, and for what."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rollouts.errors import ArgumentError
+from rollouts.numbers import finite_number
+from rollouts.observability.periodic import PeriodicThread
+from rollouts.runner.events import EpisodeEnded, EpisodeStarted, EpisodeWaiting, RunnerEvent
+
+log = logging.getLogger("rollouts.observability.waiting")
+
+#: How many episodes that wait for the same thing one check logs a line for; the others are counted in one more line.
+_MAX_LINES = 10
+
+_MAX_CHECK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeWait:
+    """An episode that waits: for what, in which turn (from 0), and for how many seconds so far."""
+
+    episode_id: str
+    task_id: str
+    turn: int
+    waiting_for: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"episode {self.episode_id} of task {self.task_id} (turn {self.turn}) has waited {self.seconds:.1f} s "
+            f"for {self.waiting_for}"
+        )
+
+
+@dataclass(slots=True)
+class _Running:
+    task_id: str
+    turn: int
+    waiting_for: str
+    since: float
+    logged: bool = False
+
+
+class WaitWatcher:
+    """A listener of a runner that logs each episode which waits for one thing longer than `threshold_seconds`.
+
+        with WaitWatcher(threshold_seconds=120) as waits:
+            async with Runner(..., listeners=[waits]) as runner:
+                ...
+        # WARNING episode 7-0 of task 7 (turn 3) has waited 120.4 s for environment.step
+
+    Each wait is logged once, by a thread that runs inside the `with` block, also while something blocks the event loop.
+    `report` lists the episodes that wait at any time. `clock` returns seconds. Raises `ArgumentError` for a threshold
+    that is not above 0.
+    """
+
+    def __init__(self, *, threshold_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        seconds = finite_number(threshold_seconds)
+        if seconds is None or seconds <= 0:
+            raise ArgumentError("threshold_seconds", threshold_seconds, "pass a number of seconds above 0")
+        self.threshold_seconds = seconds
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        self._thread = PeriodicThread(self.check, min(seconds / 4, _MAX_CHECK_SECONDS), "rollouts-wait-watcher")
+
+    def __call__(self, event: RunnerEvent) -> None:
+        if isinstance(event, EpisodeWaiting):
+            if (running := self._running.get(event.episode_id)) is not None:
+                self._running[event.episode_id] = _Running(
+                    running.task_id, event.turn, event.waiting_for, self._clock()
+                )
+        elif isinstance(event, EpisodeStarted):
+            self._running[event.episode_id] = _Running(event.task_id, 0, "", self._clock())
+        elif isinstance(event, EpisodeEnded):
+            self._running.pop(event.episode_id, None)
+
+    def report(self, longer_than: float = 0.0) -> list[EpisodeWait]:
+        """The episodes that have waited for more than `longer_than` seconds, the longest wait first."""
+        now = self._clock()
+        waits = [
+            EpisodeWait(episode_id, running.task_id, running.turn, running.waiting_for, now - running.since)
+            for episode_id, running in self._running.copy().items()
+            if running.waiting_for and now - running.since > longer_than
+        ]
+        return sorted(waits, key=lambda wait: -wait.seconds)
+
+    def check(self) -> None:
+        """Log the waits above the threshold that were not logged yet."""
+        new = [wait for wait in self.report(self.threshold_seconds) if self._mark_logged(wait)]
+        for waiting_for in dict.fromkeys(wait.waiting_for for wait in new):
+            waits = [wait for wait in new if wait.waiting_for == waiting_for]
+            for wait in waits[:_MAX_LINES]:
+                log.warning("%s", wait, extra={"episode_id": wait.episode_id, "task_id": wait.task_id})
+            if len(waits) > _MAX_LINES:
+                log.warning(
+                    "%d more episodes have waited longer than %g s for %s",
+                    len(waits) - _MAX_LINES,
+                    self.threshold_seconds,
+                    waiting_for,
+                )
+
+    def _mark_logged(self, wait: EpisodeWait) -> bool:
+        """Whether the wait goes on and was not logged before."""
+        running = self._running.get(wait.episode_id)
+        if running is None or running.logged or (running.turn, running.waiting_for) != (wait.turn, wait.waiting_for):
+            return False
+        running.logged = True
+        return True
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.stop()
+
+
+def wait_report(waits: Sequence[EpisodeWait], *, max_episodes: int = 20) -> str:
+    """Waits as text: how many episodes wait for what, then one line for each of the first `max_episodes`.
+
+    "no episode waits" without any.
+    """
+    if not waits:
+        return "no episode waits"
+    counts = ", ".join(f"{count} for {name}" for name, count in Counter(w.waiting_for for w in waits).most_common())
+    lines = [f"{len(waits)} episodes wait: {counts}", *(f"  {wait}" for wait in waits[:max_episodes])]
+    if len(waits) > max_episodes:
+        lines.append(f"  and {len(waits) - max_episodes} more")
+    return "\n".join(lines)

@@ -1,0 +1,82 @@
+"""The engine of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+from rollouts.engines.protocol import Engine
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.sections import LocalEngineSection, ScriptedEngineSection, VLLMEngineSection
+
+
+def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine]:
+    """Check the engine of a configuration; return the function that makes it.
+
+    Neither opens a connection; the function loads a local model. Both raise `RunConfigError`, the function also
+    `MissingExtraError`.
+    """
+    section = file.config.engine
+    if isinstance(section, VLLMEngineSection):
+        return _vllm_engine(file, section)
+    if isinstance(section, LocalEngineSection):
+        return _local_engine(file, section)
+    return _scripted_engine(section, renderer)
+
+
+def _vllm_engine(file: ConfigFile, section: VLLMEngineSection) -> Callable[[], Engine]:
+    from rollouts.engines.vllm.http.server_address import parse_address
+
+    api_key = _api_key(file, section.api_key_env)
+    try:
+        _, credentials = parse_address(section.base_url, api_key=None)
+    except ValueError as error:
+        raise file.error(("engine", "base_url"), str(error)) from None
+    if credentials is not None:
+        reason = "it has a user name or a password; remove them, and name the variable with the key in api_key_env"
+        raise file.error(("engine", "base_url"), reason)
+
+    def make() -> Engine:
+        from rollouts.engines.vllm import VLLMEngine
+
+        with file.naming("engine"):
+            return VLLMEngine(section.base_url, model=section.model, api_key=api_key, media=section.media)
+
+    return make
+
+
+def _api_key(file: ConfigFile, variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        # The value is not repeated: someone may have written the key itself.
+        reason = "the environment variable of this name is not set; put the server's key in it"
+        raise file.error(("engine", "api_key_env"), reason)
+    return key
+
+
+def _local_engine(file: ConfigFile, section: LocalEngineSection) -> Callable[[], Engine]:
+    directory = file.resolve(section.directory)
+    if not (directory / "config.json").is_file():
+        reason = f"there is no {directory / 'config.json'}; write a model directory, relative to {file.directory}"
+        raise file.error(("engine", "directory"), reason)
+
+    def make() -> Engine:
+        from rollouts.engines.local import LocalEngine
+
+        with file.naming("engine", "directory"):
+            return LocalEngine.from_pretrained(directory)
+
+    return make
+
+
+def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[[], Engine]:
+    def make() -> Engine:
+        from rollouts.testing import ScriptedEngine
+
+        return ScriptedEngine(cycle(section.completions), renderer=renderer)
+
+    return make

@@ -1,0 +1,41 @@
+"""Errors of configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollouts.errors import RolloutsError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One thing that is wrong in a configuration file: the key, its line (from 1; None: no line), reason and cure."""
+
+    key: str
+    line: int | None
+    reason: str
+
+    def text(self, path: Path) -> str:
+        place = "" if self.line is None else f", line {self.line}"
+        return f"{path}{place}: {self.key}{': ' * bool(self.key)}{self.reason}"
+
+
+class RunConfigError(RolloutsError, ValueError):
+    """A configuration file of `rollouts run` cannot be used. `problems` has an entry for each thing that is wrong."""
+
+    def __init__(self, path: Path, problems: Sequence[ConfigProblem]) -> None:
+        self.path = path
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problem.text(path) for problem in problems))
+
+
+class TaskFileError(RolloutsError, ValueError):
+    """A file of tasks cannot be read. `row` is the line of a JSONL file, else the number of the row; both from 1."""
+
+    def __init__(self, path: Path, row: int | None, reason: str, *, unit: str = "line") -> None:
+        self.path = path
+        self.row = row
+        self.reason = reason
+        super().__init__(f"{path}{'' if row is None else f', {unit} {row}'}: {reason}")

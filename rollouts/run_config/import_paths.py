@@ -1,0 +1,86 @@
+"""Objects that a configuration file names by an import path, "package.module:name"."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from rollouts.error_texts import describe_exception
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.key_lines import KeyPath
+
+
+def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
+    """The object of an import path. Modules in the directory of the file can be imported, before all others.
+
+    Raises `RunConfigError`, which names `key`, for a module that does not exist or cannot be imported, and for a name
+    that it does not have.
+    """
+    module_name, _, name = import_path.partition(":")
+    _make_importable(file.directory)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            missing = f"there is no module {error.name!r}, neither in {file.directory} nor installed"
+            raise file.error(key, f"{missing}; {_module_cure(file.directory, module_name)}") from error
+        raise file.error(key, f"{module_name} imports {error.name!r}, which is not installed; install it") from error
+    except Exception as error:
+        # A module of a user may raise anything.
+        raise file.error(key, f"importing {module_name} raised {describe_exception(error)}; mend the module") from error
+    try:
+        return reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        names = [one for one in vars(module) if not one.startswith("_")]
+        close = get_close_matches(name, names, n=1)
+        cure = f'did you mean "{module_name}:{close[0]}"?' if close else f"define {name} in {module.__file__}"
+        raise file.error(key, f"module {module_name} has no {name!r}; {cure}") from error
+
+
+def imported_function(file: ConfigFile, key: KeyPath, import_path: str) -> Callable[..., Any]:
+    """As `imported_object`, for a class or a function. Raises `RunConfigError` for anything else."""
+    found = imported_object(file, key, import_path)
+    if not callable(found):
+        raise file.error(key, f"{import_path} is a {type(found).__name__}; name a function or a class")
+    function: Callable[..., Any] = found
+    return function
+
+
+def check_call(
+    file: ConfigFile,
+    key: KeyPath,
+    function: Callable[..., Any],
+    positional: tuple[object, ...],
+    arguments: Mapping[str, Any],
+) -> None:
+    """Raise `RunConfigError` unless `function(*positional, **arguments)` has arguments that the signature allows."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some classes in C have none
+        return
+    try:
+        signature.bind(*positional, **arguments)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        call = ", ".join([*(type(value).__name__.lower() for value in positional), *(f"{one}=" for one in arguments)])
+        raise file.error(key, f"it is called as {name}({call}), but takes {signature}: {error}") from error
+
+
+def _make_importable(directory: Path) -> None:
+    if sys.path[:1] != [str(directory)]:
+        sys.path.insert(0, str(directory))
+        importlib.invalidate_caches()
+
+
+def _module_cure(directory: Path, module_name: str) -> str:
+    modules = [path.stem for path in directory.glob("*.py")]
+    close = get_close_matches(module_name, modules, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"create {module_name.replace('.', '/')}.py there, or install the package"

@@ -1,0 +1,199 @@
+"""Errors of pydantic as problems of a configuration file: key, line, reason and cure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
+from difflib import get_close_matches
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from rollouts.error_texts import short_repr
+from rollouts.run_config.errors import ConfigProblem
+from rollouts.run_config.key_lines import KeyPath
+
+#: By the type of an error of pydantic: what to write in the file.
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false, without quotes",
+    "string_type": 'text, "in quotes"',
+    "list_type": "an array, [...]",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "finite_number": "a finite number",
+    "string_too_short": "text that is not empty",
+    "too_short": "an array that is not empty",
+}
+_BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+
+
+def config_problems(
+    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], lines: Mapping[KeyPath, int]
+) -> list[ConfigProblem]:
+    """The problems of `data`, which `model` refused, in the order of their lines."""
+    problems = [_problem(details, model, data, lines) for details in error.errors(include_url=False)]
+    return sorted(problems, key=lambda problem: (problem.line or 0, problem.key))
+
+
+def key_text(path: KeyPath) -> str:
+    """A path as it is written in errors: `tasks.path`, `engine.completions[2]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' * bool(text)}{part}"
+    return text
+
+
+def line_of(path: KeyPath, lines: Mapping[KeyPath, int]) -> int | None:
+    """The line of a key, else that of the innermost table or array around it; None at the top of the file."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def _problem(
+    details: Any, model: type[BaseModel], data: Mapping[str, Any], lines: Mapping[KeyPath, int]
+) -> ConfigProblem:
+    kind: str = details["type"]
+    path, table, models = _resolve(details["loc"], model, data)
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        path = (*path, "kind")
+        reason = _wrong_choice(details.get("ctx", {}).get("tag"), [_kind(one) for one in models])
+    else:
+        reason = _reason(details, path, table)
+    return ConfigProblem(key_text(path), line_of(path, lines), reason)
+
+
+def _reason(details: Any, path: KeyPath, table: type[BaseModel] | None) -> str:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "missing":
+        return _missing(path, table)
+    if kind == "extra_forbidden":
+        return _unknown_key(path, table)
+    if kind == "literal_error":
+        return _wrong_choice(value, context["expected"].replace(" or ", ", ").split(", "))
+    if kind == "string_pattern_mismatch" and path[-1] == "api_key_env":
+        # The value is not repeated: it may be the key itself.
+        return 'this is no name of an environment variable; write one, such as "VLLM_API_KEY"'
+    if kind == "string_pattern_mismatch":
+        return f'{short_repr(value)} is no import path; write "module:name" or "package.module:name"'
+    if kind in _EXPECTED:
+        return f"{short_repr(value)} is {_toml_type(value)}; write {_EXPECTED[kind]}"
+    if bounds := [text.format(context[name]) for name, text in _BOUNDS.items() if name in context]:
+        return f"{short_repr(value)} is out of range; write a number that is {' and '.join(bounds)}"
+    return f"{short_repr(value)}: {details['msg']}"
+
+
+def _missing(path: KeyPath, table: type[BaseModel] | None) -> str:
+    name = str(path[-1])
+    annotation = table.model_fields[name].annotation if table is not None and name in table.model_fields else None
+    if _is_table(annotation):
+        return f"the table is missing; add [{key_text(path)}]"
+    return f"the key is missing; add `{name} = ...` to {_table_name(path[:-1])}"
+
+
+def _unknown_key(path: KeyPath, table: type[BaseModel] | None) -> str:
+    # The value is not repeated: an unknown key may hold a secret.
+    name = str(path[-1])
+    known = [] if table is None else list(table.model_fields)
+    if name == "api_key":
+        return 'a key is never written in the file; put it in an environment variable: api_key_env = "VLLM_API_KEY"'
+    close = get_close_matches(name, known, n=1)
+    suggestion = f"did you mean `{close[0]}`? " if close else ""
+    return f"{_table_name(path[:-1])} has no such key; {suggestion}its keys are {', '.join(known)}"
+
+
+def _wrong_choice(value: object, choices: Sequence[str]) -> str:
+    choices = [choice.strip("'") for choice in choices]
+    listed = " or ".join(f'"{choice}"' for choice in choices)
+    if value is None:
+        return f"the key is missing; write {listed}"
+    close = get_close_matches(str(value), choices, n=1)
+    suggestion = f'did you mean "{close[0]}"? ' if close else ""
+    return f"{short_repr(value)} is not known; {suggestion}write {listed}"
+
+
+def _table_name(path: KeyPath) -> str:
+    return f"[{key_text(path)}]" if path else "the top of the file"
+
+
+def _toml_type(value: object) -> str:
+    """What a value is, in the terms of TOML."""
+    if isinstance(value, str):
+        return "text" if value else "empty text"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not finite"
+    for kind, name in (
+        (bool, "a boolean"),
+        (int, "an integer"),
+        (float, "a number with a fraction"),
+        (list, "an array" if value else "an empty array"),
+        (dict, "a table"),
+        ((date, time), "a date or time"),
+    ):
+        if isinstance(value, kind):
+            return name
+    return type(value).__name__
+
+
+def _resolve(
+    location: Sequence[str | int], model: type[BaseModel], data: Any
+) -> tuple[KeyPath, type[BaseModel] | None, list[type[BaseModel]]]:
+    """The path in the file of pydantic's location, the model of the table that holds its last key, and the models that
+    the value of that key may have.
+
+    Pydantic inserts the `kind` of a table into the location.
+    """
+    path: list[str | int] = []
+    table: type[BaseModel] | None = model
+    annotation: Any = model
+    value = data
+    for part in location:
+        models = list(_models(annotation))
+        if len(models) > 1 and isinstance(value, Mapping) and value.get("kind") == part:
+            annotation = next(one for one in models if _kind(one) == part)
+            continue
+        table = models[0] if len(models) == 1 else None
+        path.append(part)
+        known = table is not None and part in table.model_fields
+        annotation = table.model_fields[str(part)].annotation if known and table is not None else _element(annotation)
+        value = _member(value, part)
+    return tuple(path), table, list(_models(annotation))
+
+
+def _kind(model: type[BaseModel]) -> str:
+    """The `kind` of a table that has this model."""
+    return str(get_args(model.model_fields["kind"].annotation)[0])
+
+
+def _member(value: Any, part: str | int) -> Any:
+    try:
+        return value[part]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that an annotation allows; of a union all."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated):
+        for argument in get_args(annotation):
+            yield from _models(argument)
+
+
+def _element(annotation: Any) -> Any:
+    """The annotation of the elements of a list."""
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return next((_element(one) for one in get_args(annotation) if get_origin(one) is list), None)
+    return get_args(annotation)[0] if get_origin(annotation) is list else None
+
+
+def _is_table(annotation: Any) -> bool:
+    return any(True for _ in _models(annotation))

@@ -1,0 +1,173 @@
+"""The tables of a configuration file of `rollouts run`, as pydantic models.
+
+Types are strict: a number in quotes is no number. A path is relative to the directory of the configuration file.
+`kind` chooses the model of a table, and so the keys that it may have.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: "package.module:name"; modules in the directory of the configuration file can be imported.
+ImportPath: TypeAlias = Annotated[str, Field(pattern=r"^[^\s:]+:[^\s:]+$")]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class FileTasks(Section):
+    """Rows of a file. A row is the `data` of its task.
+
+    The value of `id_key` in a row, a text or an integer, is the id of the task; without `id_key` it is the number of
+    the row, from 0. The value of `seed_key`, an integer, is the seed of its environments.
+    """
+
+    path: Text
+    id_key: Text | None = None
+    seed_key: Text | None = None
+
+
+class JsonlTasks(FileTasks):
+    """A JSON object a line."""
+
+    kind: Literal["jsonl"]
+
+
+class TomlTasks(FileTasks):
+    """A TOML file with an array of tables `[[tasks]]`."""
+
+    kind: Literal["toml"]
+
+
+class ParquetTasks(FileTasks):
+    """A Parquet file (extra `parquet`)."""
+
+    kind: Literal["parquet"]
+
+
+class ImportedTasks(Section):
+    """An iterable of `Task`, async or not, or a function that returns one when it is called with `arguments`."""
+
+    kind: Literal["import"]
+    source: ImportPath
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+TasksSection: TypeAlias = Annotated[JsonlTasks | TomlTasks | ParquetTasks | ImportedTasks, Field(discriminator="kind")]
+
+
+class ImportedEnvironment(Section):
+    """A class or function that is called with a `Task` and `arguments` for each episode, and returns an environment.
+
+    `threaded`: the methods of the environment block, and run on threads.
+    """
+
+    kind: Literal["import"]
+    factory: ImportPath
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    threaded: bool = False
+
+
+EnvironmentSection: TypeAlias = ImportedEnvironment
+
+
+class VLLMEngineSection(Section):
+    """A vLLM server. `api_key_env` is the name of the environment variable that holds the server's key."""
+
+    kind: Literal["vllm"]
+    base_url: Text
+    model: Text | None = None
+    api_key_env: VariableName | None = None
+    media: Literal["auto", "features", "content_parts"] = "auto"
+
+
+class LocalEngineSection(Section):
+    """A model directory, run by transformers in this process (extra `torch`)."""
+
+    kind: Literal["local"]
+    directory: Text
+
+
+class ScriptedEngineSection(Section):
+    """Texts in place of a model, for trying a configuration. The first follows the last."""
+
+    kind: Literal["scripted"]
+    completions: list[str] = Field(min_length=1)
+
+
+EngineSection: TypeAlias = Annotated[
+    VLLMEngineSection | LocalEngineSection | ScriptedEngineSection, Field(discriminator="kind")
+]
+
+
+class MediaSection(Section):
+    """Which media references may be followed (`renderers.MediaPolicy`). By default nothing is read but data URLs."""
+
+    allowed_schemes: list[Literal["http", "https"]] = Field(default_factory=list)
+    allowed_hosts: list[Text] = Field(default_factory=list)
+    allowed_networks: list[Text] = Field(default_factory=list)
+    allowed_directories: list[Text] = Field(default_factory=list)
+
+
+class RendererSection(Section):
+    """`model` is a model directory, or the name of a Hugging Face repository, of which `revision` is a revision.
+
+    `chat_template` is a path, and replaces the model's own template; `chat_template_kwargs` are template variables.
+    """
+
+    model: Text
+    revision: Text | None = None
+    chat_template: Text | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    media: MediaSection = MediaSection()
+
+
+class SamplingSection(Section):
+    """Options of `SamplingParams`. `extra` holds options under the engine's own names."""
+
+    max_tokens: Count
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+class LimitsSection(Section):
+    """Limits of each episode; an episode that reaches one ends `truncated`."""
+
+    max_turns: Count
+    max_tokens: Count | None = None
+    max_images: Annotated[int, Field(ge=0)] | None = None
+    max_media_bytes: Annotated[int, Field(ge=0)] | None = None
+    turn_seconds: Seconds | None = None
+    episode_seconds: Seconds | None = None
+
+
+class OutputSection(Section):
+    """The directory for the journal, the trajectories, the metrics and the summary."""
+
+    directory: Text
+
+
+class RunConfig(Section):
+    """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time."""
+
+    tasks: TasksSection
+    environment: EnvironmentSection
+    engine: EngineSection
+    renderer: RendererSection
+    sampling: SamplingSection
+    limits: LimitsSection
+    output: OutputSection
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    group_size: Count = 1
+    concurrency: Count = 64

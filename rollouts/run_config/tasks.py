@@ -1,0 +1,148 @@
+"""The tasks of a run: rows of a file, or what an import path names."""
+
+from __future__ import annotations
+
+import io
+import json
+import tomllib
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from renderers.file_reading import open_readable
+from rollouts.error_texts import describe_exception, short_repr
+from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.numbers import whole_number
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.errors import TaskFileError
+from rollouts.run_config.import_paths import check_call, imported_object
+from rollouts.run_config.sections import FileTasks, ImportedTasks, JsonlTasks, ParquetTasks, TomlTasks
+from rollouts.runner.task import Task
+
+TaskSource: TypeAlias = Iterable[Task] | AsyncIterable[Task]
+
+_PARQUET_ROWS = 256  # that are read at once
+
+
+def make_tasks(file: ConfigFile) -> TaskSource:
+    """The tasks of a configuration. The rows of a file are read while the run needs them.
+
+    Raises `RunConfigError`. Reading the tasks raises `TaskFileError`, which names the row.
+    """
+    section = file.config.tasks
+    if isinstance(section, ImportedTasks):
+        return _imported_tasks(file, section)
+    path = file.resolve(section.path)
+    if not path.is_file():
+        raise file.error(("tasks", "path"), f"there is no file {path}; a path is relative to {file.directory}")
+    if isinstance(section, ParquetTasks) and find_spec("pyarrow") is None:
+        raise MissingExtraError("tasks in a Parquet file", "parquet", "pyarrow")
+    return _FileTaskSource(path, section)
+
+
+class _FileTaskSource:
+    """The tasks of a file; each iteration reads it from the beginning."""
+
+    def __init__(self, path: Path, section: FileTasks) -> None:
+        self._path = path
+        self._section = section
+
+    def __iter__(self) -> Iterator[Task]:
+        rows, unit, first = _rows(self._path, self._section)
+        for number, (place, row) in enumerate(rows):
+            yield _task(self._path, self._section, number, place + first, unit, row)
+
+
+def _rows(path: Path, section: FileTasks) -> tuple[Iterator[tuple[int, Any]], str, int]:
+    """The rows with their numbers, what a number counts, and the number of the first in errors."""
+    if isinstance(section, JsonlTasks):
+        return _jsonl_rows(path), "line", 1
+    if isinstance(section, TomlTasks):
+        return enumerate(_toml_rows(path)), "task", 1
+    return enumerate(_parquet_rows(path)), "row", 1
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as text:
+        number = -1
+        try:
+            for number, line in enumerate(text):
+                if line.strip():
+                    yield number, _parsed(path, number + 1, line)
+        except UnicodeDecodeError as error:
+            raise TaskFileError(path, number + 2, "is not UTF-8 text; save the file as UTF-8") from error
+
+
+def _parsed(path: Path, line: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise TaskFileError(path, line, f"not JSON: {reason}; write one JSON object a line") from error
+
+
+def _toml_rows(path: Path) -> list[Any]:
+    with open_readable(path) as content:
+        try:
+            rows = tomllib.loads(content.read().decode("utf-8-sig")).get("tasks")
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise TaskFileError(path, None, f"not TOML: {error}") from error
+    if not isinstance(rows, list):
+        raise TaskFileError(path, None, "it has no array of tables `tasks`; begin each task with [[tasks]]")
+    return rows
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as parquet:
+            for batch in parquet.iter_batches(batch_size=_PARQUET_ROWS):
+                yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise TaskFileError(path, None, f"cannot be read as Parquet: {error}") from error
+
+
+def _task(path: Path, section: FileTasks, number: int, place: int, unit: str, row: Any) -> Task:
+    if not isinstance(row, Mapping):
+        raise TaskFileError(path, place, f"holds {short_repr(row)}; write an object with the data of a task", unit=unit)
+
+    def integer_or_text(key: str, rule: str) -> Any:
+        if key not in row:
+            raise TaskFileError(path, place, f"has no {key!r}, which the configuration names; {rule}", unit=unit)
+        return row[key]
+
+    task_id, seed = str(number), None
+    if section.id_key is not None:
+        given = integer_or_text(section.id_key, "add it, or remove tasks.id_key")
+        if not isinstance(given, str) and whole_number(given) is None:
+            reason = f"{section.id_key} is {short_repr(given)}; write a text or an integer"
+            raise TaskFileError(path, place, reason, unit=unit)
+        task_id = str(given)
+    if section.seed_key is not None:
+        seed = integer_or_text(section.seed_key, "add it, or remove tasks.seed_key")
+    try:
+        return Task(task_id, dict(row), seed)
+    except ArgumentError as error:
+        raise TaskFileError(path, place, str(error), unit=unit) from error
+
+
+def _imported_tasks(file: ConfigFile, section: ImportedTasks) -> TaskSource:
+    key = ("tasks", "source")
+    source = imported_object(file, key, section.source)
+    if callable(source):
+        check_call(file, ("tasks", "arguments") if section.arguments else key, source, (), section.arguments)
+        try:
+            source = source(**section.arguments)
+        except Exception as error:
+            # A function of a user may raise anything.
+            raise file.error(key, f"{section.source} raised {describe_exception(error)}") from error
+    elif section.arguments:
+        reason = f"{section.source} is a {type(source).__name__}, which is not called; remove the arguments"
+        raise file.error(("tasks", "arguments"), reason)
+    if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable | AsyncIterable):
+        kind = type(source).__name__
+        raise file.error(key, f"{section.source} gives a {kind}; give an iterable of Task, such as a list or generator")
+    return source

@@ -1,0 +1,64 @@
+"""Errors of the journal of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollouts.errors import RolloutsError
+
+
+class JournalError(RolloutsError):
+    """A journal cannot be used. `path` is its directory."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"journal {path}: {reason}")
+
+
+class JournalInUseError(JournalError):
+    """Another runner has the journal open. `pid` and `host` name its process; None if unknown."""
+
+    def __init__(self, path: str, pid: int | None, host: str | None) -> None:
+        self.pid = pid
+        self.host = host
+        holder = "another process" if pid is None else f"process {pid} on {host}"
+        super().__init__(
+            path, f"{holder} has it open. Wait until that run has ended, or give this run a directory of its own"
+        )
+
+
+class JournalOfAnotherRunError(JournalError):
+    """The journal was begun with another configuration. `differences` has a sentence for each value that differs."""
+
+    def __init__(self, path: str, differences: Sequence[str]) -> None:
+        self.differences = tuple(differences)
+        shown = "; ".join(self.differences[:5])
+        more = f"; {len(self.differences) - 5} more values differ" if len(self.differences) > 5 else ""
+        super().__init__(
+            path,
+            f"it belongs to a run with another configuration: {shown}{more}. Continue that run with its own values, or "
+            "give this run a directory of its own",
+        )
+
+
+class JournalDamagedError(JournalError):
+    """Files of the journal are missing, damaged, or were not written by a journal."""
+
+
+class JournalWriteError(JournalError):
+    """The system refused to write to the journal, as when the disk is full. Earlier entries are intact."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            path,
+            f"it cannot be written: {reason}. What was recorded before is intact: correct the cause and start the run "
+            "again with this journal",
+        )
+
+
+class JournalClosedError(JournalError):
+    """The journal was used after `close`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "it is closed; open it again with Journal.open")

@@ -1,0 +1,117 @@
+"""The versions of the weights in the order in which they came into use, and the staleness of episodes.
+
+Versions are names: "10" is not newer than "9" because of its digits, but because it came into use later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from rollouts.errors import ArgumentError
+from rollouts.trajectory.tree import Trajectory
+from rollouts.version_order import VersionOrder
+
+log = logging.getLogger("rollouts.runner")
+
+
+class VersionHistory:
+    """The versions that have been in use, the oldest first; the last is in use now.
+
+    A version that an engine reports and that is not known has come into use without this process, through another
+    trainer of the same server, for example: it becomes the newest, with a warning. Raises `ArgumentError` for a version
+    that is not text.
+    """
+
+    def __init__(self, first: str) -> None:
+        _check_name(first)
+        self._places = {first: 0}
+        self._current = first
+        self._earlier = 0
+
+    @property
+    def current(self) -> str:
+        """The version in use."""
+        return self._current
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """All versions, the oldest first: the argument `versions` of `rollouts.training.sample_staleness`."""
+        return tuple(sorted(self._places, key=self._places.__getitem__))
+
+    def order(self) -> VersionOrder:
+        """The places of `versions`."""
+        return VersionOrder.of_names(self.versions)
+
+    def check_new(self, version: str) -> None:
+        """Raises `ArgumentError` for a version that has been in use: its tokens would be of two sets of weights."""
+        _check_name(version)
+        if version in self._places:
+            rule = f"it has been in use (the last version is {self._current!r:.80}); give every update a new version"
+            raise ArgumentError("version", version, rule)
+
+    def start_using(self, version: str) -> None:
+        """Record that `version` is in use now. A version that is in use already stays in its place."""
+        _check_name(version)
+        if version not in self._places:
+            self._places[version] = self._places[self._current] + 1
+            self._current = version
+
+    def record_earlier(self, versions: Iterable[str]) -> None:
+        """Record versions, the oldest first, that were in use before all others, in an earlier run for example.
+
+        Versions that are known keep their places.
+        """
+        new = list(dict.fromkeys(version for version in versions if version not in self._places))
+        for version in reversed(new):
+            _check_name(version)
+            self._earlier -= 1
+            self._places[version] = self._earlier
+
+    def place(self, version: str) -> int:
+        """The place of a version: newer versions have larger ones, consecutive versions differ by 1."""
+        if version not in self._places:
+            log.warning(
+                "the engine reports weights of version %.80r, which this runner has not set; taken as the newest",
+                version,
+            )
+            self.start_using(version)
+        return self._places[version]
+
+    @property
+    def current_place(self) -> int:
+        """The place of the version in use. It grows by 1 with each update."""
+        return self._places[self._current]
+
+    def name_of(self, place: int) -> str:
+        """The version at a place that `place` returned."""
+        return self.versions[place - self._earlier]
+
+
+def oldest_place(episode: Trajectory, history: VersionHistory, began: int) -> int | None:
+    """The place of the oldest version that sampled a token of an episode; None for one without sampled tokens.
+
+    `began` is the place of the version that was in use when the episode began. A token whose version the engine has not
+    reported counts as sampled by that one: it cannot be older.
+    """
+    oldest: int | None = None
+    for node in episode.nodes:
+        sampled = len(node.logprobs)
+        if not sampled:
+            continue
+        spans = [span for span in node.weight_spans if span.end > span.start]
+        places = [history.place(span.version) for span in spans]
+        if sum(span.end - span.start for span in spans) < sampled:
+            places.append(began)
+        oldest = min(places) if oldest is None else min(oldest, *places)
+    return oldest
+
+
+def staleness(history: VersionHistory, place: int | None) -> int:
+    """How many updates the version at `place` is behind the one in use; 0 where no token was sampled."""
+    return 0 if place is None else max(0, history.current_place - place)
+
+
+def _check_name(version: object) -> None:
+    if not isinstance(version, str):
+        raise ArgumentError("version", version, "pass the name of a version, a str")

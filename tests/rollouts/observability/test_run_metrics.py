@@ -1,0 +1,177 @@
+"""Metrics counted from the events of a run."""
+
+import dataclasses
+import typing
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_events import TIMELINE, FakeClock, replay
+
+from rollouts.observability import METRICS, RunMetrics
+from rollouts.observability.histogram import BOUNDS, Histogram
+from rollouts.observability.recent_rate import RecentRate
+from rollouts.runner import events
+from rollouts.runner.events import EpisodeStarted, EpisodeWaiting, GroupFinished, GroupSkipped, GroupStale
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def run_metrics(clock):
+    return RunMetrics(clock=clock)
+
+
+def test_every_event_of_a_run_is_counted(run_metrics, clock):
+    replay(run_metrics, clock)
+    values = run_metrics.metrics()
+    counted = {
+        "episodes_started": 3,
+        "episodes_ended/done": 1,
+        "episodes_ended/truncated": 1,
+        "episodes_ended/failed": 1,
+        "episodes_retried": 1,
+        "episodes_running": 0,
+        "turns": 3,
+        "prompt_tokens": 320,
+        "completion_tokens": 35,
+        "prompt_images": 2,
+        "turn_seconds_count/engine": 3,
+        "turn_seconds_sum/engine": 4.0,
+        "turn_seconds_sum/renderer": 2.0,
+        "turn_seconds_sum/environment": 2.0,
+        "episode_seconds_count": 3,
+        "episode_seconds_sum": 16.5,
+        "groups_finished": 1,
+        "groups_delivered": 1,
+        "groups_queued": 0,
+        "group_seconds_sum": 9.0,
+        "reward_mean": 0.625,
+        "reward_part_mean/correct": 0.5,
+        "staleness_mean": 1.0,
+        "staleness_max": 1,
+        "weight_updates": 1,
+        "weight_update_failures": 1,
+        "weight_update_seconds_sum": 0.5,
+        "run_seconds": 10.0,
+    }
+    assert {key: values.get(key) for key in counted} == counted
+    assert run_metrics.weight_version == "1"
+
+
+def test_running_episodes_are_counted_by_what_they_wait_for(run_metrics, clock):
+    replay(run_metrics, clock, until=4.0)
+    values = run_metrics.metrics()
+    assert values["episodes_running"] == 2
+    assert values["episodes_waiting/engine"] == 2
+    assert "episodes_waiting/renderer" not in values
+    assert values["longest_wait_seconds"] == 2.0
+
+
+def test_a_wait_of_an_episode_that_is_not_running_is_not_counted(run_metrics):
+    run_metrics(EpisodeWaiting("ended", 3, "retry"))
+    assert run_metrics.metrics()["episodes_running"] == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "key", "queued"),
+    [
+        (GroupSkipped("t", "solved"), "groups_skipped/solved", 0),
+        (GroupStale("t", 5, "drop"), "groups_stale/drop", 0),
+        (GroupStale("t", 5, "downweight"), "groups_stale/downweight", 1),
+    ],
+    ids=["skipped", "dropped", "down-weighted"],
+)
+def test_a_group_leaves_the_queue_when_it_will_not_be_delivered(run_metrics, event, key, queued):
+    run_metrics(GroupFinished("t", np.ones(2), {}, 1.0))
+    run_metrics(event)
+    values = run_metrics.metrics()
+    assert (values[key], values["groups_queued"]) == (1, queued)
+
+
+def test_rewards_that_are_not_finite_are_left_out_of_the_mean(run_metrics):
+    run_metrics(GroupFinished("t", np.array([np.nan, 0.5]), {"part": np.array([np.nan, np.nan])}, 1.0))
+    values = run_metrics.metrics()
+    assert values["reward_mean"] == 0.5
+    assert "reward_part_mean/part" not in values
+
+
+def test_every_key_is_a_row_of_the_table_and_every_kind_of_value_is_as_it_says(run_metrics, clock):
+    replay(run_metrics, clock, until=6.0)
+    rows = {row.name: row for row in METRICS}
+    assert len(rows) == len(METRICS)
+    for key in run_metrics.metrics():
+        name, _, label = key.partition("/")
+        histogram = name.removesuffix("_count").removesuffix("_sum")
+        row = rows[name] if name in rows else rows[histogram]
+        assert (row.kind == "histogram") == (name not in rows)
+        assert bool(row.label) == bool(label)
+
+
+def test_every_kind_of_event_of_a_runner_is_known(run_metrics):
+    classes = {each for each in vars(events).values() if dataclasses.is_dataclass(each)}
+    assert set(typing.get_args(events.RunnerEvent)) == classes
+    assert set(run_metrics._on_event) == classes
+
+
+def test_sources_add_their_metrics(clock):
+    assert RunMetrics(sources=[lambda: {"engine_requests_running": 7}]).metrics()["engine_requests_running"] == 7
+
+
+def test_an_ended_episode_leaves_nothing_behind(run_metrics, clock):
+    replay(run_metrics, clock)
+    assert not run_metrics._running
+    assert not run_metrics._queued
+
+
+@given(st.lists(st.floats(0, 1e5)))
+def test_a_histogram_counts_each_duration_once(durations):
+    histogram = Histogram()
+    for seconds in durations:
+        histogram.add(seconds)
+    cumulative = histogram.cumulative()
+    assert [bound for bound, _ in cumulative] == [*BOUNDS, float("inf")]
+    for bound, count in cumulative:
+        assert count == sum(seconds <= bound for seconds in durations)
+    assert histogram.count == len(durations)
+
+
+def test_a_steady_rate_is_exact_and_falls_to_0_when_nothing_comes():
+    rate = RecentRate(0.0, window=10.0)
+    for second in range(1, 101):
+        rate.add(5, float(second))
+        assert rate.per_second(float(second)) == pytest.approx(5.0)
+    assert 0 < rate.per_second(109.0) < 5.0
+    assert rate.per_second(130.0) == 0.0
+
+
+def test_a_rate_after_a_pause_does_not_count_what_was_before_the_pause():
+    rate = RecentRate(0.0, window=10.0)
+    rate.add(1000, 1.0)
+    rate.add(20, 500.0)
+    assert rate.per_second(510.0) == pytest.approx(20 / 20)
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 100)), max_size=30), st.floats(0, 50))
+def test_a_rate_is_never_more_than_all_that_was_added_in_the_last_three_windows_allows(steps, later):
+    rate, now, added = RecentRate(0.0, window=10.0), 0.0, []
+    for seconds, amount in steps:
+        now += seconds
+        rate.add(amount, now)
+        added.append((now, amount))
+    now += later
+    recent = sum(amount for then, amount in added if now - then <= 30.0)
+    # The time that a rate is taken over is at least a window, or the time since the beginning.
+    shortest = min(now, 10.0)
+    assert rate.per_second(now) >= 0.0
+    if shortest > 0:
+        assert rate.per_second(now) * shortest <= recent * (1 + 1e-9)
+
+
+def test_the_events_of_the_timeline_start_every_episode_that_waits():
+    started = {event.episode_id for _, event in TIMELINE if isinstance(event, EpisodeStarted)}
+    assert {event.episode_id for _, event in TIMELINE if isinstance(event, EpisodeWaiting)} == started

@@ -1,0 +1,173 @@
+"""Wrong configuration files: every error names the key, its line and what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_config_files import CONFIG, changed
+
+from rollouts.run_config.config_file import read_config
+from rollouts.run_config.errors import ConfigProblem, RunConfigError
+
+
+def problems_of(path: Path, text: str | bytes) -> tuple[ConfigProblem, ...]:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(RunConfigError) as caught:
+        read_config(path)
+    return caught.value.problems
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.toml"
+
+
+def test_a_valid_file_is_read(path: Path) -> None:
+    path.write_text(CONFIG)
+    config = read_config(path).config
+    assert (config.seed, config.group_size, config.tasks.kind, config.engine.kind) == (3, 2, "jsonl", "scripted")
+
+
+# The text that is replaced, its replacement, the key of the error, and texts of the reason.
+WRONG: dict[str, tuple[str, str, str, list[str]]] = {
+    "unknown key at the top": ("group_size = 2", "grup_size = 2", "grup_size", ["did you mean `group_size`?"]),
+    "unknown key that resembles nothing": ("seed = 3", "zzz = 3", "zzz", ["no such key", "tasks", "output"]),
+    "unknown key in a table": (
+        "max_tokens = 16",
+        "max_tokens = 16\ntemprature = 1",
+        "sampling.temprature",
+        ["`temperature`"],
+    ),
+    "unknown table": ("[limits]", "[limit]\nx = 1\n[limits]", "limit", ["did you mean `limits`?"]),
+    "unknown kind": ('kind = "scripted"', 'kind = "script"', "engine.kind", ['did you mean "scripted"?', '"vllm"']),
+    "key of another kind": (
+        'completions = ["4", "7"]',
+        'completions = ["4"]\nbase_url = "x"',
+        "engine.base_url",
+        ["[engine]"],
+    ),
+    "key of the API": (
+        'completions = ["4", "7"]',
+        'completions = ["4"]\napi_key = "x"',
+        "engine.api_key",
+        ["api_key_env"],
+    ),
+    "text for a number": ("max_turns = 4", 'max_turns = "4"', "limits.max_turns", ["'4' is text", "an integer"]),
+    "number for a text": ('model = "model"', "model = 3", "renderer.model", ["3 is an integer", "in quotes"]),
+    "fraction for an integer": ("group_size = 2", "group_size = 2.0", "group_size", ["fraction", "an integer"]),
+    "boolean for an integer": ("group_size = 2", "group_size = true", "group_size", ["a boolean", "an integer"]),
+    "integer for a boolean": ("arguments = { tries = 2 }", "threaded = 1", "environment.threaded", ["true or false"]),
+    "text for an array": ('completions = ["4", "7"]', 'completions = "4"', "engine.completions", ["text", "an array"]),
+    "number in an array": (
+        'completions = ["4", "7"]',
+        'completions = ["4",\n7]',
+        "engine.completions[1]",
+        ["7 is an integer"],
+    ),
+    "empty array": ('completions = ["4", "7"]', "completions = []", "engine.completions", ["not empty"]),
+    "number for a table": ("arguments = { tries = 2 }", "arguments = 2", "environment.arguments", ["a table"]),
+    "array for a table": ('[output]\ndirectory = "out"', '[[output]]\ndirectory = "out"', "output", ["a table"]),
+    "empty text": ('path = "tasks.jsonl"', 'path = ""', "tasks.path", ["not empty"]),
+    "date for a text": ('path = "tasks.jsonl"', "path = 2026-01-01", "tasks.path", ["a date", "in quotes"]),
+    "number too small": ("group_size = 2", "group_size = 0", "group_size", ["0 is out of range", "at least 1"]),
+    "number too large": ("temperature = 0.5", "top_p = 1.5", "sampling.top_p", ["1.5 is out of range", "at most 1"]),
+    "seed too large": ("seed = 3", "seed = 9223372036854775808", "seed", ["out of range", "below"]),
+    "not finite": ("temperature = 0.5", "temperature = nan", "sampling.temperature", ["a finite number"]),
+    "negative seconds": ("max_turns = 4", "max_turns = 4\nturn_seconds = -1", "limits.turn_seconds", ["above 0"]),
+    "no import path": (
+        'factory = "guess_env:Guess"',
+        'factory = "guess_env.Guess"',
+        "environment.factory",
+        ["module:name"],
+    ),
+    "no name of a variable": (
+        'kind = "scripted"\ncompletions = ["4", "7"]',
+        'kind = "vllm"\nbase_url = "http://h"\napi_key_env = "sk-secret"',
+        "engine.api_key_env",
+        ["VLLM_API_KEY"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_named_with_its_key_its_line_and_the_cure(path: Path, name: str) -> None:
+    old, new, key, reasons = WRONG[name]
+    text, line = changed(old, new)
+    if name in ("unknown table", "array for a table"):
+        line -= new.count("\n") if name == "unknown table" else 1
+    (problem,) = [one for one in problems_of(path, text) if one.key == key]
+    assert problem.line == line
+    for reason in reasons:
+        assert reason in problem.reason
+    assert problem.text(path).startswith(f"{path}, line {line}: {key}: ")
+
+
+MISSING = {
+    "a key": ("max_turns = 4\n", "limits.max_turns", "[limits]", "add `max_turns = ...` to [limits]"),
+    "a kind": ('kind = "scripted"\n', "engine.kind", "[engine]", 'write "vllm" or "local" or "scripted"'),
+    "a key of a kind": ('completions = ["4", "7"]\n', "engine.completions", "[engine]", "add `completions = ...`"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_key_is_named_with_the_line_of_its_table(path: Path, name: str) -> None:
+    removed, key, header, reason = MISSING[name]
+    (problem,) = problems_of(path, CONFIG.replace(removed, ""))
+    assert (problem.key, problem.line) == (key, CONFIG.splitlines().index(header) + 1)
+    assert reason in problem.reason
+
+
+def test_a_missing_table_is_named_without_a_line(path: Path) -> None:
+    (problem,) = problems_of(path, CONFIG.replace('[output]\ndirectory = "out"\n', ""))
+    assert (problem.key, problem.line) == ("output", None)
+    assert "add [output]" in problem.reason
+
+
+def test_every_problem_of_a_file_is_reported_in_the_order_of_the_lines(path: Path) -> None:
+    text = CONFIG.replace("seed = 3", "seed = -3").replace("max_tokens = 16", "max_tokens = 0").replace('"out"', "1")
+    assert [problem.key for problem in problems_of(path, text)] == ["seed", "sampling.max_tokens", "output.directory"]
+
+
+SYNTAX = {
+    "no value": ("seed = 3", "seed =", "remove the key"),
+    "no quotes": ('model = "model"', "model = model/dir", "write text in quotes"),
+    "True": ("seed = 3", "seed = True", "write true"),
+    "colon": ("seed = 3", "seed: 3", "`key = value`"),
+    "twice": ("seed = 3", "seed = 3\nseed = 4", "overwrite"),
+    "table twice": ("[limits]", "[limits]\n[sampling]", "not TOML"),
+}
+
+
+@pytest.mark.parametrize("name", SYNTAX)
+def test_a_syntax_error_is_named_with_its_line_and_the_cure(path: Path, name: str) -> None:
+    old, new, reason = SYNTAX[name]
+    text, line = changed(old, new)
+    (problem,) = problems_of(path, text)
+    assert problem.line == line
+    assert reason in problem.reason
+
+
+def test_a_file_that_ends_inside_a_text_is_an_error_of_its_last_line(path: Path) -> None:
+    (problem,) = problems_of(path, 'seed = 3\nx = """a\nb')
+    assert problem.line == 3
+
+
+def test_a_file_of_another_encoding_is_named_with_the_line_of_its_first_foreign_byte(path: Path) -> None:
+    (problem,) = problems_of(path, b"seed = 3\n# caf\xe9\n")
+    assert problem.line == 2
+    assert "0xe9" in problem.reason
+    assert "UTF-8" in problem.reason
+
+
+def test_arrays_nested_too_deep_are_an_error(path: Path) -> None:
+    (problem,) = problems_of(path, "a = " + "[" * 100_000 + "]" * 100_000)
+    assert "nested too deep" in problem.reason
+
+
+@pytest.mark.parametrize("line", ['api_key = "sk-secret"', 'api_key_env = "sk-secret"', 'token = "sk-secret"'])
+def test_a_secret_in_the_file_is_not_repeated_in_the_error(path: Path, line: str) -> None:
+    old = 'kind = "scripted"\ncompletions = ["4", "7"]'
+    text, _ = changed(old, f'kind = "vllm"\nbase_url = "http://h"\n{line}')
+    (problem,) = problems_of(path, text)
+    assert "sk-secret" not in problem.text(path)

@@ -1,0 +1,102 @@
+"""How many groups a mode lets start, and what it does with samples of each staleness."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.errors import ArgumentError
+from rollouts.runner.modes import (
+    Asynchronous,
+    Demand,
+    OneStepOffPolicy,
+    Synchronous,
+    is_dropped,
+    is_too_old,
+    sample_weight,
+)
+
+MODES = [
+    Synchronous(),
+    OneStepOffPolicy(),
+    Asynchronous(0),
+    Asynchronous(3),
+    Asynchronous(2, "downweight"),
+]
+modes = pytest.mark.parametrize("mode", MODES, ids=repr)
+
+
+@modes
+@given(waiting=st.integers(0, 100), batch=st.integers(0, 100))
+def test_a_consumer_that_waits_is_always_served(mode, waiting, batch):
+    assert mode.max_undelivered(Demand(waiting, batch)) >= waiting
+
+
+@modes
+def test_a_stream_has_no_limit_of_its_own(mode):
+    assert mode.max_undelivered(Demand(None, None)) is None
+
+
+@modes
+def test_nothing_starts_before_the_consumer_has_asked(mode):
+    assert mode.max_undelivered(Demand()) == 0
+
+
+def test_between_two_batches_a_synchronous_run_starts_nothing():
+    assert Synchronous().max_undelivered(Demand(0, 8)) == 0
+    assert Synchronous().max_undelivered(Demand(8, 8)) == 8
+
+
+def test_one_step_off_policy_has_at_most_one_batch_under_way():
+    assert OneStepOffPolicy().max_undelivered(Demand(0, 8)) == 8
+    assert OneStepOffPolicy().max_undelivered(Demand(8, 8)) == 8
+    assert OneStepOffPolicy().max_undelivered(Demand(12, 8)) == 12
+
+
+def test_an_asynchronous_run_is_ahead_by_as_many_batches_as_updates_are_allowed():
+    assert Asynchronous(3).max_undelivered(Demand(0, 8)) == 24
+    assert Asynchronous(3).max_undelivered(Demand(8, 8)) == 32
+    assert Asynchronous(0).max_undelivered(Demand(0, 8)) == 0
+
+
+@modes
+@given(data=st.data(), batch=st.integers(1, 6), updates=st.integers(1, 8))
+def test_with_one_update_for_each_batch_and_delivery_in_order_no_sample_is_too_old(mode, data, batch, updates):
+    """A run without the runner: groups are sampled when they start, so each is as old as it can be."""
+    started: list[int] = []  # the version of each group that is not delivered, in order
+    for version in range(updates):
+        waiting = batch
+        while waiting:
+            while len(started) < mode.max_undelivered(Demand(waiting, batch)):
+                started.append(version)
+            for _ in range(data.draw(st.integers(1, waiting))):
+                staleness = version - started.pop(0)
+                assert not is_too_old(mode, staleness)
+                waiting -= 1
+        # The trainer trains on the batch, and then the next version comes into use.
+        while len(started) < mode.max_undelivered(Demand(0, batch)):
+            started.append(version)
+
+
+@modes
+def test_a_sample_at_the_limit_is_kept_and_the_next_is_too_old(mode):
+    limit = mode.max_staleness
+    assert not is_too_old(mode, limit)
+    assert is_too_old(mode, limit + 1)
+    assert sample_weight(mode, limit) == 1.0
+    assert is_dropped(mode, limit + 1) == (mode.on_stale == "drop")
+
+
+def test_the_weight_falls_with_each_update_beyond_the_limit():
+    mode = Asynchronous(2, "downweight")
+    assert [sample_weight(mode, staleness) for staleness in range(6)] == [1.0, 1.0, 1.0, 0.75, 0.6, 0.5]
+
+
+@pytest.mark.parametrize("limit", [-1, 1.0, True, None, "2"])
+def test_a_limit_that_is_no_number_of_updates_is_refused(limit):
+    with pytest.raises(ArgumentError, match=r"max_staleness is .*integer from 0"):
+        Asynchronous(limit)
+
+
+def test_an_unknown_treatment_of_stale_groups_is_refused():
+    with pytest.raises(ArgumentError, match=r'on_stale is .*pass "drop" or "downweight"'):
+        Asynchronous(1, "ignore")

@@ -1,0 +1,102 @@
+"""The order in which versions of the weights came into use, and the staleness of episodes."""
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts import Trajectory, WeightSpan
+from rollouts.errors import ArgumentError
+from rollouts.runner.version_history import VersionHistory, oldest_place, staleness
+from rollouts.trajectory.token_node import TokenNode
+
+names = st.lists(st.text("0123456789ab", min_size=1, max_size=3), min_size=1, max_size=8, unique=True)
+
+
+def node(parent, sampled, *spans):
+    """A node of 2 tokens of a prompt, or of `sampled` sampled ones with spans (version, start, end)."""
+    count = sampled or 2
+    return TokenNode(
+        parent=parent,
+        token_ids=np.arange(count, dtype=np.int32),
+        sampled=np.full(count, bool(sampled)),
+        logprobs=np.full(sampled, -1.0, np.float32),
+        weight_spans=tuple(WeightSpan(*span) for span in spans),
+    )
+
+
+def history_of(*versions):
+    history = VersionHistory(versions[0])
+    for version in versions[1:]:
+        history.start_using(version)
+    return history
+
+
+@given(names, names)
+def test_versions_are_ordered_by_use_and_not_by_text(versions, earlier):
+    history = history_of(*versions)
+    history.record_earlier(earlier)
+    before = tuple(version for version in earlier if version not in versions)
+    assert history.versions == (*before, *versions)
+    assert history.current == versions[-1]
+    places = [history.place(version) for version in history.versions]
+    assert np.diff(places).tolist() == [1] * (len(places) - 1)
+    assert [history.name_of(place) for place in places] == list(history.versions)
+    assert [history.order().place(version) for version in history.versions] == list(range(len(places)))
+
+
+def test_a_version_that_was_in_use_cannot_be_used_again():
+    history = history_of("9", "10")
+    for version in ("9", "10"):
+        with pytest.raises(ArgumentError, match=r"has been in use.*give every update a new version"):
+            history.check_new(version)
+    history.check_new("11")
+    history.start_using("10")
+    assert history.versions == ("9", "10")
+
+
+def test_a_version_that_the_engine_reports_first_is_the_newest_and_is_logged_once(caplog):
+    history = history_of("a")
+    with caplog.at_level(logging.WARNING):
+        assert [history.place("b"), history.place("b"), history.place("a")] == [1, 1, 0]
+    assert history.current == "b"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("version", [1, None, b"1"], ids=repr)
+def test_a_version_that_is_no_text_is_refused(version):
+    with pytest.raises(ArgumentError, match=r"^version is"):
+        VersionHistory(version)
+    with pytest.raises(ArgumentError, match=r"^version is"):
+        history_of("0").start_using(version)
+
+
+def test_an_episode_is_as_old_as_its_oldest_token():
+    history = history_of("9", "10", "11")
+    episode = Trajectory("e", nodes=[node(-1, 0), node(0, 4, ("10", 0, 3), ("11", 3, 4)), node(1, 2, ("11", 0, 2))])
+    oldest = oldest_place(episode, history, began=2)
+    assert (history.name_of(oldest), staleness(history, oldest)) == ("10", 1)
+
+
+def test_a_token_without_a_version_counts_as_sampled_when_the_episode_began():
+    history = history_of("0", "1", "2")
+    unlabelled = Trajectory("e", nodes=[node(-1, 0), node(0, 4)])
+    assert oldest_place(unlabelled, history, began=1) == 1
+    partly = Trajectory("e", nodes=[node(-1, 0), node(0, 4, ("2", 1, 4))])
+    assert oldest_place(partly, history, began=1) == 1
+    labelled = Trajectory("e", nodes=[node(-1, 0), node(0, 4, ("2", 0, 4))])
+    assert oldest_place(labelled, history, began=1) == 2
+
+
+def test_an_episode_without_sampled_tokens_is_not_stale():
+    history = history_of("0", "1")
+    assert oldest_place(Trajectory("e", nodes=[node(-1, 0)]), history, began=0) is None
+    assert staleness(history, None) == 0
+
+
+def test_an_empty_span_says_nothing_about_a_token():
+    history = history_of("0", "1")
+    episode = Trajectory("e", nodes=[node(-1, 2, ("0", 0, 0), ("1", 0, 2))])
+    assert oldest_place(episode, history, began=1) == 1

@@ -1,0 +1,202 @@
+"""New weights for the embedded engine while it samples, and weights from a directory."""
+
+import asyncio
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from renderers import RenderedTokens
+from rollouts import FinishReason, GenerateRequest, SamplingParams
+from rollouts.engines.local import LocalEngine
+from rollouts.engines.local.sampling import RowSampler
+from rollouts.engines.protocol import UpdatableEngine
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.errors import ArgumentError, EngineClosedError, WeightUpdateError
+from rollouts.testing import ScriptedEngine, tiny_qwen3_vl
+from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
+
+SPLIT = 6  # tokens that a completion has when the update is requested
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def other_model_dir(tmp_path_factory):
+    return tiny_qwen3_vl(tmp_path_factory.mktemp("other"), seed=7)
+
+
+@pytest.fixture
+async def engine(tiny_model_dir):
+    engine = LocalEngine.from_pretrained(tiny_model_dir)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def prompt(renderer):
+    image = np.random.default_rng(3).integers(0, 256, (48, 32, 3), dtype=np.uint8)
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": "Which?"}]
+    return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
+
+
+def request(prompt, **sampling):
+    sampling = {"max_tokens": LENGTH, "seed": 0, **sampling}
+    return GenerateRequest(prompt.token_ids, SamplingParams(**sampling), prompt.multi_modal_data)
+
+
+@pytest.fixture
+def in_flight(monkeypatch):
+    """Hold the batch after `SPLIT` tokens: returns (event that it is there, event that lets it go on)."""
+    reached, released = threading.Event(), threading.Event()
+    sample = RowSampler.sample
+
+    def held(self, logits, step):
+        result = sample(self, logits, step)
+        if step == SPLIT - 1 and not released.is_set():
+            reached.set()
+            assert released.wait(60)
+        return result
+
+    monkeypatch.setattr(RowSampler, "sample", held)
+    return reached, released
+
+
+async def update_in_flight(engine, in_flight, mode, weights, *requests):
+    """The results of requests during which the weights were replaced, in the order of the requests."""
+    reached, released = in_flight
+    running = [asyncio.ensure_future(engine.generate(each)) for each in requests]
+    assert await asyncio.to_thread(reached.wait, 60)
+    updating = asyncio.ensure_future(engine.update_weights(weights, "1", in_flight=mode))
+    await asyncio.sleep(0)
+    released.set()
+    await updating
+    return await asyncio.gather(*running)
+
+
+def logprobs_by(directory, prompt: RenderedTokens, ids: np.ndarray) -> np.ndarray:
+    """The log-probabilities of a completion by the model of a checkpoint, through the trainer's forward pass."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+    count = len(prompt.token_ids)
+    length = count + len(ids)
+    sample = TrainingSample(
+        token_ids=np.concatenate([prompt.token_ids, ids]).astype(np.int32),
+        loss_mask=np.arange(length) >= count,
+        logprobs=np.zeros(length, np.float32),
+        advantages=np.zeros(length, np.float32),
+        media=tuple(prompt.multi_modal_data.items_with_ranges()),
+    )
+    with torch.no_grad():
+        return token_logprobs(model, TrainingBatch.from_samples([sample], pad_id=0))[0, count:].numpy()
+
+
+async def test_the_engines_of_this_distribution_are_updatable(engine):
+    async with VLLMEngine("http://localhost:1") as server:
+        assert all(isinstance(each, UpdatableEngine) for each in (engine, server, ScriptedEngine([])))
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_a_completion_in_flight_continues_with_the_new_weights(
+    engine, in_flight, prompt, tiny_model_dir, other_model_dir, mode
+):
+    (result,) = await update_in_flight(engine, in_flight, mode, other_model_dir, request(prompt))
+    (completion,) = result.completions
+    spans = [(span.version, span.start, span.end) for span in completion.weight_spans]
+    assert spans == [("0", 0, SPLIT), ("1", SPLIT, LENGTH)]
+    assert (len(completion.token_ids), completion.finish_reason) == (LENGTH, FinishReason.LENGTH)
+    by_old = logprobs_by(tiny_model_dir, prompt, completion.token_ids)
+    by_new = logprobs_by(other_model_dir, prompt, completion.token_ids)
+    np.testing.assert_allclose(completion.logprobs[:SPLIT], by_old[:SPLIT], atol=1e-5)
+    np.testing.assert_allclose(completion.logprobs[SPLIT:], by_new[SPLIT:], atol=1e-5)
+    assert np.abs(by_old - by_new).max() > 0.1
+
+
+async def test_with_wait_a_completion_in_flight_finishes_with_the_old_weights(
+    engine, in_flight, prompt, other_model_dir
+):
+    (result,) = await update_in_flight(engine, in_flight, "wait", other_model_dir, request(prompt))
+    assert [span.version for span in result.completions[0].weight_spans] == ["0"]
+    (after,) = (await engine.generate(request(prompt))).completions
+    assert [span.version for span in after.weight_spans] == ["1"]
+
+
+async def test_all_samples_of_all_requests_of_a_batch_continue(engine, in_flight, prompt, other_model_dir):
+    short = request(prompt, max_tokens=2)
+    results = await update_in_flight(engine, in_flight, "abort", other_model_dir, request(prompt, n=3), short)
+    assert [[c.index for c in result.completions] for result in results] == [[0, 1, 2], [0]]
+    assert [len(c.token_ids) for c in results[0].completions] == [LENGTH] * 3
+    assert len({tuple(c.token_ids.tolist()) for c in results[0].completions}) == 3, "each sample has its own seed"
+    assert [span.version for span in results[1].completions[0].weight_spans] == ["0"]
+
+
+async def test_a_batch_after_a_refused_update_runs_undisturbed(engine, prompt):
+    with pytest.raises(WeightUpdateError, match="nothing was changed"):
+        await engine.update_weights({}, "1")
+    (completion,) = (await engine.generate(request(prompt))).completions
+    assert [(span.version, span.end) for span in completion.weight_spans] == [("0", LENGTH)]
+
+
+async def test_a_directory_gives_the_weights_of_its_checkpoint(engine, prompt, other_model_dir):
+    await engine.update_weights(str(other_model_dir), "1")
+    other = LocalEngine.from_pretrained(other_model_dir)
+    (completion,), (expected,) = [(await each.generate(request(prompt))).completions for each in (engine, other)]
+    await other.close()
+    assert completion.logprobs.tolist() == expected.logprobs.tolist()
+
+
+@pytest.mark.parametrize("fault", ["absent", "lacks a tensor", "has another tensor", "has a wrong shape", "is torn"])
+async def test_a_directory_that_is_no_checkpoint_of_the_model_changes_nothing(
+    engine, prompt, other_model_dir, tmp_path, fault
+):
+    before = (await engine.generate(request(prompt))).completions[0]
+    directory = tmp_path / "checkpoint"
+    if fault != "absent":
+        shutil.copytree(other_model_dir, directory)
+        path = directory / "model.safetensors"
+        weights = load_file(path)
+        name = next(name for name in weights if name.endswith("layers.0.mlp.gate_proj.weight"))
+        changed = {
+            "lacks a tensor": {key: value for key, value in weights.items() if key != name},
+            "has another tensor": {**weights, f"{name}.other": weights[name]},
+            "has a wrong shape": {**weights, name: weights[name][:-1].copy()},
+        }
+        if fault == "is torn":
+            path.write_bytes(path.read_bytes()[:1000])
+        else:
+            save_file(changed[fault], path, metadata={"format": "pt"})
+    with pytest.raises(WeightUpdateError, match="nothing was changed"):
+        await engine.update_weights(directory, "1")
+    after = (await engine.generate(request(prompt))).completions[0]
+    assert after.logprobs.tolist() == before.logprobs.tolist()
+    assert engine.weight_version == "0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (({}, ""), "version"),
+        (({}, 1), "version"),
+        ((None, "1"), "weights"),
+        (([1.0], "1"), "weights"),
+    ],
+    ids=["empty version", "version 1", "no weights", "list of weights"],
+)
+async def test_arguments_of_other_types_are_refused_by_name(engine, arguments, name):
+    with pytest.raises(ArgumentError, match=f"^{name} is"):
+        await engine.update_weights(*arguments)
+
+
+async def test_an_unknown_treatment_of_running_requests_is_refused(engine):
+    with pytest.raises(ArgumentError, match="in_flight is 'stop'; pass one of 'abort', 'wait', 'keep'"):
+        await engine.update_weights({}, "1", in_flight="stop")
+
+
+async def test_a_closed_engine_takes_no_weights(tiny_model_dir):
+    engine = LocalEngine.from_pretrained(tiny_model_dir)
+    await engine.close()
+    with pytest.raises(EngineClosedError):
+        await engine.update_weights({}, "1")
