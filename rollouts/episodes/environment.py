@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from renderers import Message, ParsedResponse
+from rollouts.thread_calls import result_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,5 @@ async def resolve(value: Any) -> Any:
 
 
 def _call_with(lock: threading.Lock, method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method in a thread. A future cannot hold a StopIteration: the coroutine would wait forever."""
     with lock:
-        try:
-            return method(*arguments)
-        except StopIteration as error:
-            raise RuntimeError("the method raised StopIteration") from error
+        return result_of(method, *arguments)

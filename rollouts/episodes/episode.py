@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from renderers import Renderer, RendererError, RendererPool
-from renderers.errors import OverlongPromptError as OverlongRenderError
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
@@ -26,11 +25,11 @@ from rollouts.episodes.environment_calls import (
     step_environment,
 )
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError
-from rollouts.episodes.limits import EpisodeLimits
+from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.error_texts import describe_exception, exception_text, is_unicode
-from rollouts.errors import OverlongPromptError, RolloutsError
+from rollouts.errors import RolloutsError
 from rollouts.numbers import whole_number
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
@@ -193,8 +192,8 @@ async def _run(factory: EnvironmentFactory, recorder: TurnRecorder, at_end: Asyn
         reached = recorder.deadlines.passed(recorder.activity)
         if reached is None:
             raise
-    except (OverlongPromptError, OverlongRenderError) as error:
-        reached = EpisodeLimitError("overlong prompt", str(error))
+    except OVERLONG_ERRORS as error:
+        reached = overlong_limit(error)
     if reached is not None:
         trajectory.truncated = True
         trajectory.truncation_reason = reached.reason

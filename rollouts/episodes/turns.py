@@ -15,7 +15,7 @@ from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
 from rollouts.episodes.deadlines import EpisodeDeadlines
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
 from rollouts.episodes.errors import EpisodeLimitError, naming_origin
-from rollouts.episodes.limits import EpisodeLimits
+from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
 from rollouts.episodes.renderer_calls import RendererCalls
 from rollouts.errors import TrajectoryFinishedError
 from rollouts.trajectory.tree import Trajectory
@@ -160,7 +160,7 @@ class TurnRecorder:
         """The limit that allows no further turn, those that are being sampled included."""
         turns, max_turns = self.trajectory.num_turns + self._in_flight, self.limits.max_turns
         if max_turns is not None and turns >= max_turns:
-            return EpisodeLimitError("max_turns", f"the environment was not done after {max_turns} turns")
+            return max_turns_limit(max_turns)
         return self.deadlines.passed(self.activity)
 
     async def close(self) -> None:

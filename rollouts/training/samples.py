@@ -145,6 +145,7 @@ def samples_from_trajectory(
     advantage: Advantage,
     processors: Mapping[Modality, MediaProcessor],
     shared: SharedNodes = "first_leaf",
+    agents: Collection[str] | None = None,
 ) -> list[TrainingSample]:
     """One sample per leaf of the tree.
 
@@ -155,9 +156,16 @@ def samples_from_trajectory(
     "weighted", in each of them with its advantage divided by k, so that the policy gradients sum to the gradient of the
     node once; "each", in each of them, so that it counts k times.
 
+    With `agents`, only turns of these agents are trained ("" is the one that plays the environment), and leaves without
+    such a turn have no sample. For other advantages for each agent, pass a list made from the `agent` of each turn.
+
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
-    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage or `shared`.
+    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
+    `agents`.
     """
+    if isinstance(agents, str) or (agents is not None and not isinstance(agents, Collection)):
+        raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")
+    others = {turn.node for turn in trajectory.turns if agents is not None and turn.agent not in agents}
     if shared not in get_args(SharedNodes):
         raise ArgumentError("shared", shared, f"pass one of {', '.join(get_args(SharedNodes))}")
     advantages = _node_advantages(trajectory, advantage)
@@ -166,7 +174,11 @@ def samples_from_trajectory(
     trained_nodes: set[int] = set()
     samples = []
     for leaf, path in paths.items():
-        trained = [index for index in path if shared != "first_leaf" or index not in trained_nodes]
+        trained = [
+            index for index in path if index not in others and (shared != "first_leaf" or index not in trained_nodes)
+        ]
+        if others and not any(len(trajectory.nodes[index].logprobs) for index in trained):
+            continue
         share = {index: 1 / num_leaves[index] if shared == "weighted" else 1.0 for index in trained}
         media = tuple((reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf))
         columns = _columns(trajectory, path, {index: advantages[index] * share[index] for index in trained})

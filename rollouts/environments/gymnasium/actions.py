@@ -1,0 +1,115 @@
+"""Actions of Gymnasium's spaces: their description for a model, and how a completion is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rollouts.environments.gymnasium.errors import GymnasiumError, InvalidActionError
+
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]*\d)")
+
+
+def is_described(space: Any) -> bool:
+    """Whether `describe_actions` and `parse_action` know this space: a `Discrete` or a `Box` of numbers."""
+    return _kind(space) is not None
+
+
+def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
+    """The actions of a `Discrete` or `Box` space in words for the model.
+
+    `action_names` are the names of discrete actions, in order. Raises `GymnasiumError` for other spaces, and for names
+    that are not one for each action.
+    """
+    kind = _kind(space)
+    if kind == "discrete":
+        first, count = int(space.start), int(space.n)
+        if action_names:
+            _check_names(space, action_names)
+            listed = ", ".join(f"{name} ({first + index})" for index, name in enumerate(action_names))
+            return f"Answer with one of these actions, by name or number: {listed}."
+        return f"Answer with the number of an action, from {first} to {first + count - 1}."
+    if kind == "box":
+        low, high = space.low.ravel(), space.high.ravel()
+        bounds = [f"from {_number(a)} to {_number(b)}" for a, b in zip(low, high, strict=True)]
+        if len(bounds) == 1:
+            return f"Answer with a number {bounds[0]}."
+        if len(set(bounds)) == 1:
+            return f"Answer with {len(bounds)} numbers, each {bounds[0]}, separated by commas."
+        listed = "; ".join(f"number {index + 1} {text}" for index, text in enumerate(bounds))
+        return f"Answer with {len(bounds)} numbers, separated by commas: {listed}."
+    raise GymnasiumError(f"the action space {space}", "is neither Discrete nor Box; pass instructions and parse_action")
+
+
+def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any:
+    """The action in a text: an int of a `Discrete` space, an array of a `Box`.
+
+    A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
+    action. A `Box` needs exactly as many numbers as it has, within its bounds. Raises `InvalidActionError`, and
+    `GymnasiumError` for other spaces.
+    """
+    kind = _kind(space)
+    if kind == "discrete":
+        return _discrete_action(text, space, action_names)
+    if kind == "box":
+        return _box_action(text, space)
+    raise GymnasiumError(f"the action space {space}", "is neither Discrete nor Box; pass parse_action")
+
+
+def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
+    first, count = int(space.start), int(space.n)
+    found = {
+        first + index
+        for index, name in enumerate(action_names)
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+    }
+    for number in _NUMBER.findall(text):
+        value = float(number)
+        if not value.is_integer() or not first <= value < first + count:
+            raise InvalidActionError(f"{number} is not the number of an action")
+        found.add(int(value))
+    if not found:
+        raise InvalidActionError("there is no action in the answer")
+    if len(found) > 1:
+        listed = ", ".join(str(action_names[each - first] if action_names else each) for each in sorted(found))
+        raise InvalidActionError(f"there is more than one action in the answer: {listed}")
+    return found.pop()
+
+
+def _box_action(text: str, space: Any) -> np.ndarray:
+    numbers = [float(number) for number in _NUMBER.findall(text)]
+    size = int(np.prod(space.shape))
+    if len(numbers) != size:
+        raise InvalidActionError(f"the answer has {len(numbers)} numbers; an action has {size}")
+    low, high = space.low.ravel(), space.high.ravel()
+    for index, number in enumerate(numbers):
+        if not low[index] <= number <= high[index]:
+            bounds = f"between {_number(low[index])} and {_number(high[index])}"
+            raise InvalidActionError(f"number {index + 1} of the action is {number:g}, not {bounds}")
+    return np.array(numbers, space.dtype).reshape(space.shape)
+
+
+def _kind(space: Any) -> str | None:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return "discrete"
+    return "box" if isinstance(space, spaces.Box) else None
+
+
+def _check_names(space: Any, action_names: Sequence[str]) -> None:
+    count = int(space.n)
+    if len(action_names) != count or len({name.lower() for name in action_names}) != count:
+        raise GymnasiumError(
+            f"the action space {space}",
+            f"has {count} actions and action_names has {list(action_names)}; pass a different name for each",
+        )
+
+
+def _number(value: float) -> str:
+    if np.isinf(value):
+        return "minus infinity" if value < 0 else "infinity"
+    return f"{value:g}"

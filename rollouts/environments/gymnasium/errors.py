@@ -1,0 +1,22 @@
+"""Errors of environments of Gymnasium."""
+
+from __future__ import annotations
+
+from rollouts.errors import RolloutsError
+
+
+class GymnasiumError(RolloutsError):
+    """An environment of Gymnasium is not one that a model can play. `environment` names it."""
+
+    def __init__(self, environment: str, reason: str) -> None:
+        self.environment = environment
+        self.reason = reason
+        super().__init__(f"{environment} {reason}")
+
+
+class InvalidActionError(RolloutsError, ValueError):
+    """A completion does not contain an action. `reason` says why, in words for the model."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)

@@ -1,0 +1,244 @@
+"""An environment of Gymnasium, played by a model that sees its frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from renderers import Message
+from rollouts.environments.gymnasium.actions import describe_actions, is_described, parse_action
+from rollouts.environments.gymnasium.errors import GymnasiumError, InvalidActionError
+from rollouts.episodes.environment import StepResult
+from rollouts.error_texts import short_repr
+from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.numbers import finite_number
+from rollouts.thread_calls import result_of
+
+#: What the model gets of each state.
+Observation = Literal["image", "text", "image and text"]
+#: What follows an answer without a valid action.
+OnInvalidAction = Literal["ask again", "end"]
+
+
+class _State(NamedTuple):
+    """What a reset or a step of the environment gave; `frame` is a copy of what `render` returned."""
+
+    frame: np.ndarray | None
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class GymnasiumEnvironment:
+    """Plays an environment of Gymnasium; the model sees its frames as images.
+
+        GymnasiumEnvironment(
+            lambda: gymnasium.make("FrozenLake-v1", render_mode="rgb_array"),
+            instructions="Walk over the ice to the gift.",
+            action_names=["left", "down", "right", "up"],
+        )
+
+    `make` returns a new environment; it is called once for each episode. The first message has the `instructions`, the
+    description of the actions (of `Discrete` and `Box` spaces) and the first frame; every later message has the next
+    frame. The reward of a turn is that of the step; the episode is done when the environment has terminated or is
+    truncated. The info of a turn has `action`, `terminated`, `truncated`, and the numbers and texts of the
+    environment's own info; `invalid_action` has the reason where an answer had no action.
+
+    - `observation`: "image" (frames), "text" (`describe_observation` of the observation; no frame is rendered), or
+      "image and text".
+    - `parse_action(text)` returns the action in a completion and raises `ValueError` with a reason for the model; it is
+      needed for spaces other than `Discrete` and `Box`. By default an answer has one number or one of `action_names`,
+      or the numbers of a `Box`.
+    - `on_invalid_action`: "ask again" (the model gets the reason and another turn, in which nothing has changed) or
+      "end" (the episode is done). The reward of such a turn is `invalid_action_reward`.
+
+    The environment's methods run on a thread of their own, always the same one: an OpenGL context belongs to one
+    thread. It is closed at the end of the episode. The same seed, a non-negative integer, gives the same episode.
+
+    Raises `ArgumentError`. An episode fails with `GymnasiumError` for a vectorised environment and for a render mode
+    without frames, and with `MissingExtraError` without gymnasium.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        *,
+        instructions: str = "",
+        action_names: Sequence[str] = (),
+        parse_action: Callable[[str], Any] | None = None,
+        observation: Observation = "image",
+        describe_observation: Callable[[Any], str] = str,
+        on_invalid_action: OnInvalidAction = "ask again",
+        invalid_action_reward: float = 0.0,
+    ) -> None:
+        if not callable(make):
+            rule = 'pass a function that makes it: lambda: gymnasium.make("CartPole-v1", render_mode="rgb_array")'
+            raise ArgumentError("make", make, rule)
+        if not isinstance(instructions, str):
+            raise ArgumentError("instructions", instructions, "pass text")
+        if isinstance(action_names, str) or not all(isinstance(name, str) and name for name in action_names):
+            raise ArgumentError("action_names", action_names, "pass a list of names")
+        for name, value, allowed in (
+            ("observation", observation, get_args(Observation)),
+            ("on_invalid_action", on_invalid_action, get_args(OnInvalidAction)),
+        ):
+            if value not in allowed:
+                raise ArgumentError(name, value, f"pass one of {', '.join(map(repr, allowed))}")
+        if finite_number(invalid_action_reward) is None:
+            raise ArgumentError("invalid_action_reward", invalid_action_reward, "pass a finite number")
+        self._make = make
+        self._instructions = instructions
+        self._action_names = tuple(action_names)
+        self._parse_action = parse_action
+        self._observation = observation
+        self._describe_observation = describe_observation
+        self._on_invalid_action = on_invalid_action
+        self._invalid_action_reward = invalid_action_reward
+        self._env: Any = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def reset(self, seed: int) -> list[Message]:
+        """Make the environment, reset it with `seed`, and return the first message."""
+        await self.close()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")
+        state = await self._run(self._first_state, seed)
+        actions = describe_actions(self._env.action_space, self._action_names) if self._describes_actions() else ""
+        return [self._message(state, " ".join(filter(None, (self._instructions, actions))))]
+
+    async def step(self, assistant: Message) -> StepResult:
+        """Take the action of a completion."""
+        try:
+            action = self._action(assistant.get("content"))
+        except ValueError as error:
+            return self._invalid(str(error))
+        state = await self._run(self._next_state, action)
+        info = {
+            **state.info,
+            "action": _storable_action(action),
+            "terminated": state.terminated,
+            "truncated": state.truncated,
+        }
+        done = state.terminated or state.truncated
+        return StepResult([] if done else [self._message(state, "")], state.reward, done, info)
+
+    async def close(self) -> None:
+        """Close the environment; a step that still runs ends first. A closed environment can be reset."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            await asyncio.wrap_future(thread.submit(self._close))
+        finally:
+            thread.shutdown(wait=False)
+
+    # On the environment's thread.
+
+    def _first_state(self, seed: int) -> _State:
+        self._env = _made(self._make, needs_frames=self._observation != "text")
+        observation, info = self._env.reset(seed=seed)
+        return self._state(observation, 0.0, False, False, info)
+
+    def _next_state(self, action: Any) -> _State:
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        return self._state(observation, float(reward), bool(terminated), bool(truncated), info)
+
+    def _state(self, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any) -> _State:
+        text = self._describe_observation(observation) if self._observation != "image" else ""
+        frame = None
+        if self._observation != "text":
+            # A copy: an environment may draw the next frame into the same array.
+            frame = np.array(_checked_frame(self._env, self._env.render()))
+        return _State(frame, text, reward, terminated, truncated, _storable_info(info))
+
+    def _close(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    # On the event loop.
+
+    async def _run(self, method: Callable[[Any], _State], argument: Any) -> _State:
+        if self._thread is None:
+            raise GymnasiumError("the environment", "is closed; call reset first")
+        return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
+
+    def _describes_actions(self) -> bool:
+        return self._parse_action is None or bool(self._action_names) or is_described(self._env.action_space)
+
+    def _message(self, state: _State, text: str) -> Message:
+        text = "\n\n".join(filter(None, (text, state.text)))
+        if state.frame is None:
+            return {"role": "user", "content": text}
+        image: Any = {"type": "image", "image": state.frame}
+        return {"role": "user", "content": [{"type": "text", "text": text}, image] if text else [image]}
+
+    def _action(self, content: Any) -> Any:
+        """The action of a completion. Raises `ValueError` with the reason why there is none."""
+        space = self._env.action_space
+        text = content if isinstance(content, str) else ""
+        if self._parse_action is None:
+            return parse_action(text, space, self._action_names)
+        action = self._parse_action(text)
+        if not space.contains(action):
+            raise InvalidActionError(f"{short_repr(action)} is not an action of {space}")
+        return action
+
+    def _invalid(self, reason: str) -> StepResult:
+        done = self._on_invalid_action == "end"
+        actions = describe_actions(self._env.action_space, self._action_names) if self._describes_actions() else ""
+        text = " ".join(filter(None, (f"This is not a valid action: {reason}.", actions)))
+        messages: list[Message] = [] if done else [{"role": "user", "content": text}]
+        return StepResult(messages, self._invalid_action_reward, done, {"invalid_action": reason})
+
+
+def _made(make: Callable[[], Any], *, needs_frames: bool) -> Any:
+    """The environment that `make` returns. Raises `GymnasiumError` for one that cannot be played."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise MissingExtraError("GymnasiumEnvironment", "gym", "gymnasium") from error
+    env = make()
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise GymnasiumError(
+            type(env).__name__, "is a vectorised environment; an episode plays one: make it with gymnasium.make"
+        )
+    if not isinstance(env, gymnasium.Env):
+        raise GymnasiumError(f"make returned {short_repr(env)}, which", "is not a gymnasium.Env")
+    if needs_frames and env.render_mode != "rgb_array":
+        env.close()
+        raise GymnasiumError(
+            str(env), f'has render_mode={env.render_mode!r}; make it with render_mode="rgb_array", or pass '
+            'observation="text"'
+        )  # fmt: skip
+    return env
+
+
+def _checked_frame(env: Any, frame: Any) -> np.ndarray:
+    is_frame = isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
+    if not is_frame:
+        got = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
+        raise GymnasiumError(f"{env}.render", f"returned {got}; a frame is uint8 (height, width, 3)")
+    result: np.ndarray = frame
+    return result
+
+
+def _storable_info(info: Any) -> dict[str, Any]:
+    """The numbers and texts of the environment's info."""
+    items = info.items() if isinstance(info, dict) else ()
+    return {
+        str(key): value.item() if isinstance(value, np.generic) else value
+        for key, value in items
+        if isinstance(value, str | bool | int | float | np.bool_ | np.integer | np.floating)
+    }
+
+
+def _storable_action(action: Any) -> Any:
+    if isinstance(action, np.generic):
+        return action.item()
+    return action if isinstance(action, str | int | float | np.ndarray) else short_repr(action)

@@ -1,0 +1,21 @@
+"""Tools: functions that a model calls, and the environment that calls them."""
+
+from rollouts.environments.tools.errors import (
+    ToolArgumentsError,
+    ToolDefinitionError,
+    ToolFailedError,
+    ToolResultError,
+    ToolUnavailableError,
+)
+from rollouts.environments.tools.tool import Tool
+from rollouts.environments.tools.tool_environment import ToolEnvironment
+
+__all__ = [
+    "Tool",
+    "ToolArgumentsError",
+    "ToolDefinitionError",
+    "ToolEnvironment",
+    "ToolFailedError",
+    "ToolResultError",
+    "ToolUnavailableError",
+]

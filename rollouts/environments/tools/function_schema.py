@@ -1,0 +1,130 @@
+"""The JSON schema of a function's parameters, and arguments checked against it."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rollouts.environments.tools.errors import ToolArgumentsError, ToolDefinitionError
+from rollouts.error_texts import describe_exception, short_repr
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+class FunctionParameters:
+    """The parameters of a function: their JSON schema, and the conversion of a model's arguments to their types.
+
+    Every parameter needs an annotation that pydantic knows, and a name (no `*args`, `**kwargs` or positional-only
+    ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; `Field` has constraints and
+    descriptions too. Raises `ToolDefinitionError`.
+    """
+
+    def __init__(self, tool: str, function: Callable[..., Any]) -> None:
+        self._tool = tool
+        self._names = _parameter_names(tool, function)
+        self._model = _arguments_model(tool, function, self._names)
+        self.schema = _schema(tool, self._model)
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the types of the annotations, without those that the call left out.
+
+        Raises `ToolArgumentsError` with the name of each wrong argument, what is wrong with it, and its value.
+        """
+        from pydantic import ValidationError
+
+        try:
+            values = self._model.model_validate(dict(arguments))
+        except ValidationError as error:
+            problems = [self._problem(each) for each in error.errors(include_url=False, include_context=False)]
+            raise ToolArgumentsError(self._tool, problems) from error
+        given = values.model_fields_set
+        return {name: getattr(values, field) for field, name in self._fields().items() if field in given}
+
+    def _fields(self) -> dict[str, str]:
+        return {_field(index): name for index, name in enumerate(self._names)}
+
+    def _problem(self, error: Any) -> str:
+        place = ".".join(map(str, error["loc"]))
+        if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+            return f"there is no argument {place!r}; the arguments are {', '.join(self._names) or 'none'}"
+        if error["type"] == "missing":
+            return f"{place} is missing"
+        return f"{place}: {error['msg']}, not {short_repr(error['input'])}"
+
+
+def _field(index: int) -> str:
+    # Not the name of the parameter: a pydantic model does not allow every name (`copy`, `_x`), an alias may be any.
+    return f"argument_{index}"
+
+
+def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
+    names = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            kind = "positional-only" if parameter.kind is parameter.POSITIONAL_ONLY else "variable"
+            raise ToolDefinitionError(
+                tool, f"parameter {name!r} is {kind}; a model passes arguments by name, so give each its own parameter"
+            )
+        if parameter.annotation is parameter.empty:
+            raise ToolDefinitionError(
+                tool, f"parameter {name!r} has no annotation; write its type, such as {name}: str"
+            )
+        names.append(name)
+    return names
+
+
+def _arguments_model(tool: str, function: Callable[..., Any], names: list[str]) -> type[BaseModel]:
+    from pydantic import ConfigDict, Field, create_model
+    from pydantic.errors import PydanticUserError
+
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ToolDefinitionError(tool, f"its annotations cannot be read: {describe_exception(error)}") from error
+    parameters = inspect.signature(function).parameters
+    fields: dict[str, Any] = {}
+    for index, name in enumerate(names):
+        default = parameters[name].default
+        has_default = default is not inspect.Parameter.empty
+        fields[_field(index)] = (_described(hints[name]), Field(default if has_default else ..., alias=name))
+    try:
+        return create_model(tool, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+    except (PydanticUserError, TypeError) as error:
+        reason = f"pydantic cannot read an annotation: {describe_exception(error).splitlines()[0]}"
+        raise ToolDefinitionError(tool, reason) from error
+
+
+def _described(annotation: Any) -> Any:
+    """The annotation with a text in `Annotated` as its description."""
+    from pydantic import Field
+
+    if typing.get_origin(annotation) is not typing.Annotated:
+        return annotation
+    kind, *metadata = typing.get_args(annotation)
+    for each in metadata:
+        # Annotations are evaluated one by one, so that each keeps its place among the constraints.
+        kind = typing.Annotated[kind, Field(description=each) if isinstance(each, str) else each]
+    return kind
+
+
+def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
+    from pydantic.errors import PydanticUserError
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Untitled(GenerateJsonSchema):
+        """Without the titles that pydantic makes of names, which repeat the names in every prompt."""
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    try:
+        schema = model.model_json_schema(by_alias=True, schema_generator=Untitled)
+    except PydanticUserError as error:
+        reason = f"an annotation has no JSON schema: {describe_exception(error).splitlines()[0]}"
+        raise ToolDefinitionError(tool, reason) from error
+    for definition in (schema, *schema.get("$defs", {}).values()):
+        definition.pop("title", None)
+    return {"type": "object", "properties": {}, **schema}

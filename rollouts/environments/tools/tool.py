@@ -1,0 +1,92 @@
+"""A tool: what the model is told of it, and the function that is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from renderers import ToolSpec
+from rollouts.environments.tools.errors import ToolDefinitionError
+from rollouts.environments.tools.function_schema import FunctionParameters
+from rollouts.error_texts import short_repr
+from rollouts.errors import ArgumentError
+from rollouts.numbers import finite_number
+from rollouts.thread_calls import call_on_own_thread
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool of a `ToolEnvironment`. `from_function` makes one of a typed function.
+
+    `parameters` is the JSON schema of an object. `call(arguments)` gets what the model wrote, checks it and returns the
+    result: text, an image, a list of both, or anything that JSON can hold (`tool_content`). It raises
+    `ToolArgumentsError` for arguments that do not fit, and `ToolFailedError`, or anything else, where it fails; the
+    model gets the text of the error. A call that has not ended after `timeout_seconds` is cancelled and the model is
+    told; None: the limit of the environment.
+
+    Tools of other origins (MCP servers) are made with the constructor. Raises `ArgumentError` for wrong fields.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    call: Callable[[dict[str, Any]], Awaitable[Any]]
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ArgumentError("name", self.name, "pass the name of the tool, text that is not empty")
+        if not isinstance(self.description, str):
+            raise ArgumentError("description", self.description, f"pass text for tool {self.name!r}")
+        if not isinstance(self.parameters, Mapping):
+            raise ArgumentError("parameters", self.parameters, f"pass the JSON schema of tool {self.name!r}, a dict")
+        if not callable(self.call):
+            raise ArgumentError("call", self.call, f"pass an async function of the arguments for tool {self.name!r}")
+        seconds = self.timeout_seconds
+        if seconds is not None and (finite_number(seconds) or 0) <= 0:
+            raise ArgumentError("timeout_seconds", seconds, f"pass a number above 0 or None for tool {self.name!r}")
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool as OpenAI's function calling describes it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    @classmethod
+    def from_function(
+        cls,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Tool:
+        """A tool that calls `function` with the model's arguments, checked and converted to the annotated types.
+
+            def crop(left: Annotated[int, "in pixels"], size: Literal["small", "large"] = "small") -> Image.Image:
+                "Crop the image."
+
+        Every parameter is annotated; defaults, enums, `Literal`, `None`, nested pydantic models and dataclasses become
+        parts of the schema. A text in `Annotated`, or a pydantic `Field`, describes a parameter. The name of the tool
+        is that of the function, the description its docstring, unless they are given. An `async` function runs on the
+        event loop, any other on a thread of its own; the thread of a call that timed out runs to its end.
+
+        Raises `ToolDefinitionError` for a function that cannot be called with named, typed arguments.
+        """
+        if not (inspect.isfunction(function) or inspect.ismethod(function)):
+            rule = "is not a function or method; write `def`, or make a Tool of its name, schema and call"
+            raise ToolDefinitionError(name or short_repr(function), rule)
+        name = name or function.__name__
+        parameters = FunctionParameters(name, function)
+
+        async def call(arguments: dict[str, Any]) -> Any:
+            checked = parameters.checked(arguments)
+            if inspect.iscoroutinefunction(function):
+                return await function(**checked)
+            result = await call_on_own_thread(lambda: function(**checked))
+            return await result if inspect.isawaitable(result) else result
+
+        text = description if description is not None else inspect.getdoc(function) or ""
+        return cls(name, text, parameters.schema, call, timeout_seconds)

@@ -1,0 +1,182 @@
+"""The calls of one assistant turn, and the tool messages that answer them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from renderers import Message, ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from rollouts.environments.tools.errors import (
+    ToolArgumentsError,
+    ToolFailedError,
+    ToolResultError,
+    ToolUnavailableError,
+)
+from rollouts.environments.tools.tool import Tool
+from rollouts.environments.tools.tool_content import tool_content
+from rollouts.episodes.errors import EpisodeLimitError
+from rollouts.error_texts import describe_exception, short_repr
+from rollouts.errors import EngineError
+
+#: The text of an exception that a model gets is at most this long.
+_MAX_ERROR_CHARACTERS = 500
+
+# Not the model's to read: a defect of the tool, and what ends the episode whoever calls the tool.
+_NOT_ANSWERED = (ToolResultError, ToolUnavailableError, EpisodeLimitError, EngineError)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedCall:
+    """One call of a turn. `problem` says why a malformed call cannot be made; empty for a call that can."""
+
+    call_id: str
+    name: str | None
+    arguments: Any
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Limits of each call: its time in seconds, and the size of its result."""
+
+    seconds: float
+    max_characters: int
+    max_images: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredCall:
+    """A call and the tool message that answers it.
+
+    `outcome` is "ok", "malformed", "unknown_tool", "invalid_arguments", "failed" or "timeout".
+    """
+
+    call: RequestedCall
+    message: Message
+    outcome: str
+
+    def info(self) -> dict[str, Any]:
+        """What is stored of the call in the info of the turn."""
+        return {"id": self.call.call_id, "name": self.call.name, "outcome": self.outcome}
+
+
+def calls_of_message(assistant: Message) -> list[RequestedCall]:
+    """The calls of an assistant message, which are all well-formed."""
+    return [
+        RequestedCall(call.get("id") or f"call_{index}", call["function"]["name"], call["function"]["arguments"])
+        for index, call in enumerate(assistant.get("tool_calls", ()))
+    ]
+
+
+def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedCall]:
+    """The calls of a turn in the order in which the model wrote them, the malformed ones included.
+
+    A malformed call has the id that the model wrote, else one of the form that the chat template expects.
+    """
+    well_formed = iter(calls_of_message(assistant))
+    count = len(assistant.get("tool_calls", ()))
+    calls: list[RequestedCall] = []
+    for attempt in parsed.tool_calls:
+        if attempt.status is ToolCallParseStatus.OK and attempt.name is not None:
+            calls.append(next(well_formed))
+            continue
+        call_id = attempt.id or _new_id(parsed.call_id, attempt.name or "", count)
+        count += 1
+        calls.append(RequestedCall(call_id, attempt.name, attempt.arguments, _problem(attempt)))
+    return calls
+
+
+def _new_id(form: str, name: str, index: int) -> str:
+    return form.replace("{name}", name).replace("{index}", str(index))
+
+
+def _problem(attempt: ParsedToolCall) -> str:
+    """Why a malformed call was not made, for the model."""
+    raw = short_repr(attempt.raw, 200)
+    named = f" of {attempt.name}" if attempt.name else ""
+    match attempt.status:
+        case ToolCallParseStatus.UNKNOWN_TOOL:
+            return ""  # answered as every call of an unknown name
+        case ToolCallParseStatus.INVALID_JSON:
+            return f"the arguments of this call{named} are not valid JSON: {raw}"
+        case ToolCallParseStatus.UNCLOSED_BLOCK:
+            return f"this call{named} has no end: {raw}"
+        case ToolCallParseStatus.MISSING_NAME:
+            return f"this call does not name a tool: {raw}"
+        case _:
+            return f"this call{named} does not have the form of a tool call: {raw}"
+
+
+async def answer_calls(
+    calls: Sequence[RequestedCall], tools: Mapping[str, Tool], limits: CallLimits
+) -> list[AnsweredCall]:
+    """Make all calls at the same time; the answers are in the order of the calls.
+
+    Raises `ToolResultError`, `ToolUnavailableError`, and `EpisodeLimitError` and `EngineError` of tools that call the
+    policy; whatever else goes wrong is answered.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_answer(call, tools, limits)) for call in calls]
+    except BaseExceptionGroup as raised:
+        raise raised.exceptions[0] from raised.exceptions[0].__cause__
+    return [task.result() for task in tasks]
+
+
+async def _answer(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> AnsweredCall:
+    outcome, content = await _outcome(call, tools, limits)
+    message: Message = {"role": "tool", "tool_call_id": call.call_id, "content": content}
+    if call.name:
+        message["name"] = call.name
+    return AnsweredCall(call, message, outcome)
+
+
+async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> tuple[str, Any]:
+    """The outcome of a call, and the content that answers it."""
+    if call.problem or call.name is None:
+        return "malformed", f"error: {call.problem}. The call was not made"
+    tool = tools.get(call.name)
+    if tool is None:
+        return "unknown_tool", f"error: there is no tool {call.name!r}; the tools are {', '.join(tools)}"
+    arguments = _decoded(call.arguments)
+    if not isinstance(arguments, dict):
+        return "malformed", f"error: the arguments of {call.name} are {short_repr(arguments)}, not a JSON object"
+    seconds = limits.seconds if tool.timeout_seconds is None else tool.timeout_seconds
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            result = await tool.call(arguments)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling() > 0:
+            raise
+        return "failed", "error: the tool waited for something that was cancelled"
+    except Exception as error:  # noqa: BLE001  a tool may raise anything, and the model is told
+        if deadline.expired():
+            return "timeout", f"error: {call.name} had not ended after {seconds:g} seconds and was stopped"
+        return _failure(error)
+    return "ok", tool_content(tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images)
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    """The outcome and the text for an exception that a tool raised."""
+    if isinstance(error, _NOT_ANSWERED):
+        raise error
+    if isinstance(error, ToolArgumentsError):
+        return "invalid_arguments", f"error: {error}"
+    text = error.reason if isinstance(error, ToolFailedError) else describe_exception(error)
+    shortened = text if len(text) <= _MAX_ERROR_CHARACTERS else f"{text[: _MAX_ERROR_CHARACTERS - 3]}..."
+    return "failed", f"error: {shortened}"
+
+
+def _decoded(arguments: Any) -> Any:
+    """Arguments as a dict; some templates need them as JSON text in the message."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments

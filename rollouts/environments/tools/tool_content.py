@@ -1,0 +1,116 @@
+"""The result of a tool as the content of a tool message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from renderers.messages import PART_TYPES, Content
+from rollouts.environments.tools.errors import ToolResultError
+from rollouts.error_texts import as_unicode, describe_exception
+
+
+def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int) -> Content:
+    """The content of the message that holds a tool's result.
+
+    - Text is passed on.
+    - Bytes, a PIL image and a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4) are an image part.
+    - A list or tuple with an image or a content part in it is a list of parts, one for each item.
+    - Anything else is JSON: numbers, dicts, lists, dataclasses, pydantic models, dates, enums, arrays of numbers.
+
+    Text of more than `max_characters` characters in all is cut off, and images beyond `max_images` are left out; a text
+    in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON, and for an array that
+    has the shape of an image and not its dtype.
+    """
+    if not isinstance(result, (list, tuple)) or not any(_is_part(item) or _is_image(item) for item in result):
+        if isinstance(result, str):
+            return _cut(result, max_characters)
+        result = [result]
+    parts = [_part(tool, item) for item in result]
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return _cut(parts[0]["text"], max_characters)
+    return _bounded(parts, max_characters, max_images)  # type: ignore[return-value]  # checked by the renderer
+
+
+def _part(tool: str, item: Any) -> dict[str, Any]:
+    if _is_part(item):
+        return dict(item)
+    if _is_image(item):
+        return {"type": "image", "image": item}
+    text = item if isinstance(item, str) else _json(tool, item)
+    return {"type": "text", "text": text}
+
+
+def _is_part(item: Any) -> bool:
+    return isinstance(item, Mapping) and item.get("type") in PART_TYPES and item["type"] in item
+
+
+def _is_image(item: Any) -> bool:
+    if isinstance(item, (bytes, bytearray)):
+        return True
+    if isinstance(item, np.ndarray):
+        return item.dtype == np.uint8 and (item.ndim == 2 or (item.ndim == 3 and item.shape[2] in (1, 3, 4)))
+    from PIL import Image
+
+    return isinstance(item, Image.Image)
+
+
+def _json(tool: str, value: Any) -> str:
+    """A value as JSON. Raises `ToolResultError`."""
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    if isinstance(value, np.ndarray) and value.ndim == 3 and value.shape[2] in (3, 4):
+        raise ToolResultError(
+            tool,
+            f"returned an array {value.shape} of {value.dtype}; an image is uint8: whether other numbers run from 0 to "
+            "1 or to 255 cannot be told. Scale it and cast it to numpy.uint8, or return a list",
+        )
+    try:
+        plain = to_jsonable_python(value, fallback=_plain_numbers)
+        return json.dumps(plain, ensure_ascii=False)
+    except (PydanticSerializationError, RecursionError, ValueError, TypeError) as error:
+        raise ToolResultError(
+            tool,
+            f"returned a {type(value).__name__} that cannot be written as JSON ({describe_exception(error)}); return "
+            "text, an image, or plain data",
+        ) from error
+
+
+def _plain_numbers(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _cut(text: str, limit: int) -> str:
+    text = as_unicode(text)
+    return text if len(text) <= limit else f"{text[:limit]}\n[{len(text) - limit} more characters were left out]"
+
+
+def _bounded(parts: Sequence[dict[str, Any]], max_characters: int, max_images: int) -> list[dict[str, Any]]:
+    """The parts within the limits, and a last part that says what was left out."""
+    kept: list[dict[str, Any]] = []
+    characters = images = left_out = 0
+    for part in parts:
+        if part["type"] != "text":
+            images += 1
+            if images <= max_images:
+                kept.append(part)
+            continue
+        text = as_unicode(part["text"])
+        room = max(max_characters - characters, 0)
+        characters += len(text)
+        left_out += max(len(text) - room, 0)
+        if text[:room]:
+            kept.append({**part, "text": text[:room]})
+    notes = []
+    if left_out:
+        notes.append(f"{left_out} more characters were left out")
+    if images > max_images:
+        notes.append(f"{images - max_images} more images were left out")
+    return [*kept, {"type": "text", "text": f"\n[{'; '.join(notes)}]"}] if notes else kept

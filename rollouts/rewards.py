@@ -1,0 +1,238 @@
+"""Rewards as functions: of an episode, called by its environment, and of a group, called by the runner."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollouts.error_texts import describe_exception, is_unicode, short_repr
+from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.numbers import finite_number
+from rollouts.thread_calls import result_of
+from rollouts.trajectory.tree import Trajectory
+
+#: The key in the info of a turn under which environments store their rewards by name.
+INFO_KEY = "rewards"
+
+
+class RewardError(RolloutsError):
+    """A reward function raised an exception, which is chained, or returned something other than finite numbers.
+
+    `name` is the name of the reward; `place` is the environment, or the group, for which it was called.
+    """
+
+    def __init__(self, name: str, place: str, reason: str) -> None:
+        self.name = name
+        self.place = place
+        self.reason = reason
+        super().__init__(f"reward {name!r} for {place} {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A named reward of an episode: `weight` times what `function` returns, a finite number.
+
+    The environment that the reward is given to documents the arguments of `function`. A function that is not `async` is
+    called on the event loop; with `threaded`, on a thread, for functions that compute or wait for longer than a
+    millisecond. Raises `ArgumentError` for values of other types.
+    """
+
+    name: str
+    weight: float
+    function: Callable[..., Any]
+    threaded: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReward:
+    """A named reward of the episodes of a group: `weight` times what `function(episodes)` returns.
+
+    `episodes` are the G trajectories of a finished group by index, also those that failed (`error` is not empty); the
+    result is a finite number for each. `rank_by` makes such a function. `async` and `threaded`: as for `Reward`.
+    Raises `ArgumentError` for values of other types.
+    """
+
+    name: str
+    weight: float
+    function: Callable[[Sequence[Trajectory]], Any]
+    threaded: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+class Scores(NamedTuple):
+    """The sum of weighted rewards, and `{"rewards": {name: {"score": ..., "weight": ...}}}` for the info of a turn."""
+
+    reward: float
+    info: dict[str, Any]
+
+
+class GroupScores(NamedTuple):
+    """The sum of weighted group rewards, float64 (G,), and each without its weight by name, float64 (G,)."""
+
+    rewards: np.ndarray
+    parts: dict[str, np.ndarray]
+
+
+def rewards_of(score: Callable[..., Any] | Reward | Sequence[Reward] | None) -> tuple[Reward, ...]:
+    """The rewards that an environment is given: one function, which gets the name "score", a `Reward`, or several.
+
+    Raises `ArgumentError` for anything else, and if two have one name.
+    """
+    if score is None:
+        return ()
+    if isinstance(score, Reward):
+        return (score,)
+    if isinstance(score, Sequence) and not isinstance(score, str) and all(isinstance(one, Reward) for one in score):
+        check_names("score", score)
+        return tuple(score)
+    if not callable(score):
+        raise ArgumentError("score", score, "pass a function, a Reward or a list of Reward")
+    return (Reward("score", 1.0, score),)
+
+
+def check_names(argument: str, rewards: Sequence[Reward] | Sequence[GroupReward]) -> None:
+    """Raise `ArgumentError` if two rewards have one name."""
+    names = [reward.name for reward in rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise ArgumentError(argument, name, f"{names.count(name)} rewards have this name; give each its own")
+
+
+async def score_episode(rewards: Sequence[Reward], place: str, *arguments: Any) -> Scores:
+    """Call the functions of `rewards` with `arguments`, all at the same time. Raises `RewardError`."""
+    values = await _gathered([_number(reward, place, arguments) for reward in rewards])
+    scores = {
+        reward.name: {"score": value, "weight": float(reward.weight)}
+        for reward, value in zip(rewards, values, strict=True)
+    }
+    total = sum(each["score"] * each["weight"] for each in scores.values())
+    return Scores(float(total), {INFO_KEY: scores} if scores else {})
+
+
+async def score_group(rewards: Sequence[GroupReward], place: str, episodes: Sequence[Trajectory]) -> GroupScores:
+    """Call the functions of `rewards` with the episodes of a group. Raises `RewardError`."""
+    columns = await _gathered([_column(reward, place, episodes) for reward in rewards])
+    total = np.zeros(len(episodes))
+    for reward, column in zip(rewards, columns, strict=True):
+        total += reward.weight * column
+    return GroupScores(total, {reward.name: column for reward, column in zip(rewards, columns, strict=True)})
+
+
+def episode_reward_parts(trajectory: Trajectory) -> dict[str, float]:
+    """The rewards by name that the environment stored in the infos of the turns, without weights, summed over turns."""
+    parts: dict[str, float] = {}
+    for turn in trajectory.turns:
+        stored = turn.info.get(INFO_KEY)
+        for name, each in stored.items() if isinstance(stored, Mapping) else ():
+            score = finite_number(each.get("score")) if isinstance(each, Mapping) else None
+            if score is not None:
+                parts[str(name)] = parts.get(str(name), 0.0) + score
+    return parts
+
+
+def reward_parts(episodes: Sequence[Trajectory]) -> dict[str, np.ndarray]:
+    """The `episode_reward_parts` of a group, float64 (G,) for each name; 0.0 for an episode that has no such reward."""
+    by_episode = [episode_reward_parts(episode) for episode in episodes]
+    names = dict.fromkeys(name for parts in by_episode for name in parts)
+    return {name: np.array([parts.get(name, 0.0) for parts in by_episode]) for name in names}
+
+
+def rank_by(key: Callable[[Trajectory], float]) -> Callable[[Sequence[Trajectory]], list[float]]:
+    """A function for `GroupReward` that ranks the episodes of a group by `key`.
+
+    An episode gets the share of the other episodes whose key is lower, where an equal key counts as half: without ties
+    1.0 for the highest key and 0.0 for the lowest. Failed episodes get 0.0 and are not ranked; a single ranked episode
+    gets 0.5.
+    """
+
+    def ranks(episodes: Sequence[Trajectory]) -> list[float]:
+        keys = [None if episode.error else key(episode) for episode in episodes]
+        ranked = [each for each in keys if each is not None]
+        return [0.0 if each is None else _rank(each, ranked) for each in keys]
+
+    return ranks
+
+
+def _rank(key: float, keys: Sequence[float]) -> float:
+    """The share of the other keys that are lower, where an equal one counts as half; 0.5 if there is no other."""
+    lower = sum(other < key for other in keys)
+    equal = sum(other == key for other in keys) - 1  # without the key itself
+    return (lower + equal / 2) / (len(keys) - 1) if len(keys) > 1 else 0.5
+
+
+async def _number(reward: Reward, place: str, arguments: tuple[Any, ...]) -> float:
+    value = await _call(reward, place, arguments)
+    number = finite_number(value)
+    if number is None:
+        raise RewardError(reward.name, place, f"returned {short_repr(value)}; return a finite number")
+    return number
+
+
+async def _column(reward: GroupReward, place: str, episodes: Sequence[Trajectory]) -> np.ndarray:
+    values = await _call(reward, place, (episodes,))
+    try:
+        listed = list(values)
+    except TypeError as error:
+        reason = f"returned {short_repr(values)}; return a finite number for each of the {len(episodes)} episodes"
+        raise RewardError(reward.name, place, reason) from error
+    if len(listed) != len(episodes):
+        raise RewardError(
+            reward.name, place, f"returned {len(listed)} numbers; return one for each of the {len(episodes)} episodes"
+        )
+    numbers = [finite_number(value) for value in listed]
+    for index, number in enumerate(numbers):
+        if number is None:
+            reason = f"returned {short_repr(listed[index])} for episode {index}; return finite numbers"
+            raise RewardError(reward.name, place, reason)
+    return np.array(numbers, np.float64)
+
+
+async def _call(reward: Reward | GroupReward, place: str, arguments: tuple[Any, ...]) -> Any:
+    try:
+        if reward.threaded:
+            value = await asyncio.to_thread(result_of, reward.function, *arguments)
+        else:
+            value = reward.function(*arguments)
+        return await value if inspect.isawaitable(value) else value
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling() > 0:
+            raise
+        raise RewardError(reward.name, place, "waited for something that was cancelled") from error
+    except Exception as error:  # a function of a user may raise anything
+        raise RewardError(reward.name, place, f"raised {describe_exception(error)}") from error
+
+
+async def _gathered(calls: Sequence[Any]) -> list[Any]:
+    """The results of coroutines that run at the same time. The first error cancels the others and is raised."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as raised:
+        raise raised.exceptions[0] from raised.exceptions[0].__cause__
+    return [task.result() for task in tasks]
+
+
+def _check(reward: Reward | GroupReward) -> None:
+    """Raise `ArgumentError` for a field of another type, which would fail only when an episode has ended."""
+    kind = type(reward).__name__
+    if not isinstance(reward.name, str) or not reward.name or not is_unicode(reward.name):
+        raise ArgumentError("name", reward.name, f"pass text that is not empty as the name of a {kind}")
+    if finite_number(reward.weight) is None:
+        raise ArgumentError("weight", reward.weight, f"pass a finite number as the weight of {kind} {reward.name!r}")
+    if not callable(reward.function):
+        raise ArgumentError("function", reward.function, f"pass a function for {kind} {reward.name!r}")
+    if not isinstance(reward.threaded, bool):
+        raise ArgumentError("threaded", reward.threaded, f"pass True or False for {kind} {reward.name!r}")
