@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
-from rollouts.terminal.text import print_error
+from rollouts.cli.command_group import INTERRUPTED
+from rollouts.terminal.text import print_error, print_line
+
+if TYPE_CHECKING:
+    from rollouts.cli.run.output_directory import OutputDirectory
+    from rollouts.cli.run.parts import RunParts
 
 
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; docs/run.md describes its keys.")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in the output directory, where it stopped.")
+        bool, typer.Option("--resume", help="Continue the run in the output directory where it stopped.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check the file, print the first prompt, start no engine, write nothing."),
+        typer.Option("--dry-run", help="Check the file and print the first prompt; start no engine, write nothing."),
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.")] = None,
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
-    from rich.console import Console
-
     from rollouts.cli.run.dry_run import print_first_prompt
+    from rollouts.cli.run.output_directory import prepare_output
     from rollouts.cli.run.parts import make_parts
     from rollouts.run_config.config_file import read_config
     from rollouts.run_config.errors import RunConfigError
@@ -33,9 +39,38 @@ def run(
         parts = make_parts(read_config(config), offline=dry_run)
         if dry_run:
             print_first_prompt(parts, Console())
-            return
-        raise typer.Exit(2)
+        else:
+            _run(parts, prepare_output(parts.file, resume=resume), limit)
     except RunConfigError as error:
         for problem in error.problems:
             print_error(problem.text(error.path))
         raise typer.Exit(2) from None
+
+
+def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
+    """Run, then write and print the summary, also after an error and Ctrl-C."""
+    from rollouts.cli.run.execution import execute
+
+    console = Console()
+    started = time.monotonic()
+    complete = False
+    try:
+        execute(parts, output, limit=limit, console=console)
+        complete = True
+    except KeyboardInterrupt:
+        print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        _summarise(output, console, complete=complete, seconds=time.monotonic() - started)
+
+
+def _summarise(output: OutputDirectory, console: Console, *, complete: bool, seconds: float) -> None:
+    from rollouts.cli.run.group_files import read_group_rows
+    from rollouts.cli.run.summary import print_summary, summarise, write_summary
+
+    if not output.metrics.exists():
+        return
+    summary = summarise(read_group_rows(output.metrics), complete=complete, seconds=seconds)
+    write_summary(output.summary, summary)
+    print_summary(summary, console)
+    print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
