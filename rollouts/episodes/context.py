@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from renderers import Message, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.environment import Environment
-from rollouts.episodes.environment_calls import close_environment
+from rollouts.episodes.environment_calls import check_environment, close_environment
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeLimitError
 from rollouts.episodes.limits import OVERLONG_ERRORS, max_turns_limit, overlong_limit
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
@@ -148,6 +148,7 @@ class EpisodeContext:
         Raises `EpisodeArgumentError`, and what the environment, the engine and the renderer raise; completed turns
         stay in the trajectory.
         """
+        check_environment(environment)
         _check_agent(agent)
         turns = whole_number(max_turns)
         if turns is None or turns < 1:
@@ -191,7 +192,11 @@ class EpisodeContext:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Register the current task, so that it is cancelled if the episode ends before the call."""
+        """Register the current task, so that it is cancelled if the episode ends before the call.
+
+        Raises `TrajectoryFinishedError` if the episode has ended.
+        """
+        self.recorder.check_open()
         task = asyncio.current_task()
         tasks, activity = self.recorder.tasks, self.recorder.activity
         is_outermost = task is not None and task not in tasks

@@ -18,6 +18,7 @@ from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import (
     EnvironmentFactory,
     attach_context,
+    check_environment,
     close_environment,
     environment_tools,
     make_environment,
@@ -102,10 +103,7 @@ async def run_episode(
     """
     trajectory = EpisodeSpec(seed, group_id=group_id, episode_id=episode_id).new_trajectory()
     check_on_end(on_end)
-    methods = (getattr(environment, name, None) for name in ("reset", "step"))
-    if isinstance(environment, type) or not all(map(callable, methods)):
-        rule = "pass an instance of a class that has reset and step"
-        raise EpisodeArgumentError("environment", environment, rule)
+    check_environment(environment)
     check_settings(engine, renderer, sampling, max_turns)
     with renderer_pool(renderer) as pool:
         settings = EpisodeSettings(engine, pool, sampling, EpisodeLimits(max_turns=max_turns))

@@ -120,8 +120,7 @@ class TurnRecorder:
         `path` distinguishes the turns of an episode, whatever order they are sampled in: the request's id and its seed
         derive from it.
         """
-        if self._closed:
-            raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
+        self.check_open()
         if (limit := self.limit_reached()) is not None:
             raise limit
         request = self._request(prompt, path, sampling or self.sampling)
@@ -147,6 +146,11 @@ class TurnRecorder:
         return SampledTurn(
             prompt, ids, message, parsed, self.trajectory.num_turns - 1, received_at - sent_at, renderer_seconds
         )
+
+    def check_open(self) -> None:
+        """Raises `TrajectoryFinishedError` if the episode has ended."""
+        if self._closed:
+            raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
 
     def finish_turn(self, turn: SampledTurn, environment_seconds: float) -> None:
         """Report a turn whose reward is recorded."""
