@@ -1,7 +1,7 @@
 """The environment of colours.toml: name the colour of a square. A wrong answer gets a larger square and another turn.
 
-    python examples/run_config/colours.py          # writes the tiny model that colours.toml names
-    rollouts run examples/run_config/colours.toml
+python examples/run_config/colours.py          # writes the tiny model that colours.toml names
+rollouts run examples/run_config/colours.toml
 """
 
 from pathlib import Path

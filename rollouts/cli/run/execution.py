@@ -53,4 +53,3 @@ async def _write_groups(runner: Runner, tasks: TaskSource, files: GroupFiles) ->
     with ThreadPoolExecutor(1, thread_name_prefix="group-files") as thread:
         async for group in runner.stream(tasks):
             await loop.run_in_executor(thread, files.write, group)
-

@@ -94,6 +94,4 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
     skip_group = file.config.skip_group
     skip = None if skip_group is None else imported_function(file, ("skip_group",), skip_group)
     renderer = make_renderer(file, offline=offline)
-    return RunParts(
-        file, tasks, make_environment, renderer, engine_factory(file, renderer), group_rewards, skip
-    )
+    return RunParts(file, tasks, make_environment, renderer, engine_factory(file, renderer), group_rewards, skip)
