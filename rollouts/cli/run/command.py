@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from rollouts.cli.command_group import INTERRUPTED
+from rollouts.errors import RolloutsError
 from rollouts.terminal.text import print_error, print_line
 
 if TYPE_CHECKING:
@@ -48,29 +49,41 @@ def run(
 
 
 def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
-    """Run, then write and print the summary, also after an error and Ctrl-C."""
+    """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
     from rollouts.cli.run.execution import execute
+    from rollouts.run_config.errors import RunConfigError
+    from rollouts.runner.journal import JournalError
 
     console = Console()
     started = time.monotonic()
-    complete = False
+
+    def report(*, complete: bool) -> dict[str, Any]:
+        return _summarise(output, console, complete=complete, seconds=time.monotonic() - started)
+
     try:
         execute(parts, output, limit=limit, console=console)
-        complete = True
     except KeyboardInterrupt:
+        report(complete=False)
         print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
         raise typer.Exit(INTERRUPTED) from None
-    finally:
-        _summarise(output, console, complete=complete, seconds=time.monotonic() - started)
+    except (RunConfigError, JournalError):  # nothing was run
+        raise
+    except RolloutsError:
+        report(complete=False)
+        raise
+    summary = report(complete=True)
+    if summary["episodes"] and summary["failed"] == summary["episodes"]:
+        print_error("every episode failed; the summary has the errors")
+        raise typer.Exit(1)
 
 
-def _summarise(output: OutputDirectory, console: Console, *, complete: bool, seconds: float) -> None:
+def _summarise(output: OutputDirectory, console: Console, *, complete: bool, seconds: float) -> dict[str, Any]:
     from rollouts.cli.run.group_files import read_group_rows
     from rollouts.cli.run.summary import print_summary, summarise, write_summary
 
-    if not output.metrics.exists():
-        return
-    summary = summarise(read_group_rows(output.metrics), complete=complete, seconds=seconds)
+    rows = read_group_rows(output.metrics) if output.metrics.exists() else []
+    summary = summarise(rows, complete=complete, seconds=seconds)
     write_summary(output.summary, summary)
     print_summary(summary, console)
     print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
+    return summary

@@ -36,7 +36,6 @@ class GroupFiles:
         if group.task.task_id != self._last_task:
             self._metrics.write(json.dumps(group_row(group)) + "\n")
             self._metrics.flush()
-        self._last_episodes, self._last_task = None, None  # only the first group can be one that the files have
 
     def __enter__(self) -> Self:
         return self
