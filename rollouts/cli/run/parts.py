@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class RunParts:
         engine: Engine,
         *,
         journal: Journal,
-        listeners: Iterable[Listener],
+        listeners: Sequence[Listener],
     ) -> Runner:
         """The runner of the configuration."""
         config = self.file.config
