@@ -25,6 +25,7 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
     SamplingParams,
     WeightSpan,
 )
+from rollouts.episodes.context import ChildEpisode, EpisodeContext, GeneratedTurn  # noqa: E402
 from rollouts.episodes.environment import Environment, StepResult, ThreadedEnvironment  # noqa: E402
 from rollouts.episodes.episode import EpisodeSpec, run_episode  # noqa: E402
 from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Branch",
+    "ChildEpisode",
     "Completion",
     "Engine",
     "Environment",
+    "EpisodeContext",
     "EpisodeError",
     "EpisodeSpec",
     "EpisodesError",
@@ -52,6 +55,7 @@ __all__ = [
     "ForeignRenderersError",
     "GenerateRequest",
     "GenerateResult",
+    "GeneratedTurn",
     "InvalidStepError",
     "LocalEngine",
     "MediaReference",

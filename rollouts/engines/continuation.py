@@ -65,7 +65,7 @@ def join_completions(partial: Completion, rest: Completion) -> Completion:
         index=partial.index,
         token_ids=np.concatenate([partial.token_ids, rest.token_ids]),
         logprobs=np.concatenate([partial.logprobs, rest.logprobs]),
-        weight_spans=_join_spans(partial.weight_spans, rest.weight_spans, done),
+        weight_spans=join_spans(partial.weight_spans, rest.weight_spans, done),
         # Both arrays begin at the prompt; for the first tokens, the earlier array is from the time of their sampling.
         routed_experts=rest.routed_experts
         if partial.routed_experts is None or rest.routed_experts is None
@@ -76,7 +76,8 @@ def join_completions(partial: Completion, rest: Completion) -> Completion:
     )
 
 
-def _join_spans(first: tuple[WeightSpan, ...], then: tuple[WeightSpan, ...], by: int) -> tuple[WeightSpan, ...]:
+def join_spans(first: tuple[WeightSpan, ...], then: tuple[WeightSpan, ...], by: int) -> tuple[WeightSpan, ...]:
+    """The spans of both parts of a completion, the first of which has `by` tokens."""
     spans = list(first)
     for span in then:
         moved = WeightSpan(span.version, span.start + by, span.end + by)

@@ -1,7 +1,18 @@
-"""Environments: prompts with a scoring function, tools, Gymnasium; those of other libraries against an `Engine`."""
+"""Environments: scored prompts, tools, MCP servers, simulated users, Gymnasium; those of other libraries."""
 
 from rollouts.environments.gymnasium import GymnasiumEnvironment
+from rollouts.environments.mcp import HttpServer, McpTools, StdioServer
 from rollouts.environments.scored_prompt import ScoredPrompt
 from rollouts.environments.tools import Tool, ToolEnvironment
+from rollouts.environments.user_simulation import UserSimulation
 
-__all__ = ["GymnasiumEnvironment", "ScoredPrompt", "Tool", "ToolEnvironment"]
+__all__ = [
+    "GymnasiumEnvironment",
+    "HttpServer",
+    "McpTools",
+    "ScoredPrompt",
+    "StdioServer",
+    "Tool",
+    "ToolEnvironment",
+    "UserSimulation",
+]

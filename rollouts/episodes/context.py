@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from renderers import Message, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.environment import Environment
-from rollouts.episodes.environment_calls import close_environment
+from rollouts.episodes.environment_calls import check_environment, close_environment
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeLimitError
+from rollouts.episodes.limits import OVERLONG_ERRORS, max_turns_limit, overlong_limit
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
 from rollouts.error_texts import is_unicode
 from rollouts.numbers import whole_number
@@ -42,6 +43,7 @@ class ChildEpisode:
     reward: float
     done: bool
     truncated: bool
+    truncation_reason: str = ""
 
 
 @dataclass(slots=True)
@@ -125,8 +127,11 @@ class EpisodeContext:
             raise EpisodeArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
         path = (*self.path, self._next_call(), 0)
         with self._running():
-            prompt = await self._prompt(messages, tools, agent, after)
-            sampled = await self.recorder.sample(prompt, agent=agent, path=path, sampling=sampling)
+            try:
+                prompt = await self._prompt(messages, tools, agent, after)
+                sampled = await self.recorder.sample(prompt, agent=agent, path=path, sampling=sampling)
+            except OVERLONG_ERRORS as error:
+                raise overlong_limit(error) from error
             self.recorder.finish_turn(sampled, environment_seconds=0.0)
         return GeneratedTurn(agent, sampled.index, sampled.message, sampled)
 
@@ -143,6 +148,7 @@ class EpisodeContext:
         Raises `EpisodeArgumentError`, and what the environment, the engine and the renderer raise; completed turns
         stay in the trajectory.
         """
+        check_environment(environment)
         _check_agent(agent)
         turns = whole_number(max_turns)
         if turns is None or turns < 1:
@@ -154,15 +160,20 @@ class EpisodeContext:
         child = EpisodeContext(self.recorder, self._play, seed=child_seed, agent=agent, path=(*self.path, call))
         played = PlayedTurns()
         with self._running():
+            reason = ""
             try:
                 await self._play(environment, child, turns, played)
-            except EpisodeLimitError:
-                pass
+                if not played.done:
+                    limit = self.recorder.limit_reached() or max_turns_limit(turns)
+                    reason = limit.reason
+            except EpisodeLimitError as error:
+                reason = error.reason
+            except OVERLONG_ERRORS as error:
+                reason = overlong_limit(error).reason
             finally:
                 await close_environment(environment)
-        return ChildEpisode(
-            agent, tuple(played.indices), played.message, played.reward, played.done, truncated=not played.done
-        )
+        indices = tuple(played.indices)
+        return ChildEpisode(agent, indices, played.message, played.reward, played.done, bool(reason), reason)
 
     def record_reward(self, turn: GeneratedTurn | int, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Set the reward and the info of a turn, in place of earlier ones. Raises as `Trajectory.record_reward`."""
@@ -181,17 +192,23 @@ class EpisodeContext:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Register the current task, so that it is cancelled if the episode ends before the call."""
+        """Register the current task, so that it is cancelled if the episode ends before the call.
+
+        Raises `TrajectoryFinishedError` if the episode has ended.
+        """
+        self.recorder.check_open()
         task = asyncio.current_task()
-        tasks = self.recorder.tasks
-        if task is None or task in tasks:
-            yield
-            return
-        tasks.add(task)
+        tasks, activity = self.recorder.tasks, self.recorder.activity
+        is_outermost = task is not None and task not in tasks
+        part, turn = activity.part, activity.turn
+        if task is not None:
+            tasks.add(task)
         try:
             yield
         finally:
-            tasks.discard(task)
+            if is_outermost:
+                tasks.discard(task)
+        activity.waits_for(part, turn)  # the environment again; after an error, the part that was waited for is kept
 
 
 def _check_agent(agent: object) -> None:

@@ -16,6 +16,7 @@ from rollouts.episodes.environment import Environment, StepResult, call_step, de
 from rollouts.episodes.errors import (
     EnvironmentFailedError,
     EnvironmentProtocolError,
+    EpisodeArgumentError,
     EpisodeLimitError,
     wrap_exceptions,
 )
@@ -33,6 +34,14 @@ CLOSE_SECONDS = 3.0
 
 # Raised on the way through `reset` or `step`, and no failure of the environment: the second is one of the episode.
 _UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
+
+
+def check_environment(environment: object) -> None:
+    """Raises `EpisodeArgumentError` for what is not an environment, a class of environments included."""
+    methods = (getattr(environment, name, None) for name in ("reset", "step"))
+    if isinstance(environment, type) or not all(map(callable, methods)):
+        rule = "pass an instance of a class that has reset and step"
+        raise EpisodeArgumentError("environment", environment, rule)
 
 
 async def make_environment(factory: EnvironmentFactory) -> Environment:

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from renderers import Renderer, RendererError, RendererPool
-from renderers.errors import OverlongPromptError as OverlongRenderError
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
@@ -19,6 +18,7 @@ from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import (
     EnvironmentFactory,
     attach_context,
+    check_environment,
     close_environment,
     environment_tools,
     make_environment,
@@ -26,11 +26,11 @@ from rollouts.episodes.environment_calls import (
     step_environment,
 )
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError
-from rollouts.episodes.limits import EpisodeLimits
+from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.error_texts import describe_exception, exception_text, is_unicode
-from rollouts.errors import OverlongPromptError, RolloutsError
+from rollouts.errors import RolloutsError
 from rollouts.numbers import whole_number
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
@@ -103,10 +103,7 @@ async def run_episode(
     """
     trajectory = EpisodeSpec(seed, group_id=group_id, episode_id=episode_id).new_trajectory()
     check_on_end(on_end)
-    methods = (getattr(environment, name, None) for name in ("reset", "step"))
-    if isinstance(environment, type) or not all(map(callable, methods)):
-        rule = "pass an instance of a class that has reset and step"
-        raise EpisodeArgumentError("environment", environment, rule)
+    check_environment(environment)
     check_settings(engine, renderer, sampling, max_turns)
     with renderer_pool(renderer) as pool:
         settings = EpisodeSettings(engine, pool, sampling, EpisodeLimits(max_turns=max_turns))
@@ -193,8 +190,8 @@ async def _run(factory: EnvironmentFactory, recorder: TurnRecorder, at_end: Asyn
         reached = recorder.deadlines.passed(recorder.activity)
         if reached is None:
             raise
-    except (OverlongPromptError, OverlongRenderError) as error:
-        reached = EpisodeLimitError("overlong prompt", str(error))
+    except OVERLONG_ERRORS as error:
+        reached = overlong_limit(error)
     if reached is not None:
         trajectory.truncated = True
         trajectory.truncation_reason = reached.reason

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from renderers.errors import OverlongPromptError as OverlongRenderError
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.episodes.errors import EpisodeLimitError
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, OverlongPromptError
 from rollouts.numbers import finite_number, whole_number
 
 
@@ -62,6 +63,20 @@ class EpisodeLimits:
             total = sum({item.source.digest: item.source.nbytes for item, _ in media}.values())
             if total > self.max_media_bytes:
                 raise _reached("max_media_bytes", turn, f"{total} bytes of images and videos", self.max_media_bytes)
+
+
+#: Raised for a prompt that leaves no room for a completion, by an engine and by a renderer of a server.
+OVERLONG_ERRORS = (OverlongPromptError, OverlongRenderError)
+
+
+def max_turns_limit(turns: int) -> EpisodeLimitError:
+    """The limit of an environment that has had all its turns."""
+    return EpisodeLimitError("max_turns", f"the environment was not done after {turns} turns")
+
+
+def overlong_limit(error: Exception) -> EpisodeLimitError:
+    """The limit that one of `OVERLONG_ERRORS` stands for: the length of the model's context."""
+    return EpisodeLimitError("overlong prompt", str(error))
 
 
 def _reached(name: str, turn: int, amount: str, limit: int) -> EpisodeLimitError:

@@ -15,7 +15,7 @@ from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
 from rollouts.episodes.deadlines import EpisodeDeadlines
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
 from rollouts.episodes.errors import EpisodeLimitError, naming_origin
-from rollouts.episodes.limits import EpisodeLimits
+from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
 from rollouts.episodes.renderer_calls import RendererCalls
 from rollouts.errors import TrajectoryFinishedError
 from rollouts.trajectory.tree import Trajectory
@@ -120,8 +120,7 @@ class TurnRecorder:
         `path` distinguishes the turns of an episode, whatever order they are sampled in: the request's id and its seed
         derive from it.
         """
-        if self._closed:
-            raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
+        self.check_open()
         if (limit := self.limit_reached()) is not None:
             raise limit
         request = self._request(prompt, path, sampling or self.sampling)
@@ -148,6 +147,11 @@ class TurnRecorder:
             prompt, ids, message, parsed, self.trajectory.num_turns - 1, received_at - sent_at, renderer_seconds
         )
 
+    def check_open(self) -> None:
+        """Raises `TrajectoryFinishedError` if the episode has ended."""
+        if self._closed:
+            raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
+
     def finish_turn(self, turn: SampledTurn, environment_seconds: float) -> None:
         """Report a turn whose reward is recorded."""
         seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
@@ -160,7 +164,7 @@ class TurnRecorder:
         """The limit that allows no further turn, those that are being sampled included."""
         turns, max_turns = self.trajectory.num_turns + self._in_flight, self.limits.max_turns
         if max_turns is not None and turns >= max_turns:
-            return EpisodeLimitError("max_turns", f"the environment was not done after {max_turns} turns")
+            return max_turns_limit(max_turns)
         return self.deadlines.passed(self.activity)
 
     async def close(self) -> None:

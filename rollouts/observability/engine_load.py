@@ -10,22 +10,23 @@ from typing import Any, Self
 
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.error_texts import describe_exception
-from rollouts.errors import ArgumentError, CapabilityError, RolloutsError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.numbers import finite_number
 
 log = logging.getLogger("rollouts.observability")
 
-# Key -> the names under which vLLM reports it; the first that a server has counts.
-_OF_SERVER = {
-    "engine_requests_running": ("vllm:num_requests_running",),
-    "engine_requests_waiting": ("vllm:num_requests_waiting",),
-    "engine_kv_cache_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-    "engine_preemptions": ("vllm:num_preemptions_total",),
-    "engine_prefix_cache_queries": ("vllm:prefix_cache_queries_total",),
-    "engine_prefix_cache_hits": ("vllm:prefix_cache_hits_total",),
-    "engine_media_cache_queries": ("vllm:mm_cache_queries_total",),
-    "engine_media_cache_hits": ("vllm:mm_cache_hits_total",),
+# Key -> the name under which vLLM reports it, for each of the engines of a server.
+_SUMS = {
+    "engine_requests_running": "vllm:num_requests_running",
+    "engine_requests_waiting": "vllm:num_requests_waiting",
+    "engine_preemptions": "vllm:num_preemptions_total",
+    "engine_prefix_cache_queries": "vllm:prefix_cache_queries_total",
+    "engine_prefix_cache_hits": "vllm:prefix_cache_hits_total",
+    "engine_media_cache_queries": "vllm:mm_cache_queries_total",
+    "engine_media_cache_hits": "vllm:mm_cache_hits_total",
 }
+# A ratio in spite of its name.
+_KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"
 
 
 class EngineMonitor:
@@ -99,15 +100,13 @@ class EngineMonitor:
 
 
 def server_load(metrics: ServerMetrics) -> dict[str, float]:
-    """What a vLLM server reports about its load, under the keys of `METRICS`; without what it does not report."""
-    values: dict[str, float] = {}
-    for key, names in _OF_SERVER.items():
-        for name in names:
-            try:
-                values[key] = metrics.total(name)
-            except CapabilityError:
-                continue
-            break
+    """What a vLLM server reports about its load, under the keys of `METRICS`; without what it does not report.
+
+    The values are sums over the engines of the server, the usage of the KV cache is their mean.
+    """
+    values: dict[str, float] = {key: metrics.total(name) for key, name in _SUMS.items() if name in metrics}
+    if usages := metrics.get(_KV_CACHE_USAGE):
+        values["engine_kv_cache_usage_ratio"] = sum(usage.value for usage in usages) / len(usages)
     return values
 
 

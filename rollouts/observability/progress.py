@@ -53,26 +53,26 @@ class ProgressDisplay:
         self._total_groups = total_groups
         self._console = console or Console()
         self._live: Live | None = None
-        self._lines = PeriodicThread(self._print_line, number, "rollouts-progress")
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._rows_as_text)
+            self._thread = PeriodicThread(self._live.refresh, 1 / _REFRESHES_PER_SECOND, "rollouts-progress")
+        else:
+            self._thread = PeriodicThread(self._print_line, number, "rollouts-progress")
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live = Live(
-                console=self._console, refresh_per_second=_REFRESHES_PER_SECOND, get_renderable=self._rows_as_text
-            )
+        if self._live is not None:
             self._live.start(refresh=True)
-        else:
-            self._lines.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._thread.stop()
         if self._live is not None:
-            self._live.stop()  # shows the last state
-            self._live = None
+            self._live.refresh()
+            self._live.stop()
         else:
-            self._lines.stop()
             self._print_line()
 
     def line(self) -> str:

@@ -16,6 +16,7 @@ from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan, weight_span_error
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.numbers import finite_number
+from rollouts.trajectory.reported_extras import ROUTED_EXPERTS
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from transport import wire_type
@@ -34,8 +35,12 @@ class TrainingSample:
     `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained; `logprobs`
     float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the images with the ranges
     of their placeholder tokens. `weight_spans` count trained tokens: 0 is the first token of the mask. `name`
-    identifies the row in errors. Raises `SampleError` for token ids that are no int32 from 0, and for dtypes,
-    lengths, log-probabilities, advantages, spans and ranges that contradict each other.
+    identifies the row in errors. `routed_experts`, integers (n, layers, experts a token), are those of the sampler's
+    pass that predicted each token, the first row without meaning; None where the engine did not report them. They
+    change no loss: `diagnose_mismatch` reads them.
+
+    Raises `SampleError` for token ids that are no int32 from 0, and for dtypes, lengths, log-probabilities, advantages,
+    spans, ranges and experts that contradict each other.
     """
 
     token_ids: np.ndarray
@@ -45,6 +50,7 @@ class TrainingSample:
     media: tuple[tuple[MediaItem, PlaceholderRange], ...] = ()
     weight_spans: tuple[WeightSpan, ...] = ()
     name: str = ""
+    routed_experts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for column, (kinds, dtype) in _COLUMNS.items():
@@ -86,6 +92,9 @@ class TrainingSample:
         trained = int(np.count_nonzero(self.loss_mask))
         if (error := weight_span_error(self.weight_spans, trained)) is not None:
             raise SampleError(self.name, f"{error}; spans count the {trained} trained tokens of the sample")
+        if self.routed_experts is not None and not _are_experts(self.routed_experts, count):
+            rule = f"pass integers ({count}, layers, experts a token), or None"
+            raise SampleError(self.name, f"routed_experts is {_kind(self.routed_experts)}; {rule}")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -107,6 +116,12 @@ _LARGEST_ID = int(np.iinfo(np.int32).max)
 
 def _kind(value: object) -> str:
     return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+
+
+def _are_experts(experts: object, count: int) -> bool:
+    if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
+        return False
+    return experts.ndim == 3 and len(experts) == count
 
 
 def _are_placed_items(media: object) -> bool:
@@ -145,6 +160,7 @@ def samples_from_trajectory(
     advantage: Advantage,
     processors: Mapping[Modality, MediaProcessor],
     shared: SharedNodes = "first_leaf",
+    agents: Collection[str] | None = None,
 ) -> list[TrainingSample]:
     """One sample per leaf of the tree.
 
@@ -155,9 +171,16 @@ def samples_from_trajectory(
     "weighted", in each of them with its advantage divided by k, so that the policy gradients sum to the gradient of the
     node once; "each", in each of them, so that it counts k times.
 
+    With `agents`, only turns of these agents are trained ("" is the one that plays the environment), and leaves without
+    such a turn have no sample. For other advantages for each agent, pass a list made from the `agent` of each turn.
+
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
-    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage or `shared`.
+    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
+    `agents`, and `MissingColumnError` for routed experts whose numbers of layers or dtypes differ along a path.
     """
+    if isinstance(agents, str) or (agents is not None and not isinstance(agents, Collection)):
+        raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")
+    others = {turn.node for turn in trajectory.turns if agents is not None and turn.agent not in agents}
     if shared not in get_args(SharedNodes):
         raise ArgumentError("shared", shared, f"pass one of {', '.join(get_args(SharedNodes))}")
     advantages = _node_advantages(trajectory, advantage)
@@ -166,7 +189,11 @@ def samples_from_trajectory(
     trained_nodes: set[int] = set()
     samples = []
     for leaf, path in paths.items():
-        trained = [index for index in path if shared != "first_leaf" or index not in trained_nodes]
+        trained = [
+            index for index in path if index not in others and (shared != "first_leaf" or index not in trained_nodes)
+        ]
+        if others and not any(len(trajectory.nodes[index].logprobs) for index in trained):
+            continue
         share = {index: 1 / num_leaves[index] if shared == "weighted" else 1.0 for index in trained}
         media = tuple((reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf))
         columns = _columns(trajectory, path, {index: advantages[index] * share[index] for index in trained})
@@ -176,6 +203,7 @@ def samples_from_trajectory(
                 media=media,
                 weight_spans=_trained_spans([trajectory.nodes[index] for index in trained]),
                 name=f"{trajectory.episode_id}/{leaf}",
+                routed_experts=_routed_experts(trajectory, leaf, path),
             )
         )
         trained_nodes.update(path)
@@ -196,6 +224,13 @@ def _columns(
             [np.broadcast_to(value, len(trajectory.nodes[index].logprobs)) for index, value in advantages.items()]
         )
     return {"token_ids": token_ids, "loss_mask": loss_mask, **columns}
+
+
+def _routed_experts(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> np.ndarray | None:
+    """The experts of the tokens of a path; None unless those of every token were reported."""
+    if any(ROUTED_EXPERTS not in trajectory.nodes[index].extras for index in path):
+        return None
+    return trajectory.extra(leaf, ROUTED_EXPERTS)  # noqa: S610 - the rule is about Django's querysets
 
 
 def _trained_spans(nodes: Sequence[TokenNode]) -> tuple[WeightSpan, ...]:

@@ -35,7 +35,12 @@ from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import response_error
 from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload
-from rollouts.engines.vllm.media.server_media_cache import DEFAULT_MEDIA_CACHE_BYTES, MediaReservation, ServerMediaCache
+from rollouts.engines.vllm.media.server_media_cache import (
+    DEFAULT_MEDIA_CACHE_BYTES,
+    MediaCacheCounts,
+    MediaReservation,
+    ServerMediaCache,
+)
 from rollouts.engines.vllm.resuming import ResumePolicy
 from rollouts.engines.vllm.wire.generate_response import Generation, TokenDelta
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
@@ -145,6 +150,11 @@ class VLLMEngine:
     def weight_version(self) -> str:
         """The label of the server's weights, as last set through `control` or named in a response."""
         return self._weight_version
+
+    @property
+    def media_cache_counts(self) -> MediaCacheCounts:
+        """How many media items requests carried, and how many they named only, because the server had their data."""
+        return self._media_cache.counts
 
     async def capabilities(self) -> ServerCapabilities:
         """What the server supports and expects, probed once, and again after any sign of a restart.

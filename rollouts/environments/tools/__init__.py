@@ -5,6 +5,7 @@ from rollouts.environments.tools.errors import (
     ToolDefinitionError,
     ToolFailedError,
     ToolResultError,
+    ToolUnavailableError,
 )
 from rollouts.environments.tools.tool import Tool
 from rollouts.environments.tools.tool_environment import ToolEnvironment
@@ -16,4 +17,5 @@ __all__ = [
     "ToolEnvironment",
     "ToolFailedError",
     "ToolResultError",
+    "ToolUnavailableError",
 ]

@@ -33,6 +33,10 @@ class ToolFailedError(RolloutsError):
         super().__init__(reason)
 
 
+class ToolUnavailableError(RolloutsError):
+    """A tool cannot be called at all, whatever the arguments: its server has ended, for example. The episode fails."""
+
+
 class ToolResultError(RolloutsError):
     """A tool returned a value that cannot be part of a message. The episode fails: the tool has a defect."""
 

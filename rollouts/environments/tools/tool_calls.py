@@ -9,15 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from renderers import Message, ParsedResponse, ParsedToolCall, ToolCallParseStatus
-from rollouts.environments.tools.errors import ToolArgumentsError, ToolFailedError, ToolResultError
+from rollouts.environments.tools.errors import (
+    ToolArgumentsError,
+    ToolFailedError,
+    ToolResultError,
+    ToolUnavailableError,
+)
 from rollouts.environments.tools.tool import Tool
 from rollouts.environments.tools.tool_content import tool_content
+from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.error_texts import describe_exception, short_repr
+from rollouts.errors import EngineError
 
 #: The text of an exception that a model gets is at most this long.
 _MAX_ERROR_CHARACTERS = 500
 #: The name in the answer of a call without one. Some templates print a tool message only with the name of its tool.
 _UNNAMED = "invalid_call"
+
+# Not the model's to read: a defect of the tool, and what ends the episode whoever calls the tool.
+_NOT_ANSWERED = (ToolResultError, ToolUnavailableError, EpisodeLimitError, EngineError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,8 @@ async def answer_calls(
 ) -> list[AnsweredCall]:
     """Make all calls at the same time; the answers are in the order of the calls.
 
-    Raises `ToolResultError`; whatever else goes wrong is answered.
+    Raises `ToolResultError`, `ToolUnavailableError`, and `EpisodeLimitError` and `EngineError` of tools that call the
+    policy; whatever else goes wrong is answered.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -152,7 +163,7 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
 
 def _failure(error: Exception) -> tuple[str, str]:
     """The outcome and the text for an exception that a tool raised."""
-    if isinstance(error, ToolResultError):
+    if isinstance(error, _NOT_ANSWERED):
         raise error
     if isinstance(error, ToolArgumentsError):
         return "invalid_arguments", f"error: {error}"

@@ -13,7 +13,7 @@ from transport import wire_type
 
 @wire_type("rollouts.JournalBegun")
 @dataclass(frozen=True, slots=True)
-class Begun:
+class JournalBegun:
     """The first entry: the configuration of the run, as names and plain values."""
 
     configuration: dict[str, Any]
@@ -21,7 +21,7 @@ class Begun:
 
 @wire_type("rollouts.JournalStarted")
 @dataclass(frozen=True, slots=True)
-class Started:
+class JournalStarted:
     """A task was started. `record` is the position of the `Task`."""
 
     task_id: str
@@ -30,7 +30,7 @@ class Started:
 
 @wire_type("rollouts.JournalAttempted")
 @dataclass(frozen=True, slots=True)
-class Attempted:
+class JournalAttempted:
     """An attempt at episode `index` of a task ended. `attempt` counts from 0; after a `final` one there is no other.
 
     `record` is the position of the episode. The entry is written before the episode, so that every episode has an
@@ -47,7 +47,7 @@ class Attempted:
 
 @wire_type("rollouts.JournalFinished")
 @dataclass(frozen=True, slots=True)
-class Finished:
+class JournalFinished:
     """A group is complete. `values` are the fields of the `Group` other than task and episodes.
 
     `task_record` and `records` are the positions of its task and of its episodes, in order of their index.
@@ -62,11 +62,11 @@ class Finished:
 
 @wire_type("rollouts.JournalClosed")
 @dataclass(frozen=True, slots=True)
-class Closed:
+class JournalClosed:
     """Nothing is left to do for a task: its group was delivered, or discarded for a `reason` that is not empty."""
 
     task_id: str
     reason: str = ""
 
 
-Entry: TypeAlias = Begun | Started | Attempted | Finished | Closed
+Entry: TypeAlias = JournalBegun | JournalStarted | JournalAttempted | JournalFinished | JournalClosed

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rollouts.runner.journal.entries import Attempted, Begun, Closed, Entry, Finished, Started
+from rollouts.runner.journal.entries import Entry
 from rollouts.runner.journal.errors import JournalDamagedError, JournalError, JournalInUseError, JournalWriteError
 from rollouts.trajectory.tree import Trajectory
 from transport import DecodeError, FileLockedError, RecordReader, RecordWriter, TransportError
 
 ENTRIES: Final = "entries.mmr"
 EPISODES: Final = "episodes.mmr"
-_ENTRY_TYPES: Final = (Begun, Started, Attempted, Finished, Closed)
 
 
 class JournalFiles:
@@ -80,7 +79,7 @@ class JournalFiles:
                     entry = reader[index]
                 except DecodeError as error:
                     raise JournalDamagedError(self._path, f"entry {index} cannot be read: {error}; {cure}") from error
-                if not isinstance(entry, _ENTRY_TYPES):
+                if not isinstance(entry, Entry):
                     reason = f"entry {index} of {ENTRIES} is a {type(entry).__name__}; restore the file of the journal"
                     raise JournalDamagedError(self._path, reason)
                 yield entry

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts.runner.journal.entries import Attempted, Begun, Closed, Entry, Finished, Started
+from rollouts.runner.journal.entries import (
+    Entry,
+    JournalAttempted,
+    JournalBegun,
+    JournalClosed,
+    JournalFinished,
+    JournalStarted,
+)
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -26,7 +33,7 @@ class OpenTask:
     """
 
     record: int
-    attempts: dict[int, Attempted] = field(default_factory=dict)
+    attempts: dict[int, JournalAttempted] = field(default_factory=dict)
     episodes: dict[int, Trajectory] = field(default_factory=dict)
 
 
@@ -36,7 +43,7 @@ class History:
     def __init__(self) -> None:
         self.configuration: dict[str, Any] | None = None
         self.open: dict[str, OpenTask] = {}  # in the order in which they were started
-        self.undelivered: dict[str, Finished] = {}  # in the order in which they were finished
+        self.undelivered: dict[str, JournalFinished] = {}  # in the order in which they were finished
         self.closed: set[str] = set()
 
     def __len__(self) -> int:
@@ -51,21 +58,21 @@ class History:
         A task is started again only if its earlier records cannot be read; they are forgotten.
         """
         match entry:
-            case Begun(configuration):
+            case JournalBegun(configuration):
                 self.configuration = configuration
-            case Started(task_id, record):
+            case JournalStarted(task_id, record):
                 if task_id not in self.closed:
                     self.undelivered.pop(task_id, None)
                     self.open[task_id] = OpenTask(record)
-            case Attempted(task_id, index):
+            case JournalAttempted(task_id, index):
                 if (task := self.open.get(task_id)) is not None:
                     task.attempts[index] = entry
                     task.episodes.pop(index, None)
-            case Finished(task_id):
+            case JournalFinished(task_id):
                 if task_id not in self.closed:
                     self.open.pop(task_id, None)
                     self.undelivered[task_id] = entry
-            case Closed(task_id):
+            case JournalClosed(task_id):
                 self.open.pop(task_id, None)
                 self.undelivered.pop(task_id, None)
                 self.closed.add(task_id)

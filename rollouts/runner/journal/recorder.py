@@ -10,7 +10,13 @@ from typing import Any, Final
 from rollouts.errors import ArgumentError
 from rollouts.runner.group import Group
 from rollouts.runner.journal.configuration import differences
-from rollouts.runner.journal.entries import Attempted, Begun, Closed, Finished, Started
+from rollouts.runner.journal.entries import (
+    JournalAttempted,
+    JournalBegun,
+    JournalClosed,
+    JournalFinished,
+    JournalStarted,
+)
 from rollouts.runner.journal.errors import JournalDamagedError, JournalError, JournalOfAnotherRunError
 from rollouts.runner.journal.files import ENTRIES, JournalFiles
 from rollouts.runner.journal.history import History, OpenTask, RecordedAttempt
@@ -55,7 +61,7 @@ class Recorder:
         recorded = self.history.configuration
         if recorded is None:
             self._check_begun()
-            self._files.append_entry(Begun(configuration))
+            self._files.append_entry(JournalBegun(configuration))
             self.history.configuration = configuration
         elif found := differences(recorded, configuration):
             raise JournalOfAnotherRunError(self.path, found)
@@ -71,18 +77,18 @@ class Recorder:
         if task.task_id in self.history:
             return
         try:
-            record = self._files.append(task, lambda record: Started(task.task_id, record))
+            record = self._files.append(task, lambda record: JournalStarted(task.task_id, record))
         except EncodeError as error:
             raise JournalError(
                 self.path, f"task {task.task_id!r:.80} cannot be recorded: {error} (`data` is stored with the task)"
             ) from error
-        self.history.apply(Started(task.task_id, record))
+        self.history.apply(JournalStarted(task.task_id, record))
 
     def attempt(self, task_id: str, index: int, attempt: int, episode: Trajectory, final: bool) -> None:
         task = self._open_task(task_id)
 
-        def entry(record: int) -> Attempted:
-            return Attempted(task_id, index, attempt, episode.episode_id, final, record)
+        def entry(record: int) -> JournalAttempted:
+            return JournalAttempted(task_id, index, attempt, episode.episode_id, final, record)
 
         record = self._files.append(episode, entry)
         self.history.apply(entry(record))
@@ -94,7 +100,7 @@ class Recorder:
         for index, episode in enumerate(group.episodes):
             if task.episodes.get(index) is not episode:
                 self.attempt(task_id, index, max(0, group.attempts[index] - 1), episode, True)
-        entry = Finished(
+        entry = JournalFinished(
             task_id=task_id,
             values={name: getattr(group, name) for name in _GROUP_VALUES},
             task_record=task.record,
@@ -110,7 +116,7 @@ class Recorder:
             raise JournalError(self.path, f"task {task_id!r:.80} was not started; call started(task) first")
         if task_id in self.history.closed:
             return
-        entry = Closed(task_id, reason)
+        entry = JournalClosed(task_id, reason)
         self._files.append_entry(entry)
         self._flush()
         self.history.apply(entry)
@@ -149,7 +155,7 @@ class Recorder:
         self._was_read(task_id)
         return group
 
-    def _group(self, entry: Finished) -> Group | None:
+    def _group(self, entry: JournalFinished) -> Group | None:
         """The group of an entry; None where the file does not have its task or one of its episodes."""
         task = self._files.read(entry.task_record, Task)
         references = zip(entry.records, entry.episode_ids, strict=True)
@@ -193,7 +199,7 @@ class Recorder:
         for task_id, entry in list(self.history.undelivered.items()):
             if self._group(entry) is None:
                 forgotten.append(f"the group of task {task_id!r:.80}")
-                reopened = Started(task_id, entry.task_record)
+                reopened = JournalStarted(task_id, entry.task_record)
                 self._files.append_entry(reopened)
                 self.history.apply(reopened)
         for task_id, task in list(self.history.open.items()):

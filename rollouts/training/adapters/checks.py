@@ -28,8 +28,9 @@ def refuse_parts(
 ) -> None:
     """Raise `AdapterError` for a sample with values in a part that the target lacks and `omit` does not name.
 
-    A part has values if `logprobs` has a value other than 0, `advantages` one other than 1 (on trained tokens), or
-    `weight_spans` is not empty. Raises `ArgumentError` for an `omit` that names no part in `lacking`.
+    A part has values if `logprobs` has a value other than 0, `advantages` one other than 1 (on trained tokens),
+    `weight_spans` is not empty, or `routed_experts` is not None. Raises `ArgumentError` for an `omit` that names no
+    part in `lacking`.
     """
     if isinstance(omit, str) or not set(omit) <= set(lacking):
         raise ArgumentError("omit", omit, f"pass a tuple of names out of {', '.join(map(repr, sorted(lacking)))}")
@@ -39,6 +40,7 @@ def refuse_parts(
             "logprobs": bool(np.any(sample.logprobs[trained])),
             "advantages": bool(np.any(sample.advantages[trained] != 1)),
             "weight_spans": bool(sample.weight_spans),
+            "routed_experts": sample.routed_experts is not None,
         }
         for part in lacking:
             if has_values[part] and part not in omit:
@@ -94,3 +96,12 @@ def first_trained(target: str, sample: TrainingSample) -> int:
 def weight_spans(sample: TrainingSample) -> list[tuple[str, int, int]]:
     """The weight versions as plain values, (version, start, end) for each span."""
     return [(span.version, span.start, span.end) for span in sample.weight_spans]
+
+
+def routed_experts(samples: Sequence[TrainingSample]) -> dict[str, list[np.ndarray | None]]:
+    """The entry `routed_experts` of a trainer's own dict, integers (n, layers, experts a token) for each row or None.
+
+    Nothing where no sample has any.
+    """
+    experts = [sample.routed_experts for sample in samples]
+    return {"routed_experts": experts} if any(each is not None for each in experts) else {}

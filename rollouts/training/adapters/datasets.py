@@ -26,7 +26,17 @@ from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 _ROW = "row of a dataset"
-_COLUMNS = ("name", "token_ids", "loss_mask", "logprobs", "advantages", "weight_spans", "images", "placeholders")
+_COLUMNS = (
+    "name",
+    "token_ids",
+    "loss_mask",
+    "logprobs",
+    "advantages",
+    "weight_spans",
+    "routed_experts",
+    "images",
+    "placeholders",
+)
 
 EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
 """The advantage of an episode as `samples_from_trajectory` takes it, or a function that computes it; None: left out."""
@@ -64,6 +74,7 @@ def row_features() -> Any:
             "logprobs": column(value("float32")),
             "advantages": column(value("float32")),
             "weight_spans": column({"version": value("string"), "start": value("int64"), "end": value("int64")}),
+            "routed_experts": column(column(column(value("int32")))),
             "images": column(datasets.Image(decode=False)),
             "placeholders": column(
                 {
@@ -84,7 +95,8 @@ def dataset_row(sample: TrainingSample) -> dict[str, Any]:
     `images` are PNG and JPEG files (see `image_file`) and `placeholders` their ranges in the tokens, with the hash of
     the pixels that a processor makes of each file; pixels are left out. An image that was an array becomes a new file:
     its item has another source and `mm_hash` in the sample that `sample_from_row` makes, so `==` of the items, and of
-    batches of the samples, is False, although ids, columns, ranges and pixels are equal. Raises `AdapterError` for a
+    batches of the samples, is False, although ids, columns, ranges and pixels are equal. Routed experts come back as
+    int32. Raises `AdapterError` for a
     video.
     """
     (sample,) = checked_samples([sample])
@@ -118,6 +130,7 @@ def dataset_row(sample: TrainingSample) -> dict[str, Any]:
         "weight_spans": [
             {"version": span.version, "start": span.start, "end": span.end} for span in sample.weight_spans
         ],
+        "routed_experts": None if sample.routed_experts is None else sample.routed_experts.tolist(),
         "images": files,
         "placeholders": placeholders,
     }
@@ -169,6 +182,7 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
         media=tuple(media),
         weight_spans=tuple(WeightSpan(span["version"], span["start"], span["end"]) for span in row["weight_spans"]),
         name=row["name"],
+        routed_experts=None if row["routed_experts"] is None else np.array(row["routed_experts"], dtype=np.int32),
     )
 
 

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollouts.training.adapters.checks import checked_samples, refuse_literal_placeholders, trained_values, weight_spans
+from rollouts.training.adapters.checks import (
+    checked_samples,
+    refuse_literal_placeholders,
+    routed_experts,
+    trained_values,
+    weight_spans,
+)
 from rollouts.training.adapters.media_arguments import media_arguments
 from rollouts.training.adapters.padding import padded, presence
 from rollouts.training.samples import TrainingSample
@@ -25,7 +31,8 @@ def openrlhf_experience(
     float32 (B, T - 1) belongs to token i + 1, which the model predicts at position i. `total_length` and
     `response_length` (the trained tokens) are (B,); `mm_train_inputs` has the model's arguments of each row's media
     (floats of `dtype`), None for a row of text; `prompts` has the names of the samples; `info["weight_spans"]` has
-    (version, start, end) for each span of a row. Raises `AdapterError` for a sampled placeholder token.
+    (version, start, end) for each span of a row, `info["routed_experts"]`, if a sample has them, those of
+    each. Raises `AdapterError` for a sampled placeholder token.
     """
     samples = checked_samples(samples)
     refuse_literal_placeholders(_TARGET, samples)
@@ -44,5 +51,5 @@ def openrlhf_experience(
         "response_length": torch.tensor([int(sample.loss_mask.sum()) for sample in samples]),
         "prompts": [sample.name for sample in samples],
         "mm_train_inputs": [media_arguments(_TARGET, [sample], dtype) or None for sample in samples],
-        "info": {"weight_spans": [weight_spans(sample) for sample in samples]},
+        "info": {"weight_spans": [weight_spans(sample) for sample in samples], **routed_experts(samples)},
     }

@@ -18,7 +18,7 @@ from rollouts.training.adapters.trainer_modules import trainer_module
 from rollouts.training.samples import TrainingSample
 
 _MODULE = "prime_rl.transport.types"
-_LACKING = ("weight_spans",)
+_LACKING = ("weight_spans", "routed_experts")
 _LOSS = "rl"  # prime-rl's name for the policy gradient among the losses of a token
 
 
@@ -40,7 +40,8 @@ def prime_rl_sample(
     `prime_rl.transport.types` by default: prime-rl has changed them often, and the fields that the struct declares
     decide whether advantages are one channel of a loss, one value per token, or one value.
 
-    The struct has no field for weight versions: `omit=("weight_spans",)` leaves them out. Raises `AdapterError` for
+    The struct has no field for weight versions, and its `routed_experts` are bytes of its own inference server:
+    `omit=("weight_spans", "routed_experts")` leaves them out. Raises `AdapterError` for
     what the struct cannot hold, `ArgumentError` for a temperature that is no positive number, and
     `MissingTrainerError` where prime-rl is not installed.
     """

@@ -13,6 +13,7 @@ from rollouts.training.adapters.checks import (
     checked_samples,
     first_trained,
     refuse_literal_placeholders,
+    routed_experts,
     trained_values,
     weight_spans,
 )
@@ -40,7 +41,7 @@ def skyrl_training_batch(
     `loss_mask` int64 and `rollout_logprobs`, `advantages` float32 are (B, R), aligned to the right, R the longest
     response. `pixel_values` (floats of `dtype`) and `image_grid_thw` are `TensorList`s with one tensor per row, None
     if no row has images. `metadata` has `uids` (the names of the samples), `response_length` (R) and `weight_spans`,
-    (version, start, end) for each span of a row.
+    (version, start, end) for each span of a row, and `routed_experts`, if a sample has them.
 
     SkyRL's models take images in every row of a batch or in none: mixed rows raise `AdapterError`, as do media other
     than the patches and grids of Qwen-VL images. `types` is the module with the two classes; raises
@@ -70,6 +71,7 @@ def skyrl_training_batch(
         "uids": [sample.name for sample in samples],
         "response_length": max(lengths),
         "weight_spans": [weight_spans(sample) for sample in samples],
+        **routed_experts(samples),
     }
     return batch
 

@@ -46,15 +46,16 @@ def tinker_datum(
     `forward_backward`, as Tinker's cookbook does. `cross_entropy`: `weights` float32 (n - 1,) are the advantages, 1 for
     a supervised sample. Targets that are placeholder tokens are 0 (the service makes image tokens itself).
 
-    A `Datum` has no field for weight versions, and with `cross_entropy` none for log-probabilities: `omit` names the
-    parts to leave out. Raises `AdapterError` for what cannot be expressed, as `tinker_model_input` does.
+    A `Datum` has no field for weight versions and routed experts, and with `cross_entropy` none for log-probabilities:
+    `omit` names the parts to leave out. Raises `AdapterError` for what cannot be expressed, as
+    `tinker_model_input` does.
     """
     tinker = trainer_module("tinker")
     if loss not in ("policy", "cross_entropy"):
         raise ArgumentError("loss", loss, 'pass "policy" or "cross_entropy"')
     (sample,) = checked_samples([sample])
     row = f"sample {sample.name}"
-    lacking = ("weight_spans",) if loss == "policy" else ("weight_spans", "logprobs")
+    lacking = ("weight_spans", "routed_experts", *(() if loss == "policy" else ("logprobs",)))
     refuse_parts(_DATUM, [sample], lacking, omit)
     count = len(sample) - 1
     if count < 1:

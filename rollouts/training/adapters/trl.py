@@ -14,6 +14,7 @@ from rollouts.training.adapters.checks import (
     first_trained,
     refuse_literal_placeholders,
     refuse_parts,
+    routed_experts,
     trained_values,
     weight_spans,
 )
@@ -23,7 +24,7 @@ from rollouts.training.adapters.padding import padded, presence
 from rollouts.training.samples import TrainingSample
 
 _GRPO, _SFT = "TRL GRPO inputs", "TRL SFT inputs"
-_SFT_LACKING = ("logprobs", "advantages", "weight_spans")
+_SFT_LACKING = ("logprobs", "advantages", "weight_spans", "routed_experts")
 _GRPO_MEDIA = ("pixel_values", "image_grid_thw", "image_sizes")
 _NOT_TRAINED = -100
 
@@ -46,7 +47,7 @@ def trl_grpo_inputs(
     `sampling_per_token_logps` float32 (B, C); `num_items_in_batch` the number of trained tokens. With images also
     `pixel_values` (floats of `dtype`), `image_grid_thw` or `image_sizes`, `num_images` per row and, under the name
     `type_ids`, int64 (B, P + C) with 1 on the tokens of images. `weight_spans` has (version, start, end) for each span
-    of a row.
+    of a row; `routed_experts`, if a sample has them, its array or None for each row.
 
     TRL takes the present policy as the old one unless `old_per_token_logps` is there: to clip against the sampler, add
     `sampling_per_token_logps` under that name. Raises `AdapterError` for a sampled placeholder token and for media
@@ -71,6 +72,7 @@ def trl_grpo_inputs(
         "sampling_per_token_logps": completions([trained_values(sample, "logprobs") for sample in samples], np.float32),
         "num_items_in_batch": torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples)),
         "weight_spans": [weight_spans(sample) for sample in samples],
+        **routed_experts(samples),
         **_grpo_media(samples, starts, dtype, type_ids),
     }
 
@@ -79,7 +81,8 @@ def trl_sft_row(sample: TrainingSample, *, omit: Collection[str] = ()) -> dict[s
     """A row of a tokenised dataset for `SFTTrainer`: `input_ids` and `labels`, -100 where a token is not trained.
 
     For samples of text; `trl_sft_batch` takes media too. Labels say neither advantages nor log-probabilities nor weight
-    versions: `omit` names those of "advantages", "logprobs" and "weight_spans" to leave out. Raises `AdapterError`.
+    versions nor routed experts: `omit` names those of "advantages", "logprobs", "weight_spans" and "routed_experts" to
+    leave out. Raises `AdapterError`.
     """
     (sample,) = checked_samples([sample])
     refuse_parts(_SFT, [sample], _SFT_LACKING, omit)

@@ -15,6 +15,7 @@ from rollouts.training.adapters.checks import (
     checked_samples,
     first_trained,
     refuse_literal_placeholders,
+    routed_experts,
     trained_values,
     weight_spans,
 )
@@ -44,9 +45,9 @@ def verl_data_proto(
     then M-RoPE's time, row and column. Padding has position 0, and 1 in M-RoPE, as in transformers' `get_rope_index`.
 
     `non_tensor_batch` has `multi_modal_inputs` (a dict of the model's arguments per row, floats of `dtype`, empty for
-    text; `images_seqlens` are the patches of each frame), `weight_spans` and `sample_name`. `types` is the module with
-    `DataProto`. Raises `AdapterError` for a sampled placeholder token and for media without grids under `mrope`, and
-    `MissingTrainerError` where verl is not installed.
+    text; `images_seqlens` are the patches of each frame), `weight_spans`, `sample_name` and, if a sample has
+    them, `routed_experts`. `types` is the module with `DataProto`. Raises `AdapterError` for a sampled placeholder
+    token and for media without grids under `mrope`, and `MissingTrainerError` where verl is not installed.
     """
     samples = checked_samples(samples)
     refuse_literal_placeholders(_TARGET, samples)
@@ -75,6 +76,7 @@ def verl_data_proto(
         "multi_modal_inputs": _objects([_media(sample, dtype) for sample in samples]),
         "weight_spans": _objects([weight_spans(sample) for sample in samples]),
         "sample_name": _objects([sample.name for sample in samples]),
+        **{name: _objects(values) for name, values in routed_experts(samples).items()},
     }
     return module.DataProto.from_dict(tensors=tensors, non_tensors=others)
 

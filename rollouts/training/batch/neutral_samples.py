@@ -32,4 +32,5 @@ def without_training(sample: TrainingSample) -> TrainingSample:
         advantages=np.zeros(count, dtype=np.float32),
         weight_spans=(),
         name=_NAME,
+        routed_experts=None,
     )

@@ -49,9 +49,9 @@ class TrainingBatch:
     0 or False on padding.
 
     `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers of
-    tokens; both stay on the CPU. Images stay in `samples`: they are neither padded nor copied, and `media_tensors`
-    makes tensors of them, floating-point ones in `media_dtype` if it is given ("bfloat16"). `extras` are tensors of
-    the caller's own, one for each sample: see `with_extras`.
+    tokens; both stay on the CPU. Images and routed experts stay in `samples`: they are neither padded nor copied.
+    `media_tensors` makes tensors of images, floating-point ones in `media_dtype` if it is given ("bfloat16"). `extras`
+    are tensors of the caller's own, one for each sample: see `with_extras`.
 
     The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
     `advantages` in place. Raises `BatchError` for tensors of other shapes or dtypes, and for a `loss_mask` that is True
@@ -329,7 +329,7 @@ class TrainingBatch:
         return replace(self, **columns, extras=extras)
 
     def __eq__(self, other: object) -> bool:
-        """Whether layout, dtypes, devices, values, names, weight versions and media are equal, NaN equal to NaN."""
+        """Whether layout, dtypes, devices, values, names, versions, experts and media are equal, NaN equal to NaN."""
         if not isinstance(other, TrainingBatch):
             return NotImplemented
         values = ("layout", "side", "multiple_of", "pad_id", "media_dtype", "extras")
@@ -367,7 +367,15 @@ class TrainingBatch:
 
 
 def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
-    """Whether two samples have one name, the same weight versions and equal media."""
+    """Whether two samples have one name, the same weight versions and routed experts, and equal media."""
     return one is other or (
-        (one.name, one.weight_spans) == (other.name, other.weight_spans) and equal_media(one.media, other.media)
+        (one.name, one.weight_spans) == (other.name, other.weight_spans)
+        and equal_media(one.media, other.media)
+        and _equal_experts(one.routed_experts, other.routed_experts)
+    )
+
+
+def _equal_experts(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is other or (
+        one is not None and other is not None and one.dtype == other.dtype and np.array_equal(one, other)
     )

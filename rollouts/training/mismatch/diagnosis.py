@@ -18,6 +18,7 @@ from renderers import MediaItem
 from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
+from rollouts.models.expert_routing import num_experts
 from rollouts.numbers import finite_number, whole_number
 from rollouts.training.batch.training_batch import TrainingBatch
 from rollouts.training.logprobs import token_logprobs
@@ -25,6 +26,7 @@ from rollouts.training.mismatch.causes import Cause
 from rollouts.training.mismatch.compared import compare_tokens
 from rollouts.training.mismatch.hypotheses import Hypothesis, built_in_hypotheses
 from rollouts.training.mismatch.report import MismatchReport, mismatch_report
+from rollouts.training.mismatch.routing import replayed_routing
 from rollouts.training.mismatch.temperature import fitted_temperature
 from rollouts.training.samples import TrainingSample
 
@@ -103,8 +105,9 @@ def diagnose_mismatch(
 
     Computes the log-probabilities of the batch with `token_logprobs`, and then those of the `max_samples` samples with
     the largest mean difference under each hypothesis: images normalised twice or not at all, dropped, replaced by
-    zeros, in another order or of other samples; the first token twice or missing; another temperature, fitted; and
-    `hypotheses`, for example prompts of another template. `model` must have the weights that sampled the batch: other
+    zeros, in another order or of other samples; the first token twice or missing; another temperature, fitted; for a
+    mixture of experts, the experts that the sampler took, in samples that have `routed_experts`; and `hypotheses`, for
+    example prompts of another template. `model` must have the weights that sampled the batch: other
     weights cannot be tested. It takes one forward pass of the batch and, for each examined sample, some 10 without
     images and up to 90 with them, without gradients.
 
@@ -139,6 +142,8 @@ def diagnose_mismatch(
             for hypothesis in (*hypotheses, *built_in_hypotheses(pixel_scale))
         ]
         tested.append(_test_temperature(model, batch.pad_id, examined, limit))
+        if num_experts(architecture(model)):
+            tested.append(_test_routing(model, batch.pad_id, examined, limit))
     causes, unexplained = _causes(tested, examined)
     numbers = tuple(each.index for each in examined)
     return Diagnosis(side, report, limit, len(affected), numbers, tuple(tested), causes, unexplained)
@@ -187,7 +192,7 @@ def _differing_side(
     model: Any, batch: TrainingBatch, computed: torch.Tensor, logprobs: torch.Tensor | None, limit: float
 ) -> tuple[Side, MismatchReport, torch.Tensor]:
     """The side that differs from `computed`, its report and its log-probabilities (B, T)."""
-    routes = _routes_to_experts(model)
+    routes = num_experts(architecture(model)) > 0
     report = mismatch_report(batch, computed, noise=limit, mixture_of_experts=routes)
     if (
         logprobs is None
@@ -196,13 +201,6 @@ def _differing_side(
     ):
         return "sampler", report, batch.logprobs
     return "trainer", mismatch_report(batch, logprobs, noise=limit, mixture_of_experts=routes), logprobs
-
-
-def _routes_to_experts(model: Any) -> bool:
-    """Whether the configuration of the language model has a number of experts, under any of its usual names."""
-    config = model.config.get_text_config()
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return any((getattr(config, name, None) or 0) > 1 for name in names)
 
 
 def _affected(batch: TrainingBatch, computed: torch.Tensor, reported: torch.Tensor, limit: float) -> list[_Examined]:
@@ -254,6 +252,25 @@ def _test_temperature(model: Any, pad_id: int, examined: Sequence[_Examined], to
     }
     name = f"a temperature of {fitted.temperature:.3g}"
     return _result(name, Cause.WRONG_TEMPERATURE, examined, least, tolerance)
+
+
+def _test_routing(model: Any, pad_id: int, examined: Sequence[_Examined], tolerance: float) -> HypothesisResult:
+    """Whether the log-probabilities are those of the experts that the sampler took, in samples that record them."""
+    name, recorded = "the sampler's experts", [each for each in examined if each.sample.routed_experts is not None]
+    if not recorded:
+        reason = "the samples have no routed_experts; let the server report them"
+        return HypothesisResult(name, Cause.MOE_ROUTING, skipped=reason)
+    try:
+        replayed = [replayed_routing(model, pad_id, each.sample) for each in recorded]
+    except (ArgumentError, SampleError, UnsupportedModelError) as error:
+        return HypothesisResult(name, Cause.MOE_ROUTING, skipped=str(error))
+    different, choices = sum(each.different for each in replayed), sum(each.choices for each in replayed)
+    least = {
+        each.index: float(np.abs(each.reported - values.logprobs).mean())
+        for each, values in zip(recorded, replayed, strict=True)
+    }
+    counted = f"{name} ({different} of {choices} choices differ)"
+    return _result(counted, Cause.MOE_ROUTING, examined, least, tolerance)
 
 
 def _result(

@@ -38,7 +38,8 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
     """The sample with `ids` in place of its tokens `start:end`, which the sampler did not sample.
 
     Log-probabilities, advantages, mask and media after them move along; images and videos that lie wholly inside are
-    removed. Raises `ArgumentError` for bounds outside of the sample, for trained tokens, and for a part of an image.
+    removed, and so are routed experts. Raises `ArgumentError` for bounds outside of the sample, for trained tokens, and
+    for a part of an image.
     """
     if not 0 <= start <= end <= len(sample):
         raise ArgumentError("start, end", (start, end), f"pass bounds inside the {len(sample)} tokens, start first")
@@ -65,6 +66,7 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
         logprobs=edited(sample.logprobs, zeros),
         advantages=edited(sample.advantages, zeros),
         media=tuple(media),
+        routed_experts=None,  # those of other tokens
     )
 
 

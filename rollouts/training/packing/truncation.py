@@ -81,5 +81,6 @@ def truncate_sample(
         advantages=sample.advantages[:end],
         media=media,
         weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
+        routed_experts=None if sample.routed_experts is None else sample.routed_experts[:end],
     )
     return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))

@@ -30,7 +30,15 @@ def samples(draw):
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count))
     floats = [np.array(draw(st.lists(finite, min_size=count, max_size=count)), np.float32) * mask for _ in range(2)]
     spans = (WeightSpan(draw(st.text(max_size=4)), 0, int(mask.sum())),)
-    return TrainingSample(np.array(ids, np.int32), mask, *floats, weight_spans=spans, name=draw(st.text(max_size=4)))
+    experts = np.array(draw(st.lists(st.integers(0, 255), min_size=count, max_size=count)), np.int32)[:, None, None]
+    return TrainingSample(
+        np.array(ids, np.int32),
+        mask,
+        *floats,
+        weight_spans=spans,
+        name=draw(st.text(max_size=4)),
+        routed_experts=experts if draw(st.booleans()) else None,
+    )
 
 
 batches = st.lists(samples(), min_size=1, max_size=5)
@@ -50,6 +58,11 @@ def spans_of(sample):
     return [(span.version, span.start, span.end) for span in sample.weight_spans]
 
 
+def assert_experts(sample, experts):
+    assert (experts is None) == (sample.routed_experts is None)
+    assert experts is None or np.array_equal(experts, sample.routed_experts)
+
+
 @settings(max_examples=40)
 @given(batches)
 def test_trl_inputs(rows):
@@ -62,6 +75,7 @@ def test_trl_inputs(rows):
         ids = np.concatenate([prompt, inputs["completion_ids"][index][present]])
         assert_columns(sample, ids, columns[0].astype(bool), *columns[1:])
         assert inputs["weight_spans"][index] == spans_of(sample)
+        assert_experts(sample, inputs.get("routed_experts", [None] * len(rows))[index])
     assert (inputs["completion_mask"] * inputs["tool_mask"]).sum() == inputs["num_items_in_batch"]
 
 
@@ -76,6 +90,7 @@ def test_openrlhf_fields(rows):
         assert_columns(sample, fields["sequences"][index, :count], columns[0].astype(bool), *columns[1:])
         assert not fields["action_mask"][index, count - 1 :].any()
         assert fields["info"]["weight_spans"][index] == spans_of(sample)
+        assert_experts(sample, fields["info"].get("routed_experts", [None] * len(rows))[index])
 
 
 @settings(max_examples=40)
@@ -92,6 +107,7 @@ def test_skyrl_tensors(rows):
         columns = [whole(start, batch[key][index][present]) for key in ("loss_mask", "rollout_logprobs", "advantages")]
         assert_columns(sample, ids, columns[0].astype(bool), *columns[1:])
         assert batch.metadata["weight_spans"][index] == spans_of(sample)
+        assert_experts(sample, batch.metadata.get("routed_experts", [None] * len(rows))[index])
 
 
 @settings(max_examples=40)
@@ -107,6 +123,7 @@ def test_verl_tensors(rows):
         columns = [whole(start, tensors[key][index][present]) for key in keys]
         assert_columns(sample, tensors["input_ids"][index][is_token], columns[0].astype(bool), *columns[1:])
         assert others["weight_spans"][index] == spans_of(sample)
+        assert_experts(sample, others.get("routed_experts", [None] * len(rows))[index])
 
 
 @settings(max_examples=40)
@@ -115,3 +132,4 @@ def test_rows_of_a_dataset(sample):
     again = sample_from_row(dataset_row(sample), {})
     assert_columns(sample, *(getattr(again, name) for name in COLUMNS))
     assert (again.weight_spans, again.name) == (sample.weight_spans, sample.name)
+    assert_experts(sample, again.routed_experts)

@@ -133,11 +133,14 @@ def test_a_micro_batch_of_one_sample_with_media_has_its_arguments(make_sample):
         prime_rl_micro_batch([make_sample(4, images=1), make_sample(1)], types=published("per token"), **OMIT)
 
 
-def test_weight_versions_are_left_out_only_where_this_is_said(make_sample):
+def test_weight_versions_and_experts_are_left_out_only_where_this_is_said(make_sample):
     with pytest.raises(
         AdapterError, match=r"episode-1/0: weight_spans: the type has no field .* omit=\('weight_spans',\)"
     ):
         prime_rl_sample(make_sample(1), temperature=1.0, env_name="", types=published("per token"))
+    experts = np.zeros((len(make_sample(1)), 2, 1), np.uint8)
+    with pytest.raises(AdapterError, match=r"episode-1/0: routed_experts: the type has no field"):
+        prime_rl_sample(make_sample(1, routed_experts=experts), types=published("per token"), **OMIT)
     with pytest.raises(ArgumentError, match="omit is 'weight_spans'; pass a tuple of names"):
         prime_rl_sample(make_sample(1), temperature=1.0, env_name="", omit="weight_spans", types=published("per token"))
 

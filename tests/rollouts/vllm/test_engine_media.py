@@ -27,6 +27,9 @@ async def test_an_image_is_sent_with_its_first_use_only(engine, server):
         await generate_one(engine, request(image()))
     await generate_one(engine, request(image(), image("dog")))
     assert [seen.shipped for seen in server.generations] == [["cat"], [], [], ["dog"]]
+    counts = engine.media_cache_counts
+    assert (counts.included_items, counts.omitted_items) == (2, 3)
+    assert counts.omitted_bytes == 3 * counts.included_bytes / 2 > 0  # the images have the same size
 
 
 async def test_of_concurrent_first_uses_only_one_carries_the_image(engine, server):

@@ -33,6 +33,19 @@ class MediaReservation:
         return frozenset(self.names.keys() - self.included)
 
 
+@dataclass(frozen=True, slots=True)
+class MediaCacheCounts:
+    """How many items, of how many bytes, reservations included (their data are sent) and omitted (a name is sent).
+
+    The data of an item whose request was sent again are counted again.
+    """
+
+    included_items: int = 0
+    included_bytes: int = 0
+    omitted_items: int = 0
+    omitted_bytes: int = 0
+
+
 class ServerMediaCache:
     """A model of a server's media cache: names, bounded by the bytes of their items, least recently used first out.
 
@@ -45,6 +58,7 @@ class ServerMediaCache:
         self._epoch = 0
         self._no_media = MediaReservation({}, frozenset(), 0)
         self._no_media.ended.set_result(None)
+        self._counts = MediaCacheCounts()
         self.reset_after_fork()
         register_fork_reset(self)
 
@@ -67,6 +81,7 @@ class ServerMediaCache:
                 if not waiting:
                     included = frozenset(name for name in names if include_all or self._held.get(name) is None)
                     reservation = MediaReservation(dict(names), included, self._epoch)
+                    self._count(reservation)
                     if not include_all:
                         self._pending |= dict.fromkeys(included, reservation.ended)
                     return reservation
@@ -100,6 +115,22 @@ class ServerMediaCache:
 
     def __contains__(self, name: str) -> bool:
         return name in self._held
+
+    @property
+    def counts(self) -> MediaCacheCounts:
+        """The counts of all reservations so far."""
+        return self._counts
+
+    def _count(self, reservation: MediaReservation) -> None:
+        """Needs the lock."""
+        names, included, counts = reservation.names, reservation.included, self._counts
+        included_bytes = sum(names[name] for name in included)
+        self._counts = MediaCacheCounts(
+            counts.included_items + len(included),
+            counts.included_bytes + included_bytes,
+            counts.omitted_items + len(names) - len(included),
+            counts.omitted_bytes + sum(names.values()) - included_bytes,
+        )
 
     def _end(self, reservation: MediaReservation) -> frozenset[str]:
         """The included items of a reservation that was pending until now; empty if it had ended. Needs the lock."""

@@ -1,0 +1,180 @@
+"""Tools of MCP servers, which many episodes share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+from typing import Any, Self
+
+from rollouts.environments.mcp.connection import Connection
+from rollouts.environments.mcp.errors import McpToolNamesError, McpToolsClosedError
+from rollouts.environments.mcp.results import error_text, result_content
+from rollouts.environments.mcp.servers import HttpServer, StdioServer
+from rollouts.environments.tools import Tool, ToolFailedError
+from rollouts.errors import ArgumentError, MissingExtraError, UnsupportedVersionError
+from rollouts.numbers import finite_number
+
+
+class McpTools:
+    """The tools of servers of the Model Context Protocol, as `Tool`s of a `ToolEnvironment`.
+
+        async with McpTools({"files": StdioServer("mcp-files"), "web": HttpServer("http://127.0.0.1:8000/mcp")}) as mcp:
+            run_episodes(lambda: ToolEnvironment(task, tools=mcp.tools, messages=messages), ...)
+
+    `servers` are opened once, at the same time, and closed at the end; all episodes share them, so that a server should
+    not keep a state that one episode changes and another one reads. Opened and used on one event loop.
+
+    `tools` are the tools of all servers in their order. Two servers with a tool of the same name are an error, unless
+    `prefix_names` puts the server's name before each: "files__read". An error that a tool reports (`isError`), or an
+    error response of the protocol, is a `ToolFailedError`, which a model reads; after `call_seconds` a call is
+    cancelled, which the model reads too.
+
+    A server that ends, cannot be reached or breaks the protocol raises `McpServerError`, which fails the episode; the
+    next call opens a new connection to it.
+
+    Needs the extra `mcp`. Raises `MissingExtraError`, `ArgumentError`; when opened `McpServerError` and
+    `McpToolNamesError`, after which no server is left open.
+    """
+
+    def __init__(
+        self,
+        servers: Mapping[str, StdioServer | HttpServer],
+        *,
+        prefix_names: bool = False,
+        call_seconds: float = 60.0,
+        open_seconds: float = 30.0,
+    ) -> None:
+        _check_installed()
+        if not isinstance(servers, Mapping) or not servers:
+            raise ArgumentError("servers", servers, "pass a mapping from names to StdioServer and HttpServer")
+        for name, server in servers.items():
+            if not isinstance(name, str) or not name or not isinstance(server, StdioServer | HttpServer):
+                raise ArgumentError(f"servers[{name!r}]", server, "pass a StdioServer or a HttpServer under a name")
+        for argument, seconds in (("call_seconds", call_seconds), ("open_seconds", open_seconds)):
+            if (finite_number(seconds) or 0) <= 0:
+                raise ArgumentError(argument, seconds, "pass a number of seconds above 0")
+        self._servers = {name: _SharedServer(name, server, open_seconds) for name, server in servers.items()}
+        self._prefix_names = prefix_names
+        self._call_seconds = call_seconds
+        self._tools: list[Tool] | None = None
+
+    @property
+    def tools(self) -> list[Tool]:
+        """The tools of all servers. Raises `McpToolsClosedError` before opening and after closing."""
+        if self._tools is None:
+            raise McpToolsClosedError("tools")
+        return list(self._tools)
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.TaskGroup() as group:
+                listing = [group.create_task(server.open()) for server in self._servers.values()]
+        except BaseExceptionGroup as raised:
+            await self.close()
+            raise raised.exceptions[0] from raised.exceptions[0].__cause__
+        except BaseException:
+            await self.close()
+            raise
+        listed = {name: task.result() for name, task in zip(self._servers, listing, strict=True)}
+        try:
+            self._tools = self._named(listed)
+        except McpToolNamesError:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections and end the processes. Tools called afterwards raise `McpToolsClosedError`."""
+        self._tools = None
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    def _named(self, listed: Mapping[str, list[Any]]) -> list[Tool]:
+        servers_of = defaultdict(list)
+        tools: list[Tool] = []
+        for server, described in listed.items():
+            for one in described:
+                name = f"{server}__{one.name}" if self._prefix_names else one.name
+                servers_of[name].append(server)
+                tools.append(self._tool(name, self._servers[server], one))
+        twice = {name: servers for name, servers in servers_of.items() if len(servers) > 1}
+        if twice:
+            raise McpToolNamesError(list(twice), sorted({server for servers in twice.values() for server in servers}))
+        return tools
+
+    def _tool(self, name: str, server: _SharedServer, described: Any) -> Tool:
+        async def call(arguments: dict[str, Any]) -> str | list[Any]:
+            return await server.call(described.name, arguments)
+
+        return Tool(name, described.description or "", described.input_schema, call, self._call_seconds)
+
+
+class _SharedServer:
+    """One server, and the connection to it that is open at the moment."""
+
+    def __init__(self, name: str, server: StdioServer | HttpServer, open_seconds: float) -> None:
+        self._name = name
+        self._server = server
+        self._open_seconds = open_seconds
+        self._connection: Connection | None = None
+        self._is_open = False
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> list[Any]:
+        self._is_open = True
+        connection = Connection(self._name, self._server)
+        tools = await connection.open(self._open_seconds)
+        self._connection = connection
+        return tools
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> str | list[Any]:
+        from mcp import MCPError
+
+        connection = await self._usable_connection(tool)
+        try:
+            result = await connection.call(tool, arguments)
+        except MCPError as error:
+            raise ToolFailedError(error.message) from error
+        if result.is_error:
+            raise ToolFailedError(error_text(result))
+        return result_content(self._name, tool, result)
+
+    async def close(self) -> None:
+        self._is_open = False
+        async with self._opening:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
+
+    async def _usable_connection(self, tool: str) -> Connection:
+        """The open connection; a new one where it has ended."""
+        connection = self._connection
+        if connection is not None and connection.is_usable:
+            return connection
+        async with self._opening:
+            if not self._is_open:
+                raise McpToolsClosedError(tool)
+            connection = self._connection
+            if connection is None or not connection.is_usable:
+                self._connection = None
+                if connection is not None:
+                    await connection.close()
+                await self.open()
+            assert self._connection is not None
+            return self._connection
+
+
+def _check_installed() -> None:
+    try:
+        installed = version("mcp")
+    except PackageNotFoundError as error:
+        raise MissingExtraError("McpTools", "mcp", "mcp") from error
+    if int(installed.split(".", 1)[0]) < 2:
+        raise UnsupportedVersionError("McpTools", "mcp", installed, "2 or later", "its client has another interface")

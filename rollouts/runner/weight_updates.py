@@ -1,0 +1,101 @@
+"""Replaces the weights of an engine, one update at a time, and records their versions in order of use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from renderers import RendererError
+from rollouts.engines.protocol import Engine, InFlight, UpdatableEngine, check_update_arguments
+from rollouts.episodes.errors import wrap_exceptions
+from rollouts.error_texts import describe_exception
+from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError
+from rollouts.runner.events import WeightsUpdated, WeightUpdateFailed
+from rollouts.runner.version_history import VersionHistory
+
+log = logging.getLogger("rollouts.runner")
+
+
+class WeightUpdates:
+    """The weight updates of an engine. `history` has the versions that came into use.
+
+    `report` receives the events `WeightsUpdated` and `WeightUpdateFailed`; None: none is made.
+    """
+
+    def __init__(
+        self, engine: Engine, report: Callable[[WeightsUpdated | WeightUpdateFailed], object] | None = None
+    ) -> None:
+        self._engine = engine
+        self._report = report
+        self._running = ""  # the version of the update that is under way
+        version = getattr(engine, "weight_version", "")
+        self.history = VersionHistory(version if isinstance(version, str) else "")
+
+    async def update(self, weights: Any, version: str, in_flight: InFlight = "abort") -> None:
+        """Replace the weights. Returns when the engine samples from the new ones.
+
+        Raises `ArgumentError` for a version that has been in use and for an engine that is no `UpdatableEngine`;
+        `WeightUpdateError` while another update is under way; and what the engine raises. After an error the weights of
+        before are in use, unless the text says otherwise. A cancelled call waits for the end of the update, and then
+        raises `CancelledError`; if it is cancelled again, the update of the engine is cancelled.
+        """
+        check_update_arguments(version, in_flight)
+        engine = self._engine
+        if not isinstance(engine, UpdatableEngine):
+            rule = "it has no weight_version and update_weights; pass the runner an UpdatableEngine"
+            raise ArgumentError("engine", type(engine).__name__, rule)
+        if self._running:
+            raise WeightUpdateError(
+                f"the update to version {version!r:.80} was not begun, because that to {self._running!r:.80} is under "
+                "way; await it first"
+            )
+        self.history.check_new(version)
+        self._running = version
+        started = time.monotonic()
+        try:
+            await self._until_ended(asyncio.ensure_future(self._update(engine, weights, version, in_flight)))
+        except Exception as error:
+            if self._report is not None:
+                self._report(WeightUpdateFailed(version, describe_exception(error)))
+            raise
+        finally:
+            self._running = ""
+            if engine.weight_version == version:  # also after an error in the last step
+                self.history.start_using(version)
+        if self._report is not None:
+            self._report(WeightsUpdated(version, in_flight, time.monotonic() - started))
+
+    async def _update(self, engine: UpdatableEngine, weights: Any, version: str, in_flight: InFlight) -> None:
+        name = type(engine).__name__
+        with wrap_exceptions(
+            lambda error: WeightUpdateError(
+                f"{name}.update_weights raised {describe_exception(error)}; the engine reports that it serves version "
+                f"{engine.weight_version!r:.80}"
+            ),
+            unchanged=(RolloutsError, RendererError),
+        ):
+            await engine.update_weights(weights, version, in_flight=in_flight)
+        if engine.weight_version != version:
+            raise WeightUpdateError(
+                f"{name}.update_weights returned, and its weight_version is {engine.weight_version!r:.80}, not "
+                f"{version!r:.80}; let it label the weights with the version that it receives"
+            )
+
+    async def _until_ended(self, updating: asyncio.Task[None]) -> None:
+        """Wait for an update that goes on when the caller is cancelled once."""
+        try:
+            await asyncio.shield(updating)
+        except asyncio.CancelledError:
+            if updating.cancelled():  # by the engine's own doing
+                raise
+            try:
+                await asyncio.wait([updating])
+            except asyncio.CancelledError:
+                updating.cancel()
+                await asyncio.wait([updating])
+            if not updating.cancelled() and (error := updating.exception()) is not None:
+                log.warning("an update of the weights, whose caller was cancelled, failed: %s", error)
+            raise

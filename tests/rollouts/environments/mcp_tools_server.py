@@ -1,0 +1,79 @@
+"""A server of the Model Context Protocol for tests: `python mcp_tools_server.py [PORT]`, by default over stdio."""
+
+import asyncio
+import io
+import json
+import os
+import sys
+
+from mcp.server.mcpserver import Audio, Image, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from PIL import Image as PillowImage
+
+server = MCPServer("test tools")
+
+
+def png(side: int) -> bytes:
+    buffer = io.BytesIO()
+    PillowImage.new("RGB", (side, side), (200, 40, side % 256)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@server.tool()
+def repeat(text: str, times: int = 1) -> str:
+    """Repeat a text."""
+    return text * times
+
+
+@server.tool()
+def picture(side: int) -> Image:
+    return Image(data=png(side), format="png")
+
+
+@server.tool()
+def captioned(side: int) -> list[str | Image]:
+    return ["before", Image(data=png(side), format="png"), "after"]
+
+
+@server.tool()
+def counted(word: str) -> dict[str, int]:
+    return {word: len(word)}
+
+
+@server.tool()
+def fail(reason: str) -> str:
+    raise ToolError(reason)
+
+
+@server.tool()
+def variables() -> str:
+    return json.dumps(dict(os.environ))
+
+
+@server.tool()
+def sound() -> Audio:
+    return Audio(data=b"RIFF", format="wav")
+
+
+@server.tool()
+def process() -> int:
+    return os.getpid()
+
+
+@server.tool()
+def die() -> str:
+    print("the disk is gone", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+@server.tool()
+async def hang() -> str:
+    await asyncio.Event().wait()
+    return "never"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run()

@@ -1,0 +1,124 @@
+"""What an engine and a renderer report about themselves."""
+
+import asyncio
+
+import pytest
+
+from rollouts.engines.vllm.control.metrics import ServerMetrics
+from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
+from rollouts.errors import ArgumentError, ServerUnreachableError
+from rollouts.observability import EngineMonitor, RendererStats, RunMetrics
+from rollouts.observability.engine_load import server_load
+
+# In the form of vLLM 0.32.
+TWO_ENGINES = """\
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.9
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.7
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 100.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 80.0
+vllm:mm_cache_queries_total{engine="0",model_name="m"} 10.0
+vllm:mm_cache_hits_total{engine="0",model_name="m"} 9.0
+"""
+
+
+class ReportingEngine:
+    """An engine whose `control.metrics` returns or raises what it is given."""
+
+    def __init__(self, *readings):
+        self.readings = list(readings)
+        self.read = asyncio.Event()
+        self.control = self
+
+    async def metrics(self):
+        reading = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+        self.read.set()
+        if isinstance(reading, Exception):
+            raise reading
+        return ServerMetrics.parse(reading)
+
+
+def test_the_load_of_a_server_is_the_sum_over_its_engines_and_the_mean_of_ratios():
+    assert server_load(ServerMetrics.parse(TWO_ENGINES)) == {
+        "engine_requests_running": 7.0,
+        "engine_requests_waiting": 3.0,
+        "engine_kv_cache_usage_ratio": pytest.approx(0.8),
+        "engine_prefix_cache_queries": 100.0,
+        "engine_prefix_cache_hits": 80.0,
+        "engine_media_cache_queries": 10.0,
+        "engine_media_cache_hits": 9.0,
+    }
+    assert server_load(ServerMetrics()) == {}
+
+
+async def test_a_monitor_reads_the_server_while_its_block_runs_and_leaves_no_task():
+    engine = ReportingEngine(TWO_ENGINES)
+    before = asyncio.all_tasks()
+    async with EngineMonitor(engine, seconds=0.001) as monitor:
+        await engine.read.wait()
+        await asyncio.sleep(0)
+        assert RunMetrics(sources=[monitor]).metrics()["engine_requests_running"] == 7.0
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_server_that_cannot_be_read_is_logged_once_and_has_no_old_values(caplog):
+    error = ServerUnreachableError("metrics", "nobody listens")
+    monitor = EngineMonitor(ReportingEngine(TWO_ENGINES, error, error, TWO_ENGINES, error))
+    await monitor.read()
+    assert monitor()["engine_requests_running"] == 7.0
+    await monitor.read()
+    await monitor.read()
+    assert dict(monitor()) == {"engine_read_errors": 2}
+    assert len(caplog.messages) == 1
+    assert "nobody listens" in caplog.text
+    await monitor.read()
+    assert monitor()["engine_requests_waiting"] == 3.0
+    await monitor.read()
+    assert len(caplog.messages) == 2
+
+
+async def test_an_engine_that_offers_nothing_has_no_metrics():
+    monitor = EngineMonitor(object())
+    await monitor.read()
+    assert monitor() == {}
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), "5"])
+def test_an_interval_that_is_no_number_above_0_is_refused(seconds):
+    with pytest.raises(ArgumentError, match="seconds"):
+        EngineMonitor(object(), seconds=seconds)
+
+
+async def test_items_that_were_sent_and_items_that_were_named_are_counted_with_their_bytes():
+    cache = ServerMediaCache()
+    cache.commit(await cache.reserve({"a": 10, "b": 5}))
+    cache.commit(await cache.reserve({"a": 10}))
+    cache.release(await cache.reserve({"a": 10, "c": 1}))
+    await cache.reserve({})
+
+    class Engine:
+        media_cache_counts = cache.counts
+
+    assert EngineMonitor(Engine())() == {
+        "media_items_sent": 3,
+        "media_sent_bytes": 16,
+        "media_items_omitted": 2,
+        "media_omitted_bytes": 20,
+    }
+
+
+def test_a_renderers_bridges_are_counted_and_its_refusals_by_reason(tiny_model_dir):
+    from renderers import RendererPool, load_renderer
+
+    renderer = load_renderer(tiny_model_dir)
+    first = [{"role": "user", "content": "Hello"}]
+    prompt = renderer.render_ids(first, add_generation_prompt=True)
+    completion = [*renderer.tokenizer.encode_scaffold("Hi"), renderer.get_stop_token_ids()[0]]
+    assert renderer.bridge_to_next_turn(prompt, completion, [{"role": "user", "content": "Bye"}]) is not None
+    assert renderer.bridge_to_next_turn(prompt, completion, []) is None
+    with RendererPool(renderer) as pool:
+        assert RendererStats(pool)() == {"bridges": 1, "bridges_refused/no_new_messages": 1}
+    assert RendererStats(object())() == {}

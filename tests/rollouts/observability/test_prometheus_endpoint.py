@@ -1,0 +1,145 @@
+"""The metrics of a run as Prometheus reads them."""
+
+import asyncio
+import math
+import re
+import socket
+import sys
+import threading
+import urllib.request
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from run_events import FakeClock, replay
+
+from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.observability import METRICS, EndpointError, PrometheusEndpoint, RunMetrics, prometheus_registry
+from rollouts.runner.events import EpisodeStarted, EpisodeWaiting, GroupFinished
+
+
+def scrape(endpoint):
+    with urllib.request.urlopen(endpoint.url, timeout=10) as response:
+        return response.read().decode()
+
+
+def samples(text):
+    """(name, labels) -> value"""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def run_metrics():
+    clock = FakeClock()
+    run_metrics = RunMetrics(clock=clock)
+    replay(run_metrics, clock)
+    return run_metrics
+
+
+def test_the_endpoint_serves_counters_gauges_and_histograms_of_the_run(run_metrics):
+    with PrometheusEndpoint(run_metrics, port=0) as endpoint:
+        found = samples(scrape(endpoint))
+    assert found["mmrollouts_turns_total", ()] == 3
+    assert found["mmrollouts_completion_tokens_total", ()] == 35
+    assert found["mmrollouts_episodes_ended_total", (("outcome", "failed"),)] == 1
+    assert found["mmrollouts_episodes_running", ()] == 0
+    assert found["mmrollouts_reward_mean", ()] == 0.625
+    assert found["mmrollouts_turn_seconds_sum", (("part", "engine"),)] == 4.0
+    assert found["mmrollouts_turn_seconds_count", (("part", "engine"),)] == 3
+    # Of 2, 1 and 1 seconds.
+    assert found["mmrollouts_turn_seconds_bucket", (("le", "1.0"), ("part", "engine"))] == 2
+    assert found["mmrollouts_turn_seconds_bucket", (("le", "+Inf"), ("part", "engine"))] == 3
+    assert found["mmrollouts_weights_info", (("version", "1"),)] == 1
+
+
+def test_names_follow_the_conventions_of_prometheus(run_metrics):
+    """Base units, `_total` on counters and only there, one prefix, and no rates."""
+    with PrometheusEndpoint(run_metrics, port=0) as endpoint:
+        families = list(text_string_to_metric_families(scrape(endpoint)))
+    assert {row.kind for row in METRICS} == {"counter", "gauge", "histogram"}
+    for family in families:
+        assert re.fullmatch(r"mmrollouts_[a-z][a-z0-9_]*", family.name)
+        assert family.documentation
+        assert not re.search(r"_(ms|milliseconds|minutes|kb|mb|percent|per_second)(_|$)", family.name)
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+
+
+def test_a_label_may_hold_any_text():
+    run_metrics = RunMetrics()
+    name = 'a "part"\n\\ with é'
+    run_metrics(GroupFinished("t", np.ones(1), {name: np.ones(1)}, 1.0))
+    with PrometheusEndpoint(run_metrics, port=0) as endpoint:
+        assert samples(scrape(endpoint))["mmrollouts_reward_part_mean", (("part", name),)] == 1.0
+
+
+def test_only_metrics_of_the_run_are_served_and_two_runs_do_not_mix():
+    first, second = RunMetrics(), RunMetrics()
+    first(EpisodeStarted("e", "t", 0, 0))
+    with PrometheusEndpoint(first, port=0) as one, PrometheusEndpoint(second, port=0) as other:
+        assert samples(scrape(one))["mmrollouts_episodes_running", ()] == 1
+        assert samples(scrape(other))["mmrollouts_episodes_running", ()] == 0
+        assert "python_info" not in scrape(one)
+
+
+def test_a_port_in_use_is_an_error_with_the_address_and_the_cure():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        endpoint = PrometheusEndpoint(RunMetrics(), port=port)
+        with pytest.raises(EndpointError, match=rf"127\.0\.0\.1:{port}: .*in use; pass another port") as raised:
+            endpoint.start()
+        assert (raised.value.host, raised.value.port) == ("127.0.0.1", port)
+    with endpoint:  # once the port is free
+        assert "mmrollouts_turns_total" in scrape(endpoint)
+
+
+def test_an_address_of_another_machine_is_an_error():
+    with pytest.raises(EndpointError, match=r"192\.0\.2\.1:0"):
+        PrometheusEndpoint(RunMetrics(), port=0, host="192.0.2.1").start()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 1.5, "80", None, True])
+def test_a_port_out_of_range_is_refused(port):
+    with pytest.raises(ArgumentError, match="port"):
+        PrometheusEndpoint(RunMetrics(), port=port)
+
+
+def test_the_port_is_closed_and_the_thread_ends_with_the_block():
+    threads = threading.active_count()
+    with PrometheusEndpoint(RunMetrics(), port=0) as endpoint:
+        port = endpoint.port
+    assert threading.active_count() == threads
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'mmrollouts\[prometheus\]'"):
+        PrometheusEndpoint(RunMetrics())
+
+
+async def test_metrics_can_be_read_while_events_change_them():
+    """A scrape on another thread never meets a container that changes under it."""
+    run_metrics = RunMetrics()
+    registry = prometheus_registry(run_metrics)
+    stop = threading.Event()
+
+    def read():
+        while not stop.is_set():
+            assert math.isfinite(registry.get_sample_value("mmrollouts_episodes_running"))
+
+    reader = asyncio.create_task(asyncio.to_thread(read))
+    await asyncio.sleep(0)
+    for number in range(3000):
+        run_metrics(EpisodeStarted(f"e{number}", "t", 0, 0))
+        run_metrics(EpisodeWaiting(f"e{number}", 0, "engine"))
+        run_metrics(GroupFinished(f"t{number}", np.ones(2), {f"part{number % 7}": np.ones(2)}, 1.0))
+    stop.set()
+    await reader  # raises what a reading raised

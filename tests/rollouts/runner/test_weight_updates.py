@@ -1,0 +1,148 @@
+"""Weight updates of a runner: exclusive, recorded in order of use, and without effect where they fail."""
+
+import asyncio
+import logging
+
+import pytest
+
+from rollouts.errors import ArgumentError, WeightUpdateError
+from rollouts.runner.events import WeightsUpdated, WeightUpdateFailed
+from rollouts.runner.weight_updates import WeightUpdates
+from rollouts.testing import ScriptedEngine, SimulatedEngine
+
+
+class HeldEngine(ScriptedEngine):
+    """Its updates begin at once and end when they are released; `outcome` is raised."""
+
+    def __init__(self, outcome=None):
+        super().__init__([])
+        self.begun, self.released = asyncio.Event(), asyncio.Event()
+        self.outcome = outcome
+
+    async def update_weights(self, weights, version, *, in_flight="abort"):
+        self.begun.set()
+        await self.released.wait()
+        if self.outcome is not None:
+            raise self.outcome
+        await super().update_weights(weights, version, in_flight=in_flight)
+
+
+async def test_an_update_passes_its_arguments_on_and_is_recorded_and_reported():
+    engine, events = ScriptedEngine([]), []
+    updates = WeightUpdates(engine, events.append)
+    weights = object()
+    await updates.update(weights, "10", "keep")
+    await updates.update(weights, "9")
+    assert engine.updates == [(weights, "10", "keep"), (weights, "9", "abort")]
+    assert updates.history.versions == ("0", "10", "9")
+    assert [(event.version, event.in_flight) for event in events] == [("10", "keep"), ("9", "abort")]
+    assert all(isinstance(event, WeightsUpdated) and event.seconds >= 0 for event in events)
+
+
+async def test_a_failed_update_raises_the_reason_of_the_engine_and_leaves_the_version():
+    events = []
+    updates = WeightUpdates(SimulatedEngine(update_failure_rate=1.0), events.append)
+    with pytest.raises(WeightUpdateError, match="version '0' is in use"):
+        await updates.update(None, "1")
+    assert updates.history.versions == ("0",)
+    (event,) = events
+    assert isinstance(event, WeightUpdateFailed)
+    assert event.version == "1"
+    assert "version '0' is in use" in event.error
+    with pytest.raises(WeightUpdateError, match="failed"):
+        await updates.update(None, "1")  # the version has not been in use, so it can be tried again
+
+
+async def test_an_exception_of_an_engine_names_the_engine_and_the_version_in_use():
+    engine = HeldEngine(KeyError("lm_head"))
+    engine.released.set()
+    updates = WeightUpdates(engine)
+    with pytest.raises(WeightUpdateError, match=r"HeldEngine.update_weights raised KeyError.*serves version '0'"):
+        await updates.update(None, "1")
+
+
+async def test_an_engine_that_does_not_label_the_new_weights_is_an_error():
+    class Unlabelled(ScriptedEngine):
+        async def update_weights(self, weights, version, *, in_flight="abort"):
+            pass
+
+    updates = WeightUpdates(Unlabelled([]))
+    with pytest.raises(WeightUpdateError, match="its weight_version is '0', not '1'"):
+        await updates.update(None, "1")
+    assert updates.history.versions == ("0",)
+
+
+async def test_a_second_update_at_once_is_refused_and_names_the_first():
+    engine = HeldEngine()
+    updates = WeightUpdates(engine)
+    first = asyncio.ensure_future(updates.update(None, "1"))
+    await engine.begun.wait()
+    with pytest.raises(WeightUpdateError, match="'2' was not begun, because that to '1' is under way"):
+        await updates.update(None, "2")
+    engine.released.set()
+    await first
+    await updates.update(None, "2")
+    assert updates.history.versions == ("0", "1", "2")
+
+
+async def test_a_cancelled_update_is_completed_first():
+    engine = HeldEngine()
+    updates = WeightUpdates(engine)
+    updating = asyncio.ensure_future(updates.update(None, "1"))
+    await engine.begun.wait()
+    updating.cancel()
+    await asyncio.sleep(0)
+    assert not updating.done()
+    engine.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await updating
+    assert (engine.weight_version, updates.history.current) == ("1", "1")
+
+
+async def test_an_update_that_is_cancelled_twice_is_cancelled_in_the_engine():
+    engine = HeldEngine()
+    updates = WeightUpdates(engine)
+    updating = asyncio.ensure_future(updates.update(None, "1"))
+    await engine.begun.wait()
+    for _ in range(2):
+        updating.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await updating
+    assert (engine.weight_version, updates.history.current) == ("0", "0")
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_the_failure_of_a_cancelled_update_is_logged(caplog):
+    engine = HeldEngine(WeightUpdateError("no such directory"))
+    updates = WeightUpdates(engine)
+    updating = asyncio.ensure_future(updates.update(None, "1"))
+    await engine.begun.wait()
+    updating.cancel()
+    engine.released.set()
+    with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
+        await updating
+    assert "no such directory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(("",), "version"), ((3,), "version"), (("1", "later"), "in_flight"), (("0",), "version")],
+    ids=["empty", "number", "in_flight", "in use"],
+)
+async def test_wrong_arguments_are_refused_before_the_engine_is_called(arguments, name):
+    engine = ScriptedEngine([])
+    with pytest.raises(ArgumentError, match=f"^{name} is"):
+        await WeightUpdates(engine).update(None, *arguments)
+    assert engine.updates == []
+
+
+async def test_an_engine_without_updates_is_refused_with_the_cure():
+    class Fixed:
+        async def generate(self, request): ...
+
+        async def close(self): ...
+
+    updates = WeightUpdates(Fixed())
+    with pytest.raises(ArgumentError, match=r"engine is 'Fixed'; .*pass the runner an UpdatableEngine"):
+        await updates.update(None, "1")

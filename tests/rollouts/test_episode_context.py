@@ -1,0 +1,478 @@
+"""Further turns and child episodes of an environment: one tree, exactly as the engine saw it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, rows_of_turns, user
+
+from rollouts import SamplingParams, StepResult, ThreadedEnvironment, run_episode
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodeLimitError
+from rollouts.errors import ArgumentError, TrajectoryFinishedError
+from rollouts.training import samples_from_trajectory
+
+IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
+
+
+@pytest.fixture
+def engine(renderer):
+    return RecordingEngine(lambda request: f"re {last_user_text(renderer, request)}", renderer=renderer)
+
+
+def agents(trajectory):
+    return [turn.agent for turn in trajectory.turns]
+
+
+def test_a_generated_turn_is_in_the_tree_with_its_agent_and_its_reward(renderer, engine):
+    async def work(context, assistant):
+        turn = await context.generate_turn([user(f"judge {assistant['content']}")], agent="critic")
+        context.record_reward(turn, 0.5, {"verdict": turn.message["content"]})
+
+    trajectory = play(Delegating(work), engine, renderer)
+    assert agents(trajectory) == ["", "critic"]
+    assert [turn.reward for turn in trajectory.turns] == [100.0, 0.5]
+    assert trajectory.turns[1].info == {"verdict": "re judge re delegate"}
+    assert rows_of_turns(trajectory) == engine.rows
+    assert trajectory.forks == 0
+    assert len(trajectory.leaves()) == 2
+
+
+def test_a_turn_continues_the_one_that_it_comes_after_and_one_turn_may_be_continued_twice(renderer, engine):
+    async def work(context, assistant):
+        first = await context.generate_turn([user("think")], agent="critic")
+        again = [await context.generate_turn([user(text)], agent="critic", after=first) for text in ("a", "b")]
+        return first, *again
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer)
+    first, a, b = environment.result
+    prefix = trajectory.token_ids(trajectory.turns[first.index].node).tolist()
+    for turn in (a, b):
+        assert trajectory.token_ids(trajectory.turns[turn.index].node).tolist()[: len(prefix)] == prefix
+    assert rows_of_turns(trajectory) == engine.rows
+    assert len(trajectory.leaves()) == 3
+    assert trajectory.forks == 1, "the second continuation"
+
+
+def test_tools_of_a_generated_turn_are_in_its_prompt(renderer, engine):
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+    async def work(context, assistant):
+        turn = await context.generate_turn([user("use")], agent="critic", tools=[tool])
+        await context.generate_turn([user("again")], agent="critic", after=turn)
+
+    play(Delegating(work), engine, renderer)
+    texts = [renderer.tokenizer.decode(list(request.prompt_ids)) for request in engine.requests]
+    assert ["look" in text for text in texts] == [False, True, True]
+
+
+def test_a_child_episode_has_its_turns_and_rewards_in_the_tree_of_its_parent(renderer, engine):
+    async def work(context, assistant):
+        return await context.run_child(Echo("sub", turns=3, base=10.0), agent="solver", max_turns=5)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer)
+    child = environment.result
+    assert agents(trajectory) == ["", "solver", "solver", "solver"]
+    assert [turn.reward for turn in trajectory.turns] == [100.0, 11.0, 12.0, 13.0]
+    assert (child.turns, child.reward, child.done, child.truncated) == ((1, 2, 3), 36.0, True, False)
+    assert child.message["content"] == "re sub 2"
+    assert rows_of_turns(trajectory) == engine.rows
+    assert len(trajectory.leaves()) == 2, "the child's turns are one branch"
+    assert trajectory.forks == 0
+
+
+def test_a_child_that_begins_with_the_tokens_of_its_parent_shares_them(renderer, engine):
+    class Sequel(Echo):
+        def reset(self, seed):
+            return [user("delegate"), {"role": "assistant", "content": "re delegate"}, user("and then?")]
+
+    async def work(context, assistant):
+        await context.run_child(Sequel("sub", turns=1), agent="solver", max_turns=1)
+
+    trajectory = play(Delegating(work), engine, renderer)
+    assert rows_of_turns(trajectory) == engine.rows
+    assert [node.parent for node in trajectory.nodes].count(-1) == 1
+    assert trajectory.path(trajectory.turns[1].node)[:2] == trajectory.path(trajectory.turns[0].node)
+
+
+def test_images_of_a_child_are_on_its_own_branch(renderer, engine):
+    async def work(context, assistant):
+        await context.run_child(Echo("sub", turns=2, images=[IMAGE]), agent="solver", max_turns=5)
+
+    trajectory = play(Delegating(work), engine, renderer)
+    assert [len(trajectory.media(turn.node)) for turn in trajectory.turns] == [0, 1, 1]
+    assert len(list(trajectory.all_media())) == 1
+    sent = [request.media[0][0].mm_hash for request in engine.requests[1:]]
+    assert sent == [next(trajectory.all_media()).mm_hash] * 2
+
+
+def test_children_that_run_at_the_same_time_each_get_their_own_rewards(renderer):
+    """The children take turns in the opposite order of their start: what is recorded last is not what ended last."""
+    turn_of = {"a": asyncio.Event(), "b": asyncio.Event(), "c": asyncio.Event()}
+
+    async def completion(request):
+        text = last_user_text(renderer, request)
+        if text.startswith(("a", "b", "c")):
+            await turn_of[text[0]].wait()
+        return f"re {text}"
+
+    class Releasing(Echo):
+        def step(self, assistant):
+            result = super().step(assistant)
+            assert assistant["content"] == f"re {self.name} {self.step_number - 1}"
+            if result.done and self.name != "a":
+                turn_of[chr(ord(self.name) - 1)].set()
+            return result
+
+    async def work(context, assistant):
+        turn_of["c"].set()
+        children = (
+            context.run_child(Releasing(name, turns=2, base=base), agent=name, max_turns=5)
+            for name, base in (("a", 10.0), ("b", 20.0), ("c", 30.0))
+        )
+        return await asyncio.gather(*children)
+
+    engine = RecordingEngine(completion, renderer=renderer)
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer)
+    assert agents(trajectory) == ["", "c", "c", "b", "b", "a", "a"]
+    assert [turn.reward for turn in trajectory.turns] == [100.0, 31.0, 32.0, 21.0, 22.0, 11.0, 12.0]
+    assert [child.reward for child in environment.result] == [23.0, 43.0, 63.0]
+    assert trajectory.forks == 0
+    assert sorted(rows_of_turns(trajectory)) == sorted(engine.rows)
+
+
+# A child: how many turns it has, and the children that it runs at the same time after its first turn.
+trees = st.recursive(
+    st.tuples(st.integers(1, 3), st.just(())),
+    lambda children: st.tuples(st.integers(1, 3), st.lists(children, min_size=1, max_size=3).map(tuple)),
+    max_leaves=6,
+)
+
+
+class Nested(Echo):
+    """A child with children of its own; its text is its place in the tree."""
+
+    def __init__(self, name, tree):
+        super().__init__(name, turns=tree[0])
+        self.children = tree[1]
+
+    def attach(self, context):
+        self.context = context
+
+    async def step(self, assistant):
+        result = super().step(assistant)
+        if self.step_number == 1:
+            await asyncio.gather(
+                *(
+                    self.context.run_child(Nested(f"{self.name}.{n}", tree), agent=f"{self.name}.{n}", max_turns=9)
+                    for n, tree in enumerate(self.children)
+                )
+            )
+        return result
+
+
+def size(tree):
+    return tree[0] + sum(map(size, tree[1]))
+
+
+@settings(max_examples=20)
+@given(tree=trees, order=st.randoms(use_true_random=False))
+def test_any_tree_of_children_in_any_order_is_what_the_engine_saw(renderer, tree, order):
+    async def completion(request):
+        for _ in range(order.randrange(6)):  # other episodes run: the order of the turns is any
+            await asyncio.sleep(0)
+        return f"re {last_user_text(renderer, request)}"
+
+    def episode():
+        engine = RecordingEngine(completion, renderer=renderer)
+        trajectory = play(Nested("t", tree), engine, renderer, max_turns=size(tree))
+        return engine, trajectory
+
+    engine, trajectory = episode()
+    assert trajectory.done
+    assert sorted(rows_of_turns(trajectory)) == sorted(engine.rows)
+    assert trajectory.num_turns == size(tree)
+    for turn in trajectory.turns:
+        name, number = turn.message["content"].removeprefix("re ").split(" ")
+        assert (turn.agent or "t") == name
+        assert turn.reward == int(number) + 1
+    ids = [request.request_id for request in engine.requests]
+    seeds = {request.request_id.split("-", 1)[1]: request.sampling.seed for request in engine.requests}
+    assert len(set(ids)) == len(ids)
+    assert len(set(seeds.values())) == len(seeds)
+    again, _ = episode()
+    assert seeds == {request.request_id.split("-", 1)[1]: request.sampling.seed for request in again.requests}
+
+
+def test_a_child_that_fails_is_caught_by_its_parent_and_its_turns_stay(renderer, engine):
+    class Breaking(Echo):
+        def step(self, assistant):
+            if self.step_number == 1:
+                raise KeyError("maze")
+            return super().step(assistant)
+
+    async def work(context, assistant):
+        try:
+            await context.run_child(Breaking("sub", turns=5), agent="solver", max_turns=5)
+        except EnvironmentFailedError as error:
+            return str(error)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer)
+    assert "Breaking.step raised KeyError: 'maze'" in environment.result
+    assert trajectory.done
+    assert agents(trajectory) == ["", "solver", "solver"]
+
+    async def careless(context, assistant):
+        await context.run_child(Breaking("sub", turns=5), agent="solver", max_turns=5)
+
+    with pytest.raises(EpisodeError, match=r"Delegating\.step raised .*Breaking\.step raised KeyError") as caught:
+        play(Delegating(careless), engine, renderer)
+    assert agents(caught.value.trajectory) == ["", "solver", "solver"]
+
+
+def test_a_child_environment_is_attached_reset_with_a_derived_seed_and_closed(renderer, engine):
+    calls = []
+
+    class Child(Echo):
+        def attach(self, context):
+            calls.append(("attach", context.agent, context.episode_id))
+
+        def reset(self, seed):
+            calls.append(("reset", seed))
+            return super().reset(seed)
+
+        def close(self):
+            calls.append("close")
+
+    async def work(context, assistant):
+        await context.run_child(Child("a", turns=1), agent="solver", max_turns=1)
+        await context.run_child(Child("b", turns=1), agent="solver", max_turns=1, seed=9)
+        assert calls[-1] == "close"
+
+    play(Delegating(work), engine, renderer, episode_id="e")
+    derived = calls[1][1]
+    assert calls == [
+        ("attach", "solver", "e"),
+        ("reset", derived),
+        "close",
+        ("attach", "solver", "e"),
+        ("reset", 9),
+        "close",
+    ]
+    assert derived not in (3, 5, 9)
+
+
+def test_a_cancelled_parent_cancels_the_requests_of_its_children(renderer):
+    started, never = asyncio.Event(), asyncio.Event()
+
+    async def completion(request):
+        if last_user_text(renderer, request).startswith("sub"):
+            if engine_of_child.requests[-1] is request and len(engine_of_child.requests) == 4:
+                started.set()
+            await never.wait()
+        return "ok"
+
+    engine_of_child = RecordingEngine(completion, renderer=renderer)
+
+    async def work(context, assistant):
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(context.run_child(Echo(f"sub{number}"), agent="solver", max_turns=2))
+
+    async def main():
+        ended = []
+        options = {"sampling": SamplingParams(), "max_turns": 9, "on_end": ended.append}
+        episode = asyncio.create_task(
+            run_episode(Delegating(work), engine=engine_of_child, renderer=renderer, **options)
+        )
+        await started.wait()
+        episode.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return ended
+
+    (trajectory,) = asyncio.run(main())
+    assert engine_of_child.cancelled == 3
+    assert agents(trajectory) == [""]
+
+
+def test_a_child_that_still_runs_when_the_episode_ends_is_cancelled(renderer):
+    started, never = asyncio.Event(), asyncio.Event()
+
+    async def completion(request):
+        if last_user_text(renderer, request).startswith("sub"):
+            started.set()
+            await never.wait()
+        return "ok"
+
+    engine = RecordingEngine(completion, renderer=renderer)
+    left = []
+
+    async def work(context, assistant):
+        left.append(asyncio.create_task(context.run_child(Echo("sub"), agent="solver", max_turns=2)))
+        await started.wait()
+
+    trajectory = play(Delegating(work), engine, renderer)
+    assert trajectory.done
+    assert left[0].cancelled()
+    assert engine.cancelled == 1
+    assert agents(trajectory) == [""]
+
+
+def test_after_its_episode_a_context_generates_nothing(renderer, engine):
+    async def work(context, assistant):
+        pass
+
+    async def main():
+        environment = Delegating(work)
+        options = {"sampling": SamplingParams(), "max_turns": 9}
+        await run_episode(environment, engine=engine, renderer=renderer, **options)
+        with pytest.raises(TrajectoryFinishedError):
+            await environment.context.generate_turn([user("late")], agent="critic")
+
+    asyncio.run(main())
+    assert len(engine.requests) == 1
+
+
+def test_the_turns_of_children_count_in_the_limit_of_the_episode(renderer, engine):
+    async def work(context, assistant):
+        return await context.run_child(Echo("sub", turns=9), agent="solver", max_turns=9)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer, max_turns=4)
+    child = environment.result
+    assert trajectory.num_turns == 4
+    assert (child.turns, child.done, child.truncated) == ((1, 2, 3), False, True)
+    assert child.truncation_reason == "max_turns: the environment was not done after 4 turns"
+
+
+def test_children_at_the_same_time_do_not_exceed_the_limit(renderer, engine):
+    async def work(context, assistant):
+        children = (context.run_child(Echo(f"s{n}", turns=9), agent=f"s{n}", max_turns=9) for n in range(4))
+        return await asyncio.gather(*children)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer, max_turns=7)
+    assert trajectory.num_turns == len(engine.requests) == 7
+    assert all(child.truncated for child in environment.result)
+
+
+def test_a_child_that_reaches_its_own_limit_is_truncated_and_the_episode_goes_on(renderer, engine):
+    async def work(context, assistant):
+        return await context.run_child(Echo("sub", turns=9), agent="solver", max_turns=2)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer)
+    assert environment.result.truncation_reason == "max_turns: the environment was not done after 2 turns"
+    assert (trajectory.done, trajectory.truncated, trajectory.num_turns) == (True, False, 3)
+
+
+def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated(renderer, engine):
+    async def work(context, assistant):
+        for _ in range(9):
+            await context.generate_turn([user("more")], agent="critic")
+
+    trajectory = play(Delegating(work), engine, renderer, max_turns=3)
+    assert (trajectory.done, trajectory.truncated, trajectory.num_turns, trajectory.error) == (False, True, 3, "")
+    assert trajectory.truncation_reason.startswith("max_turns: ")
+
+    async def careful(context, assistant):
+        for _ in range(2):
+            await context.generate_turn([user("more")], agent="critic")
+        with pytest.raises(EpisodeLimitError):
+            await context.generate_turn([user("more")], agent="critic")
+
+    trajectory = play(Delegating(careful), engine, renderer, max_turns=3)
+    assert (trajectory.done, trajectory.reward) == (True, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda context: context.generate_turn([user("x")], agent=""), "agent"),
+        (lambda context: context.generate_turn([user("x")], agent=3), "agent"),
+        (lambda context: context.generate_turn([user("x")], agent="c", sampling=SamplingParams(n=2)), "sampling"),
+        (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=0), "max_turns"),
+        (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=1, seed="x"), "seed"),
+        (lambda context: context.run_child(Echo, agent="s", max_turns=1), "environment"),
+    ],
+    ids=["no agent", "a number as agent", "n", "max_turns", "seed", "a class"],
+)
+def test_wrong_arguments_are_refused_by_name_before_anything_is_sampled(renderer, engine, call, argument):
+    async def work(context, assistant):
+        with pytest.raises(EpisodeArgumentError) as caught:
+            await call(context)
+        return caught.value.name
+
+    environment = Delegating(work)
+    play(environment, engine, renderer)
+    assert environment.result == argument
+    assert len(engine.requests) == 1
+
+
+def test_a_threaded_environment_passes_the_context_on(renderer, engine):
+    async def work(context, assistant):
+        await context.generate_turn([user("x")], agent="critic")
+
+    trajectory = play(ThreadedEnvironment(Delegating(work)), engine, renderer)
+    assert agents(trajectory) == ["", "critic"]
+
+
+def test_an_attach_that_raises_is_named(renderer, engine):
+    class Refusing(Echo):
+        def attach(self, context):
+            raise ValueError("no")
+
+    with pytest.raises(EpisodeError, match=r"Refusing\.attach raised ValueError: no"):
+        play(Refusing("x"), engine, renderer)
+
+
+def test_samples_of_chosen_agents_train_their_turns_alone(renderer, engine):
+    async def work(context, assistant):
+        await context.run_child(Echo("sub", turns=2, images=[IMAGE]), agent="solver", max_turns=5)
+        await context.generate_turn([user("judge")], agent="critic")
+
+    trajectory = play(Delegating(work), engine, renderer)
+
+    def trained(**options):
+        samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors, **options)
+        return [renderer.tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) for sample in samples]
+
+    stop = "<|im_end|>"
+    assert trained() == [f"re delegate{stop}", f"re sub 0{stop}re sub 1{stop}", f"re judge{stop}"]
+    assert trained(agents={"solver"}) == [f"re sub 0{stop}re sub 1{stop}"]
+    assert trained(agents=["", "critic"], shared="weighted") == [f"re delegate{stop}", f"re judge{stop}"]
+    assert trained(agents=()) == []
+    with pytest.raises(ArgumentError, match="agents is 'critic'"):
+        trained(agents="critic")
+
+
+def test_a_branch_of_two_agents_trains_only_the_chosen_one(renderer, engine):
+    """The critic continues the solver's own turn: both have sampled tokens on one path."""
+
+    async def work(context, assistant):
+        first = await context.generate_turn([user("solve")], agent="solver")
+        await context.generate_turn([user("judge")], agent="critic", after=first)
+
+    trajectory = play(Delegating(work), engine, renderer)
+    for agent, text in (("solver", "re solve<|im_end|>"), ("critic", "re judge<|im_end|>")):
+        (sample,) = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors, agents={agent})
+        assert renderer.tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) == text
+        assert sample.logprobs[sample.loss_mask].tolist() == [-0.5] * int(sample.loss_mask.sum())
+
+
+def test_a_step_may_end_the_episode_with_the_reward_of_another_turn(renderer, engine):
+    class Deferred(Delegating):
+        async def step(self, assistant):
+            child = await self.context.run_child(Echo("sub", turns=1), agent="solver", max_turns=1)
+            self.context.record_reward(child.turns[0], -1.0, {"by": "parent"})
+            return StepResult(reward=1.0, done=True)
+
+    trajectory = play(Deferred(None), engine, renderer)
+    assert [(turn.reward, turn.info) for turn in trajectory.turns] == [(1.0, {}), (-1.0, {"by": "parent"})]

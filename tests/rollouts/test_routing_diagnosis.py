@@ -1,0 +1,261 @@
+"""A mismatch of a mixture of experts whose sampler took other experts is confirmed by replaying them."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from model_families import TEXT, text_config, with_seed
+from transformers import AutoModelForCausalLM
+
+from renderers import RenderedTokens
+from rollouts import Completion, FinishReason, Trajectory
+from rollouts.errors import ArgumentError, MissingColumnError, SampleError, UnsupportedModelError
+from rollouts.models.architecture import architecture
+from rollouts.models.expert_routing import num_experts, replayed_experts
+from rollouts.training import (
+    TrainingBatch,
+    TrainingSample,
+    diagnose_mismatch,
+    diagnosis_text,
+    replace_tokens,
+    samples_from_trajectory,
+    token_logprobs,
+    truncate_sample,
+)
+from rollouts.training.mismatch import Cause
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
+GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 16}
+MODELS = {
+    "gpt_oss": lambda: text_config("gpt_oss"),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**TEXT, **EXPERTS, vocab_size=300),
+    # The first layer has no experts; later ones choose groups of experts first.
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **(TEXT | {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 8}),
+        **LATENT,
+        **GROUPS,
+        first_k_dense_replace=1,
+        vocab_size=300,
+    ),
+}
+
+
+def tiny(name):
+    return with_seed(lambda: AutoModelForCausalLM.from_config(MODELS[name]()))
+
+
+def routers_of(model):
+    return [module for _, module in model.named_modules() if type(module).__name__.lower().endswith("topkrouter")]
+
+
+class Sampler:
+    """A model some of whose routers' choices differ, as numerical noise does it near a tie; it reports its choices."""
+
+    def __init__(self, model, share):
+        self.model, self.share = model, share
+
+    def sample(self, name, ids, trained):
+        """A sample whose log-probabilities are computed here by transformers alone."""
+        chosen = []
+        hooks = [each.register_forward_hook(self._other_experts(chosen)) for each in routers_of(self.model)]
+        with torch.no_grad():
+            logits = self.model(torch.from_numpy(ids)[None].long()).logits[0]
+        for hook in hooks:
+            hook.remove()
+        logprobs = torch.log_softmax(logits[:-1].float(), -1).gather(-1, torch.from_numpy(ids[1:, None]).long())
+        experts = np.stack(chosen, axis=1)
+        mask = np.arange(len(ids)) >= len(ids) - trained
+        columns = [np.where(mask, np.append(0, logprobs[:, 0].numpy()), 0), mask]
+        predicting = np.concatenate([np.zeros_like(experts[:1]), experts[:-1]])
+        return TrainingSample(
+            ids, mask, *(each.astype(np.float32) for each in columns), name=name, routed_experts=predicting
+        )
+
+    def _other_experts(self, chosen):
+        rng = np.random.default_rng(len(chosen))
+
+        def hook(module, args, output):
+            logits, _, experts = output
+            other = (experts[:, -1] + 1) % logits.shape[-1]
+            while bool((taken := (other[:, None] == experts).any(-1)).any()):
+                other = torch.where(taken, (other + 1) % logits.shape[-1], other)
+            changed = torch.from_numpy(rng.random(len(experts)) < self.share)
+            experts = torch.cat([experts[:, :-1], torch.where(changed, other, experts[:, -1])[:, None]], dim=1)
+            chosen.append(experts.numpy().astype(np.uint8))
+            return logits, weights_of(module, logits, experts), experts
+
+        return hook
+
+
+def weights_of(router, logits, experts):
+    """The weights of chosen experts by the formula of each architecture."""
+    if type(router).__name__ == "GptOssTopKRouter":
+        return torch.softmax(logits.gather(1, experts), -1)
+    if type(router).__name__ == "Qwen3MoeTopKRouter":
+        weights = torch.softmax(logits.float(), -1).gather(1, experts)
+        return weights / weights.sum(-1, keepdim=True) if router.norm_topk_prob else weights
+    weights = logits.sigmoid().gather(1, experts)
+    if router.norm_topk_prob:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * router.routed_scaling_factor
+
+
+def sampled(model, share, count=3):
+    rng = np.random.default_rng(0)
+    sampler = Sampler(model, share)
+    return [sampler.sample(f"s{index}", rng.integers(3, 300, 40).astype(np.int32), 24) for index in range(count)]
+
+
+def diagnosed(model, samples):
+    return diagnose_mismatch(model, TrainingBatch.from_samples(samples, pad_id=0))
+
+
+def routing_of(diagnosis):
+    (found,) = [each for each in diagnosis.tested if each.cause is Cause.MOE_ROUTING]
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_other_experts_of_the_sampler_are_confirmed_by_replaying_them(name):
+    model = tiny(name)
+    before = {id(module): module.forward for module in model.modules()}
+    diagnosis = diagnosed(model, sampled(model, 0.3))
+    assert (diagnosis.side, diagnosis.unexplained) == ("sampler", ())
+    (found,) = diagnosis.causes
+    assert found.cause is Cause.MOE_ROUTING
+    assert found.after < 1e-5 < 1e-3 < found.before
+    assert found.name.startswith("the sampler's experts (")
+    assert "MoE routing: the sampler's experts (" in diagnosis_text(diagnosis)
+    assert all(module.forward == before[id(module)] for module in model.modules())
+
+
+def test_the_choices_that_differ_are_counted_over_layers_and_tokens():
+    model = tiny("qwen3_moe")
+    (sample,) = sampled(model, 0.0, 1)
+    token_logprobs(model, TrainingBatch.from_samples([sample], pad_id=0))  # the first pass also probes the model
+    with replayed_experts(architecture(model), sample.routed_experts[1:, :, ::-1]) as comparison:
+        token_logprobs(model, TrainingBatch.from_samples([sample], pad_id=0))
+    assert (comparison.different, comparison.choices) == (0, 2 * 39), "the order of a token's experts means nothing"
+    other = sample.routed_experts[1:].copy()
+    other[5, 1] = sorted({0, 1, 2, 3} - {int(other[5, 1, 0])})[:2]  # without one of the two that were chosen
+    with replayed_experts(architecture(model), other) as comparison:
+        token_logprobs(model, TrainingBatch.from_samples([sample], pad_id=0))
+    # Other experts in the last layer change no choice of another token.
+    assert comparison.different == 1
+
+
+def test_a_mismatch_with_equal_experts_is_not_routing():
+    model = tiny("qwen3_moe")
+    samples = sampled(model, 0.0)
+    with torch.no_grad():
+        model.lm_head.weight *= 1.1
+    diagnosis = diagnosed(model, samples)
+    assert Cause.MOE_ROUTING not in {each.cause for each in diagnosis.causes}
+    assert routing_of(diagnosis).explained == ()
+    assert "(0 of 234 choices differ)" in routing_of(diagnosis).name
+
+
+def test_samples_without_recorded_experts_say_what_is_missing():
+    model = tiny("gpt_oss")
+    samples = [replace(sample, routed_experts=None) for sample in sampled(model, 0.3)]
+    diagnosis = diagnosed(model, samples)
+    assert diagnosis.causes == ()
+    assert routing_of(diagnosis).skipped.startswith("the samples have no routed_experts")
+    dense = diagnosed(with_seed(lambda: AutoModelForCausalLM.from_config(text_config("qwen3"))), samples)
+    assert not [each for each in dense.tested if each.cause is Cause.MOE_ROUTING], "it has no experts"
+
+
+def test_experts_recorded_for_all_layers_belong_to_those_with_routers():
+    model = tiny("deepseek_v3")
+    (sample,) = sampled(model, 0.3, 1)
+    experts = sample.routed_experts
+    of_all = np.concatenate([np.zeros_like(experts[:, :1]), experts], axis=1)  # the first layer has none
+    diagnosis = diagnosed(model, [replace(sample, routed_experts=of_all)])
+    assert [each.cause for each in diagnosis.causes] == [Cause.MOE_ROUTING]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda experts: experts[:, :1], r"the number of layers of experts is 1; pass those of the 2 layers"),
+        (lambda experts: experts + 4, r"experts is 'from \d to 7'; pass those of this model, from 0 to 3"),
+    ],
+)
+def test_experts_of_another_model_are_refused_with_the_reason(change, reason):
+    model = tiny("gpt_oss")
+    samples = [replace(sample, routed_experts=change(sample.routed_experts)) for sample in sampled(model, 0.3)]
+    diagnosis = diagnosed(model, samples)
+    assert diagnosis.causes == ()
+    assert re.match(reason, routing_of(diagnosis).skipped)
+    experts = samples[0].routed_experts[1:]
+    with pytest.raises(ArgumentError, match=reason), replayed_experts(architecture(model), experts):
+        pass
+
+
+def test_a_model_without_routers_is_refused():
+    model = with_seed(lambda: AutoModelForCausalLM.from_config(text_config("qwen3")))
+    assert num_experts(architecture(model)) == 0
+    with (
+        pytest.raises(UnsupportedModelError, match="does not name the modules that choose its experts"),
+        replayed_experts(architecture(model), np.zeros((3, 2, 1), np.uint8)),
+    ):
+        pass
+
+
+# Samples and batches.
+
+
+def experts_of(ids):
+    return (np.arange(len(ids))[:, None, None] + np.zeros((1, 2, 1))).astype(np.uint8)
+
+
+def episode(*, second=True, layers=2):
+    trajectory = Trajectory("e")
+    said = {"role": "assistant", "content": ""}
+    ids = np.array([3, 4], np.int32)
+    logprobs = np.array([-1, -2], np.float32)
+    first = Completion(0, ids, logprobs, FinishReason.STOP, routed_experts=experts_of([1, 2, 3, 4])[:-1])
+    trajectory.add_turn(RenderedTokens([1, 2]), first, said)
+    experts = np.zeros((6, layers, 1), np.uint8) + 9 if second else None
+    then = Completion(0, ids, logprobs, FinishReason.STOP, routed_experts=experts)
+    trajectory.add_turn(RenderedTokens([1, 2, 3, 4, 5]), then, said)
+    return trajectory
+
+
+def samples_of(trajectory):
+    return samples_from_trajectory(trajectory, advantage=1.0, processors={})
+
+
+def test_a_sample_has_the_experts_of_its_path_and_none_where_a_turn_lacks_them():
+    (sample,) = samples_of(episode())
+    assert sample.routed_experts[1:, 0, 0].tolist() == [0, 1, 2, 9, 9, 9]
+    assert [each.routed_experts for each in samples_of(episode(second=False))] == [None]
+    with pytest.raises(MissingColumnError, match="routed_experts"):
+        samples_of(episode(layers=3))
+
+
+@pytest.mark.parametrize("experts", [np.zeros((7, 2), np.uint8), np.zeros((6, 2, 1), np.uint8), np.zeros((7, 2, 1))])
+def test_experts_that_do_not_fit_the_tokens_are_refused(experts):
+    (sample,) = samples_of(episode())
+    with pytest.raises(SampleError, match=r"routed_experts is .*; pass integers \(7, layers, experts"):
+        replace(sample, routed_experts=experts)
+
+
+def test_experts_follow_their_tokens_through_cuts_selections_and_files(tmp_path):
+    (sample,) = samples_of(episode())
+    cut, _ = truncate_sample(sample, 4)
+    np.testing.assert_array_equal(cut.routed_experts, sample.routed_experts[:4])
+    assert replace_tokens(sample, 0, 1, [7]).routed_experts is None, "the experts of other tokens are not known"
+    batch = TrainingBatch.from_samples([sample, cut], pad_id=0)
+    batch.pad_samples(4)[[2, 0]].save(tmp_path / "batch")
+    neutral, again = TrainingBatch.load(tmp_path / "batch").samples
+    assert neutral.routed_experts is None
+    np.testing.assert_array_equal(again.routed_experts, sample.routed_experts)
+    other = replace(sample, routed_experts=sample.routed_experts + 1)
+    assert batch == TrainingBatch.from_samples([sample, cut], pad_id=0)
+    assert batch != TrainingBatch.from_samples([other, cut], pad_id=0)
+    assert batch != TrainingBatch.from_samples([replace(sample, routed_experts=None), cut], pad_id=0)
