@@ -87,3 +87,9 @@ def test_the_page_on_training():
 def test_the_page_on_migrating(tiny_model_dir):
     names = run_page("migrating-from-renderers.md", MODEL=str(tiny_model_dir))
     assert names["renderer"].config.name == "default"
+
+
+def test_the_page_on_fleets():
+    names = run_page("fleet.md")
+    assert names["requests"] == [0, 0, 3]
+    assert [str(member.state) for member in names["members"]] == ["ready"] * 3
