@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -14,8 +14,8 @@ from rollouts.episodes.episode import check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings
-from rollouts.numbers import whole_number
 from rollouts.rewards import GroupReward
+from rollouts.runner.arguments import check_counts, check_options
 from rollouts.runner.capacity import Capacity
 from rollouts.runner.errors import RunnerArgumentError, RunnerClosedError
 from rollouts.runner.events import Listener
@@ -72,22 +72,22 @@ class Runner:
         group_rewards: Sequence[GroupReward] = (),
         skip_group: SkipGroup | None = None,
         journal: Journal | None = None,
-        listeners: Iterable[Listener] = (),
+        listeners: Sequence[Listener] = (),
         tasks: Tasks | None = None,
     ) -> None:
         check_settings(engine, renderer, sampling, 1)
-        if not callable(make_environment):
-            rule = "pass a function of a Task that returns a new environment"
-            raise RunnerArgumentError("make_environment", make_environment, rule)
-        for name, value in (("group_size", group_size), ("concurrency", concurrency)):
-            if (whole_number(value) or 0) < 1:
-                raise RunnerArgumentError(name, value, "pass an integer of at least 1")
-        if whole_number(seed) is None:
-            raise RunnerArgumentError("seed", seed, "pass an integer")
-        if not isinstance(limits, EpisodeLimits):
-            raise RunnerArgumentError("limits", limits, "pass EpisodeLimits(...)")
-        if not isinstance(retry, RetryPolicy):
-            raise RunnerArgumentError("retry", retry, "pass RetryPolicy(...)")
+        check_counts(group_size=group_size, concurrency=concurrency)
+        check_options(
+            make_environment=make_environment,
+            limits=limits,
+            retry=retry,
+            mode=mode,
+            seed=seed,
+            group_rewards=group_rewards,
+            skip_group=skip_group,
+            journal=journal,
+            listeners=listeners,
+        )
         self._resources = ExitStack()
         pool = self._resources.enter_context(renderer_pool(renderer))
         self._history = VersionHistory(str(getattr(engine, "weight_version", "")))
@@ -143,8 +143,7 @@ class Runner:
         `RunnerArgumentError` for a runner without `tasks`.
         """
         self._check_open()
-        if (whole_number(count) or 0) < 1:
-            raise RunnerArgumentError("count", count, "pass the number of groups, an integer of at least 1")
+        check_counts(count=count)
         if self._collected is None:
             raise RunnerArgumentError("tasks", None, "make the Runner with tasks=... to collect their groups")
         return await self._next_groups(self._collected, count, Demand(waiting=count, batch=count))

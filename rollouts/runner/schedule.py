@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rollouts.runner.errors import RunnerBusyError, TaskSourceError
+from rollouts.runner.errors import GroupFailedError, RunnerBusyError, TaskSourceError
 from rollouts.runner.events import GroupDelivered, GroupFinished, GroupSkipped, GroupStale
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings
@@ -257,9 +257,9 @@ class Schedule:
             run.is_over = True
             self._reporter.counters.groups_finished += 1
             self._reporter.emit(GroupFinished, task_id, group.rewards, group.reward_parts, group.seconds)
-            reason = self._skip_group(group) if self._skip_group is not None else False
+            reason = self._skip_reason(group)
             if reason:
-                await self._skip(task_id, reason if isinstance(reason, str) else "skipped")
+                await self._skip(task_id, reason)
             else:
                 self._finished.append(FinishedGroup(run, group))
         except asyncio.CancelledError:
@@ -275,6 +275,16 @@ class Schedule:
         del self._running[run]
         run.release()
         self._progress.set()
+
+    def _skip_reason(self, group: Group) -> str:
+        """Why a group is skipped; empty if it is not. Raises `GroupFailedError`."""
+        if self._skip_group is None:
+            return ""
+        try:
+            reason = self._skip_group(group)
+        except Exception as error:  # a function of a user may raise anything
+            raise GroupFailedError(group.task.task_id, group.episodes, "skip_group", error) from error
+        return reason if isinstance(reason, str) else "skipped" if reason else ""
 
     async def _skip(self, task_id: str, reason: str) -> None:
         self._reporter.counters.groups_skipped[reason] += 1
