@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText
 from vllm_server import LONGEST_SECONDS
 
 from renderers import load_renderer
-from rollouts import SamplingParams, StepResult
+from rollouts import SamplingParams, StepResult, Trajectory
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Group, Runner, Synchronous, Task
@@ -85,6 +85,11 @@ async def collect_with_update(runner: Runner, server: Any, directory: Path, mode
     return await asyncio.wait_for(collecting, LONGEST_SECONDS)
 
 
+def versions_of(episode: Trajectory) -> list[list[str]]:
+    """The versions of the spans of each completion."""
+    return [[span.version for span in node.weight_spans] for node in episode.nodes if node.weight_spans]
+
+
 def mismatches(model: Any, samples: list[TrainingSample], version: str) -> np.ndarray:
     """|log p(sampler) - log p(model)| of every token that `version` sampled."""
     batch = TrainingBatch.from_samples(samples, pad_id=0)
@@ -115,9 +120,7 @@ async def test_each_span_of_versions_is_from_the_weights_that_it_names(engine, v
     assert [episode.error for episode in episodes] == [""] * GROUP_SIZE * NUM_TASKS
     assert all(len(list(episode.all_media())) == TURNS for episode in episodes)
 
-    completions = [
-        [span.version for span in node.weight_spans] for e in episodes for node in e.nodes if node.weight_spans
-    ]
+    completions = [versions for episode in episodes for versions in versions_of(episode)]
     assert [OLD, NEW] in completions if mode != "wait" else completions.count([OLD]) == completions.count([NEW])
     assert [group.oldest_version for group in groups] == [OLD] * NUM_TASKS
 
@@ -148,10 +151,11 @@ async def test_a_synchronous_run_drops_what_an_update_made_too_old_and_frees_the
 
 async def test_a_failed_update_leaves_the_old_weights_serving_and_says_why(engine, vllm_server, tmp_path):
     async with runner_of(engine, vllm_server, "failed", mode=Asynchronous(1)) as runner:
+        before = await vllm_server.metrics()
+        collecting = asyncio.ensure_future(runner.collect(NUM_TASKS))
+        await vllm_server.until_generating(collecting, before, requests=GROUP_SIZE * NUM_TASKS)
         with pytest.raises(WeightUpdateError, match="Nothing was changed"):
-            await collect_with_update(runner, vllm_server, tmp_path / "absent", "abort")
-        groups = await asyncio.wait_for(runner.collect(NUM_TASKS), LONGEST_SECONDS)
-    versions = {
-        span.version for group in groups for e in group.episodes for node in e.nodes for span in node.weight_spans
-    }
-    assert versions == {OLD}
+            await runner.update_weights(tmp_path / "absent", NEW)
+        groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
+    episodes = [episode for group in groups for episode in group.episodes]
+    assert [versions_of(episode) for episode in episodes] == [[[OLD]] * TURNS] * GROUP_SIZE * NUM_TASKS

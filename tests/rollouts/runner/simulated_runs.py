@@ -16,7 +16,7 @@ STOP = 999
 
 
 class LoopRenderer:
-    """A renderer of text, and the pool of itself: its calls take no thread, so that a run depends on its seeds alone."""
+    """A renderer of text and its own pool: its calls take no thread, so that a run depends on its seeds alone."""
 
     def get_stop_token_ids(self):
         return [STOP]
