@@ -9,7 +9,7 @@ import pickle
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -58,7 +58,7 @@ def argument(annotation: Any, name: str) -> Any:
         return tuple(argument(each, name) for each in parameters)
     if origin in (tuple, list, Iterable, Sequence):
         return tuple(argument(parameters[0], f"{name}{index}") for index in range(2))
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {argument(parameters[0], name): argument(parameters[1], name)}
     plain: dict[Any, Callable[[], Any]] = {
         str: lambda: f"the {name}",
@@ -69,6 +69,7 @@ def argument(annotation: Any, name: str) -> Any:
         Path: lambda: Path(name),
         Trajectory: lambda: Trajectory(name),
         BaseException: lambda: ValueError(name),
+        Exception: lambda: ValueError(name),
     }
     if annotation in plain:
         return plain[annotation]()

@@ -11,6 +11,7 @@ from rollouts.engines.fleet.members import Member, MemberState
 from rollouts.engines.fleet.membership import Membership
 from rollouts.engines.protocol import InFlight, check_update_arguments
 from rollouts.engines.vllm.control.caches import PauseMode
+from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.control.server_control import MemoryTag
 from rollouts.errors import (
     CapabilityError,
@@ -88,6 +89,10 @@ class FleetControl:
     async def world_size(self, *, seconds: float | None = None) -> dict[str, int]:
         """The number of workers (GPUs) of each member; `sum(sizes.values())` is that of the fleet."""
         return await self._each("world_size", lambda control: control.world_size(), seconds)
+
+    async def metrics(self, *, seconds: float | None = None) -> dict[str, ServerMetrics]:
+        """The counters and gauges of each member."""
+        return await self._each("metrics", lambda control: control.metrics(), seconds)
 
     async def update_weights(
         self, weights: Any, version: str, *, in_flight: InFlight = "abort", seconds: float | None = None

@@ -18,6 +18,7 @@ from rollouts.engines.fleet.sessions import SessionTable
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
@@ -95,6 +96,13 @@ class EngineFleet:
             return self._membership.version
         members = sorted(self._membership.members.values(), key=lambda member: member.state is not MemberState.READY)
         return members[0].weight_version if members else ""
+
+    @property
+    def media_cache_counts(self) -> MediaCacheCounts:
+        """The sum of those of the members that have them."""
+        members = list(self._membership.members.values())
+        counts = [getattr(member.engine, "media_cache_counts", MediaCacheCounts()) for member in members]
+        return sum(counts, MediaCacheCounts())
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample from the session's member, or from another one after a failure.

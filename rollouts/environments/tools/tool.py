@@ -9,7 +9,7 @@ from typing import Any
 
 from renderers import ToolSpec
 from rollouts.environments.tools.errors import ToolDefinitionError
-from rollouts.environments.tools.function_schema import FunctionParameters
+from rollouts.environments.tools.function_schema import function_parameters
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number
@@ -79,7 +79,7 @@ class Tool:
             rule = "is not a function or method; write `def`, or make a Tool of its name, schema and call"
             raise ToolDefinitionError(name or short_repr(function), rule)
         name = name or function.__name__
-        parameters = FunctionParameters(name, function)
+        parameters = function_parameters(name, function)
 
         async def call(arguments: dict[str, Any]) -> Any:
             checked = parameters.checked(arguments)
