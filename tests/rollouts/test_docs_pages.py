@@ -44,6 +44,8 @@ def test_the_page_on_environments():
     assert sorted(t.episode_id for t in names["kept"]) == sorted(spec.episode_id for spec in names["specs"])
     assert names["slow"].reward == 1.0
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
+    names["test_a_right_second_answer_is_rewarded"]()
+    names["test_three_wrong_answers_end_the_episode"]()
 
 
 def test_the_page_on_trajectories():
