@@ -126,3 +126,10 @@ def test_the_page_on_observability_has_a_row_for_each_metric():
     for metric in METRICS:
         name = f"{metric.name}/{metric.label.upper()}" if metric.label else metric.name
         assert f"| `{name}` | {metric.kind} | {metric.unit} | {metric.meaning} |" in text
+
+
+def test_the_page_on_the_runner():
+    names = run_page("runner.md")
+    assert names["rewards"] == {"two and two": [1.0] * 4, "one and two": [0.0] * 4}
+    assert [group.task.data[0] for group in [*names["first"], *names["second"]]] == list(range(6))
+    assert names["retried"].attempts == (2,)
