@@ -13,6 +13,7 @@ from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
 
+from renderers.daemon_threads import DaemonThreads
 from renderers.errors import ConfigError, PoolClosedError
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Renderer, Tools, is_multimodal
@@ -74,7 +75,7 @@ class RendererPool:
         if threads is None:
             threads = min(_MAX_THREADS, size or os.cpu_count() or 1)
         self.size = threads if size is None else size
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="renderer-pool")
+        self._executor = DaemonThreads(threads, "renderer-pool")
 
     @contextmanager
     def checkout(self) -> Iterator[Renderer]:
@@ -187,7 +188,7 @@ class RendererPool:
     async def aclose(self) -> None:
         """`close` without blocking the event loop."""
         self._executor.shutdown(wait=False)  # no more calls from here on
-        await asyncio.to_thread(self._executor.shutdown, wait=True)
+        await DaemonThreads(1, "renderer-pool-close").run(self._executor.shutdown, wait=True)
 
     def __enter__(self) -> Self:
         return self
@@ -214,6 +215,7 @@ class RendererPool:
         try:
             return await asyncio.wrap_future(work)
         except asyncio.CancelledError as error:
+            self._executor.abandon(work)
             if work.cancelled() and not _is_being_cancelled():  # by `close(wait=False)`
                 raise PoolClosedError from error
             raise

@@ -6,7 +6,7 @@ Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episo
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from rollouts.error_texts import short_repr
@@ -202,6 +202,21 @@ class EngineFailedError(EngineError):
     """An engine raised something of its own, which is chained."""
 
 
+class GenerationInterruptedError(EngineError):
+    """An engine ended a completion with the finish reason "abort" or "error"."""
+
+
+class EngineStartError(EngineError):
+    """An engine could not be started. `command` started it, `last_lines` is the end of its log, which is at `log`."""
+
+    def __init__(self, command: str, reason: str, last_lines: str, log: object) -> None:
+        self.command = command
+        self.last_lines = last_lines
+        self.log = log
+        end = f". The end of its log ({log}):\n{last_lines}" if last_lines else ""
+        super().__init__("start", f"{command}: {reason}{end}")
+
+
 class MissingLogProbsError(EngineError):
     """An engine returned tokens without a usable log-probability for each of them."""
 
@@ -223,6 +238,63 @@ class EngineClosedError(EngineError):
 
 class ServerUnreachableError(EngineError):
     """No server answered: refused, reset, or gone in the middle of an answer, after all retries."""
+
+
+class NoServerError(ServerUnreachableError):
+    """No member of a fleet could answer. `reasons` has, by the name of each member, why not."""
+
+    def __init__(self, request_id: str, reasons: Mapping[str, object]) -> None:
+        self.reasons = {name: str(reason) for name, reason in reasons.items()}
+        listed = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+        super().__init__(
+            request_id,
+            f"no member of the fleet could answer ({listed}). Start a server, or add one"
+            if listed
+            else "the fleet has no members; add one",
+        )
+
+
+class FleetMismatchError(EngineError):
+    """A member of a fleet serves something else than the others. `field` names what differs."""
+
+    def __init__(self, member: str, field: str, value: object, other: str, expected: object) -> None:
+        self.member = member
+        self.field = field
+        super().__init__(
+            "check",
+            f"{member} has {field} {short_repr(value)}, {other} has {short_repr(expected)}: one fleet serves one model "
+            "with one configuration. Start the server with the options of the others, or use a fleet of its own",
+        )
+
+
+class FleetControlError(EngineError):
+    """A control call of a fleet failed at some members. `errors` has what each raised, `results` what others returned.
+
+    `undone` names the members at which the call was taken back.
+    """
+
+    def __init__(
+        self, call: str, errors: Mapping[str, Exception], results: Mapping[str, object], undone: Sequence[str] = ()
+    ) -> None:
+        self.errors = dict(errors)
+        self.results = dict(results)
+        self.undone = tuple(undone)
+        failed = "; ".join(f"{name}: {error}" for name, error in errors.items())
+        done = [name for name in results if name not in self.undone]
+        reason = f"{len(errors)} of {len(errors) + len(results)} members failed ({failed})"
+        if undone:
+            reason += f". It was taken back at {', '.join(undone)}"
+        if done:
+            reason += f". It is done at {', '.join(done)}"
+        super().__init__(call, reason)
+
+
+class ServerFileError(RolloutsError):
+    """The file that names the servers of a fleet cannot be used. `path` is the file."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        self.path = path
+        super().__init__(f"the list of servers {path}: {reason}")
 
 
 class ServerTimeoutError(EngineError):

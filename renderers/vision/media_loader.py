@@ -10,9 +10,10 @@ import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
+from renderers.daemon_threads import DaemonThreads
 from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
 from renderers.fork_reset import register_fork_reset
 from renderers.media.item import MediaItem, Modality
@@ -51,7 +52,7 @@ class MediaLoader:
         """A forked process lacks the threads of its parent, so it must not wait for their work."""
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[MediaItem]] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: DaemonThreads | None = None
 
     def load(self, messages: Sequence[Mapping[str, Any]]) -> list[LocatedItem]:
         """The items of checked messages, in their order.
@@ -182,10 +183,10 @@ class MediaLoader:
         finally:
             del self._in_flight[mm_hash]
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> DaemonThreads:
         with self._lock:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="media")
+                self._threads = DaemonThreads(min(8, os.cpu_count() or 1), "media")
             return self._threads
 
 

@@ -9,7 +9,7 @@ from renderers import RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, check_result
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.error_texts import describe_exception
-from rollouts.errors import EngineError, EngineFailedError, RolloutsError
+from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError
 from rollouts.numbers import whole_number
 
 #: Models pad their embedding by fewer rows than this beyond the tokenizer's ids, and a policy may sample such a row.
@@ -31,7 +31,9 @@ async def generate_completion(engine: Engine, request: GenerateRequest, vocab_si
         check_result(request, result, vocab_size=vocab_size)
         (completion,) = result.completions
     if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-        raise EngineError(request.request_id, f"generation ended with {completion.finish_reason.value!r}")
+        raise GenerationInterruptedError(
+            request.request_id, f"generation ended with {completion.finish_reason.value!r}"
+        )
     return completion
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from renderers import Message, ParsedResponse
+from renderers.daemon_threads import DaemonThreads
 from rollouts.thread_calls import result_of
 
 
@@ -55,7 +57,9 @@ class Environment(Protocol):
 class ThreadedEnvironment:
     """Runs the synchronous methods of an environment in worker threads, so that they do not block the event loop.
 
-    One method runs at a time: after a cancellation, `close` begins when the method that still runs has ended.
+    One method runs at a time: after a cancellation, `close` begins when the method that still runs has ended. A method
+    that hangs does not keep the process alive. All environments together have as many threads as `asyncio.to_thread`
+    has: the number of cores and 4 more, at most 32.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -88,7 +92,13 @@ class ThreadedEnvironment:
             await self._call(close)
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        return await resolve(await asyncio.to_thread(_call_with, self._running, method, *arguments))
+        return await resolve(await environment_threads().run(_call_with, self._running, method, *arguments))
+
+
+@functools.cache
+def environment_threads() -> DaemonThreads:
+    """The threads of this process for blocking methods of environments, in place of those of `asyncio.to_thread`."""
+    return DaemonThreads(min(32, (os.cpu_count() or 1) + 4), "environment")
 
 
 def call_step(environment: Any, assistant: Message, parsed: ParsedResponse) -> Any:

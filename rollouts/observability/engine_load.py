@@ -35,9 +35,10 @@ class EngineMonitor:
         async with EngineMonitor(engine) as monitor:
             metrics = RunMetrics(sources=[monitor])
 
-    Inside the block a task reads the metrics of a vLLM server (`engine.control.metrics`) every `seconds`. While they
-    cannot be read, their keys are absent and `engine_read_errors` counts. The counts of media that were sent and
-    omitted (`engine.media_cache_counts`) are read at each call. An engine that offers neither has no metrics. Raises
+    Inside the block a task reads the metrics of a vLLM server, or of the servers of an `EngineFleet`, every `seconds`
+    (`engine.control.metrics`). While they cannot be read, their keys are absent and `engine_read_errors` counts. The
+    counts of media that were sent and omitted (`engine.media_cache_counts`) are read at each call. An engine that
+    offers neither has no metrics. Raises
     `ArgumentError` for `seconds` that are not above 0.
     """
 
@@ -74,7 +75,9 @@ class EngineMonitor:
         if self._read_metrics is None:
             return
         try:
-            self._of_server = server_load(await self._read_metrics())
+            reading = await self._read_metrics()
+            servers = [reading] if isinstance(reading, ServerMetrics) else reading.values()
+            self._of_server = server_load(*servers)
         except RolloutsError as error:
             if not self._errors or self._of_server:
                 log.warning("the metrics of the engine cannot be read: %s", describe_exception(error))
@@ -99,13 +102,16 @@ class EngineMonitor:
             self._task = None
 
 
-def server_load(metrics: ServerMetrics) -> dict[str, float]:
-    """What a vLLM server reports about its load, under the keys of `METRICS`; without what it does not report.
+def server_load(*servers: ServerMetrics) -> dict[str, float]:
+    """What vLLM servers report about their load, under the keys of `METRICS`; without what no server reports.
 
-    The values are sums over the engines of the server, the usage of the KV cache is their mean.
+    The values are sums over the servers and their engines; the usage of the KV cache is the mean.
     """
-    values: dict[str, float] = {key: metrics.total(name) for key, name in _SUMS.items() if name in metrics}
-    if usages := metrics.get(_KV_CACHE_USAGE):
+    values: dict[str, float] = {}
+    for key, name in _SUMS.items():
+        if reporting := [server for server in servers if name in server]:
+            values[key] = sum(server.total(name) for server in reporting)
+    if usages := [usage for server in servers for usage in server.get(_KV_CACHE_USAGE, ())]:
         values["engine_kv_cache_usage_ratio"] = sum(usage.value for usage in usages) / len(usages)
     return values
 

@@ -28,7 +28,7 @@ METRICS = (
     Metric("episodes_ended", "counter", "episodes", "ended attempts: done, truncated, failed, cancelled", "outcome"),
     Metric("episodes_retried", "counter", "episodes", "failed attempts that were repeated"),
     Metric("episodes_running", "gauge", "episodes", "attempts that began and have not ended"),
-    Metric("episodes_waiting", "gauge", "episodes", "running attempts by what they wait for", "waiting_for"),
+    Metric("episodes_waiting", "gauge", "episodes", "attempts by what they wait for, also for a retry", "waiting_for"),
     Metric("longest_wait_seconds", "gauge", "seconds", "how long the episode that waits longest has waited"),
     Metric("episode_seconds", "histogram", "seconds", "duration of an attempt"),
     Metric("turns", "counter", "turns", "finished turns"),

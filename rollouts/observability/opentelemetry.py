@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rollouts.errors import MissingExtraError
 from rollouts.runner.events import (
     EpisodeEnded,
-    EpisodeRetried,
     EpisodeStarted,
     EpisodeWaiting,
     RunnerEvent,
@@ -47,7 +46,6 @@ class EpisodeSpans:
     Attributes begin with `mmrollouts.`: `episode.id`, `task.id`, `episode.index`, `attempt`, `turn`, `outcome`,
     `reward`, `images`; the token counts of a turn are those of the conventions for generative AI
     (`gen_ai.usage.input_tokens`, `gen_ai.usage.output_tokens`). A failed episode has the status ERROR with its error.
-    An episode that a retry follows has an event `retry`.
 
     `tracer_provider` None is the global one. Raises `MissingExtraError`.
     """
@@ -66,7 +64,6 @@ class EpisodeSpans:
             EpisodeWaiting: self._waiting,
             TurnFinished: self._turn_finished,
             EpisodeEnded: self._ended,
-            EpisodeRetried: self._retried,
             WeightsUpdated: self._weights_updated,
             WeightUpdateFailed: self._weight_update_failed,
         }
@@ -147,11 +144,6 @@ class EpisodeSpans:
         current = self._trace.get_current_span().get_span_context()
         if current.trace_id == episode.span.get_span_context().trace_id:
             self._context.attach(episode.outside)
-
-    def _retried(self, event: EpisodeRetried) -> None:
-        episode = self._running.get(event.episode_id)
-        if episode is not None:
-            episode.span.add_event("retry", {"error": event.error, "delay_seconds": event.delay_seconds})
 
     def _weights_updated(self, event: WeightsUpdated) -> None:
         now = time.time_ns()

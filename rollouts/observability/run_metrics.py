@@ -52,6 +52,8 @@ class RunMetrics:
         self._begun = clock()
         #: Episode id -> what it waits for, and since when.
         self._running: dict[str, tuple[str, float]] = {}
+        #: Episode id of a failed attempt -> when it is repeated.
+        self._retries: dict[str, float] = {}
         self._queued: set[str] = set()
         self._counts: Counter[str] = Counter()
         self.histograms = {
@@ -125,6 +127,8 @@ class RunMetrics:
     def _waits(self, now: float) -> dict[str, float]:
         waits = [wait for wait in self._running.copy().values() if wait[0]]
         values: dict[str, float] = {"episodes_running": len(self._running)}
+        if retries := sum(ends_at > now for ends_at in self._retries.copy().values()):
+            values["episodes_waiting/retry"] = retries
         for waiting_for, count in Counter(waiting_for for waiting_for, _ in waits).items():
             values[f"episodes_waiting/{waiting_for}"] = count
         values["longest_wait_seconds"] = max((now - since for _, since in waits), default=0.0)
@@ -170,6 +174,9 @@ class RunMetrics:
 
     def _episode_retried(self, event: EpisodeRetried) -> None:
         self._counts["episodes_retried"] += 1
+        now = self._clock()
+        self._retries = {name: ends_at for name, ends_at in self._retries.items() if ends_at > now}
+        self._retries[event.episode_id] = now + event.delay_seconds
 
     def _group_finished(self, event: GroupFinished) -> None:
         self._counts["groups_finished"] += 1

@@ -8,6 +8,7 @@ from itertools import cycle
 from typing import Any
 
 from rollouts.engines.protocol import Engine
+from rollouts.errors import ApiKeyError, EngineError
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.sections import LocalEngineSection, ScriptedEngineSection, VLLMEngineSection
 
@@ -40,9 +41,13 @@ def _vllm_engine(file: ConfigFile, section: VLLMEngineSection) -> Callable[[], E
 
     def make() -> Engine:
         from rollouts.engines.vllm import VLLMEngine
+        from rollouts.engines.vllm.http.limits import HttpLimits
 
+        limits = HttpLimits(concurrency=file.config.concurrency)
         with file.naming("engine"):
-            return VLLMEngine(section.base_url, model=section.model, api_key=api_key, media=section.media)
+            return VLLMEngine(
+                section.base_url, model=section.model, api_key=api_key, media=section.media, limits=limits
+            )
 
     return make
 
@@ -80,3 +85,26 @@ def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[
         return ScriptedEngine(cycle(section.completions), renderer=renderer)
 
     return make
+
+
+async def connect(file: ConfigFile, engine: Engine) -> None:
+    """Ask a server what it is, so that one that cannot be used is an error before the run begins.
+
+    Raises `RunConfigError`.
+    """
+    section = file.config.engine
+    if not isinstance(section, VLLMEngineSection):
+        return
+    from rollouts.engines.vllm import VLLMEngine
+
+    assert isinstance(engine, VLLMEngine)
+    try:
+        await engine.capabilities()
+    except ApiKeyError as error:
+        if section.api_key_env is None:
+            reason = 'the server requires an API key; put it in an environment variable and add api_key_env = "NAME"'
+            raise file.error(("engine", "base_url"), reason) from error
+        reason = "the server refuses the key in this environment variable; set it to the key of `vllm serve --api-key`"
+        raise file.error(("engine", "api_key_env"), reason) from error
+    except EngineError as error:
+        raise file.error(("engine", "base_url"), f"{error}; start the server, or correct the address") from error

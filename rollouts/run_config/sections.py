@@ -77,7 +77,53 @@ class ImportedEnvironment(Section):
     threaded: bool = False
 
 
-EnvironmentSection: TypeAlias = ImportedEnvironment
+class RewardSection(Section):
+    """A function whose finite result, times `weight`, is added to the reward. `threaded`: it runs on a thread."""
+
+    name: Text
+    function: ImportPath
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    threaded: bool = False
+
+
+class ScoredPromptSection(Section):
+    """One turn (`ScoredPrompt`): `messages(task)` is the prompt; the rewards get (completion, task)."""
+
+    kind: Literal["scored_prompt"]
+    messages: ImportPath
+    rewards: list[RewardSection] = Field(min_length=1)
+
+
+class ToolsSection(Section):
+    """The model calls tools (`ToolEnvironment`): typed functions, or `Tool` objects.
+
+    `messages(task)` are the first messages; the rewards get (conversation, task).
+    """
+
+    kind: Literal["tools"]
+    tools: list[ImportPath] = Field(min_length=1)
+    messages: ImportPath
+    rewards: list[RewardSection] = Field(default_factory=list)
+    call_seconds: Seconds = 60.0
+
+
+class GymnasiumSection(Section):
+    """An environment of Gymnasium (extra `gym`; `GymnasiumEnvironment`): `gymnasium.make(id, **arguments)`."""
+
+    kind: Literal["gymnasium"]
+    id: Text
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    instructions: str = ""
+    action_names: list[Text] = Field(default_factory=list)
+    parse_action: ImportPath | None = None
+    observation: Literal["image", "text", "image and text"] = "image"
+    on_invalid_action: Literal["ask again", "end"] = "ask again"
+    invalid_action_reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+
+
+EnvironmentSection: TypeAlias = Annotated[
+    ImportedEnvironment | ScoredPromptSection | ToolsSection | GymnasiumSection, Field(discriminator="kind")
+]
 
 
 class VLLMEngineSection(Section):
@@ -144,12 +190,21 @@ class SamplingSection(Section):
 class LimitsSection(Section):
     """Limits of each episode; an episode that reaches one ends `truncated`."""
 
-    max_turns: Count
+    max_turns: Count | None = None
     max_tokens: Count | None = None
     max_images: Annotated[int, Field(ge=0)] | None = None
     max_media_bytes: Annotated[int, Field(ge=0)] | None = None
     turn_seconds: Seconds | None = None
     episode_seconds: Seconds | None = None
+
+
+class RetrySection(Section):
+    """Which failed episodes are run again (`RetryPolicy`). Delays are in seconds."""
+
+    max_attempts: Count = 3
+    kinds: list[Literal["engine", "media", "environment"]] = ["engine", "media"]
+    first_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    max_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
 
 
 class OutputSection(Section):
@@ -159,15 +214,21 @@ class OutputSection(Section):
 
 
 class RunConfig(Section):
-    """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time."""
+    """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time.
+
+    `skip_group(group)` returns True, or a reason, to leave a group out.
+    """
 
     tasks: TasksSection
     environment: EnvironmentSection
     engine: EngineSection
     renderer: RendererSection
     sampling: SamplingSection
-    limits: LimitsSection
     output: OutputSection
+    limits: LimitsSection = LimitsSection()
+    retry: RetrySection = RetrySection()
+    group_rewards: list[RewardSection] = Field(default_factory=list)
+    skip_group: ImportPath | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     group_size: Count = 1
     concurrency: Count = 64

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import tomllib
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,6 +40,20 @@ def make_tasks(file: ConfigFile) -> TaskSource:
     if isinstance(section, ParquetTasks) and find_spec("pyarrow") is None:
         raise MissingExtraError("tasks in a Parquet file", "parquet", "pyarrow")
     return _FileTaskSource(path, section)
+
+
+def first_tasks(tasks: TaskSource, count: int) -> TaskSource:
+    """The first `count` tasks; no further one is taken from the source."""
+    return _first_of_async(tasks, count) if isinstance(tasks, AsyncIterable) else islice(tasks, count)
+
+
+async def _first_of_async(tasks: AsyncIterable[Task], count: int) -> AsyncIterator[Task]:
+    taken = 0
+    async for task in tasks:
+        yield task
+        taken += 1
+        if taken == count:
+            return
 
 
 class _FileTaskSource:

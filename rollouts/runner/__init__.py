@@ -1,1 +1,32 @@
 """Groups of episodes for the tasks of a run."""
+
+from rollouts.episodes.limits import EpisodeLimits
+from rollouts.runner.errors import (
+    GroupFailedError,
+    RunnerArgumentError,
+    RunnerBusyError,
+    RunnerClosedError,
+    TaskSourceError,
+)
+from rollouts.runner.group import Group
+from rollouts.runner.modes import Asynchronous, OneStepOffPolicy, Synchronous
+from rollouts.runner.retries import RetryPolicy
+from rollouts.runner.runner import GroupStream, Runner
+from rollouts.runner.task import Task
+
+__all__ = [
+    "Asynchronous",
+    "EpisodeLimits",
+    "Group",
+    "GroupFailedError",
+    "GroupStream",
+    "OneStepOffPolicy",
+    "RetryPolicy",
+    "Runner",
+    "RunnerArgumentError",
+    "RunnerBusyError",
+    "RunnerClosedError",
+    "Synchronous",
+    "Task",
+    "TaskSourceError",
+]

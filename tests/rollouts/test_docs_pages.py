@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rollouts.observability import METRICS
+
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -42,6 +44,16 @@ def test_the_page_on_environments():
     assert sorted(t.episode_id for t in names["kept"]) == sorted(spec.episode_id for spec in names["specs"])
     assert names["slow"].reward == 1.0
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
+    assert [turn.agent for turn in names["essay"].turns if turn.reward] == ["", "reader-1", "critic"]
+    assert len(names["essay"].leaves()) == 4
+    assert [int(sample.loss_mask.sum()) for sample in names["critic"]] == [4]
+    assert names["conversation"].turns[-1].info == {
+        "ended_by": "stop_phrase",
+        "user_turns": 2,
+        "user_message": "I see. STOP",
+    }
+    assert names["conversation"].reward == 1.0
+    assert [t.reward for t in names["counted"]] == [1.0] * 4
 
 
 def test_the_page_on_trajectories():
@@ -87,3 +99,37 @@ def test_the_page_on_training():
 def test_the_page_on_migrating(tiny_model_dir):
     names = run_page("migrating-from-renderers.md", MODEL=str(tiny_model_dir))
     assert names["renderer"].config.name == "default"
+
+
+def test_the_page_on_fleets():
+    names = run_page("fleet.md")
+    assert names["requests"] == [0, 0, 3]
+    assert [str(member.state) for member in names["members"]] == ["ready"] * 3
+
+
+def test_the_page_on_observability(capsys):
+    names = run_page("observability.md")
+    values, lines = names["values"], names["lines"]
+    assert [values[key] for key in ("episodes_ended/done", "turns", "groups_delivered")] == [6, 6, 3]
+    assert values["reward_mean"] == pytest.approx(1 / 3)
+    assert (names["answers"][0]["message"], names["answers"][0]["turn"]) == ("the answer is 3", 0)
+    assert sorted(line["task_id"] for line in names["answers"]) == ["0", "0", "1", "1", "2", "2"]
+    assert [line["outcome"] for line in lines if line.get("event") == "EpisodeEnded"] == ["done"] * 6
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("http://127.0.0.1:")
+    assert "groups 3 of 3 finished, 0 queued, 3 delivered; episodes 0 running, 6 done" in printed[-2]
+    assert printed[-1] == "no episode waits"
+
+
+def test_the_page_on_observability_has_a_row_for_each_metric():
+    text = (DOCS / "observability.md").read_text("utf-8")
+    for metric in METRICS:
+        name = f"{metric.name}/{metric.label.upper()}" if metric.label else metric.name
+        assert f"| `{name}` | {metric.kind} | {metric.unit} | {metric.meaning} |" in text
+
+
+def test_the_page_on_the_runner():
+    names = run_page("runner.md")
+    assert names["rewards"] == {"two and two": [1.0] * 4, "one and two": [0.0] * 4}
+    assert [group.task.data[0] for group in [*names["first"], *names["second"]]] == list(range(6))
+    assert names["retried"].attempts == (2,)

@@ -45,6 +45,7 @@ def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path
         "reward": 0.25,
         "info": {"steps": 3},
         "seconds": 0.0,
+        "agent": "",
     }
     assert second["truncated"]
     assert len(list((out.parent / "episodes-media").iterdir())) == 2, "each distinct image once"
@@ -78,6 +79,7 @@ def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:
     read = np.frombuffer(held["data"], held["dtype"]).reshape(held["shape"])
     assert np.array_equal(read, extra)
     assert (rows[3]["turn"], rows[3]["reward"], rows[3]["episode_reward"]) == (1, 0.5, 0.75)
+    assert (rows[0]["agent"], rows[3]["agent"]) == (None, "")
     assert json.loads(rows[5]["message"])["content"] == "Shut."
     assert (tmp_path / rows[0]["media"][0]["file"]).read_bytes() == png(1)
 

@@ -162,3 +162,11 @@ def test_an_empty_file_holds_no_episodes(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr")
     assert lines(run("ls", path)) == [f"{path} holds no episodes"]
     assert run("verify", path).exit_code == 0
+
+
+def test_the_agent_of_a_turn_is_shown_unless_it_plays_the_environment(tmp_path: Path) -> None:
+    episode = short("one")
+    turn = replace(episode.turns[0], agent="critic")
+    path = file_of(tmp_path / "t.mmr", Trajectory("agents", nodes=episode.nodes, turns=[turn]), short("other"))
+    assert "agent critic, stop, reward -1" in lines(run("show", path, "agents"))[2]
+    assert "agent" not in lines(run("show", path, "other"))[2]

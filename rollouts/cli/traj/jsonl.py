@@ -34,6 +34,7 @@ def json_line(episode: Episode, files: MediaFiles) -> str:
         "reward": short_float(trajectory.reward),
         "done": trajectory.done,
         "truncated": trajectory.truncated,
+        "truncation_reason": trajectory.truncation_reason,
         "error": trajectory.error,
         "metrics": plain(trajectory.metrics),
         "started_at": short_float(trajectory.started_at),
@@ -67,4 +68,5 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "reward": short_float(turn.reward),
         "info": plain(turn.info),
         "seconds": short_float(turn.seconds),
+        "agent": turn.agent,
     }

@@ -68,6 +68,7 @@ def _schema(pyarrow: Any) -> Any:
             "episode_reward": double,
             "done": flag,
             "truncated": flag,
+            "truncation_reason": text,
             "error": text,
             "provenance": text,
             "node": int32,
@@ -85,6 +86,7 @@ def _schema(pyarrow: Any) -> Any:
             "reward": double,
             "message": text,
             "info": text,
+            "agent": text,
         }
     )
 
@@ -102,6 +104,7 @@ def node_rows(episode: Episode, files: MediaFiles) -> list[dict[str, Any]]:
         "episode_reward": trajectory.reward,
         "done": trajectory.done,
         "truncated": trajectory.truncated,
+        "truncation_reason": trajectory.truncation_reason,
         "error": trajectory.error,
         "provenance": _json(trajectory.provenance),
     }
@@ -131,6 +134,7 @@ def node_rows(episode: Episode, files: MediaFiles) -> list[dict[str, Any]]:
                 "reward": float(turn.reward),
                 "message": _json(turn.message),
                 "info": _json(turn.info),
+                "agent": turn.agent,
             }
         rows.append(row)
     return rows

@@ -124,7 +124,8 @@ def _node_text(node: TokenNode, turn: Turn | None) -> str:
         for reference in node.media
     ]
     if turn is not None:
-        parts.append(f"{turn.finish_reason.value}, reward {turn.reward:.4g}")
+        agent = [f"agent {turn.agent}"] if turn.agent else []
+        parts.append(", ".join([*agent, turn.finish_reason.value, f"reward {turn.reward:.4g}"]))
     parts += [text for message in messages if (text := _text_of(message))]
     return printable_line("   ".join(parts))
 

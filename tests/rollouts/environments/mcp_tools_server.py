@@ -7,6 +7,7 @@ import os
 import sys
 
 from mcp.server.mcpserver import Audio, Image, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from PIL import Image as PillowImage
 
 server = MCPServer("test tools")
@@ -41,7 +42,7 @@ def counted(word: str) -> dict[str, int]:
 
 @server.tool()
 def fail(reason: str) -> str:
-    raise ValueError(reason)
+    raise ToolError(reason)
 
 
 @server.tool()

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.vllm.control.metrics import ServerMetrics
-from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
+from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts, ServerMediaCache
 from rollouts.errors import ArgumentError, ServerUnreachableError
 from rollouts.observability import EngineMonitor, RendererStats, RunMetrics
 from rollouts.observability.engine_load import server_load
@@ -32,6 +33,15 @@ class ReportingEngine:
         self.readings = list(readings)
         self.read = asyncio.Event()
         self.control = self
+
+    async def generate(self, request):
+        raise NotImplementedError
+
+    async def close(self):
+        pass
+
+    async def health(self):
+        return True
 
     async def metrics(self):
         reading = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
@@ -78,6 +88,20 @@ async def test_a_server_that_cannot_be_read_is_logged_once_and_has_no_old_values
     assert monitor()["engine_requests_waiting"] == 3.0
     await monitor.read()
     assert len(caplog.messages) == 2
+
+
+async def test_the_load_of_a_fleet_is_that_of_all_its_servers():
+    engines = {name: ReportingEngine(TWO_ENGINES) for name in ("one", "two")}
+    for engine in engines.values():
+        engine.media_cache_counts = MediaCacheCounts(included_items=1, included_bytes=10, omitted_items=2)
+    fleet = EngineFleet(engines)
+    monitor = EngineMonitor(fleet)
+    await fleet.check()
+    await monitor.read()
+    values = monitor()
+    assert (values["engine_requests_running"], values["engine_kv_cache_usage_ratio"]) == (14.0, pytest.approx(0.8))
+    assert (values["media_items_sent"], values["media_sent_bytes"], values["media_items_omitted"]) == (2, 20, 4)
+    await fleet.close()
 
 
 async def test_an_engine_that_offers_nothing_has_no_metrics():

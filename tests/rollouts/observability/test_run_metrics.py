@@ -72,6 +72,13 @@ def test_running_episodes_are_counted_by_what_they_wait_for(run_metrics, clock):
     assert values["longest_wait_seconds"] == 2.0
 
 
+def test_a_failed_attempt_waits_for_its_retry_until_the_delay_has_passed(run_metrics, clock):
+    replay(run_metrics, clock, until=6.5)
+    assert run_metrics.metrics()["episodes_waiting/retry"] == 1
+    clock.now = 7.0
+    assert "episodes_waiting/retry" not in run_metrics.metrics()
+
+
 def test_a_wait_of_an_episode_that_is_not_running_is_not_counted(run_metrics):
     run_metrics(EpisodeWaiting("ended", 3, "retry"))
     assert run_metrics.metrics()["episodes_running"] == 0

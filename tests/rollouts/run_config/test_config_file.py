@@ -104,7 +104,7 @@ def test_a_wrong_value_is_named_with_its_key_its_line_and_the_cure(path: Path, n
 
 
 MISSING = {
-    "a key": ("max_turns = 4\n", "limits.max_turns", "[limits]", "add `max_turns = ...` to [limits]"),
+    "a key": ("max_tokens = 16\n", "sampling.max_tokens", "[sampling]", "add `max_tokens = ...` to [sampling]"),
     "a kind": ('kind = "scripted"\n', "engine.kind", "[engine]", 'write "vllm" or "local" or "scripted"'),
     "a key of a kind": ('completions = ["4", "7"]\n', "engine.completions", "[engine]", "add `completions = ...`"),
 }

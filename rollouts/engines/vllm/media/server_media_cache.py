@@ -45,6 +45,14 @@ class MediaCacheCounts:
     omitted_items: int = 0
     omitted_bytes: int = 0
 
+    def __add__(self, other: MediaCacheCounts) -> MediaCacheCounts:
+        return MediaCacheCounts(
+            self.included_items + other.included_items,
+            self.included_bytes + other.included_bytes,
+            self.omitted_items + other.omitted_items,
+            self.omitted_bytes + other.omitted_bytes,
+        )
+
 
 class ServerMediaCache:
     """A model of a server's media cache: names, bounded by the bytes of their items, least recently used first out.
@@ -123,13 +131,10 @@ class ServerMediaCache:
 
     def _count(self, reservation: MediaReservation) -> None:
         """Needs the lock."""
-        names, included, counts = reservation.names, reservation.included, self._counts
-        included_bytes = sum(names[name] for name in included)
-        self._counts = MediaCacheCounts(
-            counts.included_items + len(included),
-            counts.included_bytes + included_bytes,
-            counts.omitted_items + len(names) - len(included),
-            counts.omitted_bytes + sum(names.values()) - included_bytes,
+        names, included = reservation.names, reservation.included
+        nbytes = sum(names[name] for name in included)
+        self._counts += MediaCacheCounts(
+            len(included), nbytes, len(names) - len(included), sum(names.values()) - nbytes
         )
 
     def _end(self, reservation: MediaReservation) -> frozenset[str]:

@@ -1,0 +1,89 @@
+"""`rollouts run CONFIG`: the episodes that a configuration file describes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rollouts.cli.command_group import INTERRUPTED
+from rollouts.errors import RolloutsError
+from rollouts.terminal.text import print_error, print_line
+
+if TYPE_CHECKING:
+    from rollouts.cli.run.output_directory import OutputDirectory
+    from rollouts.cli.run.parts import RunParts
+
+
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; docs/run.md describes its keys.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the output directory where it stopped.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check the file and print the first prompt; start no engine, write nothing."),
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.")] = None,
+) -> None:
+    """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
+    from rollouts.cli.run.dry_run import print_first_prompt
+    from rollouts.cli.run.output_directory import prepare_output
+    from rollouts.cli.run.parts import make_parts
+    from rollouts.run_config.config_file import read_config
+    from rollouts.run_config.errors import RunConfigError
+
+    try:
+        parts = make_parts(read_config(config), offline=dry_run)
+        if dry_run:
+            print_first_prompt(parts, Console())
+        else:
+            _run(parts, prepare_output(parts.file, resume=resume), limit)
+    except RunConfigError as error:
+        for problem in error.problems:
+            print_error(problem.text(error.path))
+        raise typer.Exit(2) from None
+
+
+def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
+    """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
+    from rollouts.cli.run.execution import execute
+    from rollouts.run_config.errors import RunConfigError
+    from rollouts.runner.journal import JournalError
+
+    console = Console()
+    started = time.monotonic()
+
+    def report(*, complete: bool) -> dict[str, Any]:
+        return _summarise(output, console, complete=complete, seconds=time.monotonic() - started)
+
+    try:
+        execute(parts, output, limit=limit, console=console)
+    except KeyboardInterrupt:
+        report(complete=False)
+        print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
+        raise typer.Exit(INTERRUPTED) from None
+    except (RunConfigError, JournalError):  # nothing was run
+        raise
+    except RolloutsError:
+        report(complete=False)
+        raise
+    summary = report(complete=True)
+    if summary["episodes"] and summary["failed"] == summary["episodes"]:
+        print_error("every episode failed; the summary has the errors")
+        raise typer.Exit(1)
+
+
+def _summarise(output: OutputDirectory, console: Console, *, complete: bool, seconds: float) -> dict[str, Any]:
+    from rollouts.cli.run.group_files import read_group_rows
+    from rollouts.cli.run.summary import print_summary, summarise, write_summary
+
+    rows = read_group_rows(output.metrics) if output.metrics.exists() else []
+    summary = summarise(rows, complete=complete, seconds=seconds)
+    write_summary(output.summary, summary)
+    print_summary(summary, console)
+    print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
+    return summary

@@ -1,0 +1,125 @@
+"""`rollouts run --dry-run`: the first prompt of a run, as its engine would receive it, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from renderers import RenderedTokens, RendererPool, TemplateRenderer
+from rollouts.cli.render.token_cells import token_cells
+from rollouts.cli.render.token_view import By, View, legend, print_counts, token_lines
+from rollouts.cli.run.errors import DryRunError
+from rollouts.cli.run.parts import RunParts
+from rollouts.engines.protocol import GenerateRequest, GenerateResult
+from rollouts.errors import InvalidRequestError
+from rollouts.run_config.tasks import first_tasks
+from rollouts.runner.group import Group
+from rollouts.runner.retries import RetryPolicy
+from rollouts.runner.runner import Runner
+from rollouts.terminal.text import counted, printable
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPrompt:
+    """The first prompt, and the task and seed of the environment that it is from."""
+
+    task_id: str
+    seed: int
+    rendered: RenderedTokens
+    tools: int
+
+
+def print_first_prompt(parts: RunParts, console: Console) -> None:
+    """Run the first task up to its first request, and print the tokens of the prompt.
+
+    Raises `DryRunError` if the episode does not come to a request.
+    """
+    prompt = asyncio.run(_first_prompt(parts))
+    _print(parts.renderer, prompt, console)
+
+
+class _NoEngine:
+    """Refuses every request, and keeps the first."""
+
+    def __init__(self) -> None:
+        self.request: GenerateRequest | None = None
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        self.request = self.request or request
+        raise InvalidRequestError(request.request_id, "--dry-run has no engine")
+
+    async def close(self) -> None:
+        pass
+
+
+class _RecordingPool(RendererPool):
+    """A pool that keeps what it rendered first, and the number of its tools."""
+
+    first: tuple[RenderedTokens, int] | None = None
+
+    async def render_async(self, messages: Any, **options: Any) -> RenderedTokens:
+        rendered = await super().render_async(messages, **options)
+        self.first = self.first or (rendered, len(options.get("tools") or ()))
+        return rendered
+
+
+async def _first_prompt(parts: RunParts) -> FirstPrompt:
+    engine = _NoEngine()
+    with _RecordingPool(parts.renderer) as pool:
+        group = await _first_group(parts, engine, pool)
+        first = pool.first
+    episode = group.episodes[0]
+    if engine.request is None or first is None:
+        raise DryRunError(group.task.task_id, episode.error or "the episode ended without a request")
+    rendered, tools = first
+    assert list(engine.request.prompt_ids) == rendered.token_ids
+    return FirstPrompt(group.task.task_id, episode.seed, rendered, tools)
+
+
+async def _first_group(parts: RunParts, engine: _NoEngine, pool: RendererPool) -> Group:
+    runner = Runner(
+        parts.make_environment,
+        engine,
+        pool,
+        sampling=parts.sampling,
+        limits=parts.limits,
+        retry=RetryPolicy(max_attempts=1),
+        seed=parts.file.config.seed,
+    )
+    async with runner:
+        async for group in runner.stream(first_tasks(parts.tasks, 1)):
+            return group
+    raise parts.file.error(("tasks",), "there is no task; add at least one")
+
+
+def _print(renderer: TemplateRenderer, prompt: FirstPrompt, console: Console) -> None:
+    rendered = prompt.rendered
+    colours = console.color_system is not None and not console.no_color
+    view = View(By.OWNER, ids=False, colours=colours, width=console.width if console.is_terminal else None)
+    title = f"first prompt: task {prompt.task_id}, environment seed {prompt.seed}"
+    console.print(Text(printable(title), style="bold" if colours else ""), soft_wrap=True)
+    console.print(Text(_counts(prompt)), legend(rendered, view), "", sep="\n", soft_wrap=True)
+    for line in token_lines(rendered, token_cells(renderer, rendered), view):
+        console.print(line, soft_wrap=True)
+    console.print()
+    print_counts(rendered, console)
+
+
+def _counts(prompt: FirstPrompt) -> str:
+    media = prompt.rendered.multi_modal_data
+    placed = [] if media is None else media.items_with_ranges()
+    counts = [
+        counted(len(prompt.rendered), "token"),
+        counted(len(prompt.rendered.message_roles), "message"),
+        counted(prompt.tools, "tool"),
+    ]
+    for modality in ("image", "video"):
+        lengths = [where.length for item, where in placed if item.modality == modality]
+        if lengths or modality == "image":
+            tokens = f" of {counted(sum(lengths), 'token')}" if lengths else ""
+            counts.append(f"{counted(len(lengths), modality)}{tokens}")
+    return ", ".join(counts)

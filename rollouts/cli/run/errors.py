@@ -1,0 +1,14 @@
+"""Errors of `rollouts run`."""
+
+from __future__ import annotations
+
+from rollouts.errors import RolloutsError
+
+
+class DryRunError(RolloutsError):
+    """The first episode of a dry run has no prompt. `task_id` is its task, `reason` how it ended."""
+
+    def __init__(self, task_id: str, reason: str) -> None:
+        self.task_id = task_id
+        self.reason = reason
+        super().__init__(f"task {task_id:.80} has no first prompt: {reason}")

@@ -1,0 +1,107 @@
+"""The files to which the groups of a run are written as they are delivered."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rollouts.cli.errors import CommandFileError
+from rollouts.cli.run.output_directory import OutputDirectory
+from rollouts.runner.group import Group
+from transport import RecordReader, RecordWriter
+
+
+class GroupFiles:
+    """Writes each group once: its episodes as one record of `trajectories.mmr`, and a line of `metrics.jsonl`.
+
+    A run that was killed may deliver its last group again, because it was written and not yet recorded as delivered.
+    What the files have of it is not written a second time. An incomplete last line is cut off.
+    """
+
+    def __init__(self, output: OutputDirectory) -> None:
+        self._last_episodes = _last_episodes(output.trajectories)
+        self._last_task = _cut_incomplete_line(output.metrics)
+        self._trajectories = RecordWriter(output.trajectories)
+        self._metrics = open(output.metrics, "a", encoding="utf-8")  # noqa: SIM115  `__exit__` closes it
+
+    def write(self, group: Group) -> None:
+        """Write a group. The operating system has all of it when this returns."""
+        episode_ids = [episode.episode_id for episode in group.episodes]
+        if episode_ids != self._last_episodes:
+            self._trajectories.append(list(group.episodes))
+        if group.task.task_id != self._last_task:
+            self._metrics.write(json.dumps(group_row(group)) + "\n")
+            self._metrics.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._metrics.close()
+        self._trajectories.close()
+
+
+def group_row(group: Group) -> dict[str, Any]:
+    """The line of `metrics.jsonl` for a group."""
+    episodes = group.episodes
+    return {
+        "task_id": group.task.task_id,
+        "time": time.time(),
+        "seconds": group.seconds,
+        "rewards": group.rewards.tolist(),
+        "reward_parts": {name: values.tolist() for name, values in group.reward_parts.items()},
+        "attempts": list(group.attempts),
+        "done": sum(episode.done for episode in episodes),
+        "truncated": sum(episode.truncated for episode in episodes),
+        "failed": group.num_failed,
+        "errors": [episode.error for episode in episodes if episode.error],
+        "turns": sum(episode.num_turns for episode in episodes),
+        "tokens": sum(len(node) for episode in episodes for node in episode.nodes),
+        "sampled_tokens": sum(len(node.logprobs) for episode in episodes for node in episode.nodes),
+        "images": sum(1 for episode in episodes for _ in episode.all_media()),
+        "oldest_version": group.oldest_version,
+    }
+
+
+def read_group_rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`. Raises `CommandFileError` for a line that a run did not write."""
+    rows: list[dict[str, Any]] = []
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise CommandFileError(path, f"not JSON ({error}); remove the line", line=number) from error
+    return rows
+
+
+def _last_episodes(path: Path) -> list[str] | None:
+    """The ids of the episodes of the last record; None if there is none."""
+    if not path.exists():
+        return None
+    with RecordReader(path) as reader:
+        return [episode.episode_id for episode in reader[len(reader) - 1]] if len(reader) else None
+
+
+def _cut_incomplete_line(path: Path) -> str | None:
+    """Cut off what stands after the last line feed; return the task of the last line, None if there is none."""
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.truncate(path, end)
+    lines = content[:end].splitlines()
+    if not lines:
+        return None
+    try:
+        return str(json.loads(lines[-1])["task_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        reason = "no line of a run; remove the line, or name another output directory"
+        raise CommandFileError(path, reason, line=len(lines)) from error

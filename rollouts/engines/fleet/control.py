@@ -1,0 +1,195 @@
+"""Control calls to all members of a fleet at once, with a result for each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from rollouts.engines.fleet.members import Member, MemberState
+from rollouts.engines.fleet.membership import Membership
+from rollouts.engines.protocol import InFlight, check_update_arguments
+from rollouts.engines.vllm.control.caches import PauseMode
+from rollouts.engines.vllm.control.metrics import ServerMetrics
+from rollouts.engines.vllm.control.server_control import MemoryTag
+from rollouts.errors import (
+    CapabilityError,
+    EngineError,
+    FleetControlError,
+    ServerTimeoutError,
+    UnsafeControlError,
+    WeightUpdateError,
+)
+
+
+class FleetControl:
+    """The control calls of `ServerControl`, made at every member that serves.
+
+    Each call returns what the members returned, by their names, and may take `seconds` at each of them (None: no
+    bound). If it fails anywhere it raises `FleetControlError` with the errors and the results of each; a pause and a
+    sleep are then taken back where they succeeded, so that no part of the fleet stands still.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._updating = False
+
+    async def pause(
+        self, mode: PauseMode = "abort", *, clear_cache: bool | None = None, seconds: float | None = None
+    ) -> dict[str, None]:
+        """Stop generating everywhere, or nowhere."""
+        return await self._all_or_none(
+            "pause",
+            lambda control: control.pause(mode, clear_cache=clear_cache),
+            lambda control: control.resume(),
+            seconds,
+        )
+
+    async def resume(self, *, seconds: float | None = None) -> dict[str, None]:
+        """Continue after `pause`."""
+        return await self._each("resume", lambda control: control.resume(), seconds)
+
+    async def sleep(self, level: int = 1, *, seconds: float | None = None) -> dict[str, None]:
+        """Free memory everywhere, or nowhere. After level 2 the members have no weights, and nothing is taken back."""
+        if level == 2:
+            return await self._each("sleep", lambda control: control.sleep(level), seconds)
+        return await self._all_or_none(
+            "sleep", lambda control: control.sleep(level), lambda control: control.wake_up(), seconds
+        )
+
+    async def wake_up(
+        self, tags: Sequence[MemoryTag] | None = None, *, seconds: float | None = None
+    ) -> dict[str, None]:
+        """Allocate memory again: all of it, or that of `tags`."""
+        return await self._each("wake_up", lambda control: control.wake_up(tags), seconds)
+
+    async def reset_prefix_cache(self, *, preempt: bool = False, seconds: float | None = None) -> dict[str, None]:
+        return await self._each(
+            "reset_prefix_cache", lambda control: control.reset_prefix_cache(preempt=preempt), seconds
+        )
+
+    async def reset_media_caches(self, *, seconds: float | None = None) -> dict[str, None]:
+        """Empty the caches of images and of their encodings."""
+
+        async def reset(control: Any) -> None:
+            await control.reset_mm_cache()
+            await control.reset_encoder_cache()
+
+        return await self._each("reset_media_caches", reset, seconds)
+
+    async def abort_all(self, *, seconds: float | None = None) -> dict[str, int]:
+        """End every request of every client; the number of them at each member."""
+        return await self._each("abort_all", lambda control: control.abort_all(), seconds)
+
+    async def weight_version(self, *, seconds: float | None = None) -> dict[str, str]:
+        """The label of the weights of each member."""
+        return await self._each("weight_version", lambda control: control.weight_version(), seconds)
+
+    async def world_size(self, *, seconds: float | None = None) -> dict[str, int]:
+        """The number of workers (GPUs) of each member; `sum(sizes.values())` is that of the fleet."""
+        return await self._each("world_size", lambda control: control.world_size(), seconds)
+
+    async def metrics(self, *, seconds: float | None = None) -> dict[str, ServerMetrics]:
+        """The counters and gauges of each member."""
+        return await self._each("metrics", lambda control: control.metrics(), seconds)
+
+    async def update_weights(
+        self, weights: Any, version: str, *, in_flight: InFlight = "abort", seconds: float | None = None
+    ) -> Mapping[str, Exception | None]:
+        """Load other weights into every member; None, or its error, for each.
+
+        A member that fails is ejected, and the others serve `version`. It is admitted again once it serves `version`
+        too; where `weights` is a directory the fleet loads them itself into a member that comes back with others.
+        Raises `WeightUpdateError` if all fail: then nobody is ejected, and the error says which weights each serves;
+        `UnsafeControlError` while another update runs.
+        """
+        check_update_arguments(version, in_flight)
+        if self._updating:
+            raise UnsafeControlError("update_weights", "another update runs; wait for it")
+        self._updating = True
+        try:
+            members = self._serving("update_weights")
+            outcomes = await self._outcomes(
+                members, lambda member: _update(member, weights, version, in_flight), seconds, "update_weights"
+            )
+            failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Exception)}
+            if len(failed) == len(members):
+                listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
+                raise WeightUpdateError(f"no member of the fleet has taken the weights {version!r} ({listed})")
+            directory = weights if isinstance(weights, str | os.PathLike) else None
+            self._membership.record_update(version, directory, failed)
+            return {name: failed.get(name) for name in outcomes}
+        finally:
+            self._updating = False
+
+    # Calls.
+
+    async def _all_or_none(
+        self,
+        name: str,
+        call: Callable[[Any], Awaitable[None]],
+        undo: Callable[[Any], Awaitable[None]],
+        seconds: float | None,
+    ) -> dict[str, None]:
+        try:
+            return await self._each(name, call, seconds)
+        except FleetControlError as failure:
+            members = [self._membership.members[member] for member in failure.results]
+            taken_back = await self._outcomes(members, lambda member: undo(_control(member, name)), seconds, name)
+            undone = [member for member, outcome in taken_back.items() if not isinstance(outcome, Exception)]
+            raise FleetControlError(name, failure.errors, failure.results, undone) from failure
+
+    async def _each(self, name: str, call: Callable[[Any], Awaitable[Any]], seconds: float | None) -> dict[str, Any]:
+        members = self._serving(name)
+        outcomes = await self._outcomes(members, lambda member: call(_control(member, name)), seconds, name)
+        errors = {member: outcome for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
+        results = {member: outcome for member, outcome in outcomes.items() if member not in errors}
+        if errors:
+            raise FleetControlError(name, errors, results) from next(iter(errors.values()))
+        return results
+
+    async def _outcomes(
+        self, members: Sequence[Member], call: Callable[[Member], Awaitable[Any]], seconds: float | None, name: str
+    ) -> dict[str, Any]:
+        """What each call returned, or the error of this distribution that it raised."""
+
+        async def outcome(member: Member) -> Any:
+            try:
+                async with asyncio.timeout(seconds) as timeout:
+                    return await call(member)
+            except TimeoutError:
+                if not timeout.expired():
+                    raise
+                return ServerTimeoutError(name, f"{member.name} did not do it within {seconds:g} s")
+            except (EngineError, WeightUpdateError) as error:
+                return error
+
+        async with asyncio.TaskGroup() as group:
+            tasks = {member.name: group.create_task(outcome(member)) for member in members}
+        return {member: task.result() for member, task in tasks.items()}
+
+    def _serving(self, name: str) -> list[Member]:
+        with self._membership.lock:
+            members = [
+                member for member in self._membership.members.values() if member.state is not MemberState.EJECTED
+            ]
+        if not members:
+            raise CapabilityError(name, "no member of the fleet serves; call check() or add one")
+        return members
+
+
+def _control(member: Member, name: str) -> Any:
+    control = getattr(member.engine, "control", None)
+    if control is None:
+        raise CapabilityError(name, f"{member.name} is a {type(member.engine).__name__}, which has no control calls")
+    return control
+
+
+async def _update(member: Member, weights: Any, version: str, in_flight: InFlight) -> None:
+    update = getattr(member.engine, "update_weights", None)
+    if update is None:
+        raise CapabilityError(
+            "update_weights", f"{member.name} is a {type(member.engine).__name__}, which cannot replace its weights"
+        )
+    await update(weights, version, in_flight=in_flight)

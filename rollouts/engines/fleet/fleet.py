@@ -1,0 +1,329 @@
+"""Several engines as one `Engine`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from rollouts.engines.fleet.control import FleetControl
+from rollouts.engines.fleet.limits import FleetLimits
+from rollouts.engines.fleet.members import Member, MemberState, MemberStatus
+from rollouts.engines.fleet.membership import Membership, checked_engine
+from rollouts.engines.fleet.server_file import ServerFile
+from rollouts.engines.fleet.sessions import SessionTable
+from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
+from rollouts.engines.vllm.engine import VLLMEngine
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts
+from rollouts.errors import (
+    ArgumentError,
+    EngineClosedError,
+    EngineError,
+    NoServerError,
+    ServerError,
+    ServerFileError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
+
+log = logging.getLogger("rollouts.engines.fleet")
+
+_RETRIES_IN_FLEET = 2
+
+
+class EngineFleet:
+    """Several engines behind the `Engine` protocol.
+
+        fleet = EngineFleet.from_urls(["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
+
+    All requests of a session go to one member, which has its prefix in the KV cache and its images. Which one is a hash
+    of the session's id; a member that is overloaded is passed over for new sessions, which then stay where they are.
+    A member that fails its health checks, or fails a request and then a check, is ejected: its requests in flight and
+    its sessions move to others (an engine for a server sends the images again), and it serves again once its checks
+    pass. A turn is always sampled by one member: what a failed member has sampled of it is dropped.
+
+    `engines` maps a name, which errors and `members` show, to an engine that this fleet closes. The members must serve
+    the same model: before the first request, engines with `capabilities` are compared, and `FleetMismatchError` names
+    the difference. Members can be added and removed while requests run, from any event loop. `control` makes control
+    calls at all of them.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine], *, limits: FleetLimits | None = None) -> None:
+        if not isinstance(engines, Mapping):
+            raise ArgumentError("engines", engines, "pass a mapping from a name to an Engine")
+        self._limits = limits or FleetLimits()
+        self._membership = Membership(engines, self._limits)
+        self._sessions = SessionTable(self._limits)
+        self.control = FleetControl(self._membership)
+        self._failovers = 0
+        self._removals: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @classmethod
+    def from_urls(cls, urls: Sequence[str], *, limits: FleetLimits | None = None, **options: Any) -> Self:
+        """A fleet of vLLM servers; `options` are those of `VLLMEngine`."""
+        return cls(vllm_engines(urls, options), limits=limits)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], *, limits: FleetLimits | None = None, **options: Any) -> Self:
+        """A fleet of the vLLM servers whose addresses a file names, one a line; `options` are those of `VLLMEngine`.
+
+        While requests run, the file is read again when it has changed: servers that it names no more are drained and
+        removed, new ones are added. A file that cannot be used changes nothing, and an error is logged. Raises
+        `ServerFileError` if it cannot be used now.
+        """
+        file = ServerFile(path)
+        fleet = cls.from_urls(file.read(), limits=limits, **options)
+        fleet._membership.follow = lambda: fleet._follow_file(file, options)
+        return fleet
+
+    # The engine protocol.
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The first known vocabulary size of the members."""
+        sizes = (getattr(member.engine, "vocab_size", None) for member in list(self._membership.members.values()))
+        return next((size for size in sizes if size is not None), None)
+
+    @property
+    def weight_version(self) -> str:
+        """The version of the last update; before the first, that of the first member that serves."""
+        if self._membership.version is not None:
+            return self._membership.version
+        members = sorted(self._membership.members.values(), key=lambda member: member.state is not MemberState.READY)
+        return members[0].weight_version if members else ""
+
+    @property
+    def media_cache_counts(self) -> MediaCacheCounts:
+        """The sum of those of the members that have them."""
+        members = list(self._membership.members.values())
+        counts = [getattr(member.engine, "media_cache_counts", MediaCacheCounts()) for member in members]
+        return sum(counts, MediaCacheCounts())
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample from the session's member, or from another one after a failure.
+
+        Raises what the member raises where another member could not help (an invalid request, a prompt that is too
+        long); `NoServerError` if no member is available, or if `FleetLimits.failovers` more have failed;
+        `FleetMismatchError` and `EngineClosedError`.
+        """
+        failures: dict[str, EngineError] = {}
+        while True:
+            member = await self._available_member(request, failures)
+            with self._counted(member, request.sampling.n):
+                try:
+                    return await self._generate_on(member, request)
+                except EngineError as error:
+                    if not _is_failure_of_server(error):
+                        raise
+                    failures[member.name] = error
+            await self._membership.check_after_failure(member)
+            if len(failures) > self._limits.failovers:
+                raise NoServerError(request.request_id, failures) from failures[member.name]
+            self._failovers += 1
+            log.warning("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
+
+    async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
+        """`control.update_weights`, which also returns the result of each member."""
+        await self.control.update_weights(weights, version, in_flight=in_flight)
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests, at whichever members they run."""
+        ids = list(request_ids)
+        await asyncio.gather(*(member.engine.abort(ids) for member in self._with_method("abort")))
+
+    async def abort_all(self) -> None:
+        """End every request of this fleet, and none of other clients."""
+        await asyncio.gather(*(member.engine.abort_all() for member in self._with_method("abort_all")))
+
+    async def close(self) -> None:
+        """Refuse further requests and close the engines, all of them even where one fails."""
+        with self._membership.lock:
+            self._closed = True
+            self._membership.stop_tasks()
+            for removal in self._removals:
+                removal.get_loop().call_soon_threadsafe(removal.cancel)
+        members = list(self._membership.members.values())
+        results = await asyncio.gather(*(member.engine.close() for member in members), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    # Members.
+
+    @property
+    def members(self) -> tuple[MemberStatus, ...]:
+        """The members as they are now."""
+        with self._membership.lock:
+            return tuple(member.status() for member in self._membership.members.values())
+
+    @property
+    def failovers(self) -> int:
+        """How often a request has moved to another member."""
+        return self._failovers
+
+    @property
+    def moved_sessions(self) -> int:
+        """How often a session has moved to another member."""
+        return self._sessions.moved
+
+    async def add(self, name: str, engine: Engine) -> MemberStatus:
+        """Add a member, which serves at once if its checks pass, else as soon as they do.
+
+        Sessions that exist stay where they are. Raises `ArgumentError` for a name that the fleet has;
+        `FleetMismatchError` if it serves another model, and then it is not added.
+        """
+        member = Member(name, checked_engine(name, engine))
+        self._refuse_second_member(name)
+        await self._membership.check(member)
+        with self._membership.lock:
+            self._refuse_if_closed("add")
+            self._refuse_second_member(name)
+            self._membership.members[name] = member
+            return member.status()
+
+    async def drain(self, name: str, *, seconds: float | None = None) -> None:
+        """Give a member no more requests; return when its requests have ended.
+
+        Its sessions move to others with their next request. After `seconds`, what still runs is moved as well. The
+        member stays in the fleet until `remove`; `undrain` lets it serve again.
+        """
+        with self._membership.lock:
+            member = self._membership.member(name)
+            member.set_state(MemberState.DRAINING, "it is being drained")
+            idle = member.wait_until_idle()
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.wrap_future(idle)
+        except TimeoutError:
+            member.interrupt()
+            await asyncio.wrap_future(member.wait_until_idle())
+
+    async def undrain(self, name: str) -> MemberStatus:
+        """Let a drained member serve again, as soon as its checks pass."""
+        with self._membership.lock:
+            member = self._membership.member(name)
+            if member.state is MemberState.DRAINING:
+                member.set_state(MemberState.EJECTED, "not checked since it was drained")
+        await self._membership.check(member)
+        return member.status()
+
+    async def remove(self, name: str, *, seconds: float | None = None) -> None:
+        """Drain a member, take it out of the fleet and close its engine."""
+        await self.drain(name, seconds=seconds)
+        with self._membership.lock:
+            member = self._membership.members.pop(name, None)
+        if member is not None:
+            await member.engine.close()
+
+    async def check(self) -> tuple[MemberStatus, ...]:
+        """Check every member now, as is done while requests run. Raises `FleetMismatchError`."""
+        await self._membership.check_all()
+        return self.members
+
+    # One request.
+
+    async def _generate_on(self, member: Member, request: GenerateRequest) -> GenerateResult:
+        try:
+            async with asyncio.timeout(None) as timeout:
+                with member.interruptible(timeout):
+                    return await member.engine.generate(request)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            reason = f"{member.name} was given up while the request ran: {member.reason}"
+            raise ServerUnreachableError(request.request_id, reason) from error
+
+    async def _available_member(self, request: GenerateRequest, failures: Mapping[str, EngineError]) -> Member:
+        """The member for a request, outside of those that have failed it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.wait_seconds
+        while True:
+            with self._membership.lock:
+                self._refuse_if_closed(request.request_id)
+                others = [member for name, member in self._membership.members.items() if name not in failures]
+                loads = {member.name: member.in_flight for member in others if member.state is MemberState.READY}
+                is_new = any(member.state is MemberState.NEW for member in others)
+                if loads and not is_new:
+                    name = self._sessions.member_of(request.session_id, request.request_id, loads)
+                    self._membership.start_monitor()
+                    return self._membership.members[name]
+            if not others or (not is_new and loop.time() >= deadline):
+                reasons = {member.name: member.reason for member in others}
+                raise NoServerError(request.request_id, {**reasons, **failures})
+            if not is_new:
+                await asyncio.sleep(min(self._limits.check_seconds, max(0.0, deadline - loop.time())))
+            await self.check()
+
+    @contextmanager
+    def _counted(self, member: Member, samples: int) -> Iterator[None]:
+        with self._membership.lock:
+            member.in_flight += samples
+        try:
+            yield
+        finally:
+            with self._membership.lock:
+                member.in_flight -= samples
+                member.settle_if_idle()
+
+    async def _follow_file(self, file: ServerFile, options: Mapping[str, Any]) -> None:
+        """Add and remove members as a file of servers says."""
+        try:
+            urls = await asyncio.to_thread(file.read_if_changed)
+            engines = self._membership.engines() if urls is None else vllm_engines(urls, options)
+        except (ServerFileError, ValueError) as error:
+            log.error("the members of the fleet stay as they are: %s", error)
+            return
+        members = self._membership.engines()
+        for name in members.keys() - engines.keys():
+            removal = asyncio.create_task(self.remove(name, seconds=self._limits.wait_seconds))
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+        for name in engines.keys() - members.keys():
+            try:
+                await self.add(name, engines[name])
+            except EngineError as error:
+                log.error("%s is not added: %s", name, error)
+
+    def _refuse_second_member(self, name: str) -> None:
+        if name in self._membership.members:
+            raise ArgumentError("name", name, "pass a name that no member has, or remove that one first")
+
+    def _refuse_if_closed(self, request_id: str) -> None:
+        if self._closed:
+            raise EngineClosedError(request_id, "the fleet is closed")
+
+    def _with_method(self, method: str) -> list[Any]:
+        return [member for member in list(self._membership.members.values()) if hasattr(member.engine, method)]
+
+
+def vllm_engines(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Engine]:
+    """An engine for each address, by the address without credentials."""
+    if isinstance(urls, str) or not isinstance(urls, Sequence):
+        raise ArgumentError("urls", urls, "pass a list of addresses of servers")
+    # A fleet has another server to ask, so that long retries of one would only delay the episode.
+    options = {"limits": HttpLimits(retries=_RETRIES_IN_FLEET), **options}
+    engines: dict[str, Engine] = {}
+    for url in urls:
+        engine = VLLMEngine(url, **options)
+        if engine.base_url in engines:
+            raise ArgumentError("urls", url, "name each server once")
+        engines[engine.base_url] = engine
+    return engines
+
+
+def _is_failure_of_server(error: EngineError) -> bool:
+    """Whether another server could answer the request."""
+    if isinstance(error, ServerError):
+        return error.status >= 500
+    return isinstance(error, ServerUnreachableError | ServerTimeoutError | EngineClosedError)

@@ -1,0 +1,97 @@
+"""One engine of a fleet: its state, and the requests that are in flight at it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollouts.engines.protocol import Engine
+
+
+class MemberState(StrEnum):
+    """Whether a member is given requests.
+
+    NEW: not checked yet. READY: it serves. EJECTED: it failed, and is checked until it serves again. DRAINING: it
+    finishes what it has and is given nothing more.
+    """
+
+    NEW = "new"
+    READY = "ready"
+    EJECTED = "ejected"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A member as it is now. `reason` says why it does not serve; `in_flight` counts its requests."""
+
+    name: str
+    state: MemberState
+    reason: str
+    in_flight: int
+    weight_version: str
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """The fleet's record of one engine. The fleet holds its lock while it changes one."""
+
+    name: str
+    engine: Engine
+    state: MemberState = MemberState.NEW
+    reason: str = "not checked yet"
+    in_flight: int = 0
+    failed_checks: int = 0
+    passed_checks: int = 0
+    interrupts: set[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = field(default_factory=set)
+    idle_waits: list[Future[None]] = field(default_factory=list)
+
+    @property
+    def weight_version(self) -> str:
+        return str(getattr(self.engine, "weight_version", ""))
+
+    def status(self) -> MemberStatus:
+        return MemberStatus(self.name, self.state, self.reason, self.in_flight, self.weight_version)
+
+    def set_state(self, state: MemberState, reason: str = "") -> None:
+        self.state, self.reason = state, reason
+        self.failed_checks = self.passed_checks = 0
+
+    def wait_until_idle(self) -> Future[None]:
+        """Done as soon as no request is in flight."""
+        idle: Future[None] = Future()
+        self.idle_waits.append(idle)
+        self.settle_if_idle()
+        return idle
+
+    def settle_if_idle(self) -> None:
+        if not self.in_flight:
+            waits, self.idle_waits = self.idle_waits, []
+            for idle in waits:
+                if idle.set_running_or_notify_cancel():
+                    idle.set_result(None)
+
+    @contextmanager
+    def interruptible(self, timeout: asyncio.Timeout) -> Iterator[None]:
+        """Let `interrupt` end the block, which stands in the block of this timeout."""
+        entry = asyncio.get_running_loop(), timeout
+        self.interrupts.add(entry)
+        try:
+            yield
+        finally:
+            self.interrupts.discard(entry)
+
+    def interrupt(self) -> None:
+        """End the requests in flight, on whichever event loops they run."""
+        for loop, timeout in list(self.interrupts):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_expire, timeout)
+
+
+def _expire(timeout: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # the block has ended already
+        timeout.reschedule(0.0)

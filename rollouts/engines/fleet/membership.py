@@ -1,0 +1,191 @@
+"""The members of a fleet and their checks: who serves, who was ejected, who is admitted again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from renderers.fork_reset import register_fork_reset
+from rollouts.engines.fleet.checks import health_problem, served_model, served_weight_version
+from rollouts.engines.fleet.limits import FleetLimits
+from rollouts.engines.fleet.members import Member, MemberState
+from rollouts.engines.protocol import Engine
+from rollouts.engines.vllm.single_flight import SingleFlight
+from rollouts.errors import ArgumentError, EngineError, FleetMismatchError, WeightUpdateError
+
+log = logging.getLogger("rollouts.engines.fleet")
+
+
+class Membership:
+    """The members by name. `lock` is held wherever a member or the mapping changes, and never across an await.
+
+    `version` is the weight version that a member must serve to be admitted; None before the first update. The monitor
+    calls `follow` before it checks.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine], limits: FleetLimits) -> None:
+        self._limits = limits
+        self.follow: Callable[[], Awaitable[None]] | None = None
+        self._model: tuple[str, Mapping[str, object]] | None = None  # what the first member serves, and its name
+        self.members = {name: Member(name, checked_engine(name, engine)) for name, engine in engines.items()}
+        self.version: str | None = None
+        self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the requests and tasks of the parent process."""
+        self.lock = threading.Lock()
+        self._checks: SingleFlight[None] = SingleFlight()
+        self._monitor: asyncio.Task[None] | None = None
+        self._catching_up: dict[str, asyncio.Task[None]] = {}  # by member; a finished one is not begun again
+        for member in self.members.values():
+            member.in_flight = 0
+            member.interrupts.clear()
+
+    def member(self, name: str) -> Member:
+        """Raises `ArgumentError` for a name that no member has."""
+        if name not in self.members:
+            names = ", ".join(self.members) or "there is none"
+            raise ArgumentError("name", name, f"pass the name of a member: {names}")
+        return self.members[name]
+
+    def engines(self) -> dict[str, Engine]:
+        """The engines by the names of their members, at this moment."""
+        with self.lock:
+            return {name: member.engine for name, member in self.members.items()}
+
+    async def check_all(self) -> None:
+        """Check every member that is not being drained. Raises `FleetMismatchError`."""
+        members = [member for member in list(self.members.values()) if member.state is not MemberState.DRAINING]
+        results = await asyncio.gather(*map(self.check, members), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def check_after_failure(self, member: Member) -> None:
+        with self.lock:
+            member.failed_checks = max(member.failed_checks, self._limits.eject_after - 1)
+        try:
+            await self.check(member)
+        except FleetMismatchError as error:  # it was restarted with another model
+            log.error("%s", error)
+
+    async def check(self, member: Member) -> None:
+        await self._checks.run(member.name, lambda: self._run_check(member))
+
+    async def _run_check(self, member: Member) -> None:
+        joins = member.state is not MemberState.READY
+        try:
+            async with asyncio.timeout(self._limits.check_timeout):
+                problem = await health_problem(member.engine)
+                if not problem and joins:
+                    problem = await self._admission_problem(member)
+        except TimeoutError:
+            problem = f"no response to a health check within {self._limits.check_timeout:g} s"
+        except FleetMismatchError as error:
+            if member.state is MemberState.NEW:
+                raise
+            problem = str(error)
+        except EngineError as error:
+            problem = str(error)
+        with self.lock:
+            self._record_check(member, problem)
+
+    def _record_check(self, member: Member, problem: str) -> None:
+        if member.state is MemberState.DRAINING:
+            return
+        if problem:
+            member.failed_checks, member.passed_checks = member.failed_checks + 1, 0
+            if member.state is MemberState.EJECTED:
+                member.reason = problem
+            elif member.state is MemberState.NEW or member.failed_checks >= self._limits.eject_after:
+                log.warning("%s is ejected: %s", member.name, problem)
+                member.set_state(MemberState.EJECTED, problem)
+                member.interrupt()
+            return
+        member.failed_checks, member.passed_checks = 0, member.passed_checks + 1
+        if member.state is MemberState.NEW or (
+            member.state is MemberState.EJECTED and member.passed_checks >= self._limits.readmit_after
+        ):
+            log.info("%s serves", member.name)
+            self._catching_up.pop(member.name, None)
+            member.set_state(MemberState.READY)
+
+    async def _admission_problem(self, member: Member) -> str:
+        """Why a member that does not serve yet must not; empty if it may. Raises `FleetMismatchError`."""
+        model = await served_model(member.engine)
+        if model:
+            with self.lock:
+                first, expected = self._model = self._model or (member.name, model)
+            for field, value in expected.items():
+                if model.get(field, value) != value:
+                    raise FleetMismatchError(member.name, field, model[field], first, value)
+        if self.version is None or (version := await served_weight_version(member.engine)) == self.version:
+            return ""
+        if self._directory is not None:
+            self._catching_up.setdefault(
+                member.name, asyncio.create_task(self._catch_up(member, self._directory, self.version))
+            )
+        served = "unknown weights" if version is None else f"the weights {version!r}"
+        return f"it serves {served}, the fleet {self.version!r}; update it, then it is admitted"
+
+    async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
+        """Load the fleet's weights into a member that came back with others; its next check admits it."""
+        engine: Any = member.engine
+        try:
+            await engine.update_weights(directory, version)
+        except (EngineError, WeightUpdateError) as error:
+            log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
+
+    def record_update(
+        self, version: str, directory: str | os.PathLike[str] | None, failed: Mapping[str, Exception]
+    ) -> None:
+        """The members serve `version` from now on, except for those that failed, which are ejected."""
+        with self.lock:
+            self.version, self._directory = version, directory
+            self._catching_up = {name: task for name, task in self._catching_up.items() if not task.done()}
+            for name, error in failed.items():
+                log.error("%s is ejected: %s", name, error)
+                self.members[name].set_state(MemberState.EJECTED, str(error))
+                self.members[name].interrupt()
+
+    def start_monitor(self) -> None:
+        """Check the members regularly while requests run. The caller holds the lock."""
+        monitor = self._monitor
+        if monitor is None or monitor.done() or monitor.get_loop().is_closed():
+            self._monitor = asyncio.get_running_loop().create_task(self._monitor_members())
+
+    async def _monitor_members(self) -> None:
+        while True:
+            if self.follow is not None:
+                await self.follow()
+            await asyncio.sleep(self._limits.check_seconds)
+            with self.lock:
+                if not any(member.in_flight for member in self.members.values()):
+                    self._monitor = None  # the next request starts it again
+                    return
+            try:
+                await self.check_all()
+            except FleetMismatchError as error:
+                log.error("%s", error)
+
+    def stop_tasks(self) -> None:
+        """End the monitor and what it has begun, whichever event loop it runs on. The caller holds the lock."""
+        tasks = [*self._catching_up.values(), *([] if self._monitor is None else [self._monitor])]
+        self._monitor, self._catching_up = None, {}
+        for task in tasks:
+            if not task.get_loop().is_closed():
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+def checked_engine(name: object, engine: Engine) -> Engine:
+    if not isinstance(name, str) or not name:
+        raise ArgumentError("name", name, "pass a text that is not empty")
+    if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
+        raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
+    return engine

@@ -1,0 +1,54 @@
+"""Checks of the arguments of a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rollouts.episodes.limits import EpisodeLimits
+from rollouts.numbers import whole_number
+from rollouts.rewards import GroupReward
+from rollouts.runner.errors import RunnerArgumentError
+from rollouts.runner.journal import Journal
+from rollouts.runner.retries import RetryPolicy
+
+
+def check_counts(**counts: Any) -> None:
+    """Raises `RunnerArgumentError` for a value that is not an integer of at least 1."""
+    for name, value in counts.items():
+        if (whole_number(value) or 0) < 1:
+            raise RunnerArgumentError(name, value, "pass an integer of at least 1")
+
+
+def check_options(
+    *,
+    make_environment: object,
+    limits: object,
+    retry: object,
+    mode: object,
+    seed: object,
+    group_rewards: object,
+    skip_group: object,
+    journal: object,
+    listeners: object,
+) -> None:
+    """Raises `RunnerArgumentError` for a value of another type."""
+    if not callable(make_environment):
+        rule = "pass a function of a Task that returns a new environment"
+        raise RunnerArgumentError("make_environment", make_environment, rule)
+    if whole_number(seed) is None:
+        raise RunnerArgumentError("seed", seed, "pass an integer")
+    if not isinstance(limits, EpisodeLimits):
+        raise RunnerArgumentError("limits", limits, "pass EpisodeLimits(...)")
+    if not isinstance(retry, RetryPolicy):
+        raise RunnerArgumentError("retry", retry, "pass RetryPolicy(...)")
+    if not callable(getattr(mode, "max_undelivered", None)) or isinstance(mode, type):
+        raise RunnerArgumentError("mode", mode, "pass Synchronous(), OneStepOffPolicy() or Asynchronous(max_staleness)")
+    if skip_group is not None and not callable(skip_group):
+        raise RunnerArgumentError("skip_group", skip_group, "pass a function of a Group, or None")
+    if journal is not None and not isinstance(journal, Journal):
+        raise RunnerArgumentError("journal", journal, "pass Journal.open(directory), or None")
+    if not isinstance(group_rewards, Sequence) or not all(isinstance(one, GroupReward) for one in group_rewards):
+        raise RunnerArgumentError("group_rewards", group_rewards, "pass a list of GroupReward(name, weight, function)")
+    if not isinstance(listeners, Iterable) or not all(callable(one) for one in listeners):
+        raise RunnerArgumentError("listeners", listeners, "pass a list of functions of an event")

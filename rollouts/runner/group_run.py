@@ -1,0 +1,219 @@
+"""The episodes of one task: started as there is capacity, repeated where that may help, and made into a group."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+
+from rollouts.episodes.activity import Part
+from rollouts.episodes.environment import Environment
+from rollouts.episodes.episode import record_episode
+from rollouts.episodes.errors import EpisodeError
+from rollouts.episodes.turns import EpisodeSettings, derived_seed
+from rollouts.rewards import GroupReward, reward_parts, score_group
+from rollouts.runner.capacity import Capacity, Claims
+from rollouts.runner.errors import GroupFailedError
+from rollouts.runner.events import EpisodeEnded, EpisodeRetried, EpisodeStarted, EpisodeWaiting, Outcome
+from rollouts.runner.group import Group
+from rollouts.runner.journal import Journal, RecordedAttempt
+from rollouts.runner.reporter import EpisodeReporter, Reporter
+from rollouts.runner.retries import RetryPolicy
+from rollouts.runner.task import Task
+from rollouts.runner.version_history import VersionHistory, oldest_place
+from rollouts.trajectory.tree import Trajectory
+
+#: Makes the environment of each episode of a task.
+MakeEnvironment: TypeAlias = Callable[[Task], Environment | Awaitable[Environment]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What the groups of a runner have in common."""
+
+    make_environment: MakeEnvironment
+    episodes: EpisodeSettings
+    group_size: int
+    retry: RetryPolicy
+    seed: int
+    group_rewards: Sequence[GroupReward]
+    capacity: Capacity
+    history: VersionHistory
+    reporter: Reporter
+    journal: Journal | None
+
+
+class GroupRun:
+    """Runs the episodes of a task. A `run` that was cancelled may be called again: it runs the episodes that are left.
+
+    `recorded` are attempts of an earlier process.
+    """
+
+    def __init__(
+        self, task: Task, settings: GroupSettings, recorded: Mapping[int, RecordedAttempt] = MappingProxyType({})
+    ) -> None:
+        size = settings.group_size
+        self.task = task
+        self.dropped_for: int | None = None  # the staleness for which the run was cancelled
+        self.is_over = False  # whether nothing is left to do
+        self._settings = settings
+        self._ended: list[Trajectory | None] = [None] * size
+        self._running: list[Trajectory | None] = [None] * size
+        self._attempts = [0] * size
+        self._began = [settings.history.current_place] * size  # the place of the version in use at the start
+        self._requested: list[int | None] = [None] * size  # of the version in use when the running request was sent
+        self._claims = Claims(settings.capacity)
+        self._group: Group | None = None
+        self._is_recorded = False
+        self._started_at: float | None = None
+        for index, attempt in recorded.items():
+            self._attempts[index] = attempt.attempt + 1
+            if attempt.final:
+                self._ended[index] = attempt.episode
+
+    def claim(self) -> None:
+        """Claim capacity for the episodes that are left, before `run`."""
+        self._claims.add(self._ended.count(None))
+
+    def release(self) -> None:
+        """Give back the capacity that is still claimed, after `run`."""
+        self._claims.release()
+
+    def oldest_place(self) -> int | None:
+        """The place of the oldest version that sampled a token, in running episodes too."""
+        return _oldest(self.places())
+
+    def places(self) -> list[int | None]:
+        """The place of the oldest version of each episode, as far as it has come.
+
+        The tokens of a running request are not known yet; they count as sampled when it was sent.
+        """
+        history = self._settings.history
+        places: list[int | None] = []
+        for ended, running, began, requested in zip(
+            self._ended, self._running, self._began, self._requested, strict=True
+        ):
+            episode = ended or running
+            sampled = None if episode is None else oldest_place(episode, history, began)
+            places.append(_oldest([sampled, requested]))
+        return places
+
+    def expect_no_older_tokens(self) -> None:
+        """No running request has a token that is older than the version in use: they had to wait for an update."""
+        place = self._settings.history.current_place
+        self._requested = [None if requested is None else place for requested in self._requested]
+
+    async def run(self) -> Group:
+        """Run the episodes, compute the rewards of the group and record it. Raises `GroupFailedError`."""
+        await self._run_episodes()
+        if self._group is None:
+            self._group = await self._make_group()
+        journal = self._settings.journal
+        if journal is not None and not self._is_recorded:
+            self._is_recorded = True  # a cancelled call of the journal is carried out nevertheless
+            await journal.finished(self._group)
+        return self._group
+
+    async def _run_episodes(self) -> None:
+        self._started_at = time.monotonic()
+        indices = [index for index, episode in enumerate(self._ended) if episode is None]
+        if len(indices) == 1:
+            await self._run_episode(indices[0])
+        elif indices:
+            async with asyncio.TaskGroup() as episodes:
+                for index in indices:
+                    episodes.create_task(self._run_episode(index))
+
+    async def _run_episode(self, index: int) -> None:
+        """Run attempts at an episode until one is final."""
+        settings = self._settings
+        while self._ended[index] is None:
+            async with settings.capacity.slot():
+                attempt = self._attempts[index]
+                self._attempts[index] += 1
+                try:
+                    episode, error = await self._attempt(index, attempt)
+                except BaseException:
+                    self._attempts[index] -= 1  # an attempt that was cancelled is begun again
+                    raise
+            delay = None if error is None else settings.retry.delay(error, self._attempts[index])
+            if delay is None:
+                self._ended[index] = episode
+            self._claims.release(1)
+            if settings.journal is not None:
+                await settings.journal.attempted(self.task.task_id, index, attempt, episode, final=delay is None)
+            if delay is not None:
+                settings.reporter.counters.episodes_retried += 1
+                settings.reporter.emit(EpisodeRetried, episode.episode_id, episode.error, delay)
+                settings.reporter.emit(EpisodeWaiting, episode.episode_id, episode.num_turns, "retry")
+                await asyncio.sleep(delay)
+                self._claims.add(1)
+
+    async def _attempt(self, index: int, attempt: int) -> tuple[Trajectory, BaseException | None]:
+        """Run one attempt; the episode, and the exception that it failed with."""
+        settings, task = self._settings, self.task
+        reporter = settings.reporter
+        seed = task.seed if task.seed is not None else derived_seed(settings.seed, "environment", task.task_id)
+        sampling_seed = derived_seed(settings.seed, "sampling", task.task_id, index, attempt)
+        seeded = replace(settings.episodes, sampling=replace(settings.episodes.sampling, seed=sampling_seed))
+        trajectory = Trajectory(f"{task.task_id}/{index}.{attempt}", seed=seed, group_id=task.task_id)
+        self._running[index] = trajectory
+        self._began[index] = settings.history.current_place
+        reporter.counters.episodes_started += 1
+        reporter.emit(EpisodeStarted, trajectory.episode_id, task.task_id, index, attempt)
+        outcome: Outcome = "cancelled"
+        failure: BaseException | None = None
+        try:
+            await record_episode(
+                lambda: settings.make_environment(task),
+                trajectory,
+                seeded,
+                observer=EpisodeReporter(
+                    reporter, trajectory.episode_id, on_waiting=lambda part: self._note_request(index, part)
+                ),
+            )
+            outcome = "done" if trajectory.done else "truncated"
+        except EpisodeError as error:
+            outcome, failure = "failed", error.__cause__ or error
+        finally:
+            self._running[index] = self._requested[index] = None
+            reporter.counters.episodes_ended[outcome] += 1
+            reporter.emit(
+                EpisodeEnded, trajectory.episode_id, outcome, trajectory.reward, trajectory.error, trajectory.seconds
+            )
+        return trajectory, failure
+
+    def _note_request(self, index: int, part: Part) -> None:
+        """An episode waits for `part`: for the engine from when it sends a request until it has the completion."""
+        if part != "engine":
+            self._requested[index] = None
+        elif self._requested[index] is None:
+            self._requested[index] = self._settings.history.current_place
+
+    async def _make_group(self) -> Group:
+        settings, task_id = self._settings, self.task.task_id
+        episodes = tuple(episode for episode in self._ended if episode is not None)
+        try:
+            scores = await score_group(settings.group_rewards, f"the group of task {task_id!r:.80}", episodes)
+        except Exception as error:  # a reward of a user may raise anything
+            raise GroupFailedError(task_id, episodes, "a group reward", error) from error
+        own = np.array([episode.reward for episode in episodes], np.float64)
+        oldest = _oldest(self.places())
+        return Group(
+            task=self.task,
+            episodes=episodes,
+            attempts=tuple(self._attempts),
+            rewards=own + scores.rewards,
+            reward_parts={"environment": own, **reward_parts(episodes), **scores.parts},
+            oldest_version="" if oldest is None else settings.history.name_of(oldest),
+            seconds=time.monotonic() - (self._started_at or 0.0),
+        )
+
+
+def _oldest(places: Sequence[int | None]) -> int | None:
+    return min((place for place in places if place is not None), default=None)

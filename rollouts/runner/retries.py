@@ -1,0 +1,86 @@
+"""Which failed episodes are run again, and after which delay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from renderers.errors import MediaFetchError
+from rollouts.episodes.errors import EnvironmentFailedError
+from rollouts.errors import (
+    ArgumentError,
+    EngineError,
+    EngineFailedError,
+    GenerationInterruptedError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
+from rollouts.numbers import finite_number, whole_number
+
+#: Kinds of errors that another attempt may not have.
+ErrorKind = Literal["engine", "media", "environment"]
+
+_ENGINE = (ServerUnreachableError, ServerTimeoutError, GenerationInterruptedError)
+_TOO_MANY_REQUESTS = 429
+_OF_OTHER_PARTS = (EngineError, EnvironmentFailedError, MediaFetchError)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Runs a failed episode again, from its beginning, where its error is of one of `kinds`.
+
+    - "engine": a server that is unreachable, too slow, overloaded (HTTP 429) or fails (HTTP 500 and above), an aborted
+      completion, and an `OSError` (which includes `ConnectionError` and `TimeoutError`) of another engine.
+    - "media": a URL from which an image or video could not be fetched.
+    - "environment": an exception that an environment raised, in `make_environment` too.
+
+    All other errors would occur again: invalid arguments and requests, missing log-probabilities, values that an
+    environment must not return, messages that cannot be rendered.
+
+    An episode has at most `max_attempts`. The delay before attempt 2 is `first_delay` seconds, each further one twice
+    as long as the one before it, up to `max_delay`, and all are shortened at random by up to a half, so that many
+    episodes that failed together do not return together. Raises `ArgumentError`.
+    """
+
+    max_attempts: int = 3
+    kinds: Collection[ErrorKind] = ("engine", "media")
+    first_delay: float = 1.0
+    max_delay: float = 30.0
+
+    def __post_init__(self) -> None:
+        attempts = whole_number(self.max_attempts)
+        if attempts is None or attempts < 1:
+            raise ArgumentError("max_attempts", self.max_attempts, "pass an integer of at least 1; 1 repeats nothing")
+        if isinstance(self.kinds, str) or not set(self.kinds) <= set(get_args(ErrorKind)):
+            raise ArgumentError("kinds", self.kinds, f"pass a collection of {', '.join(get_args(ErrorKind))}")
+        for name in ("first_delay", "max_delay"):
+            seconds = finite_number(getattr(self, name))
+            if seconds is None or seconds < 0:
+                raise ArgumentError(name, getattr(self, name), "pass a number of seconds, 0 or more")
+
+    def delay(self, error: BaseException, attempts: int) -> float | None:
+        """The seconds before the next attempt, after `attempts` of them; None if there is no other.
+
+        `error` is the exception that the last attempt ended with.
+        """
+        if attempts >= self.max_attempts or error_kind(error) not in self.kinds:
+            return None
+        delay = min(self.max_delay, self.first_delay * 2.0 ** min(attempts - 1, 60))
+        return delay * random.uniform(0.5, 1.0)  # noqa: S311  no secret depends on it
+
+
+def error_kind(error: BaseException) -> ErrorKind | None:
+    """The kind of the error of an episode; None for one that another attempt would have, too."""
+    if isinstance(error, EnvironmentFailedError):
+        # An environment may call engines: the policy's for a sub-agent, or that of a simulated user.
+        cause = error.__cause__
+        return error_kind(cause) if isinstance(cause, _OF_OTHER_PARTS) else "environment"
+    if isinstance(error, MediaFetchError):
+        return "media"
+    if isinstance(error, ServerError):
+        return "engine" if error.status == _TOO_MANY_REQUESTS or error.status >= 500 else None
+    is_io_error = isinstance(error, EngineFailedError) and isinstance(error.__cause__, OSError)
+    return "engine" if is_io_error or isinstance(error, _ENGINE) else None

@@ -1,0 +1,271 @@
+"""Groups of episodes for the tasks of a run, delivered as they finish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from renderers import Renderer, RendererPool
+from rollouts.engines.protocol import Engine, InFlight, SamplingParams
+from rollouts.episodes.episode import check_settings
+from rollouts.episodes.limits import EpisodeLimits
+from rollouts.episodes.renderer_calls import renderer_pool
+from rollouts.episodes.turns import EpisodeSettings
+from rollouts.rewards import GroupReward
+from rollouts.runner.arguments import check_counts, check_options
+from rollouts.runner.capacity import Capacity
+from rollouts.runner.errors import RunnerArgumentError, RunnerClosedError
+from rollouts.runner.events import Listener
+from rollouts.runner.group import Group
+from rollouts.runner.group_run import GroupSettings, MakeEnvironment
+from rollouts.runner.journal import Journal
+from rollouts.runner.modes import Demand, Mode, Synchronous
+from rollouts.runner.reporter import Reporter
+from rollouts.runner.retries import RetryPolicy
+from rollouts.runner.schedule import Schedule, SkipGroup
+from rollouts.runner.task_source import Tasks, TaskSource
+from rollouts.runner.weight_updates import WeightUpdates
+
+#: What the consumer of a stream wants: all groups, as they finish.
+_ALL = Demand(waiting=None, batch=None)
+
+
+class Runner:
+    """Runs groups of episodes, `group_size` for each task, and delivers each group when its episodes have ended.
+
+        async with Runner(make_environment, engine, renderer, sampling=sampling, group_size=8) as runner:
+            async for group in runner.stream(tasks):
+                ...
+
+    `make_environment(task)`, `async` or not, returns a new environment for each episode; its `reset` receives the same
+    seed for all episodes of a task: that of the task, or one derived from `seed` and the task's id. The samples of each
+    attempt have a seed derived from `seed`, the task's id, the index in the group and the attempt.
+
+    At most `concurrency` episodes run at once. An episode that reaches one of the `limits` ends `truncated`; one that
+    fails is repeated as `retry` says, and if that does not help it is in its group with its `error` and its completed
+    turns: no episode ends another. `mode` says how far groups may run ahead of updates of the weights. `group_rewards`
+    are computed when the episodes of a group have ended, and added to their own. `skip_group(group)` may return True or
+    a reason to leave a group out, such as one whose rewards are all equal. With a `journal`, the work of an earlier
+    process is continued. `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of
+    `collect`.
+
+    One event loop uses a runner. `renderer` may be a `RendererPool`; for any other renderer one is made, whose threads
+    do all rendering. The engine, and a pool that was given, are not closed. Raises `RunnerArgumentError`.
+    """
+
+    def __init__(
+        self,
+        make_environment: MakeEnvironment,
+        engine: Engine,
+        renderer: Renderer | RendererPool,
+        *,
+        sampling: SamplingParams,
+        group_size: int = 1,
+        limits: EpisodeLimits = EpisodeLimits(),  # noqa: B008  immutable
+        concurrency: int = 1024,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  immutable
+        mode: Mode = Synchronous(),  # noqa: B008  immutable
+        seed: int = 0,
+        group_rewards: Sequence[GroupReward] = (),
+        skip_group: SkipGroup | None = None,
+        journal: Journal | None = None,
+        listeners: Sequence[Listener] = (),
+        tasks: Tasks | None = None,
+    ) -> None:
+        check_settings(engine, renderer, sampling, 1)
+        check_counts(group_size=group_size, concurrency=concurrency)
+        check_options(
+            make_environment=make_environment,
+            limits=limits,
+            retry=retry,
+            mode=mode,
+            seed=seed,
+            group_rewards=group_rewards,
+            skip_group=skip_group,
+            journal=journal,
+            listeners=listeners,
+        )
+        self._resources = ExitStack()
+        pool = self._resources.enter_context(renderer_pool(renderer))
+        self._reporter = Reporter(listeners)
+        self._updates = WeightUpdates(engine, self._reporter)
+        self._capacity = Capacity(concurrency)
+        self._settings = GroupSettings(
+            make_environment=make_environment,
+            episodes=EpisodeSettings(engine, pool, sampling, limits),
+            group_size=group_size,
+            retry=retry,
+            seed=seed,
+            group_rewards=tuple(group_rewards),
+            capacity=self._capacity,
+            history=self._updates.history,
+            reporter=self._reporter,
+            journal=journal,
+        )
+        self._mode = mode
+        self._skip_group = skip_group
+        self._journal = journal
+        self._resuming = asyncio.Lock()
+        self._is_resumed = journal is None
+        self._ids: set[str] = set()
+        self._schedules: set[Schedule] = set()
+        self._collected = None if tasks is None else self._new_schedule(tasks)
+        self._is_closed = False
+
+    # Groups.
+
+    def stream(self, tasks: Tasks) -> GroupStream:
+        """An async iterator of the groups of `tasks`, as they finish.
+
+        `tasks` is an iterable or async iterable, finite or not, of tasks with different ids. A task is taken from it
+        when there is capacity for its group. Groups that the consumer has not asked for yet wait in memory, about as
+        many as can run at once.
+
+        A group counts as delivered when the consumer asks for the next one, or calls `acknowledge`. A consumer that is
+        cancelled while it waits cancels the running episodes; asking for the next group begins them again. `aclose`, or
+        the end of the runner, cancels them for good.
+
+        Several streams share the capacity of the runner. Iterating raises `TaskSourceError`, after the groups of all
+        earlier tasks, if `tasks` raises or yields something else or an id twice; `GroupFailedError`; `RunnerBusyError`
+        while another call waits for the same stream; `RunnerClosedError`.
+        """
+        self._check_open()
+        return GroupStream(self, self._new_schedule(tasks))
+
+    async def collect(self, count: int) -> list[Group]:
+        """The next `count` groups of the runner's `tasks`, as they finish; fewer at the end of the tasks.
+
+        The groups of the previous call count as delivered. A call that is cancelled cancels the running episodes; no
+        group is lost, and the next call begins the episodes again. Raises as iterating over a `stream` does, and
+        `RunnerArgumentError` for a runner without `tasks`.
+        """
+        self._check_open()
+        check_counts(count=count)
+        if self._collected is None:
+            raise RunnerArgumentError("tasks", None, "make the Runner with tasks=... to collect their groups")
+        return await self._next_groups(self._collected, count, Demand(waiting=count, batch=count))
+
+    async def acknowledge(self, group: Group) -> None:
+        """Count a group as delivered now: after a restart with the journal it is not delivered again."""
+        for schedule in list(self._schedules):
+            if await schedule.acknowledge(group):
+                return
+
+    # Weights.
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The versions of the weights that were in use, the oldest first; the last is in use now.
+
+        The argument `versions` of `rollouts.training.sample_staleness`.
+        """
+        return self._updates.history.versions
+
+    async def update_weights(self, weights: Any, version: str, in_flight: InFlight = "abort") -> None:
+        """Replace the weights of the engine, an `UpdatableEngine`, and drop what is too old then for the mode.
+
+        `weights` is what the engine takes (a checkpoint directory, a mapping from names to tensors), `version` a name
+        that this run has not used; versions are ordered by use. Running requests end and continue from their tokens
+        with the new weights ("abort"), finish first with the old ones ("wait"), or stay in the engine and continue with
+        the new ones ("keep"). Episodes go on: a sample may have spans of several versions.
+
+        Raises `ArgumentError`; `WeightUpdateError` if another update is under way, and what the engine raises: the
+        weights of before are then in use, unless the text says otherwise. A cancelled call waits for the end of the
+        update.
+        """
+        self._check_open()
+        try:
+            await self._updates.update(weights, version, in_flight)
+        finally:
+            if self._updates.history.current == version:
+                for schedule in list(self._schedules):
+                    await schedule.drop_stale(in_flight)
+
+    # The run.
+
+    def metrics(self) -> dict[str, float]:
+        """The counts of this runner by name (`rollouts.observability.METRICS` has their units and meanings).
+
+        A `rollouts.observability.RunMetrics` among the `listeners` counts more: times, rates, rewards, staleness.
+        """
+        return {
+            **self._reporter.counters.as_dict(),
+            "groups_queued": sum(schedule.num_finished for schedule in self._schedules),
+        }
+
+    async def close(self) -> None:
+        """Cancel what runs, and wait for it. A second call does nothing."""
+        self._is_closed = True
+        for schedule in list(self._schedules):
+            await self._end(schedule)
+        self._resources.close()
+        if self._journal is not None:
+            await self._journal.close()
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RunnerClosedError
+
+    def _new_schedule(self, tasks: Tasks) -> Schedule:
+        journal = self._journal
+        # With a journal, an id is that of one task for the whole run.
+        ids = set() if journal is None else self._ids
+        source = TaskSource(tasks, ids, lambda task_id: journal is not None and task_id in journal)
+        schedule = Schedule(source, self._settings, self._mode, self._skip_group)
+        self._schedules.add(schedule)
+        return schedule
+
+    async def _next_groups(self, schedule: Schedule, count: int, demand: Demand) -> list[Group]:
+        self._check_open()
+        async with self._resuming:
+            if self._journal is not None and not self._is_resumed:
+                left = await self._journal.resume(
+                    {"group_size": self._settings.group_size, "seed": self._settings.seed}
+                )
+                schedule.resume(left.undelivered, left.unfinished)
+                self._is_resumed = True
+        return await schedule.next_groups(count, demand)
+
+    async def _end(self, schedule: Schedule) -> None:
+        await schedule.close()
+        self._schedules.discard(schedule)
+
+
+class GroupStream(AsyncIterator[Group]):
+    """The groups of a call of `Runner.stream`. A stream that is no longer referred to cancels its episodes."""
+
+    def __init__(self, runner: Runner, schedule: Schedule) -> None:
+        self._runner = runner
+        self._schedule = schedule
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Group:
+        self._loop = asyncio.get_running_loop()
+        groups = await self._runner._next_groups(self._schedule, 1, _ALL)
+        if not groups:
+            await self.aclose()
+            raise StopAsyncIteration
+        return groups[0]
+
+    async def aclose(self) -> None:
+        """Cancel the episodes of the stream, and wait for them. A second call does nothing."""
+        await self._runner._end(self._schedule)
+
+    def __del__(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._schedule.cancel)

@@ -1,0 +1,328 @@
+"""Starts the groups of a source of tasks as mode and capacity allow, and keeps those that are finished for delivery."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from rollouts.engines.protocol import InFlight
+from rollouts.runner.errors import GroupFailedError, RunnerBusyError, TaskSourceError
+from rollouts.runner.events import GroupDelivered, GroupFinished, GroupSkipped, GroupStale
+from rollouts.runner.group import Group
+from rollouts.runner.group_run import GroupRun, GroupSettings
+from rollouts.runner.modes import Demand, Mode, is_dropped, is_too_old, sample_weight
+from rollouts.runner.task_source import TaskSource
+from rollouts.runner.version_history import oldest_place, staleness
+
+#: Whether a finished group is skipped; text is the reason, under which it is counted.
+SkipGroup: TypeAlias = Callable[[Group], bool | str]
+
+
+@dataclass(slots=True)
+class FinishedGroup:
+    """A group that waits for delivery. `run` is None for a group of an earlier process."""
+
+    run: GroupRun | None
+    group: Group
+
+
+class Schedule:
+    """Runs groups for one consumer, which calls `next_groups`."""
+
+    def __init__(self, source: TaskSource, settings: GroupSettings, mode: Mode, skip_group: SkipGroup | None) -> None:
+        self._source = source
+        self._settings = settings
+        self._reporter = settings.reporter
+        self._journal = settings.journal
+        self._mode = mode
+        self._skip_group = skip_group
+        self._demand = Demand()
+        self._is_taking = False
+        self._unacknowledged: list[Group] = []
+        self._stored: deque[str] = deque()  # finished by an earlier process
+        self._unfinished: deque[str] = deque()  # begun by an earlier process
+        self._interrupted: deque[GroupRun] = deque()
+        self._running: dict[GroupRun, asyncio.Task[None]] = {}
+        self._finished: deque[FinishedGroup | Exception] = deque()
+        self._source_error: TaskSourceError | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._progress = asyncio.Event()  # set when `next_groups` may have something to return
+        # A consumer that is slower than the groups does not fill the memory with them.
+        self._max_finished = max(1, settings.capacity.limit // settings.group_size)
+
+    # The consumer.
+
+    @property
+    def num_undelivered(self) -> int:
+        """Groups that run or wait for delivery."""
+        return len(self._running) + len(self._finished)
+
+    @property
+    def num_finished(self) -> int:
+        """Groups that wait for delivery."""
+        return len(self._finished) + len(self._stored)
+
+    def resume(self, stored: Iterable[str], unfinished: Iterable[str]) -> None:
+        """Begin with what an earlier process left: ids of finished and of unfinished tasks."""
+        self._stored.extend(stored)
+        self._unfinished.extend(unfinished)
+
+    async def next_groups(self, count: int, demand: Demand) -> list[Group]:
+        """The next `count` groups, fewer at the end of the source. Those of the last call count as delivered.
+
+        A call that is cancelled cancels the episodes that run; the next call begins them again. Raises
+        `TaskSourceError` after the last group, and `GroupFailedError`. After any error the groups that were taken wait
+        for delivery again.
+        """
+        if self._is_taking:
+            raise RunnerBusyError
+        self._is_taking = True
+        try:
+            for group in list(self._unacknowledged):
+                await self.acknowledge(group)
+            taken = await self._take(count, demand)
+        except asyncio.CancelledError:
+            await self.interrupt()
+            raise
+        finally:
+            self._is_taking = False
+        groups = [self._deliver(finished) for finished in taken]
+        self._unacknowledged += groups
+        return groups
+
+    async def acknowledge(self, group: Group) -> bool:
+        """Count a group as delivered for good; False if it is not one that was returned last."""
+        remaining = [one for one in self._unacknowledged if one is not group]
+        if len(remaining) == len(self._unacknowledged):
+            return False
+        if self._journal is not None:
+            await self._journal.delivered(group.task.task_id)
+        self._unacknowledged = [one for one in self._unacknowledged if one is not group]
+        return True
+
+    async def interrupt(self) -> None:
+        """Cancel what runs. The next `next_groups` begins it again, without the episodes that have ended."""
+        interrupted = dict(self._running)
+        tasks = [*interrupted.values()] + ([] if self._starting is None else [self._starting])
+        self._starting = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._interrupted.extendleft(run for run in reversed(interrupted) if not run.is_over)
+
+    def cancel(self) -> None:
+        """Cancel what runs without waiting for it; `interrupt` or `close` waits."""
+        for task in self._running.values():
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel what runs."""
+        await self.interrupt()
+        await self._source.close()
+
+    async def drop_stale(self, in_flight: InFlight) -> None:
+        """Drop running and finished groups that are too old, after an update of the weights. Their capacity is free."""
+        for run, task in self._running.items():
+            if in_flight == "wait":
+                run.expect_no_older_tokens()
+            age = staleness(self._settings.history, run.oldest_place())
+            if is_dropped(self._mode, age) and run.dropped_for is None:
+                run.dropped_for = age
+                task.cancel()
+        finished = [one for one in self._finished if isinstance(one, FinishedGroup)]
+        while (stale := next(filter(self._is_stale, finished), None)) is not None:
+            finished.remove(stale)
+            self._finished.remove(stale)
+            self._settings.capacity.changed.set()
+            await self._drop(stale.group.task.task_id, max(self._ages(stale)))
+        self._progress.set()
+
+    # Delivery.
+
+    async def _take(self, count: int, demand: Demand) -> list[FinishedGroup]:
+        taken: list[FinishedGroup] = []
+        ended = False
+        try:
+            while True:
+                if len(taken) < count and not ended:
+                    waiting = None if demand.waiting is None else count - len(taken)
+                    self._set_demand(replace(demand, waiting=waiting))
+                    found = await self._next()
+                    ended = found is None
+                    if found is not None:
+                        taken.append(found)
+                elif stale := next(filter(self._is_stale, taken), None):  # the weights may have changed since
+                    taken.remove(stale)
+                    await self._drop(stale.group.task.task_id, max(self._ages(stale)))
+                else:
+                    break
+            if not taken and self._source_error is not None:
+                raise self._source_error
+        except BaseException:
+            self._finished.extendleft(reversed(taken))
+            raise
+        finally:
+            if demand.waiting is not None:
+                self._set_demand(replace(demand, waiting=0))
+        return taken
+
+    def _deliver(self, finished: FinishedGroup) -> Group:
+        """Count a group as received by the consumer; the group, with the weights of its samples."""
+        group, ages = finished.group, self._ages(finished)
+        worst = max(ages)
+        if is_too_old(self._mode, worst):
+            group = replace(group, sample_weights=np.array([sample_weight(self._mode, age) for age in ages]))
+            self._count_stale(group.task.task_id, worst, "downweight")
+        self._reporter.counters.groups_delivered += 1
+        self._reporter.emit(GroupDelivered, group.task.task_id, worst)
+        return group
+
+    def _set_demand(self, demand: Demand) -> None:
+        self._demand = demand
+        self._settings.capacity.changed.set()
+
+    async def _next(self) -> FinishedGroup | None:
+        """The next finished group; None after the last."""
+        while True:
+            if self._stored and self._journal is not None:
+                group = await self._journal.group(self._stored[0])
+                self._stored.popleft()
+                return FinishedGroup(None, group)
+            if self._finished:
+                found = self._finished.popleft()
+                self._settings.capacity.changed.set()
+                if isinstance(found, Exception):
+                    raise found
+                return found
+            if self._starting is None:
+                self._starting = asyncio.create_task(self._start_groups())
+            elif self._starting.done() and not self._running:
+                self._starting.result()
+                return None
+            self._progress.clear()
+            await self._progress.wait()
+
+    # Groups.
+
+    async def _start_groups(self) -> None:
+        """Start groups until there are no more tasks."""
+        changed = self._settings.capacity.changed
+        try:
+            while True:
+                while self._may_start():
+                    run = await self._next_run()
+                    age = staleness(self._settings.history, run.oldest_place())
+                    if is_dropped(self._mode, age):  # it was interrupted, and the weights have changed since
+                        await self._drop(run.task.task_id, age)
+                        continue
+                    if not self._may_start():
+                        self._interrupted.appendleft(run)
+                        break
+                    self._start(run)
+                changed.clear()
+                await changed.wait()
+        except StopAsyncIteration:
+            pass
+        except TaskSourceError as error:
+            self._source_error = error
+        finally:
+            self._progress.set()
+
+    def _start(self, run: GroupRun) -> None:
+        run.claim()
+        task = asyncio.create_task(self._run_group(run))
+        self._running[run] = task
+        task.add_done_callback(lambda _: self._ended(run))
+
+    def _may_start(self) -> bool:
+        capacity = self._settings.capacity
+        limit = self._mode.max_undelivered(self._demand)
+        return (
+            capacity.claimed < capacity.limit
+            and len(self._finished) < self._max_finished
+            and (limit is None or self.num_undelivered < limit)
+        )
+
+    async def _next_run(self) -> GroupRun:
+        """The next group to be started. Raises `StopAsyncIteration` and `TaskSourceError`."""
+        if self._interrupted:
+            return self._interrupted.popleft()
+        if self._unfinished and self._journal is not None:
+            task_id = self._unfinished[0]
+            task = await self._journal.task(task_id)
+            recorded = await self._journal.attempts(task_id)
+            self._unfinished.popleft()
+            return GroupRun(task, self._settings, recorded)
+        task = await self._source.next()
+        return GroupRun(task, self._settings)
+
+    async def _run_group(self, run: GroupRun) -> None:
+        task_id = run.task.task_id
+        try:
+            if self._journal is not None:
+                await self._journal.started(run.task)
+            group = await run.run()
+            run.is_over = True
+            self._reporter.counters.groups_finished += 1
+            self._reporter.emit(GroupFinished, task_id, group.rewards, group.reward_parts, group.seconds)
+            reason = self._skip_reason(group)
+            if reason:
+                await self._skip(task_id, reason)
+            else:
+                self._finished.append(FinishedGroup(run, group))
+        except asyncio.CancelledError:
+            if run.dropped_for is None or run.is_over:
+                raise
+            run.is_over = True
+            await self._drop(task_id, run.dropped_for)
+        except Exception as error:  # noqa: BLE001  raised by `next_groups`
+            self._finished.append(error)
+            run.is_over = True
+
+    def _ended(self, run: GroupRun) -> None:
+        del self._running[run]
+        run.release()
+        self._progress.set()
+
+    def _skip_reason(self, group: Group) -> str:
+        """Why a group is skipped; empty if it is not. Raises `GroupFailedError`."""
+        if self._skip_group is None:
+            return ""
+        try:
+            reason = self._skip_group(group)
+        except Exception as error:  # a function of a user may raise anything
+            raise GroupFailedError(group.task.task_id, group.episodes, "skip_group", error) from error
+        return reason if isinstance(reason, str) else "skipped" if reason else ""
+
+    async def _skip(self, task_id: str, reason: str) -> None:
+        self._reporter.counters.groups_skipped[reason] += 1
+        self._reporter.emit(GroupSkipped, task_id, reason)
+        if self._journal is not None:
+            await self._journal.discarded(task_id, reason)
+
+    def _ages(self, finished: FinishedGroup) -> list[int]:
+        """The staleness of each episode."""
+        history, run = self._settings.history, finished.run
+        if run is not None:
+            return [staleness(history, place) for place in run.places()]
+        # Tokens of an earlier process without a version count as sampled at the start of this one.
+        return [staleness(history, oldest_place(episode, history, 0)) for episode in finished.group.episodes]
+
+    def _is_stale(self, finished: FinishedGroup) -> bool:
+        """Whether a finished group is too old to be delivered."""
+        return is_dropped(self._mode, max(self._ages(finished)))
+
+    async def _drop(self, task_id: str, age: int) -> None:
+        self._count_stale(task_id, age, "drop")
+        if self._journal is not None:
+            await self._journal.discarded(task_id, f"stale by {age} versions")
+
+    def _count_stale(self, task_id: str, age: int, action: str) -> None:
+        self._reporter.counters.groups_stale[action] += 1
+        self._reporter.emit(GroupStale, task_id, age, action)

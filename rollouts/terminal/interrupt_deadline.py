@@ -1,0 +1,64 @@
+"""Ends a process within a bounded time after Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_INTERRUPTED: Final = 130
+_SHOW_CURSOR: Final = "\x1b[?25h"
+
+
+def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str) -> T:
+    """Run a coroutine as `asyncio.run` does. Called in the main thread.
+
+    The first SIGINT cancels it; when it has ended, `KeyboardInterrupt` is raised. A process that still runs `seconds`
+    after the SIGINT, or receives a second one, prints `message` to standard error and exits with code 130, whatever its
+    threads and its event loop are doing: files must be readable at every moment.
+    """
+
+    def exit_now() -> None:
+        # Not through `sys.stderr`, whose lock another thread may hold. A progress display has hidden the cursor.
+        os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{message}\n".encode(errors="replace"))
+        os._exit(_INTERRUPTED)
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        tasks: list[asyncio.Task[Any]] = []
+        interrupts: list[int] = []
+
+        def interrupt(number: int, _: object) -> None:
+            interrupts.append(number)
+            if len(interrupts) > 1:
+                exit_now()
+            deadline = threading.Timer(seconds, exit_now)
+            deadline.daemon = True
+            deadline.start()
+            for task in tasks:
+                loop.call_soon_threadsafe(task.cancel)
+
+        async def run() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.append(task)
+            if interrupts:
+                main.close()
+                raise asyncio.CancelledError
+            return await main
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            return runner.run(run())
+        except asyncio.CancelledError:
+            if interrupts:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            if not interrupts:
+                signal.signal(signal.SIGINT, before)

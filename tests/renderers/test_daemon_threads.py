@@ -1,0 +1,167 @@
+"""Threads that do not keep the process alive: order, limits, abandoned calls, and the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from renderers.daemon_threads import DaemonThreads
+
+NAME = contextvars.ContextVar("NAME", default="")
+
+
+def test_calls_return_their_results_and_raise_their_errors() -> None:
+    threads = DaemonThreads(2, "test")
+    assert [call.result() for call in [threads.submit(pow, 2, n) for n in range(5)]] == [1, 2, 4, 8, 16]
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 1, 0).result()
+    assert list(threads.map(abs, [-1, -2])) == [1, 2]
+
+
+def test_one_thread_makes_the_calls_in_order_and_is_used_again() -> None:
+    threads, order = DaemonThreads(1, "test"), []
+    for n in range(50):
+        threads.submit(order.append, (n, threading.current_thread))
+    threads.submit(int).result()
+    assert [n for n, _ in order] == list(range(50))
+    used = {threads.submit(threading.get_ident).result() for _ in range(20)}
+    assert len(used) == 1
+
+
+def test_no_more_calls_run_at_a_time_than_there_are_threads() -> None:
+    threads, lock = DaemonThreads(3, "test"), threading.Lock()
+    running, most = 0, 0
+    full = threading.Barrier(3, timeout=30)  # passed only if three run at a time
+
+    def call() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        full.wait()
+        with lock:
+            running -= 1
+
+    for each in [threads.submit(call) for _ in range(9)]:
+        each.result()
+    assert most == 3
+
+
+async def test_a_cancelled_call_that_hangs_gives_its_thread_to_others() -> None:
+    threads, release, started = DaemonThreads(1, "test"), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        started.set()
+        release.wait()
+
+    for _ in range(3):
+        started.clear()
+        hanging = asyncio.create_task(threads.run(hang))
+        await asyncio.to_thread(started.wait)
+        next_call = asyncio.create_task(threads.run(int, "7"))
+        await asyncio.sleep(0)
+        hanging.cancel()
+        assert await next_call == 7
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+    threads.shutdown()  # does not wait for abandoned calls
+    release.set()
+
+
+async def test_a_call_that_is_cancelled_before_it_begins_never_runs() -> None:
+    threads, release, ran = DaemonThreads(1, "test"), threading.Event(), []
+    first = asyncio.create_task(threads.run(release.wait))
+    second = asyncio.create_task(threads.run(ran.append, 1))
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    release.set()
+    await first
+    threads.shutdown()
+    assert ran == []
+
+
+async def test_a_call_has_the_context_variables_of_its_caller() -> None:
+    NAME.set("caller")
+    assert await DaemonThreads(1, "test").run(NAME.get) == "caller"
+
+
+def test_after_shutdown_waiting_calls_are_made_and_new_ones_refused() -> None:
+    threads, order = DaemonThreads(1, "test"), []
+    release = threading.Event()
+    threads.submit(release.wait)
+    waiting = [threads.submit(order.append, n) for n in range(3)]
+    threads.shutdown(wait=False)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        threads.submit(int)
+    release.set()
+    threads.shutdown()
+    assert order == [0, 1, 2]
+    assert all(call.done() for call in waiting)
+
+
+def test_shutdown_can_cancel_calls_that_have_not_begun() -> None:
+    threads, release = DaemonThreads(1, "test"), threading.Event()
+    running = threads.submit(release.wait)
+    while not running.running():
+        time.sleep(0.001)
+    waiting = threads.submit(int)
+    threads.shutdown(wait=False, cancel_futures=True)
+    assert waiting.cancelled()
+    release.set()
+    assert running.result() is True
+
+
+def test_the_threads_of_a_freed_executor_end() -> None:
+    threads = DaemonThreads(2, "freed-executor")
+    threads.submit(int).result()
+    (thread,) = (each for each in threading.enumerate() if each.name == "freed-executor")
+    del threads
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    threads = DaemonThreads(1, "test")
+    threads.submit(int).result()
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(threads.submit(int, "7").result(timeout=30))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+PROGRAM = """
+import sys, threading, time
+from renderers.daemon_threads import DaemonThreads
+threads = DaemonThreads(2, "test")
+began = threading.Event()
+def short():
+    began.set()
+    time.sleep(0.2)
+    print("short call ended", flush=True)
+def hanging():
+    began.wait()
+    time.sleep(3600)
+threads.submit(short)
+threads.submit(hanging)
+began.wait()
+"""
+
+
+def test_a_hanging_call_does_not_keep_the_process_alive_and_a_short_one_is_completed() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "short call ended\n", "")

@@ -1,0 +1,295 @@
+"""Tools of real MCP servers: of a process, and over HTTP on this machine."""
+
+import asyncio
+import io
+import json
+import logging
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+from rollouts import EpisodeSpec, SamplingParams, run_episodes
+from rollouts.environments import HttpServer, McpTools, StdioServer, ToolEnvironment
+from rollouts.environments.mcp import McpServerError, McpToolNamesError, McpToolsClosedError
+from rollouts.environments.tools import ToolFailedError
+from rollouts.errors import ArgumentError, MissingExtraError, UnsupportedVersionError
+from rollouts.testing import ScriptedEngine
+
+SCRIPT = str(Path(__file__).with_name("mcp_tools_server.py"))
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def stdio(**options):
+    return StdioServer(sys.executable, [SCRIPT], **options)
+
+
+def by_name(mcp):
+    return {tool.name: tool for tool in mcp.tools}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mcp():
+    """The tools of one process, which most tests share as episodes do."""
+    async with McpTools({"test": stdio(env={"GIVEN": "1", "PATH": "/nowhere"})}) as tools:
+        yield tools
+
+
+def is_running(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def pixels(image):
+    return np.asarray(Image.open(io.BytesIO(image))).tolist()
+
+
+async def test_a_tool_has_the_name_description_and_schema_of_the_server(mcp):
+    function = by_name(mcp)["repeat"].spec["function"]
+    assert (function["name"], function["description"]) == ("repeat", "Repeat a text.")
+    assert function["parameters"]["properties"]["times"]["type"] == "integer"
+    assert function["parameters"]["required"] == ["text"]
+    assert by_name(mcp)["repeat"].timeout_seconds == 60.0
+
+
+async def test_texts_images_and_structured_content_become_the_result_of_the_call(mcp):
+    tools = by_name(mcp)
+    assert await tools["repeat"].call({"text": "ab", "times": 3}) == "ababab"
+    assert json.loads(await tools["counted"].call({"word": "abc"})) == {"abc": 3}
+    (image,) = await tools["picture"].call({"side": 2})
+    assert pixels(image) == [[[200, 40, 2]] * 2] * 2
+    before, image, after = await tools["captioned"].call({"side": 3})
+    assert (before, after, len(pixels(image))) == ("before", "after", 3)
+
+
+async def test_an_error_of_a_tool_is_for_the_model(mcp):
+    tools = by_name(mcp)
+    with pytest.raises(ToolFailedError, match="no such file"):
+        await tools["fail"].call({"reason": "no such file"})
+    with pytest.raises(ToolFailedError, match="times"):
+        await tools["repeat"].call({"text": "a", "times": "many"})
+
+
+async def test_content_that_no_message_can_hold_fails_the_episode(mcp):
+    with pytest.raises(McpServerError, match=r"'test': the tool 'sound' returned audio \(audio/wav\)"):
+        await by_name(mcp)["sound"].call({})
+
+
+async def test_the_process_gets_the_given_variables_and_no_other(mcp, monkeypatch):
+    monkeypatch.setenv("API_KEY", "secret")
+    variables = json.loads(await by_name(mcp)["variables"].call({}))
+    variables.pop("LC_CTYPE", None)  # set by Python itself
+    assert variables == {"GIVEN": "1", "PATH": "/nowhere"}
+
+
+async def test_calls_of_many_episodes_run_at_the_same_time_on_one_process(mcp):
+    tools = by_name(mcp)
+    hanging = asyncio.create_task(tools["hang"].call({}))
+    results = await asyncio.gather(*(tools["repeat"].call({"text": str(n), "times": 2}) for n in range(20)))
+    assert results == [f"{n}{n}" for n in range(20)]
+    assert len({await tools["process"].call({}) for _ in range(3)}) == 1
+    assert not hanging.done()
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    assert await tools["repeat"].call({"text": "x"}) == "x", "the connection is usable after a cancelled call"
+
+
+async def test_episodes_of_a_tool_environment_call_the_tools(mcp, renderer):
+    calls = [("captioned", {"side": 32}), ("fail", {"reason": "no luck"}), ("repeat", {"text": "r", "times": 2})]
+    block = "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls
+    )
+    engine = ScriptedEngine(lambda request: "done" if request.media else block, renderer=renderer)
+    trajectories = await run_episodes(
+        lambda: ToolEnvironment(None, tools=mcp.tools, messages=lambda task: [{"role": "user", "content": "go"}]),
+        [EpisodeSpec(seed) for seed in range(4)],
+        engine=engine,
+        renderer=renderer,
+        sampling=SamplingParams(max_tokens=999),
+        max_turns=3,
+    )
+    for trajectory in trajectories:
+        assert (trajectory.done, trajectory.error) == (True, "")
+        assert [call["outcome"] for call in trajectory.turns[0].info["tool_calls"]] == ["ok", "failed", "ok"]
+        captioned, failed, repeated = trajectory.to_messages(trajectory.leaves()[0])[2:5]
+        assert [part["type"] for part in captioned["content"]] == ["text", "image", "text"]
+        assert "no luck" in failed["content"]
+        assert repeated["content"] == "rr"
+
+
+async def test_a_call_that_takes_too_long_is_told_to_the_model(mcp, renderer):
+    engine = ScriptedEngine(['<tool_call>\n{"name": "hang", "arguments": {}}\n</tool_call>', "done"], renderer=renderer)
+    hang = replace(by_name(mcp)["hang"], timeout_seconds=0.1)
+    (trajectory,) = await run_episodes(
+        lambda: ToolEnvironment(None, tools=[hang], messages=lambda task: [{"role": "user", "content": "go"}]),
+        [EpisodeSpec(0)],
+        engine=engine,
+        renderer=renderer,
+        sampling=SamplingParams(max_tokens=999),
+        max_turns=3,
+    )
+    assert trajectory.turns[0].info["tool_calls"][0]["outcome"] == "timeout"
+    assert trajectory.done
+
+
+async def test_a_server_that_ends_fails_the_call_and_is_started_again_by_the_next(renderer):
+    async with McpTools({"test": stdio()}) as mcp:
+        tools = by_name(mcp)
+        first = await tools["process"].call({})
+        waiting = asyncio.create_task(tools["hang"].call({}))
+        with pytest.raises(McpServerError, match=r"(?s)'die'.*the disk is gone"):
+            await tools["die"].call({})
+        with pytest.raises(McpServerError, match="the connection ended during a call of 'hang'"):
+            await waiting
+        pids = await asyncio.gather(*(tools["process"].call({}) for _ in range(3)))
+        assert len(set(pids)) == 1
+        assert pids[0] != first
+
+        engine = ScriptedEngine(['<tool_call>\n{"name": "die", "arguments": {}}\n</tool_call>'], renderer=renderer)
+        (trajectory,) = await run_episodes(
+            lambda: ToolEnvironment(None, tools=mcp.tools, messages=lambda task: [{"role": "user", "content": "go"}]),
+            [EpisodeSpec(0)],
+            engine=engine,
+            renderer=renderer,
+            sampling=SamplingParams(max_tokens=999),
+            max_turns=3,
+        )
+        assert "MCP server 'test'" in trajectory.error
+    assert not is_running(pids[0])
+    with pytest.raises(McpToolsClosedError):
+        await tools["process"].call({})
+    with pytest.raises(McpToolsClosedError):
+        _ = mcp.tools
+
+
+async def test_servers_with_the_same_names_are_an_error_unless_the_names_get_a_prefix():
+    servers = {"one": stdio(env={"NUMBER": "1"}), "two": stdio(env={"NUMBER": "2"})}
+    async with McpTools(servers, prefix_names=True) as mcp:
+        tools = by_name(mcp)
+        numbers = [json.loads(await tools[f"{name}__variables"].call({}))["NUMBER"] for name in ("one", "two")]
+        assert numbers == ["1", "2"]
+        assert tools["two__repeat"].spec["function"]["name"] == "two__repeat"
+
+    mcp = McpTools(servers)
+    clash = r"'one', 'two' have tools of the same name: repeat, .*prefix_names"
+    with pytest.raises(McpToolNamesError, match=clash) as error:
+        await mcp.__aenter__()
+    assert "picture" in error.value.names
+    assert not [task for task in asyncio.all_tasks() if task.get_name() in ("mcp-server-one", "mcp-server-two")]
+
+
+@asynccontextmanager
+async def http_server():
+    """A server over HTTP on a free port, in a process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([sys.executable, SCRIPT, str(port)], stderr=subprocess.DEVNULL)  # noqa: ASYNC220  a start is short
+    try:
+        while process.poll() is None:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                break
+        yield f"http://127.0.0.1:{port}/mcp", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_tools_over_http(caplog):
+    caplog.set_level(logging.CRITICAL, "mcp")
+    async with http_server() as (url, process), McpTools({"web": HttpServer(url, {"X-Key": "k"})}) as mcp:
+        tools = by_name(mcp)
+        assert await tools["repeat"].call({"text": "ab", "times": 2}) == "abab"
+        (image,) = await tools["picture"].call({"side": 2})
+        assert pixels(image) == [[[200, 40, 2]] * 2] * 2
+        hanging = asyncio.create_task(tools["hang"].call({}))
+        assert await tools["process"].call({}) == str(process.pid)
+        process.kill()
+        process.wait()
+        with pytest.raises(McpServerError, match="'web'"):
+            await hanging
+        with pytest.raises(McpServerError, match="'web'"):
+            await tools["repeat"].call({"text": "ab"})
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        (StdioServer("no-such-program-here"), "there is no program 'no-such-program-here'"),
+        (StdioServer(sys.executable, ["-c", "print('no protocol', flush=True); raise SystemExit('bye')"]), "bye"),
+        (HttpServer("http://127.0.0.1:9/mcp"), "could not be opened"),
+    ],
+    ids=["no program", "a program that ends", "no server"],
+)
+async def test_a_server_that_cannot_be_opened_is_named_with_its_reason(server, reason, caplog):
+    caplog.set_level(logging.CRITICAL, "mcp")
+    with pytest.raises(McpServerError, match=f"(?s)MCP server 'x'.*{reason}"):
+        await McpTools({"x": server}).__aenter__()
+
+
+async def test_a_server_that_does_not_answer_is_ended_after_the_time_to_open(tmp_path):
+    record = tmp_path / "pid"
+    program = f"import os, time; open({str(record)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    with pytest.raises(McpServerError, match="was not ready within 1 seconds"):
+        await McpTools({"x": StdioServer(sys.executable, ["-c", program])}, open_seconds=1.0).__aenter__()
+    assert not is_running(record.read_text())
+
+
+async def test_a_failed_server_closes_the_others():
+    with pytest.raises(McpServerError, match="'bad'"):
+        await McpTools({"good": stdio(), "bad": StdioServer("no-such-program-here")}).__aenter__()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("mcp-server-good")]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: McpTools({}),
+        lambda: McpTools([stdio()]),
+        lambda: McpTools({"x": "http://127.0.0.1"}),
+        lambda: McpTools({"x": stdio()}, call_seconds=0),
+        lambda: McpTools({"x": stdio()}, open_seconds="x"),
+        lambda: StdioServer(""),
+        lambda: StdioServer("python", "-c"),
+        lambda: StdioServer("python", env={"A": 1}),
+        lambda: StdioServer("python", env=["A"]),
+        lambda: HttpServer("localhost:80"),
+    ],
+    ids=["none", "list", "text", "call_seconds", "open_seconds", "command", "args", "value", "env", "url"],
+)
+async def test_wrong_arguments_are_refused(make):
+    with pytest.raises(ArgumentError):
+        make()
+
+
+async def test_a_value_of_a_variable_is_not_in_an_error():
+    with pytest.raises(ArgumentError) as error:
+        StdioServer("python", env={"KEY": b"secret"})
+    assert "KEY" in str(error.value)
+    assert "secret" not in str(error.value)
+    assert "k-123" not in repr(HttpServer("http://x", {"Authorization": "k-123"}))
+
+
+async def test_a_missing_or_old_package_is_named(monkeypatch):
+    def missing(name):
+        raise __import__("importlib.metadata").metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("rollouts.environments.mcp.tools.version", missing)
+    with pytest.raises(MissingExtraError, match=r"mmrollouts\[mcp\]"):
+        McpTools({"x": stdio()})
+    monkeypatch.setattr("rollouts.environments.mcp.tools.version", lambda name: "1.12.0")
+    with pytest.raises(UnsupportedVersionError, match=r"1\.12\.0 is installed"):
+        McpTools({"x": stdio()})

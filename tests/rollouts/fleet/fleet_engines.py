@@ -1,0 +1,69 @@
+"""Engines of a fleet whose health, failures and progress a test decides."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    SamplingParams,
+    WeightSpan,
+)
+from rollouts.errors import ServerUnreachableError
+
+
+class MemberEngine:
+    """Answers with one token. `failure` is raised instead; while `gate` is clear, requests wait."""
+
+    def __init__(self, version: str = "0", model: str = "tiny", **capabilities: Any) -> None:
+        self.weight_version = version
+        self.served = {"model": model, **capabilities}
+        self.is_healthy = True
+        self.failure: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.sessions: list[str | None] = []
+        self.running = 0
+        self.started = asyncio.Event()
+        self.health_checks = 0
+        self.closed = False
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        self.sessions.append(request.session_id)
+        self.running += 1
+        self.started.set()
+        try:
+            await self.gate.wait()
+            if self.failure is not None:
+                raise self.failure
+            return GenerateResult(request.request_id, [self._completion(index) for index in range(request.sampling.n)])
+        finally:
+            self.running -= 1
+
+    def _completion(self, index: int) -> Completion:
+        spans = (WeightSpan(self.weight_version, 0, 1),)
+        ids, logprobs = np.array([7], np.int32), np.array([-0.5], np.float32)
+        return Completion(index, ids, logprobs, FinishReason.LENGTH, weight_spans=spans)
+
+    async def health(self) -> bool:
+        self.health_checks += 1
+        return self.is_healthy
+
+    async def capabilities(self) -> Any:
+        if not self.is_healthy:
+            raise ServerUnreachableError("capabilities", "connection refused")
+        return SimpleNamespace(**self.served)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def request(session: str | None = "session", **options: Any) -> GenerateRequest:
+    return GenerateRequest([1, 2, 3], SamplingParams(max_tokens=1, **options), session_id=session)

@@ -1,0 +1,301 @@
+"""Requests of a fleet: affinity, failover, ejection, admission, and members that come and go."""
+
+import asyncio
+
+import pytest
+from fleet_engines import MemberEngine, request
+
+from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.engines.protocol import Engine
+from rollouts.errors import (
+    ArgumentError,
+    EngineClosedError,
+    FleetMismatchError,
+    InvalidRequestError,
+    NoServerError,
+    ServerError,
+    ServerUnreachableError,
+)
+
+REFUSED = ServerUnreachableError("r", "connection refused")
+
+
+def fleet_of(count, **limits):
+    engines = {name: MemberEngine() for name in "abcdefgh"[:count]}
+    return engines, EngineFleet(engines, limits=FleetLimits(**{"check_seconds": 0.01, "wait_seconds": 5.0, **limits}))
+
+
+def states(fleet):
+    return {member.name: str(member.state) for member in fleet.members}
+
+
+async def until(condition):
+    """Waits for a state; the test's own time limit is the bound."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
+            await asyncio.sleep(0.005)
+
+
+def member_with_request(engines):
+    return next(name for name, engine in engines.items() if engine.running)
+
+
+async def test_a_fleet_is_an_engine_and_all_turns_of_a_session_go_to_one_member():
+    engines, fleet = fleet_of(4)
+    assert isinstance(fleet, Engine)
+    async with fleet:
+        for session in ("one", "two", "three") * 5:
+            await fleet.generate(request(session))
+    by_session = {}
+    for name, engine in engines.items():
+        for session in engine.sessions:
+            by_session.setdefault(session, set()).add(name)
+    assert sorted(map(len, by_session.values())) == [1, 1, 1]
+    assert all(engine.closed for engine in engines.values())
+
+
+async def test_a_request_whose_server_is_gone_is_answered_by_another_and_the_session_stays_there():
+    engines, fleet = fleet_of(3)
+    async with fleet:
+        await fleet.generate(request("s"))
+        (first,) = [name for name, engine in engines.items() if engine.sessions]
+        engines[first].failure, engines[first].is_healthy = REFUSED, False
+        await fleet.generate(request("s"))
+        assert states(fleet)[first] == "ejected"
+        (second,) = [name for name, engine in engines.items() if engine.sessions and name != first]
+        engines[first].failure, engines[first].is_healthy = None, True
+        await fleet.check()
+        assert states(fleet)[first] == "ready"
+        await fleet.generate(request("s"))
+        assert len(engines[second].sessions) == 2
+        assert (fleet.failovers, fleet.moved_sessions) == (1, 1)
+
+
+async def test_a_member_that_stops_answering_its_checks_loses_its_requests_in_flight_to_others():
+    engines, fleet = fleet_of(2, eject_after=2)
+    async with fleet:
+        for engine in engines.values():
+            engine.gate.clear()
+        running = asyncio.create_task(fleet.generate(request("s")))
+        await until(lambda: any(engine.running for engine in engines.values()))
+        first = member_with_request(engines)
+        (other,) = engines.keys() - {first}
+        engines[other].gate.set()
+        engines[first].is_healthy = False
+        result = await running
+    assert result.completions[0].token_ids.tolist() == [7]
+    assert engines[first].running == 0
+    assert len(engines[other].sessions) == 1
+
+
+async def test_a_single_failed_check_does_not_eject_a_member():
+    engines, fleet = fleet_of(2, eject_after=2, check_seconds=60.0)
+    async with fleet:
+        await fleet.check()
+        engines["a"].is_healthy = False
+        await fleet.check()
+        assert states(fleet) == {"a": "ready", "b": "ready"}
+        await fleet.check()
+        assert states(fleet) == {"a": "ejected", "b": "ready"}
+
+
+async def test_a_request_that_kills_servers_does_not_reach_all_of_them():
+    engines, fleet = fleet_of(6, failovers=2)
+    for engine in engines.values():
+        engine.failure = ServerError("r", "the engine died", status=500, body="EngineDeadError")
+    async with fleet:
+        with pytest.raises(NoServerError) as failure:
+            await fleet.generate(request("s"))
+    assert len(failure.value.reasons) == 3
+    assert sum(len(engine.sessions) for engine in engines.values()) == 3
+    assert isinstance(failure.value, ServerUnreachableError)  # what a runner retries
+
+
+async def test_an_invalid_request_is_not_sent_to_a_second_server():
+    engines, fleet = fleet_of(3)
+    for engine in engines.values():
+        engine.failure = InvalidRequestError("r", "the prompt is empty")
+    async with fleet:
+        with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+            await fleet.generate(request("s"))
+    assert sum(len(engine.sessions) for engine in engines.values()) == 1
+
+
+async def test_a_request_waits_for_a_server_to_come_back():
+    engines, fleet = fleet_of(1)
+    engines["a"].is_healthy = False
+    async with fleet:
+        waiting = asyncio.create_task(fleet.generate(request("s")))
+        await until(lambda: engines["a"].health_checks >= 3)
+        assert not waiting.done()
+        engines["a"].is_healthy = True
+        assert (await waiting).completions[0].token_ids.tolist() == [7]
+
+
+async def test_without_any_server_the_error_names_each_and_why():
+    engines, fleet = fleet_of(2, wait_seconds=0.0)
+    for engine in engines.values():
+        engine.is_healthy = False
+    async with fleet:
+        with pytest.raises(NoServerError, match=r"a: its health check failed; b: its health check failed"):
+            await fleet.generate(request("s"))
+
+
+async def test_a_fleet_without_members_says_so_at_the_first_request():
+    async with EngineFleet({}) as fleet:
+        with pytest.raises(NoServerError, match="no members; add one"):
+            await fleet.generate(request("s"))
+        engine = MemberEngine()
+        await fleet.add("a", engine)
+        await fleet.generate(request("s"))
+    assert engine.sessions == ["s"]
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "other"),
+    [("model", "tiny", "large"), ("pixel_dtype", "uint8", "float32"), ("max_model_len", 4096, 8192)],
+)
+async def test_servers_that_differ_are_refused_before_the_first_request(field, one, other):
+    engines = {"a": MemberEngine(**{field: one}), "b": MemberEngine(**{field: other})}
+    async with EngineFleet(engines) as fleet:
+        with pytest.raises(FleetMismatchError, match=field) as failure:
+            await fleet.generate(request("s"))
+        assert {repr(one), repr(other)} <= set(str(failure.value).replace(",", " ").replace(":", " ").split())
+    assert not any(engine.sessions for engine in engines.values())
+
+
+async def test_a_server_of_another_model_cannot_be_added_and_disturbs_no_request():
+    _engines, fleet = fleet_of(2)
+    async with fleet:
+        await fleet.generate(request("s"))
+        with pytest.raises(FleetMismatchError, match="model"):
+            await fleet.add("c", MemberEngine(model="large"))
+        await fleet.generate(request("s"))
+        assert states(fleet) == {"a": "ready", "b": "ready"}
+
+
+async def test_a_server_that_comes_back_with_another_model_stays_ejected_and_says_why():
+    engines, fleet = fleet_of(2, eject_after=1, check_seconds=60.0)
+    async with fleet:
+        await fleet.check()
+        engines["a"].is_healthy = False
+        await fleet.check()
+        engines["a"].is_healthy, engines["a"].served = True, {"model": "large"}
+        await fleet.check()
+        (member,) = [member for member in fleet.members if member.name == "a"]
+        assert (str(member.state), "large" in member.reason) == ("ejected", True)
+
+
+async def test_a_drained_member_finishes_what_it_has_and_its_sessions_move():
+    engines, fleet = fleet_of(2)
+    async with fleet:
+        for engine in engines.values():
+            engine.gate.clear()
+        running = asyncio.create_task(fleet.generate(request("s")))
+        await until(lambda: any(engine.running for engine in engines.values()))
+        first = member_with_request(engines)
+        (other,) = engines.keys() - {first}
+        engines[other].gate.set()
+        draining = asyncio.create_task(fleet.drain(first))
+        await until(lambda: states(fleet)[first] == "draining")
+        await fleet.generate(request("s"))
+        assert not draining.done()
+        engines[first].gate.set()
+        await running
+        await draining
+        assert [len(engines[first].sessions), len(engines[other].sessions)] == [1, 1]
+        assert str((await fleet.undrain(first)).state) == "ready"
+
+
+async def test_a_drain_with_a_time_limit_moves_what_still_runs():
+    engines, fleet = fleet_of(2)
+    async with fleet:
+        for engine in engines.values():
+            engine.gate.clear()
+        running = asyncio.create_task(fleet.generate(request("s")))
+        await until(lambda: any(engine.running for engine in engines.values()))
+        first = member_with_request(engines)
+        (other,) = engines.keys() - {first}
+        engines[other].gate.set()
+        await fleet.remove(first, seconds=0.01)
+        assert (await running).completions[0].token_ids.tolist() == [7]
+        assert engines[first].closed
+        assert list(states(fleet)) == [other]
+
+
+async def test_existing_sessions_stay_where_they_are_when_a_member_is_added():
+    engines, fleet = fleet_of(3)
+    sessions = [f"s{number}" for number in range(60)]
+    async with fleet:
+        for session in sessions:
+            await fleet.generate(request(session))
+        before = {name: list(engine.sessions) for name, engine in engines.items()}
+        new = MemberEngine()
+        await fleet.add("new", new)
+        for session in sessions:
+            await fleet.generate(request(session))
+        assert new.sessions == []
+        assert {name: engine.sessions for name, engine in engines.items()} == {
+            name: before[name] * 2 for name in engines
+        }
+        for number in range(60):
+            await fleet.generate(request(f"later{number}"))
+        assert new.sessions
+
+
+async def test_a_cancelled_request_is_cancelled_at_its_member_and_no_longer_counted():
+    engines, fleet = fleet_of(1)
+    engines["a"].gate.clear()
+    async with fleet:
+        running = asyncio.create_task(fleet.generate(request("s", n=3)))
+        await engines["a"].started.wait()
+        assert fleet.members[0].in_flight == 3
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (engines["a"].running, fleet.members[0].in_flight) == (0, 0)
+
+
+async def test_a_closed_fleet_refuses_requests_and_leaves_no_task():
+    _engines, fleet = fleet_of(2)
+    await fleet.generate(request("s"))
+    await fleet.close()
+    with pytest.raises(EngineClosedError):
+        await fleet.generate(request("s"))
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+
+async def test_a_timeout_of_the_caller_is_not_taken_for_a_failure_of_the_member():
+    engines, fleet = fleet_of(2)
+    for engine in engines.values():
+        engine.gate.clear()
+    async with fleet:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(fleet.generate(request("s")), 0.02)
+        assert fleet.failovers == 0
+
+
+def test_a_fleet_serves_several_event_loops_one_after_another():
+    engines, fleet = fleet_of(2)
+
+    async def run():
+        await fleet.generate(request("s"))
+
+    asyncio.run(run())
+    asyncio.run(run())
+    assert sorted(len(engine.sessions) for engine in engines.values()) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "engines",
+    [["http://localhost"], {"a": MemberEngine}, {"": MemberEngine()}, {"a": 3}],
+    ids=["list", "class", "name", "number"],
+)
+def test_wrong_engines_are_refused(engines):
+    with pytest.raises(ArgumentError):
+        EngineFleet(engines)
+
+
+def test_a_server_is_named_once():
+    with pytest.raises(ArgumentError, match="once"):
+        EngineFleet.from_urls(["http://127.0.0.1:1", "http://127.0.0.1:1"])

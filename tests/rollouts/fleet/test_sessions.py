@@ -1,0 +1,118 @@
+"""Which member a session goes to."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.engines.fleet.limits import FleetLimits
+from rollouts.engines.fleet.rendezvous import ranked_members
+from rollouts.engines.fleet.sessions import SessionTable
+from rollouts.errors import ArgumentError
+
+SESSIONS = [f"episode-{number}" for number in range(4000)]
+EIGHT = [f"http://10.0.0.{number}:8000" for number in range(8)]
+
+
+def idle(names):
+    return dict.fromkeys(names, 0)
+
+
+def test_sessions_spread_evenly_over_the_members():
+    counts = Counter(ranked_members(session, EIGHT)[0] for session in SESSIONS)
+    mean = len(SESSIONS) / len(EIGHT)
+    assert all(0.85 * mean < counts[name] < 1.15 * mean for name in EIGHT)
+
+
+@given(st.text(), st.lists(st.text(), unique=True, min_size=1), st.text())
+def test_a_member_that_leaves_moves_its_own_sessions_only(session, names, leaving):
+    rest = [name for name in names if name != leaving]
+    order = ranked_members(session, names)
+    assert ranked_members(session, rest) == [name for name in order if name != leaving]
+
+
+def test_a_new_member_takes_over_about_one_part_of_the_sessions_and_none_move_between_others():
+    before = {session: ranked_members(session, EIGHT)[0] for session in SESSIONS}
+    after = {session: ranked_members(session, [*EIGHT, "new"])[0] for session in SESSIONS}
+    moved = [session for session in SESSIONS if before[session] != after[session]]
+    assert all(after[session] == "new" for session in moved)
+    assert 0 < len(moved) / len(SESSIONS) <= 1 / 9 + 0.05
+
+
+def test_the_order_is_the_same_in_another_process():
+    code = f"from rollouts.engines.fleet.rendezvous import ranked_members; print(ranked_members('episode-1', {EIGHT}))"
+    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
+    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == str(ranked_members("episode-1", EIGHT))
+
+
+def test_names_and_sessions_that_join_to_the_same_text_are_different_pairs():
+    sessions = [f"{number}" for number in range(200)]
+    firsts = {ranked_members(session, ["a", "a1"])[0] for session in sessions}
+    assert firsts == {"a", "a1"}
+
+
+def test_a_session_stays_with_its_member_whatever_the_load():
+    table = SessionTable(FleetLimits(spill_requests=1))
+    first = table.member_of("s", "r", idle(EIGHT))
+    assert table.member_of("s", "r", idle(EIGHT) | {first: 10_000}) == first
+    assert table.moved == 0
+
+
+def test_a_new_session_passes_over_an_overloaded_member_and_stays_where_it_went():
+    table = SessionTable(FleetLimits(spill_requests=2))
+    preferred, second = ranked_members("s", EIGHT)[:2]
+    assert table.member_of("s", "r", idle(EIGHT) | {preferred: 100}) == second
+    assert table.member_of("s", "r", idle(EIGHT)) == second
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.text())
+def test_no_new_session_goes_to_a_member_above_the_bound(loads, session):
+    limits = FleetLimits(spill_requests=3, spill_ratio=1.0)
+    by_name = {f"m{number}": load for number, load in enumerate(loads)}
+    chosen = SessionTable(limits).member_of(session, "r", by_name)
+    assert len(loads) == 1 or by_name[chosen] <= max(3, sum(loads) / len(loads))
+
+
+def test_a_session_whose_member_is_gone_moves_once_and_stays_there():
+    table = SessionTable(FleetLimits())
+    first = table.member_of("s", "r", idle(EIGHT))
+    rest = [name for name in EIGHT if name != first]
+    second = table.member_of("s", "r", idle(rest))
+    assert second != first
+    assert table.member_of("s", "r", idle(EIGHT)) == second
+    assert table.moved == 1
+
+
+def test_the_table_of_sessions_is_bounded():
+    table = SessionTable(FleetLimits(sessions=10))
+    for session in SESSIONS[:100]:
+        table.member_of(session, "r", idle(EIGHT))
+    assert len(table) == 10
+
+
+def test_requests_without_a_session_are_spread_and_not_kept():
+    table = SessionTable(FleetLimits())
+    assert {table.member_of(None, f"r{number}", idle(EIGHT)) for number in range(200)} == set(EIGHT)
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("check_seconds", 0),
+        ("check_timeout", float("inf")),
+        ("wait_seconds", -1),
+        ("eject_after", 0),
+        ("failovers", -1),
+        ("failovers", 1.5),
+        ("spill_ratio", 0.9),
+        ("sessions", True),
+    ],
+)
+def test_a_wrong_limit_is_refused_by_its_name(name, value):
+    with pytest.raises(ArgumentError, match=name):
+        FleetLimits(**{name: value})

@@ -1,0 +1,283 @@
+"""Groups of episodes for tasks: all of them, whatever happens to one, within the bounds that were given."""
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+from runner_world import Counting, HeldEngine, groups_of, make_runner, outcomes, run_groups, tasks
+
+from rollouts import SamplingParams, StepResult
+from rollouts.errors import RolloutsError
+from rollouts.rewards import GroupReward, rank_by
+from rollouts.runner import GroupFailedError, Runner, RunnerArgumentError, Task, TaskSourceError
+from rollouts.testing import ScriptedEngine
+from transport import decode, encode
+
+
+def test_every_task_yields_one_group_with_its_episodes_in_order(renderer):
+    groups, runner = run_groups(renderer, tasks(5), group_size=3)
+    assert sorted(groups) == [f"t{index}" for index in range(5)]
+    for task_id, group in groups.items():
+        assert [episode.episode_id for episode in group.episodes] == [f"{task_id}/{index}.0" for index in range(3)]
+        assert {episode.group_id for episode in group.episodes} == {task_id}
+        assert group.attempts == (1, 1, 1)
+        assert group.rewards.tolist() == [2.0] * 3
+        assert group.sample_weights.tolist() == [1.0] * 3
+        assert group.oldest_version == "0"
+    assert outcomes(runner) == {"done": 15}
+
+
+def test_the_episodes_of_a_task_share_the_seed_of_the_environment_and_no_seed_of_a_sample(renderer):
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    groups, _ = run_groups(renderer, [Task("own", seed=7), Task("derived")], engine=engine, group_size=4)
+    assert {episode.seed for episode in groups["own"].episodes} == {7}
+    assert len({episode.seed for episode in groups["derived"].episodes} - {7}) == 1
+    assert {turn.info["seed"] for episode in groups["own"].episodes for turn in episode.turns} == {7}
+    sampling_seeds = [request.sampling.seed for request in engine.requests]
+    assert len(set(sampling_seeds)) == len(sampling_seeds) == 16
+
+
+def test_seeds_depend_on_task_and_index_and_not_on_what_else_runs(renderer):
+    def seeds(source, **options):
+        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+        groups, _ = run_groups(renderer, source, engine=engine, group_size=2, **options)
+        return {request.request_id: request.sampling.seed for request in engine.requests}, groups
+
+    all_seeds, all_groups = seeds(tasks(4))
+    some_seeds, some_groups = seeds(reversed(tasks(4)[2:]), concurrency=1)
+    other_seeds, other_groups = seeds(tasks(4), seed=1)
+    assert some_seeds.items() <= all_seeds.items()
+    assert some_groups["t3"].episodes[0].seed == all_groups["t3"].episodes[0].seed
+    assert not set(all_seeds.values()) & set(other_seeds.values())
+    assert other_groups["t0"].episodes[0].seed != all_groups["t0"].episodes[0].seed
+
+
+class FailsForTaskOne(Counting):
+    def step(self, assistant):
+        result = super().step(assistant)
+        if self.task.task_id == "t1" and self.taken == 2:
+            raise KeyError("the maze is broken")
+        return result
+
+
+def test_failed_episodes_are_in_their_group_with_their_turns_and_end_no_other(renderer):
+    groups, runner = run_groups(renderer, tasks(3), FailsForTaskOne, group_size=2)
+    assert [group.num_failed for _, group in sorted(groups.items())] == [0, 2, 0]
+    for episode in groups["t1"].episodes:
+        assert "the maze is broken" in episode.error
+        assert [turn.reward for turn in episode.turns] == [1.0, 0.0]
+    assert outcomes(runner) == {"done": 4, "failed": 2}
+
+
+def test_an_environment_may_be_made_asynchronously_and_may_fail_to_be_made(renderer):
+    async def make(task):
+        await asyncio.sleep(0)
+        if task.task_id == "t0":
+            raise OSError("no maze")
+        return Counting(task)
+
+    groups, _ = run_groups(renderer, tasks(2), make)
+    assert "make_environment raised OSError: no maze" in groups["t0"].episodes[0].error
+    assert groups["t1"].episodes[0].done
+
+
+def test_a_group_survives_the_wire(renderer):
+    groups, _ = run_groups(renderer, [Task("t", {"answer": 3})], group_size=2)
+    decoded = decode(encode(groups["t"]))
+    assert decoded.task == groups["t"].task
+    assert decoded.rewards.tolist() == groups["t"].rewards.tolist()
+    assert [episode.num_turns for episode in decoded.episodes] == [2, 2]
+    assert decoded.reward_parts.keys() == groups["t"].reward_parts.keys()
+
+
+def test_no_more_episodes_run_than_there_is_capacity_for_and_capacity_is_used(renderer):
+    async def run():
+        engine = HeldEngine(renderer)
+        async with make_runner(renderer, engine=engine, group_size=3, concurrency=5) as runner:
+            collecting = asyncio.create_task(groups_of(runner, tasks(6)))
+            await engine.wait_for_in_flight(5)
+            engine.release.set()
+            assert len(await collecting) == 6
+            assert engine.most_in_flight == 5
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_an_infinite_source_is_taken_from_only_as_far_as_there_is_capacity(renderer):
+    taken = []
+
+    def endless():
+        for index in itertools.count():
+            taken.append(index)
+            yield Task(str(index))
+
+    async def run():
+        async with make_runner(renderer, group_size=2, concurrency=4) as runner:
+            stream = runner.stream(endless())
+            for wanted in range(1, 20):
+                await anext(stream)
+                for _ in range(200):  # the groups that may run ahead of a slow consumer have time to
+                    await asyncio.sleep(0)
+                assert len(taken) <= wanted + 5
+            await stream.aclose()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_skipped_groups_are_counted_under_their_reason_and_replaced_by_others(renderer):
+    def skip(group):
+        number = group.task.data
+        return "solved" if number % 3 == 0 else number % 3 == 1
+
+    async def run():
+        source = (Task(str(index), index) for index in itertools.count())
+        async with make_runner(renderer, skip_group=skip, tasks=source) as runner:
+            groups = await runner.collect(3)
+            assert [group.task.data for group in groups] == [2, 5, 8]
+            return runner.metrics()
+
+    metrics = asyncio.run(asyncio.wait_for(run(), 60))
+    assert metrics["groups_skipped/solved"] == 3
+    assert metrics["groups_skipped/skipped"] == 3
+    assert metrics["groups_delivered"] == 3
+
+
+def test_a_failing_predicate_of_skipping_is_an_error_that_names_the_task(renderer):
+    with pytest.raises(GroupFailedError, match=r"task t0: skip_group failed .* ZeroDivisionError") as caught:
+        run_groups(renderer, tasks(1), skip_group=lambda group: 1 / 0)
+    assert [episode.done for episode in caught.value.episodes] == [True]
+
+
+async def asynchronously(source):
+    for task in source:
+        await asyncio.sleep(0)
+        yield task
+
+
+def failing(source):
+    yield from source
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("wrap", [iter, asynchronously], ids=["iterable", "async iterable"])
+@pytest.mark.parametrize(
+    ("source", "position", "text"),
+    [
+        (lambda: failing(tasks(3)), 3, "the source raised OSError: the disk is gone"),
+        (lambda: [*tasks(2), Task("t0")], 2, "the id 't0' was used before"),
+        (lambda: [*tasks(2), {"task_id": "t2"}], 2, "it is a dict"),
+    ],
+    ids=["raises", "repeats an id", "yields another type"],
+)
+def test_a_failing_source_is_an_error_after_the_groups_before_it(renderer, wrap, source, position, text):
+    async def run():
+        async with make_runner(renderer, group_size=2) as runner:
+            stream = runner.stream(wrap(source()))
+            delivered = [(await anext(stream)).task.task_id for _ in range(position)]
+            with pytest.raises(TaskSourceError, match=text) as caught:
+                await anext(stream)
+            assert sorted(delivered) == [f"t{index}" for index in range(position)]
+            assert caught.value.position == position
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_an_empty_source_has_no_group(renderer):
+    assert run_groups(renderer, [])[0] == {}
+
+
+def test_group_rewards_are_added_to_those_of_the_episodes(renderer):
+    class FirstIsBest(Counting):
+        made = itertools.count()
+
+        def __init__(self, task):
+            super().__init__(task)
+            self.number = next(self.made)
+
+        def step(self, assistant):
+            return StepResult(done=True, reward=-float(self.number))
+
+    rank = GroupReward("rank", 10.0, rank_by(lambda episode: episode.reward))
+    groups, _ = run_groups(renderer, tasks(1), FirstIsBest, group_size=3, group_rewards=[rank])
+    assert groups["t0"].rewards.tolist() == [10.0, 4.0, -2.0]
+    assert groups["t0"].reward_parts["rank"].tolist() == [1.0, 0.5, 0.0]
+    assert groups["t0"].reward_parts["environment"].tolist() == [0.0, -1.0, -2.0]
+
+
+def test_a_failing_group_reward_is_raised_with_the_episodes_and_the_stream_continues(renderer):
+    def reward(episodes):
+        return [np.nan if episode.group_id == "t1" else 1.0 for episode in episodes]
+
+    async def run():
+        async with make_runner(renderer, group_rewards=[GroupReward("rank", 1.0, reward)]) as runner:
+            stream = runner.stream(tasks(3))
+            delivered, errors = [], []
+            while True:
+                try:
+                    delivered.append((await anext(stream)).task.task_id)
+                except GroupFailedError as error:
+                    errors.append(error)
+                except StopAsyncIteration:
+                    break
+            assert sorted(delivered) == ["t0", "t2"]
+            (error,) = errors
+            assert error.task_id == "t1"
+            assert [episode.num_turns for episode in error.episodes] == [2]
+            assert "rank" in str(error)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("make_environment", {"make_environment": "maze"}),
+        ("engine", {"engine": "http://x"}),
+        ("renderer", {"renderer": "directory"}),
+        ("sampling", {"sampling": None}),
+        ("sampling.n", {"sampling": SamplingParams(n=2)}),
+        ("group_size", {"group_size": 0}),
+        ("concurrency", {"concurrency": 1.5}),
+        ("seed", {"seed": None}),
+        ("limits", {"limits": 8}),
+        ("retry", {"retry": 3}),
+        ("mode", {"mode": "asynchronous"}),
+        ("skip_group", {"skip_group": True}),
+        ("group_rewards", {"group_rewards": [max]}),
+        ("listeners", {"listeners": ["print"]}),
+        ("tasks", {"tasks": 5}),
+        ("journal", {"journal": "journal"}),
+    ],
+)
+def test_an_argument_that_cannot_be_is_an_error_that_names_it(renderer, name, bad):
+    engine = ScriptedEngine(["yes"], renderer=renderer)
+    arguments = {"make_environment": Counting, "engine": engine, "renderer": renderer, "sampling": SamplingParams()}
+    with pytest.raises(RolloutsError) as caught:
+        Runner(**{**arguments, **bad})
+    assert caught.value.name == name
+
+
+def test_tasks_without_a_source_and_counts_below_one_are_errors(renderer):
+    async def run():
+        async with make_runner(renderer) as runner:
+            with pytest.raises(RunnerArgumentError, match="tasks"):
+                await runner.collect(1)
+            with pytest.raises(RunnerArgumentError, match="tasks"):
+                runner.stream("t0")
+        async with make_runner(renderer, tasks=tasks(1)) as runner:
+            for count in (0, -1, 1.5, None):
+                with pytest.raises(RunnerArgumentError, match="count"):
+                    await runner.collect(count)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"task_id": ""}, {"task_id": 3}, {"task_id": "\ud800"}, {"seed": 1.5}, {"seed": 2**63}],
+    ids=["empty", "number", "half a surrogate pair", "float seed", "large seed"],
+)
+def test_a_task_that_cannot_be_is_an_error(bad):
+    with pytest.raises(RolloutsError, match=r"task_id|seed"):
+        Task(**{"task_id": "t", **bad})

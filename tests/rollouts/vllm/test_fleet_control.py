@@ -1,0 +1,182 @@
+"""Control calls of a fleet: all members or none, results for each, and updates of weights that some members fail."""
+
+import asyncio
+import shutil
+from contextlib import AsyncExitStack
+
+import pytest
+from controlled_server import RELOAD, Controlled
+from engine_inputs import generate_one, request
+from fake_responses import answer, hold
+
+from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.engines.protocol import UpdatableEngine
+from rollouts.errors import (
+    ArgumentError,
+    CapabilityError,
+    FleetControlError,
+    ServerTimeoutError,
+    UnsafeControlError,
+    WeightUpdateError,
+)
+from rollouts.testing import ScriptedEngine
+
+
+@pytest.fixture
+async def servers(reloadable_model_dir):
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Controlled(reloadable_model_dir)) for _ in range(3)]
+
+
+@pytest.fixture
+async def fleet(servers):
+    limits = FleetLimits(check_seconds=0.02, eject_after=1)
+    async with EngineFleet.from_urls([server.base_url for server in servers], limits=limits) as fleet:
+        await fleet.check()
+        yield fleet
+
+
+@pytest.fixture
+def other(reloadable_model_dir, tmp_path):
+    """Another checkpoint of the same model."""
+    return shutil.copytree(reloadable_model_dir, tmp_path / "other")
+
+
+def failing(status=500):
+    return answer({"error": "it broke"}, status=status)
+
+
+def states(fleet):
+    return [str(member.state) for member in fleet.members]
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
+            await asyncio.sleep(0.005)
+
+
+def test_a_fleet_is_an_engine_whose_weights_can_be_replaced(fleet):
+    engine: UpdatableEngine = fleet
+    assert engine.weight_version == "default"
+
+
+async def test_a_pause_stops_all_members_and_a_resume_starts_them(servers, fleet):
+    assert await fleet.control.pause() == {server.base_url: None for server in servers}
+    assert [server.paused for server in servers] == [True, True, True]
+    await fleet.control.resume()
+    assert [server.paused for server in servers] == [False, False, False]
+
+
+async def test_a_pause_that_fails_at_one_member_is_taken_back_at_the_others(servers, fleet):
+    servers[1].script["/pause"] += [failing()]
+    with pytest.raises(FleetControlError, match=f"1 of 3 members failed.*{servers[1].base_url}.*it broke") as failure:
+        await fleet.control.pause()
+    assert [server.paused for server in servers] == [False, False, False]
+    assert set(failure.value.undone) == {servers[0].base_url, servers[2].base_url}
+    assert failure.value.errors.keys() == {servers[1].base_url}
+
+
+async def test_a_member_that_takes_too_long_is_named_with_the_deadline(servers, fleet):
+    servers[2].script["/resume"] += [hold(asyncio.Event())]
+    with pytest.raises(FleetControlError) as failure:
+        await fleet.control.resume(seconds=0.3)
+    error = failure.value.errors[servers[2].base_url]
+    assert isinstance(error, ServerTimeoutError)
+    assert "0.3 s" in str(error)
+
+
+async def test_the_world_size_is_reported_for_each_server(servers, fleet):
+    sizes = await fleet.control.world_size()
+    assert sizes == {server.base_url: 4 for server in servers}
+
+
+async def test_sleeping_and_waking_reach_all_members(servers, fleet):
+    await fleet.control.sleep(1)
+    assert [server.level for server in servers] == [1, 1, 1]
+    await fleet.control.wake_up()
+    assert [server.level for server in servers] == [0, 0, 0]
+
+
+async def test_an_update_gives_all_members_the_new_weights_and_their_label(servers, fleet, other):
+    outcomes = await fleet.control.update_weights(other, "v1")
+    assert outcomes == {server.base_url: None for server in servers}
+    assert [server.loaded[-1] for server in servers] == [str(other)] * 3
+    assert await fleet.control.weight_version() == {server.base_url: "v1" for server in servers}
+    assert fleet.weight_version == "v1"
+
+
+async def test_a_member_that_fails_an_update_is_ejected_and_named_and_the_others_serve_one_version(
+    servers, fleet, other
+):
+    servers[1].bad.add(str(other))
+    outcomes = await fleet.control.update_weights(other, "v1")
+    assert isinstance(outcomes[servers[1].base_url], WeightUpdateError)
+    assert states(fleet) == ["ready", "ejected", "ready"]
+    versions = set()
+    for number in range(12):
+        completion = await generate_one(fleet, request(session_id=f"s{number}"))
+        versions |= {span.version for span in completion.weight_spans}
+    assert versions == {"v1"}
+    servers[1].requests.clear()
+    await fleet.check()
+    assert states(fleet) == ["ready", "ejected", "ready"]
+
+
+async def test_a_member_that_comes_back_with_old_weights_gets_the_new_ones_before_it_serves(servers, fleet, other):
+    await servers[1].stop()
+    await fleet.check()
+    assert states(fleet) == ["ready", "ejected", "ready"]
+    await fleet.control.update_weights(other, "v1")
+    await servers[1].start()
+    await fleet.check()
+    assert servers[1].weight_version != "v1"
+    assert states(fleet) == ["ready", "ejected", "ready"]
+    await until(lambda: servers[1].weight_version == "v1" and not servers[1].paused)
+    await fleet.check()
+    assert states(fleet) == ["ready", "ready", "ready"]
+    assert servers[1].loaded[-1] == str(other)
+
+
+async def test_weights_that_no_member_takes_leave_all_serving_the_old_ones(servers, fleet, other):
+    for server in servers:
+        server.bad.add(str(other))
+    with pytest.raises(WeightUpdateError, match="no member of the fleet has taken the weights 'v1'"):
+        await fleet.update_weights(other, "v1")
+    assert states(fleet) == ["ready", "ready", "ready"]
+    assert fleet.weight_version == "default"
+    await generate_one(fleet, request())
+
+
+async def test_a_second_update_is_refused_while_one_runs(servers, fleet, other):
+    arrived, release = asyncio.Event(), asyncio.Event()
+    servers[0].script[RELOAD] = [hold(release, arrived)]
+    first = asyncio.create_task(fleet.update_weights(other, "v1"))
+    await arrived.wait()
+    with pytest.raises(UnsafeControlError, match="another update"):
+        await fleet.update_weights(other, "v2")
+    release.set()
+    await first
+    assert fleet.weight_version == "v1"
+
+
+async def test_an_update_with_a_wrong_argument_reaches_no_server(servers, fleet, other):
+    for server in servers:
+        server.requests.clear()
+    with pytest.raises(ArgumentError, match="in_flight"):
+        await fleet.update_weights(other, "v1", in_flight="now")
+    assert not any(server.requests for server in servers)
+
+
+async def test_engines_without_control_calls_are_named():
+    async with EngineFleet({"script": ScriptedEngine([])}) as fleet:
+        with pytest.raises(FleetControlError, match="script is a ScriptedEngine, which has no control calls"):
+            await fleet.control.pause()
+
+
+async def test_a_fleet_of_which_no_member_serves_says_so(servers, fleet, other):
+    for server in servers:
+        await server.stop()
+    await fleet.check()
+    with pytest.raises(CapabilityError, match="no member of the fleet serves"):
+        await fleet.update_weights(other, "v1")

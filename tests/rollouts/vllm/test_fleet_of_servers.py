@@ -1,0 +1,177 @@
+"""A fleet of servers over real sockets: images after a failover, restarts, and a file that names the servers."""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from engine_inputs import expected, generate_one, image, request
+from fake_responses import hold
+from fake_server import GENERATE, FakeVLLM
+
+from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.errors import FleetMismatchError, ServerFileError
+
+QUICK = FleetLimits(check_seconds=0.02, check_timeout=5.0)
+
+
+@pytest.fixture
+async def servers():
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(FakeVLLM()) for _ in range(2)]
+
+
+def fleet_of(servers, limits=QUICK):
+    return EngineFleet.from_urls([server.base_url for server in servers], limits=limits)
+
+
+@asynccontextmanager
+async def checked(fleet, servers):
+    """The fleet after its first checks; the requests of these are removed from the servers."""
+    async with fleet:
+        await fleet.check()
+        for server in servers:
+            server.requests.clear()
+        yield fleet
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
+            await asyncio.sleep(0.005)
+
+
+def sampled(server):
+    """The requests that were to be sampled; the probe of a server sends one without sampling parameters."""
+    return [seen for seen in server.generations if "sampling_params" in seen.json]
+
+
+def serving(servers):
+    """The server that has sampled, and the other one."""
+    return sorted(servers, key=lambda server: not sampled(server))
+
+
+async def test_the_images_of_a_session_are_sent_once_to_the_server_that_it_stays_with(servers):
+    async with checked(fleet_of(servers), servers) as fleet:
+        for _ in range(4):
+            await generate_one(fleet, request(image(), session_id="s"))
+    first, other = serving(servers)
+    assert [seen.shipped for seen in first.generations] == [["cat"], [], [], []]
+    assert other.generations == []
+
+
+async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_images_again(servers):
+    async with checked(fleet_of(servers), servers) as fleet:
+        await generate_one(fleet, request(image(), session_id="s"))
+        first, other = serving(servers)
+        arrived, never = asyncio.Event(), asyncio.Event()
+        first.script[GENERATE] = [hold(never, arrived)]
+        sent = request(image(), image("dog"), session_id="s")
+        running = asyncio.create_task(generate_one(fleet, sent))
+        await arrived.wait()
+        await first.stop()
+        completion = await running
+        assert completion.token_ids.tolist() == expected(sent)
+        assert [sorted(seen.shipped) for seen in other.generations] == [["cat", "dog"]]
+        assert [str(member.state) for member in fleet.members if member.name == first.base_url] == ["ejected"]
+
+        await first.start()
+        await fleet.check()
+        assert {str(member.state) for member in fleet.members} == {"ready"}
+        await generate_one(fleet, request(image(), session_id="s"))
+        assert len(other.generations) == 2
+
+
+async def test_a_server_that_hangs_is_ejected_by_its_checks_while_a_request_waits_for_it(servers):
+    limits = FleetLimits(check_seconds=0.02, check_timeout=0.2)
+    async with checked(fleet_of(servers, limits), servers) as fleet:
+        arrived, never = asyncio.Event(), asyncio.Event()
+        for server in servers:
+            server.script[GENERATE] = [hold(never, arrived)]
+        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
+        await arrived.wait()
+        first, other = serving(servers)
+        other.script[GENERATE].clear()
+        first.script["/health"] = [hold(never, asyncio.Event())] * 50
+        await running
+        assert len(other.generations) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("model", {"model": "large"}),
+        ("pixel_dtype", {"pixel_dtype": "float32"}),
+        ("max_model_len", {"max_model_len": 64}),
+    ],
+)
+async def test_servers_that_differ_are_refused_at_the_first_request(field, other):
+    async with FakeVLLM() as one, FakeVLLM(**other) as two, fleet_of([one, two]) as fleet:
+        with pytest.raises(FleetMismatchError, match=field) as failure:
+            await generate_one(fleet, request())
+        assert one.base_url in str(failure.value)
+        assert two.base_url in str(failure.value)
+        assert sampled(one) == sampled(two) == []
+
+
+async def test_a_server_that_is_down_at_the_beginning_joins_when_it_is_up(servers):
+    await servers[0].stop()
+    async with fleet_of(servers) as fleet:
+        await generate_one(fleet, request())
+        await servers[0].start()
+        await fleet.check()
+        assert [str(member.state) for member in fleet.members] == ["ready", "ready"]
+
+
+async def test_the_file_of_servers_adds_and_removes_members_while_requests_run(servers, tmp_path):
+    path, one, two = tmp_path / "servers.txt", *servers
+    path.write_text(f"# the first\n{one.base_url}  # a comment\n\n")
+    arrived, release = asyncio.Event(), asyncio.Event()
+    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+        one.script[GENERATE] = [hold(release, arrived)]
+        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
+        await arrived.wait()
+        replace(path, "no address\n")
+        replace(path, f"{one.base_url}\n{two.base_url}\n")
+        await until(lambda: len(fleet.members) == 2)
+        replace(path, f"{two.base_url}\n")
+        await until(lambda: "draining" in {str(member.state) for member in fleet.members})
+        release.set()
+        await running
+        await generate_one(fleet, request(session_id="s"))
+        assert (len(sampled(one)), len(sampled(two))) == (1, 1)
+        await until(lambda: len(fleet.members) == 1)
+
+
+async def test_a_file_that_becomes_unusable_changes_nothing_and_is_logged(servers, tmp_path, caplog):
+    path = tmp_path / "servers.txt"
+    path.write_text("\n".join(server.base_url for server in servers))
+    arrived, release = asyncio.Event(), asyncio.Event()
+    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+        for server in servers:
+            server.script[GENERATE] = [hold(release, arrived)]
+        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
+        await arrived.wait()
+        replace(path, "ftp://example.org\n")
+        await until(lambda: "stay as they are" in caplog.text)
+        path.unlink()
+        await until(lambda: caplog.text.count("stay as they are") > 1)
+        assert len(fleet.members) == 2
+        release.set()
+        await running
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"", "names no server"), (b"\xff", "utf-8")])
+def test_a_file_that_cannot_be_used_is_an_error_at_the_start(tmp_path, content, reason):
+    path = tmp_path / "servers.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ServerFileError, match=reason) as failure:
+        EngineFleet.from_file(path)
+    assert str(path) in str(failure.value)
+
+
+def replace(path, text):
+    other = path.with_suffix(".new")
+    other.write_text(text)
+    os.replace(other, path)
