@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import inspect
 import pickle
@@ -75,6 +76,11 @@ def argument(annotation: Any, name: str) -> Any:
         return plain[annotation]()
     if isinstance(annotation, type) and issubclass(annotation, Exception):
         return an_error(annotation)
+    if dataclasses.is_dataclass(annotation):
+        hints = typing.get_type_hints(annotation)
+        return annotation(
+            **{field.name: argument(hints[field.name], field.name) for field in dataclasses.fields(annotation)}
+        )
     raise AssertionError(f"give `argument` a value for {annotation}")
 
 
@@ -99,7 +105,7 @@ def content(value: Any) -> Any:
         return type(value), str(value), value.args, content(vars(value))
     if isinstance(value, dict):
         return {key: content(each) for key, each in value.items()}
-    if isinstance(value, list):
+    if type(value) in (list, tuple):
         return [content(each) for each in value]
     return value.episode_id if isinstance(value, Trajectory) else value
 
