@@ -103,6 +103,18 @@ def test_the_page_on_migrating(tiny_model_dir):
     assert names["renderer"].config.name == "default"
 
 
+def test_the_page_on_weight_updates():
+    names = run_page("weight-updates.md")
+    assert names["synchronous"] == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
+    for versions, limit in ((names["one_step"], 1), (names["asynchronous"], 2)):
+        assert [len(of_step) for of_step in versions] == [3] * 4
+        assert all(0 <= step - oldest <= limit for step, of_step in enumerate(versions) for oldest in of_step)
+        assert any(step > oldest for step, of_step in enumerate(versions) for oldest in of_step)
+    assert names["metrics"]["weight_updates"] == 4
+    assert len(names["spans"]) == 2
+    assert names["spans"][-1] == ["1"]
+
+
 def test_the_page_on_fleets():
     names = run_page("fleet.md")
     assert names["requests"] == [0, 0, 3]
