@@ -9,20 +9,24 @@ from rollouts.runner.errors import (
     TaskSourceError,
 )
 from rollouts.runner.group import Group
+from rollouts.runner.modes import Asynchronous, OneStepOffPolicy, Synchronous
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import GroupStream, Runner
 from rollouts.runner.task import Task
 
 __all__ = [
+    "Asynchronous",
     "EpisodeLimits",
     "Group",
     "GroupFailedError",
     "GroupStream",
+    "OneStepOffPolicy",
     "RetryPolicy",
     "Runner",
     "RunnerArgumentError",
     "RunnerBusyError",
     "RunnerClosedError",
+    "Synchronous",
     "Task",
     "TaskSourceError",
 ]

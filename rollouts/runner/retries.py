@@ -11,6 +11,7 @@ from renderers.errors import MediaFetchError
 from rollouts.episodes.errors import EnvironmentFailedError
 from rollouts.errors import (
     ArgumentError,
+    EngineError,
     EngineFailedError,
     GenerationInterruptedError,
     ServerError,
@@ -24,6 +25,7 @@ ErrorKind = Literal["engine", "media", "environment"]
 
 _ENGINE = (ServerUnreachableError, ServerTimeoutError, GenerationInterruptedError)
 _TOO_MANY_REQUESTS = 429
+_OF_OTHER_PARTS = (EngineError, EnvironmentFailedError, MediaFetchError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class RetryPolicy:
         attempts = whole_number(self.max_attempts)
         if attempts is None or attempts < 1:
             raise ArgumentError("max_attempts", self.max_attempts, "pass an integer of at least 1; 1 repeats nothing")
-        if isinstance(self.kinds, str) or not set(self.kinds) <= set(get_args(ErrorKind)):
+        is_list = isinstance(self.kinds, Collection) and not isinstance(self.kinds, str)
+        if not is_list or not all(kind in get_args(ErrorKind) for kind in self.kinds):
             raise ArgumentError("kinds", self.kinds, f"pass a collection of {', '.join(get_args(ErrorKind))}")
         for name in ("first_delay", "max_delay"):
             seconds = finite_number(getattr(self, name))
@@ -73,7 +76,9 @@ class RetryPolicy:
 def error_kind(error: BaseException) -> ErrorKind | None:
     """The kind of the error of an episode; None for one that another attempt would have, too."""
     if isinstance(error, EnvironmentFailedError):
-        return "environment"
+        # An environment may call engines: the policy's for a sub-agent, or that of a simulated user.
+        cause = error.__cause__
+        return error_kind(cause) if isinstance(cause, _OF_OTHER_PARTS) else "environment"
     if isinstance(error, MediaFetchError):
         return "media"
     if isinstance(error, ServerError):

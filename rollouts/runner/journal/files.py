@@ -10,10 +10,11 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rollouts.runner.journal.entries import Entry
 from rollouts.runner.journal.errors import JournalDamagedError, JournalError, JournalInUseError, JournalWriteError
+from rollouts.runner.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import DecodeError, FileLockedError, RecordReader, RecordWriter, TransportError
 
@@ -84,19 +85,25 @@ class JournalFiles:
                     raise JournalDamagedError(self._path, reason)
                 yield entry
 
-    def read(self, record: int, kind: type[Any], episode_id: str = "") -> Any:
-        """The task or the episode at a position; None where the file does not have it or it is damaged."""
+    def read_task(self, record: int, task_id: str) -> Task | None:
+        """The task at a position; None where it is not there or damaged."""
+        value = self._read(record)
+        return value if isinstance(value, Task) and value.task_id == task_id else None
+
+    def read_episode(self, record: int, episode_id: str) -> Trajectory | None:
+        """The episode at a position; None where it is not there or damaged."""
+        value = self._read(record)
+        return value if isinstance(value, Trajectory) and value.episode_id == episode_id else None
+
+    def _read(self, record: int) -> object:
         if self._reader is None:
             self._reader = RecordReader(self._directory / EPISODES)
         if not 0 <= record < len(self._reader):
             return None
         try:
-            value = self._reader[record]
+            return self._reader[record]
         except DecodeError:
             return None
-        if not isinstance(value, kind) or (isinstance(value, Trajectory) and value.episode_id != episode_id):
-            return None
-        return value
 
     def close_reader(self) -> None:
         """Release the memory for reading: some hundred bytes for each episode of the file."""

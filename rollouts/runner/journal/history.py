@@ -27,13 +27,13 @@ class RecordedAttempt:
 
 @dataclass(slots=True)
 class OpenTask:
-    """A task whose group is not finished: the position of the task, and by episode index the last attempt.
+    """A task whose group is not finished: the position of the task, and by episode index the attempts in their order.
 
-    `episodes` has the episodes of these attempts, as the objects that the runner has.
+    `episodes` has the episodes of the last attempts, as the objects that the runner has.
     """
 
     record: int
-    attempts: dict[int, JournalAttempted] = field(default_factory=dict)
+    attempts: dict[int, list[JournalAttempted]] = field(default_factory=dict)
     episodes: dict[int, Trajectory] = field(default_factory=dict)
 
 
@@ -63,10 +63,11 @@ class History:
             case JournalStarted(task_id, record):
                 if task_id not in self.closed:
                     self.undelivered.pop(task_id, None)
+                    self.open.pop(task_id, None)
                     self.open[task_id] = OpenTask(record)
             case JournalAttempted(task_id, index):
                 if (task := self.open.get(task_id)) is not None:
-                    task.attempts[index] = entry
+                    task.attempts.setdefault(index, []).append(entry)
                     task.episodes.pop(index, None)
             case JournalFinished(task_id):
                 if task_id not in self.closed:

@@ -104,7 +104,7 @@ class Recorder:
             task_id=task_id,
             values={name: getattr(group, name) for name in _GROUP_VALUES},
             task_record=task.record,
-            records=tuple(task.attempts[index].record for index in range(len(group.episodes))),
+            records=tuple(task.attempts[index][-1].record for index in range(len(group.episodes))),
             episode_ids=tuple(episode.episode_id for episode in group.episodes),
         )
         self._files.append_entry(entry)
@@ -128,7 +128,7 @@ class Recorder:
     # Reading.
 
     def read_task(self, task_id: str) -> Task:
-        task: Task | None = self._files.read(self._open_task(task_id).record, Task)
+        task = self._files.read_task(self._open_task(task_id).record, task_id)
         if task is None:
             raise self._unreadable(f"task {task_id!r:.80}")
         return task
@@ -136,8 +136,9 @@ class Recorder:
     def read_attempts(self, task_id: str) -> dict[int, RecordedAttempt]:
         task = self._open_task(task_id)
         found: dict[int, RecordedAttempt] = {}
-        for index, entry in sorted(task.attempts.items()):
-            episode = task.episodes.get(index) or self._files.read(entry.record, Trajectory, entry.episode_id)
+        for index, attempts in sorted(task.attempts.items()):
+            entry = attempts[-1]
+            episode = task.episodes.get(index) or self._files.read_episode(entry.record, entry.episode_id)
             if episode is None:
                 raise self._unreadable(f"episode {entry.episode_id}")
             task.episodes[index] = episode
@@ -157,10 +158,11 @@ class Recorder:
 
     def _group(self, entry: JournalFinished) -> Group | None:
         """The group of an entry; None where the file does not have its task or one of its episodes."""
-        task = self._files.read(entry.task_record, Task)
+        task = self._files.read_task(entry.task_record, entry.task_id)
         references = zip(entry.records, entry.episode_ids, strict=True)
-        episodes = tuple(self._files.read(record, Trajectory, episode_id) for record, episode_id in references)
-        if task is None or None in episodes:
+        found = [self._files.read_episode(record, episode_id) for record, episode_id in references]
+        episodes = tuple(episode for episode in found if episode is not None)
+        if task is None or len(episodes) < len(found):
             return None
         try:
             return Group(task=task, episodes=episodes, **entry.values)
@@ -169,6 +171,9 @@ class Recorder:
             raise JournalDamagedError(
                 self.path, f"{reason}. Continue the run with the version that began it"
             ) from error
+
+    def _is_readable(self, entry: JournalAttempted) -> bool:
+        return self._files.read_episode(entry.record, entry.episode_id) is not None
 
     def _open_task(self, task_id: str) -> OpenTask:
         task = self.history.open.get(task_id)
@@ -203,13 +208,14 @@ class Recorder:
                 self._files.append_entry(reopened)
                 self.history.apply(reopened)
         for task_id, task in list(self.history.open.items()):
-            if self._files.read(task.record, Task) is None:
+            if self._files.read_task(task.record, task_id) is None:
                 forgotten.append(f"task {task_id!r:.80}")
                 self.history.open.pop(task_id)
                 continue
-            for index, attempt in list(task.attempts.items()):
-                if self._files.read(attempt.record, Trajectory, attempt.episode_id) is None:
-                    forgotten.append(f"episode {attempt.episode_id!r:.80}")
+            for index, attempts in list(task.attempts.items()):
+                while attempts and not self._is_readable(attempts[-1]):
+                    forgotten.append(f"episode {attempts.pop().episode_id!r:.80}")
+                if not attempts:
                     task.attempts.pop(index)
         if forgotten:
             shown = ", ".join(forgotten[:5]) + (", ..." if len(forgotten) > 5 else "")
