@@ -9,6 +9,14 @@ from rollouts.runner.errors import (
     TaskSourceError,
 )
 from rollouts.runner.group import Group
+from rollouts.runner.journal import (
+    Journal,
+    JournalDamagedError,
+    JournalError,
+    JournalInUseError,
+    JournalOfAnotherRunError,
+    JournalWriteError,
+)
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import GroupStream, Runner
 from rollouts.runner.task import Task
@@ -18,6 +26,12 @@ __all__ = [
     "Group",
     "GroupFailedError",
     "GroupStream",
+    "Journal",
+    "JournalDamagedError",
+    "JournalError",
+    "JournalInUseError",
+    "JournalOfAnotherRunError",
+    "JournalWriteError",
     "RetryPolicy",
     "Runner",
     "RunnerArgumentError",
