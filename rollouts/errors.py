@@ -206,6 +206,17 @@ class GenerationInterruptedError(EngineError):
     """An engine ended a completion with the finish reason "abort" or "error"."""
 
 
+class EngineStartError(EngineError):
+    """An engine could not be started. `command` started it, `last_lines` is the end of its log, which is at `log`."""
+
+    def __init__(self, command: str, reason: str, last_lines: str, log: object) -> None:
+        self.command = command
+        self.last_lines = last_lines
+        self.log = log
+        end = f". The end of its log ({log}):\n{last_lines}" if last_lines else ""
+        super().__init__("start", f"{command}: {reason}{end}")
+
+
 class MissingLogProbsError(EngineError):
     """An engine returned tokens without a usable log-probability for each of them."""
 

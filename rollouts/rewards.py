@@ -13,7 +13,7 @@ import numpy as np
 from rollouts.error_texts import describe_exception, is_unicode, short_repr
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.numbers import finite_number
-from rollouts.thread_calls import result_of
+from rollouts.thread_calls import call_on_thread
 from rollouts.trajectory.tree import Trajectory
 
 #: The key in the info of a turn under which environments store their rewards by name.
@@ -200,7 +200,7 @@ async def _column(reward: GroupReward, place: str, episodes: Sequence[Trajectory
 async def _call(reward: Reward | GroupReward, place: str, arguments: tuple[Any, ...]) -> Any:
     try:
         if reward.threaded:
-            value = await asyncio.to_thread(result_of, reward.function, *arguments)
+            value = await call_on_thread(reward.function, *arguments)
         else:
             value = reward.function(*arguments)
         return await value if inspect.isawaitable(value) else value

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import inspect
 import pickle
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -58,7 +59,7 @@ def argument(annotation: Any, name: str) -> Any:
         return tuple(argument(each, name) for each in parameters)
     if origin in (tuple, list, Iterable, Sequence):
         return tuple(argument(parameters[0], f"{name}{index}") for index in range(2))
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {argument(parameters[0], name): argument(parameters[1], name)}
     plain: dict[Any, Callable[[], Any]] = {
         str: lambda: f"the {name}",
@@ -69,11 +70,17 @@ def argument(annotation: Any, name: str) -> Any:
         Path: lambda: Path(name),
         Trajectory: lambda: Trajectory(name),
         BaseException: lambda: ValueError(name),
+        Exception: lambda: ValueError(name),
     }
     if annotation in plain:
         return plain[annotation]()
     if isinstance(annotation, type) and issubclass(annotation, Exception):
         return an_error(annotation)
+    if dataclasses.is_dataclass(annotation):
+        hints = typing.get_type_hints(annotation)
+        return annotation(
+            **{field.name: argument(hints[field.name], field.name) for field in dataclasses.fields(annotation)}
+        )
     raise AssertionError(f"give `argument` a value for {annotation}")
 
 
@@ -98,7 +105,7 @@ def content(value: Any) -> Any:
         return type(value), str(value), value.args, content(vars(value))
     if isinstance(value, dict):
         return {key: content(each) for key, each in value.items()}
-    if isinstance(value, list):
+    if type(value) in (list, tuple):
         return [content(each) for each in value]
     return value.episode_id if isinstance(value, Trajectory) else value
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ["torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm"]
+HEAVY = ["torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm", "gymnasium"]
 
 
 def run(code: str, *first_on_path: Path) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def loaded(imports: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize("package", ["renderers", "transport", "rollouts", "rollouts.testing"])
+@pytest.mark.parametrize("package", ["renderers", "transport", "rollouts", "rollouts.testing", "rollouts.environments"])
 def test_importing_a_package_loads_no_heavy_library(package: str) -> None:
     assert loaded(f"import {package}") == set()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ async def attach_context(environment: Environment, context: object) -> None:
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
     """Call `reset` and check the messages. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
     name = type(environment).__name__
-    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "reset", error), unchanged=_UNCHANGED):
+    with _named_errors(name, "reset"):
         messages = _checked_messages(await resolve(environment.reset(seed)), f"{name}.reset")
     if not messages:
         raise EnvironmentProtocolError(f"{name}.reset returned no messages; return the first messages")
@@ -88,7 +89,7 @@ async def step_environment(environment: Environment, assistant: Message, parsed:
     `Trajectory.record_reward` checks reward and info. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """
     name = type(environment).__name__
-    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "step", error), unchanged=_UNCHANGED):
+    with _named_errors(name, "step"):
         result = await resolve(call_step(environment, assistant, parsed))
         if not isinstance(result, StepResult):
             raise EnvironmentProtocolError(
@@ -127,6 +128,26 @@ async def close_environment(environment: Environment) -> None:
             log.warning("%s.close had not ended after %s seconds and was cancelled", name, CLOSE_SECONDS)
         else:
             log.exception("%s.close failed", name)
+
+
+@contextmanager
+def _named_errors(environment: str, method: str) -> Iterator[None]:
+    """Raise `EnvironmentFailedError` for exceptions of a method.
+
+    A limit that the episode reached in the method is raised as it is, also out of a group of such errors: a method that
+    calls the policy several times at once has them from a `TaskGroup`.
+    """
+    with wrap_exceptions(lambda error: EnvironmentFailedError(environment, method, error), unchanged=_UNCHANGED):
+        try:
+            yield
+        except ExceptionGroup as raised:
+            limits, others = raised.split(EpisodeLimitError)
+            if limits is None or others is not None:
+                raise
+            first: BaseException = limits
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from raised
 
 
 def _checked_messages(messages: Any, method: str) -> list[Message]:

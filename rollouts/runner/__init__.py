@@ -17,11 +17,13 @@ from rollouts.runner.journal import (
     JournalOfAnotherRunError,
     JournalWriteError,
 )
+from rollouts.runner.modes import Asynchronous, OneStepOffPolicy, Synchronous
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import GroupStream, Runner
 from rollouts.runner.task import Task
 
 __all__ = [
+    "Asynchronous",
     "EpisodeLimits",
     "Group",
     "GroupFailedError",
@@ -32,11 +34,13 @@ __all__ = [
     "JournalInUseError",
     "JournalOfAnotherRunError",
     "JournalWriteError",
+    "OneStepOffPolicy",
     "RetryPolicy",
     "Runner",
     "RunnerArgumentError",
     "RunnerBusyError",
     "RunnerClosedError",
+    "Synchronous",
     "Task",
     "TaskSourceError",
 ]

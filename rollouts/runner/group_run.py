@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rollouts.episodes.activity import Part
 from rollouts.episodes.environment import Environment
 from rollouts.episodes.episode import record_episode
 from rollouts.episodes.errors import EpisodeError
@@ -65,6 +66,7 @@ class GroupRun:
         self._running: list[Trajectory | None] = [None] * size
         self._attempts = [0] * size
         self._began = [settings.history.current_place] * size  # the place of the version in use at the start
+        self._requested: list[int | None] = [None] * size  # of the version in use when the running request was sent
         self._claims = Claims(settings.capacity)
         self._group: Group | None = None
         self._is_recorded = False
@@ -87,13 +89,24 @@ class GroupRun:
         return _oldest(self.places())
 
     def places(self) -> list[int | None]:
-        """The place of the oldest version of each episode, as far as it has come."""
+        """The place of the oldest version of each episode, as far as it has come.
+
+        The tokens of a running request are not known yet; they count as sampled when it was sent.
+        """
         history = self._settings.history
-        episodes = [ended or running for ended, running in zip(self._ended, self._running, strict=True)]
-        return [
-            None if episode is None else oldest_place(episode, history, began)
-            for episode, began in zip(episodes, self._began, strict=True)
-        ]
+        places: list[int | None] = []
+        for ended, running, began, requested in zip(
+            self._ended, self._running, self._began, self._requested, strict=True
+        ):
+            episode = ended or running
+            sampled = None if episode is None else oldest_place(episode, history, began)
+            places.append(_oldest([sampled, requested]))
+        return places
+
+    def expect_no_older_tokens(self) -> None:
+        """No running request has a token that is older than the version in use: they had to wait for an update."""
+        place = self._settings.history.current_place
+        self._requested = [None if requested is None else place for requested in self._requested]
 
     async def run(self) -> Group:
         """Run the episodes, compute the rewards of the group and record it. Raises `GroupFailedError`."""
@@ -160,18 +173,27 @@ class GroupRun:
                 lambda: settings.make_environment(task),
                 trajectory,
                 seeded,
-                observer=EpisodeReporter(reporter, trajectory.episode_id),
+                observer=EpisodeReporter(
+                    reporter, trajectory.episode_id, on_waiting=lambda part: self._note_request(index, part)
+                ),
             )
             outcome = "done" if trajectory.done else "truncated"
         except EpisodeError as error:
             outcome, failure = "failed", error.__cause__ or error
         finally:
-            self._running[index] = None
+            self._running[index] = self._requested[index] = None
             reporter.counters.episodes_ended[outcome] += 1
             reporter.emit(
                 EpisodeEnded, trajectory.episode_id, outcome, trajectory.reward, trajectory.error, trajectory.seconds
             )
         return trajectory, failure
+
+    def _note_request(self, index: int, part: Part) -> None:
+        """An episode waits for `part`: for the engine from when it sends a request until it has the completion."""
+        if part != "engine":
+            self._requested[index] = None
+        elif self._requested[index] is None:
+            self._requested[index] = self._settings.history.current_place
 
     async def _make_group(self) -> Group:
         settings, task_id = self._settings, self.task.task_id

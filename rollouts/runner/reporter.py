@@ -38,15 +38,17 @@ class Reporter:
 
 
 class EpisodeReporter:
-    """An `EpisodeObserver` for one attempt."""
+    """An `EpisodeObserver` for one attempt. `on_waiting` is called with each part that the episode waits for."""
 
-    __slots__ = ("_episode_id", "_reporter")
+    __slots__ = ("_episode_id", "_on_waiting", "_reporter")
 
-    def __init__(self, reporter: Reporter, episode_id: str) -> None:
+    def __init__(self, reporter: Reporter, episode_id: str, on_waiting: Callable[[Part], None]) -> None:
         self._reporter = reporter
         self._episode_id = episode_id
+        self._on_waiting = on_waiting
 
     def waiting(self, turn: int, part: Part) -> None:
+        self._on_waiting(part)
         self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 
     def turn_finished(

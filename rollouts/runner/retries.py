@@ -11,6 +11,7 @@ from renderers.errors import MediaFetchError
 from rollouts.episodes.errors import EnvironmentFailedError
 from rollouts.errors import (
     ArgumentError,
+    EngineError,
     EngineFailedError,
     GenerationInterruptedError,
     ServerError,
@@ -24,6 +25,7 @@ ErrorKind = Literal["engine", "media", "environment"]
 
 _ENGINE = (ServerUnreachableError, ServerTimeoutError, GenerationInterruptedError)
 _TOO_MANY_REQUESTS = 429
+_OF_OTHER_PARTS = (EngineError, EnvironmentFailedError, MediaFetchError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class RetryPolicy:
 def error_kind(error: BaseException) -> ErrorKind | None:
     """The kind of the error of an episode; None for one that another attempt would have, too."""
     if isinstance(error, EnvironmentFailedError):
-        return "environment"
+        # An environment may call engines: the policy's for a sub-agent, or that of a simulated user.
+        cause = error.__cause__
+        return error_kind(cause) if isinstance(cause, _OF_OTHER_PARTS) else "environment"
     if isinstance(error, MediaFetchError):
         return "media"
     if isinstance(error, ServerError):

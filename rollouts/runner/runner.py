@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from renderers import Renderer, RendererPool
-from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.engines.protocol import Engine, InFlight, SamplingParams
 from rollouts.episodes.episode import check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.renderer_calls import renderer_pool
@@ -27,7 +27,7 @@ from rollouts.runner.reporter import Reporter
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.schedule import Schedule, SkipGroup
 from rollouts.runner.task_source import Tasks, TaskSource
-from rollouts.runner.version_history import VersionHistory
+from rollouts.runner.weight_updates import WeightUpdates
 
 #: What the consumer of a stream wants: all groups, as they finish.
 _ALL = Demand(waiting=None, batch=None)
@@ -90,8 +90,8 @@ class Runner:
         )
         self._resources = ExitStack()
         pool = self._resources.enter_context(renderer_pool(renderer))
-        self._history = VersionHistory(str(getattr(engine, "weight_version", "")))
         self._reporter = Reporter(listeners)
+        self._updates = WeightUpdates(engine, self._reporter)
         self._capacity = Capacity(concurrency)
         self._settings = GroupSettings(
             make_environment=make_environment,
@@ -101,7 +101,7 @@ class Runner:
             seed=seed,
             group_rewards=tuple(group_rewards),
             capacity=self._capacity,
-            history=self._history,
+            history=self._updates.history,
             reporter=self._reporter,
             journal=journal,
         )
@@ -153,6 +153,38 @@ class Runner:
         for schedule in list(self._schedules):
             if await schedule.acknowledge(group):
                 return
+
+    # Weights.
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The versions of the weights that were in use, the oldest first; the last is in use now.
+
+        The argument `versions` of `rollouts.training.sample_staleness`.
+        """
+        return self._updates.history.versions
+
+    async def update_weights(self, weights: Any, version: str, in_flight: InFlight = "abort") -> None:
+        """Replace the weights of the engine, an `UpdatableEngine`, and drop what is too old then for the mode.
+
+        `weights` is what the engine takes (a checkpoint directory, a mapping from names to tensors), `version` a name
+        that this run has not used; versions are ordered by use. Running requests end and continue from their tokens
+        with the new weights ("abort"), finish first with the old ones ("wait"), or stay in the engine and continue with
+        the new ones ("keep"). Episodes go on: a sample may have spans of several versions.
+
+        Raises `ArgumentError`; `WeightUpdateError` if another update is under way, and what the engine raises: the
+        weights of before are then in use, unless the text says otherwise. A cancelled call waits for the end of the
+        update.
+        """
+        self._check_open()
+        try:
+            await self._updates.update(weights, version, in_flight)
+        finally:
+            if self._updates.history.current == version:
+                for schedule in list(self._schedules):
+                    await schedule.drop_stale(in_flight)
+
+    # The run.
 
     def metrics(self) -> dict[str, float]:
         """The counts of this runner by name (`rollouts.observability.METRICS` has their units and meanings).

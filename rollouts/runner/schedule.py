@@ -10,13 +10,14 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rollouts.engines.protocol import InFlight
 from rollouts.runner.errors import GroupFailedError, RunnerBusyError, TaskSourceError
 from rollouts.runner.events import GroupDelivered, GroupFinished, GroupSkipped, GroupStale
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings
 from rollouts.runner.modes import Demand, Mode, is_dropped, is_too_old, sample_weight
 from rollouts.runner.task_source import TaskSource
-from rollouts.runner.version_history import staleness
+from rollouts.runner.version_history import oldest_place, staleness
 
 #: Whether a finished group is skipped; text is the reason, under which it is counted.
 SkipGroup: TypeAlias = Callable[[Group], bool | str]
@@ -125,14 +126,21 @@ class Schedule:
         await self.interrupt()
         await self._source.close()
 
-    def drop_stale(self) -> None:
-        """Drop running and finished groups that are too old, after an update of the weights."""
-        history = self._settings.history
+    async def drop_stale(self, in_flight: InFlight) -> None:
+        """Drop running and finished groups that are too old, after an update of the weights. Their capacity is free."""
         for run, task in self._running.items():
-            age = staleness(history, run.oldest_place())
+            if in_flight == "wait":
+                run.expect_no_older_tokens()
+            age = staleness(self._settings.history, run.oldest_place())
             if is_dropped(self._mode, age) and run.dropped_for is None:
                 run.dropped_for = age
                 task.cancel()
+        finished = [one for one in self._finished if isinstance(one, FinishedGroup)]
+        while (stale := next(filter(self._is_stale, finished), None)) is not None:
+            finished.remove(stale)
+            self._finished.remove(stale)
+            self._settings.capacity.changed.set()
+            await self._drop(stale.group.task.task_id, max(self._ages(stale)))
         self._progress.set()
 
     # Delivery.
@@ -141,15 +149,19 @@ class Schedule:
         taken: list[FinishedGroup] = []
         ended = False
         try:
-            while len(taken) < count and not ended:
-                waiting = None if demand.waiting is None else count - len(taken)
-                self._set_demand(replace(demand, waiting=waiting))
-                found = await self._next()
-                ended = found is None
-                if found is not None:
-                    taken.append(found)
-                if ended or len(taken) == count:  # the weights may have changed since a group was taken
-                    taken = [one for one in taken if await self._is_fresh(one)]
+            while True:
+                if len(taken) < count and not ended:
+                    waiting = None if demand.waiting is None else count - len(taken)
+                    self._set_demand(replace(demand, waiting=waiting))
+                    found = await self._next()
+                    ended = found is None
+                    if found is not None:
+                        taken.append(found)
+                elif stale := next(filter(self._is_stale, taken), None):  # the weights may have changed since
+                    taken.remove(stale)
+                    await self._drop(stale.group.task.task_id, max(self._ages(stale)))
+                else:
+                    break
             if not taken and self._source_error is not None:
                 raise self._source_error
         except BaseException:
@@ -162,13 +174,11 @@ class Schedule:
 
     def _deliver(self, finished: FinishedGroup) -> Group:
         """Count a group as received by the consumer; the group, with the weights of its samples."""
-        group, worst = finished.group, 0
-        if finished.run is not None:
-            ages = [staleness(self._settings.history, place) for place in finished.run.places()]
-            worst = max(ages, default=0)
-            if any(is_too_old(self._mode, age) for age in ages):
-                group = replace(group, sample_weights=np.array([sample_weight(self._mode, age) for age in ages]))
-                self._count_stale(group.task.task_id, worst, "downweight")
+        group, ages = finished.group, self._ages(finished)
+        worst = max(ages)
+        if is_too_old(self._mode, worst):
+            group = replace(group, sample_weights=np.array([sample_weight(self._mode, age) for age in ages]))
+            self._count_stale(group.task.task_id, worst, "downweight")
         self._reporter.counters.groups_delivered += 1
         self._reporter.emit(GroupDelivered, group.task.task_id, worst)
         return group
@@ -210,6 +220,10 @@ class Schedule:
             while True:
                 while self._may_start():
                     run = await self._next_run()
+                    age = staleness(self._settings.history, run.oldest_place())
+                    if is_dropped(self._mode, age):  # it was interrupted, and the weights have changed since
+                        await self._drop(run.task.task_id, age)
+                        continue
                     if not self._may_start():
                         self._interrupted.appendleft(run)
                         break
@@ -295,15 +309,17 @@ class Schedule:
         if self._journal is not None:
             await self._journal.discarded(task_id, reason)
 
-    async def _is_fresh(self, finished: FinishedGroup) -> bool:
-        """Whether a finished group may be delivered; a group that is too old is dropped."""
-        if finished.run is None:
-            return True
-        age = staleness(self._settings.history, finished.run.oldest_place())
-        if not is_dropped(self._mode, age):
-            return True
-        await self._drop(finished.group.task.task_id, age)
-        return False
+    def _ages(self, finished: FinishedGroup) -> list[int]:
+        """The staleness of each episode."""
+        history, run = self._settings.history, finished.run
+        if run is not None:
+            return [staleness(history, place) for place in run.places()]
+        # Tokens of an earlier process without a version count as sampled at the start of this one.
+        return [staleness(history, oldest_place(episode, history, 0)) for episode in finished.group.episodes]
+
+    def _is_stale(self, finished: FinishedGroup) -> bool:
+        """Whether a finished group is too old to be delivered."""
+        return is_dropped(self._mode, max(self._ages(finished)))
 
     async def _drop(self, task_id: str, age: int) -> None:
         self._count_stale(task_id, age, "drop")

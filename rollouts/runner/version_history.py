@@ -6,7 +6,7 @@ Versions are names: "10" is not newer than "9" because of its digits, but becaus
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from rollouts.errors import ArgumentError
 from rollouts.trajectory.tree import Trajectory
@@ -18,16 +18,17 @@ log = logging.getLogger("rollouts.runner")
 class VersionHistory:
     """The versions that have been in use, the oldest first; the last is in use now.
 
-    A version that an engine reports and that is not known has come into use without this process, through another
-    trainer of the same server, for example: it becomes the newest, with a warning. Raises `ArgumentError` for a version
-    that is not text.
+    `reported` returns the version that the engine reports. A version that is not known and that the engine reports has
+    come into use through another process: it becomes the newest, with a warning. Any other that is not known was in use
+    before this run; the version before the first may also be an integer in decimal digits, as the first is: then the
+    difference counts. Raises `ArgumentError` for a version that is not text.
     """
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first: str, reported: Callable[[], str] | None = None) -> None:
         _check_name(first)
         self._places = {first: 0}
-        self._current = first
-        self._earlier = 0
+        self._first = self._current = first
+        self._reported = reported or (lambda: self._current)
 
     @property
     def current(self) -> str:
@@ -44,38 +45,27 @@ class VersionHistory:
         return VersionOrder.of_names(self.versions)
 
     def check_new(self, version: str) -> None:
-        """Raises `ArgumentError` for a version that has been in use: its tokens would be of two sets of weights."""
+        """Raises `ArgumentError` for a version that this run has used: its tokens would be of two sets of weights."""
         _check_name(version)
-        if version in self._places:
+        if self._places.get(version, -1) >= 0:
             rule = f"it has been in use (the last version is {self._current!r:.80}); give every update a new version"
             raise ArgumentError("version", version, rule)
 
     def start_using(self, version: str) -> None:
         """Record that `version` is in use now. A version that is in use already stays in its place."""
         _check_name(version)
-        if version not in self._places:
-            self._places[version] = self._places[self._current] + 1
+        if self._places.get(version, -1) < 0:
+            self._places[version] = self.current_place + 1
             self._current = version
 
-    def record_earlier(self, versions: Iterable[str]) -> None:
-        """Record versions, the oldest first, that were in use before all others, in an earlier run for example.
-
-        Versions that are known keep their places.
-        """
-        new = list(dict.fromkeys(version for version in versions if version not in self._places))
-        for version in reversed(new):
-            _check_name(version)
-            self._earlier -= 1
-            self._places[version] = self._earlier
-
     def place(self, version: str) -> int:
-        """The place of a version: newer versions have larger ones, consecutive versions differ by 1."""
+        """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
         if version not in self._places:
-            log.warning(
-                "the engine reports weights of version %.80r, which this runner has not set; taken as the newest",
-                version,
-            )
-            self.start_using(version)
+            if version == self._reported():
+                log.warning("the engine has weights of version %.80r, which this runner has not set", version)
+                self.start_using(version)
+            else:
+                self._places[version] = self._place_before_this_run(version)
         return self._places[version]
 
     @property
@@ -85,7 +75,14 @@ class VersionHistory:
 
     def name_of(self, place: int) -> str:
         """The version at a place that `place` returned."""
-        return self.versions[place - self._earlier]
+        return next(version for version, known in self._places.items() if known == place)
+
+    def _place_before_this_run(self, version: str) -> int:
+        numbers = VersionOrder()
+        first, number = numbers.place(self._first), numbers.place(version)
+        if first is not None and number is not None and number < first:
+            return number - first
+        return min(self._places.values()) - 1
 
 
 def oldest_place(episode: Trajectory, history: VersionHistory, began: int) -> int | None:

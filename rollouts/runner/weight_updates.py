@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 from renderers import RendererError
@@ -14,25 +13,20 @@ from rollouts.episodes.errors import wrap_exceptions
 from rollouts.error_texts import describe_exception
 from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError
 from rollouts.runner.events import WeightsUpdated, WeightUpdateFailed
+from rollouts.runner.reporter import Reporter
 from rollouts.runner.version_history import VersionHistory
 
 log = logging.getLogger("rollouts.runner")
 
 
 class WeightUpdates:
-    """The weight updates of an engine. `history` has the versions that came into use.
+    """The weight updates of an engine, counted and reported by `reporter`. `history` has the versions in use."""
 
-    `report` receives the events `WeightsUpdated` and `WeightUpdateFailed`; None: none is made.
-    """
-
-    def __init__(
-        self, engine: Engine, report: Callable[[WeightsUpdated | WeightUpdateFailed], object] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, reporter: Reporter) -> None:
         self._engine = engine
-        self._report = report
+        self._reporter = reporter
         self._running = ""  # the version of the update that is under way
-        version = getattr(engine, "weight_version", "")
-        self.history = VersionHistory(version if isinstance(version, str) else "")
+        self.history = VersionHistory(self._reported_version(), self._reported_version)
 
     async def update(self, weights: Any, version: str, in_flight: InFlight = "abort") -> None:
         """Replace the weights. Returns when the engine samples from the new ones.
@@ -58,15 +52,20 @@ class WeightUpdates:
         try:
             await self._until_ended(asyncio.ensure_future(self._update(engine, weights, version, in_flight)))
         except Exception as error:
-            if self._report is not None:
-                self._report(WeightUpdateFailed(version, describe_exception(error)))
+            self._reporter.counters.weight_update_failures += 1
+            self._reporter.emit(WeightUpdateFailed, version, describe_exception(error))
             raise
         finally:
             self._running = ""
             if engine.weight_version == version:  # also after an error in the last step
                 self.history.start_using(version)
-        if self._report is not None:
-            self._report(WeightsUpdated(version, in_flight, time.monotonic() - started))
+        self._reporter.counters.weight_updates += 1
+        self._reporter.emit(WeightsUpdated, version, in_flight, time.monotonic() - started)
+
+    def _reported_version(self) -> str:
+        """The version that the engine reports; empty for an engine without versions."""
+        version = getattr(self._engine, "weight_version", "")
+        return version if isinstance(version, str) else ""
 
     async def _update(self, engine: UpdatableEngine, weights: Any, version: str, in_flight: InFlight) -> None:
         name = type(engine).__name__

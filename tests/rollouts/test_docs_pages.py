@@ -44,6 +44,16 @@ def test_the_page_on_environments():
     assert sorted(t.episode_id for t in names["kept"]) == sorted(spec.episode_id for spec in names["specs"])
     assert names["slow"].reward == 1.0
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
+    assert [turn.agent for turn in names["essay"].turns if turn.reward] == ["", "reader-1", "critic"]
+    assert len(names["essay"].leaves()) == 4
+    assert [int(sample.loss_mask.sum()) for sample in names["critic"]] == [4]
+    assert names["conversation"].turns[-1].info == {
+        "ended_by": "stop_phrase",
+        "user_turns": 2,
+        "user_message": "I see. STOP",
+    }
+    assert names["conversation"].reward == 1.0
+    assert [t.reward for t in names["counted"]] == [1.0] * 4
 
 
 def test_the_page_on_trajectories():
@@ -116,3 +126,10 @@ def test_the_page_on_observability_has_a_row_for_each_metric():
     for metric in METRICS:
         name = f"{metric.name}/{metric.label.upper()}" if metric.label else metric.name
         assert f"| `{name}` | {metric.kind} | {metric.unit} | {metric.meaning} |" in text
+
+
+def test_the_page_on_the_runner():
+    names = run_page("runner.md")
+    assert names["rewards"] == {"two and two": [1.0] * 4, "one and two": [0.0] * 4}
+    assert [group.task.data[0] for group in [*names["first"], *names["second"]]] == list(range(6))
+    assert names["retried"].attempts == (2,)

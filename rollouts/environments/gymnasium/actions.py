@@ -10,7 +10,8 @@ import numpy as np
 
 from rollouts.environments.gymnasium.errors import GymnasiumError, InvalidActionError
 
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]*\d)")
+# A whole word: `(?>` keeps "1.5x" from being read as 1.
+_NUMBER = re.compile(r"(?<![\w.])(?>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
 
 
 def is_described(space: Any) -> bool:
@@ -86,10 +87,14 @@ def _box_action(text: str, space: Any) -> np.ndarray:
         raise InvalidActionError(f"the answer has {len(numbers)} numbers; an action has {size}")
     low, high = space.low.ravel(), space.high.ravel()
     for index, number in enumerate(numbers):
-        if not low[index] <= number <= high[index]:
-            bounds = f"between {_number(low[index])} and {_number(high[index])}"
-            raise InvalidActionError(f"number {index + 1} of the action is {number:g}, not {bounds}")
-    return np.array(numbers, space.dtype).reshape(space.shape)
+        place = f"number {index + 1} of the action is {number:g}, not"
+        if np.issubdtype(space.dtype, np.integer) and not number.is_integer():
+            raise InvalidActionError(f"{place} an integer")
+        # Compared as the bounds are stored: 0.7 is the bound of a float32 box from 0 to 0.7.
+        stored = number if np.issubdtype(space.dtype, np.integer) else space.dtype.type(number)
+        if not low[index] <= stored <= high[index]:
+            raise InvalidActionError(f"{place} between {_number(low[index])} and {_number(high[index])}")
+    return np.array(numbers).astype(space.dtype).reshape(space.shape)
 
 
 def _kind(space: Any) -> str | None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from renderers import Message
+from renderers.daemon_threads import DaemonThreads
 from rollouts.environments.gymnasium.actions import describe_actions, is_described, parse_action
 from rollouts.environments.gymnasium.errors import GymnasiumError, InvalidActionError
+from rollouts.environments.gymnasium.frames import close_env, make_env, render_frame
 from rollouts.episodes.environment import StepResult
 from rollouts.error_texts import short_repr
-from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number
 from rollouts.thread_calls import result_of
 
@@ -59,7 +60,8 @@ class GymnasiumEnvironment:
       "end" (the episode is done). The reward of such a turn is `invalid_action_reward`.
 
     The environment's methods run on a thread of their own, always the same one: an OpenGL context belongs to one
-    thread. It is closed at the end of the episode. The same seed, a non-negative integer, gives the same episode.
+    thread. Frames are drawn one at a time in a process, because pygame draws wrong ones on several threads. The
+    environment is closed at the end of the episode. The same seed, a non-negative integer, gives the same episode.
 
     Raises `ArgumentError`. An episode fails with `GymnasiumError` for a vectorised environment and for a render mode
     without frames, and with `MissingExtraError` without gymnasium.
@@ -101,12 +103,12 @@ class GymnasiumEnvironment:
         self._on_invalid_action = on_invalid_action
         self._invalid_action_reward = invalid_action_reward
         self._env: Any = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: DaemonThreads | None = None
 
     async def reset(self, seed: int) -> list[Message]:
         """Make the environment, reset it with `seed`, and return the first message."""
         await self.close()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")
+        self._thread = DaemonThreads(1, "gymnasium")
         state = await self._run(self._first_state, seed)
         actions = describe_actions(self._env.action_space, self._action_names) if self._describes_actions() else ""
         return [self._message(state, " ".join(filter(None, (self._instructions, actions))))]
@@ -140,7 +142,7 @@ class GymnasiumEnvironment:
     # On the environment's thread.
 
     def _first_state(self, seed: int) -> _State:
-        self._env = _made(self._make, needs_frames=self._observation != "text")
+        self._env = make_env(self._make, needs_frames=self._observation != "text")
         observation, info = self._env.reset(seed=seed)
         return self._state(observation, 0.0, False, False, info)
 
@@ -152,20 +154,20 @@ class GymnasiumEnvironment:
         text = self._describe_observation(observation) if self._observation != "image" else ""
         frame = None
         if self._observation != "text":
-            # A copy: an environment may draw the next frame into the same array.
-            frame = np.array(_checked_frame(self._env, self._env.render()))
+            frame = render_frame(self._env)
         return _State(frame, text, reward, terminated, truncated, _storable_info(info))
 
     def _close(self) -> None:
         env, self._env = self._env, None
         if env is not None:
-            env.close()
+            close_env(env)
 
     # On the event loop.
 
     async def _run(self, method: Callable[[Any], _State], argument: Any) -> _State:
         if self._thread is None:
             raise GymnasiumError("the environment", "is closed; call reset first")
+        # Not `run`, which would let `close` begin on another thread while a cancelled step still runs.
         return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
 
     def _describes_actions(self) -> bool:
@@ -195,37 +197,6 @@ class GymnasiumEnvironment:
         text = " ".join(filter(None, (f"This is not a valid action: {reason}.", actions)))
         messages: list[Message] = [] if done else [{"role": "user", "content": text}]
         return StepResult(messages, self._invalid_action_reward, done, {"invalid_action": reason})
-
-
-def _made(make: Callable[[], Any], *, needs_frames: bool) -> Any:
-    """The environment that `make` returns. Raises `GymnasiumError` for one that cannot be played."""
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise MissingExtraError("GymnasiumEnvironment", "gym", "gymnasium") from error
-    env = make()
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        raise GymnasiumError(
-            type(env).__name__, "is a vectorised environment; an episode plays one: make it with gymnasium.make"
-        )
-    if not isinstance(env, gymnasium.Env):
-        raise GymnasiumError(f"make returned {short_repr(env)}, which", "is not a gymnasium.Env")
-    if needs_frames and env.render_mode != "rgb_array":
-        env.close()
-        raise GymnasiumError(
-            str(env), f'has render_mode={env.render_mode!r}; make it with render_mode="rgb_array", or pass '
-            'observation="text"'
-        )  # fmt: skip
-    return env
-
-
-def _checked_frame(env: Any, frame: Any) -> np.ndarray:
-    is_frame = isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
-    if not is_frame:
-        got = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
-        raise GymnasiumError(f"{env}.render", f"returned {got}; a frame is uint8 (height, width, 3)")
-    result: np.ndarray = frame
-    return result
 
 
 def _storable_info(info: Any) -> dict[str, Any]:

@@ -6,12 +6,28 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from rollouts.environments.tools.errors import ToolArgumentsError, ToolDefinitionError
 from rollouts.error_texts import describe_exception, short_repr
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+#: The parameters of a function or of the function of a method, by (name of the tool, whether it is a method). To build
+#: them takes a millisecond, and the tools of an episode are often methods of an object that is made for the episode.
+_CACHE: WeakKeyDictionary[Any, dict[tuple[str, bool], FunctionParameters]] = WeakKeyDictionary()
+
+
+def function_parameters(tool: str, function: Callable[..., Any]) -> FunctionParameters:
+    """The parameters of a function or method, which are found once. Raises `ToolDefinitionError`."""
+    is_method = inspect.ismethod(function)
+    found = _CACHE.setdefault(getattr(function, "__func__", function), {})
+    key = (tool, is_method)
+    if key not in found:
+        found[key] = FunctionParameters(tool, function)
+    return found[key]
 
 
 class FunctionParameters:
@@ -125,6 +141,39 @@ def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
     except PydanticUserError as error:
         reason = f"an annotation has no JSON schema: {describe_exception(error).splitlines()[0]}"
         raise ToolDefinitionError(tool, reason) from error
-    for definition in (schema, *schema.get("$defs", {}).values()):
+    definitions = schema.pop("$defs", {})
+    for definition in (schema, *definitions.values()):
         definition.pop("title", None)
-    return {"type": "object", "properties": {}, **schema}
+    return {"type": "object", "properties": {}, **_inlined(tool, schema, definitions)}
+
+
+def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
+    """The schema with definitions in place of references: the templates of many models do not print definitions.
+
+    `within` are the names of the definitions around `schema`.
+    """
+    if isinstance(schema, list):
+        return [_inlined(tool, each, definitions, within) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    rest = {key: _inlined(tool, value, definitions, within) for key, value in schema.items() if key != "$ref"}
+    rest = _nullable(rest)
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return rest
+    name = reference.removeprefix("#/$defs/")
+    if name in within:
+        raise ToolDefinitionError(
+            tool, f"the type {name} contains itself; chat templates cannot print such a schema, so pass text"
+        )
+    return {**_inlined(tool, definitions[name], definitions, (*within, name)), **rest}
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of `X | None` as that of X with `nullable`, the form that `transformers` makes and templates print."""
+    alternatives = schema.get("anyOf", ())
+    others = [each for each in alternatives if each != {"type": "null"}]
+    if len(alternatives) != 2 or len(others) != 1:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "anyOf"}
+    return {**others[0], **rest, "nullable": True}

@@ -23,6 +23,8 @@ from rollouts.errors import EngineError
 
 #: The text of an exception that a model gets is at most this long.
 _MAX_ERROR_CHARACTERS = 500
+#: The name in the answer of a call without one. Some templates print a tool message only with the name of its tool.
+_UNNAMED = "invalid_call"
 
 # Not the model's to read: a defect of the tool, and what ends the episode whoever calls the tool.
 _NOT_ANSWERED = (ToolResultError, ToolUnavailableError, EpisodeLimitError, EngineError)
@@ -94,20 +96,19 @@ def _new_id(form: str, name: str, index: int) -> str:
 
 
 def _problem(attempt: ParsedToolCall) -> str:
-    """Why a malformed call was not made, for the model."""
-    raw = short_repr(attempt.raw, 200)
-    named = f" of {attempt.name}" if attempt.name else ""
+    """Why a malformed call was not made, for the model; empty for an unknown name, which is looked up as any name."""
+    call = f"this call of {attempt.name}" if attempt.name else "this call"
     match attempt.status:
         case ToolCallParseStatus.UNKNOWN_TOOL:
-            return ""  # answered as every call of an unknown name
+            return ""
         case ToolCallParseStatus.INVALID_JSON:
-            return f"the arguments of this call{named} are not valid JSON: {raw}"
+            return f"the arguments of {call} are not valid JSON"
         case ToolCallParseStatus.UNCLOSED_BLOCK:
-            return f"this call{named} has no end: {raw}"
+            return f"{call} has no end"
         case ToolCallParseStatus.MISSING_NAME:
-            return f"this call does not name a tool: {raw}"
+            return f"{call} does not name a tool"
         case _:
-            return f"this call{named} does not have the form of a tool call: {raw}"
+            return f"{call} does not have the form of a tool call"
 
 
 async def answer_calls(
@@ -128,9 +129,8 @@ async def answer_calls(
 
 async def _answer(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> AnsweredCall:
     outcome, content = await _outcome(call, tools, limits)
-    message: Message = {"role": "tool", "tool_call_id": call.call_id, "content": content}
-    if call.name:
-        message["name"] = call.name
+    name = call.name or _UNNAMED
+    message: Message = {"role": "tool", "tool_call_id": call.call_id, "name": name, "content": content}
     return AnsweredCall(call, message, outcome)
 
 

@@ -23,7 +23,7 @@ from transport import RecordReader
 
 PROGRAM = Path(__file__).parent / "journalled_run.py"
 SKIPPED = {f"t{number}" for number in range(NUM_TASKS) if number % 7 == 3}
-#: Bytes by which the journal of a run grows at most before the run is killed; that of a whole run has MOST times as many.
+#: The journal of a run grows by at most so many bytes before the run is killed; that of a whole run has 13 times more.
 MOST_GROWTH = 60_000
 DELIVERED = {f"t{number}" for number in range(NUM_TASKS)} - SKIPPED
 

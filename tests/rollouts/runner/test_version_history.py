@@ -34,17 +34,37 @@ def history_of(*versions):
     return history
 
 
-@given(names, names)
-def test_versions_are_ordered_by_use_and_not_by_text(versions, earlier):
+@given(names)
+def test_versions_are_ordered_by_use_and_not_by_text(versions):
     history = history_of(*versions)
-    history.record_earlier(earlier)
-    before = tuple(version for version in earlier if version not in versions)
-    assert history.versions == (*before, *versions)
+    assert history.versions == tuple(versions)
     assert history.current == versions[-1]
-    places = [history.place(version) for version in history.versions]
-    assert np.diff(places).tolist() == [1] * (len(places) - 1)
-    assert [history.name_of(place) for place in places] == list(history.versions)
-    assert [history.order().place(version) for version in history.versions] == list(range(len(places)))
+    assert [history.place(version) for version in versions] == list(range(len(versions)))
+    assert [history.name_of(place) for place in range(len(versions))] == versions
+    assert [history.order().place(version) for version in versions] == list(range(len(versions)))
+
+
+def test_a_version_of_an_earlier_run_is_older_than_all_of_this_run():
+    history = history_of("base", "1")
+    assert [history.place("7"), history.place("6"), history.place("7")] == [-1, -2, -1]
+    assert history.current == "1"
+    assert history.versions == ("6", "7", "base", "1")
+    assert history.name_of(-2) == "6"
+
+
+def test_integers_of_an_earlier_run_are_as_far_apart_as_their_difference():
+    history = history_of("12", "13")
+    assert [history.place("9"), history.place("11"), history.place("old")] == [-3, -1, -4]
+
+
+def test_a_version_of_an_earlier_run_may_come_into_use_again():
+    history = history_of("base")
+    assert history.place("6") == -1
+    history.check_new("6")
+    history.start_using("6")
+    assert (history.current, history.place("6")) == ("6", 1)
+    with pytest.raises(ArgumentError, match="has been in use"):
+        history.check_new("6")
 
 
 def test_a_version_that_was_in_use_cannot_be_used_again():
@@ -57,8 +77,8 @@ def test_a_version_that_was_in_use_cannot_be_used_again():
     assert history.versions == ("9", "10")
 
 
-def test_a_version_that_the_engine_reports_first_is_the_newest_and_is_logged_once(caplog):
-    history = history_of("a")
+def test_a_version_that_the_engine_reports_and_nobody_set_is_the_newest_and_is_logged_once(caplog):
+    history = VersionHistory("a", lambda: "b")
     with caplog.at_level(logging.WARNING):
         assert [history.place("b"), history.place("b"), history.place("a")] == [1, 1, 0]
     assert history.current == "b"

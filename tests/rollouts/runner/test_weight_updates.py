@@ -7,6 +7,7 @@ import pytest
 
 from rollouts.errors import ArgumentError, WeightUpdateError
 from rollouts.runner.events import WeightsUpdated, WeightUpdateFailed
+from rollouts.runner.reporter import Reporter
 from rollouts.runner.weight_updates import WeightUpdates
 from rollouts.testing import ScriptedEngine, SimulatedEngine
 
@@ -29,7 +30,7 @@ class HeldEngine(ScriptedEngine):
 
 async def test_an_update_passes_its_arguments_on_and_is_recorded_and_reported():
     engine, events = ScriptedEngine([]), []
-    updates = WeightUpdates(engine, events.append)
+    updates = WeightUpdates(engine, Reporter([events.append]))
     weights = object()
     await updates.update(weights, "10", "keep")
     await updates.update(weights, "9")
@@ -41,7 +42,7 @@ async def test_an_update_passes_its_arguments_on_and_is_recorded_and_reported():
 
 async def test_a_failed_update_raises_the_reason_of_the_engine_and_leaves_the_version():
     events = []
-    updates = WeightUpdates(SimulatedEngine(update_failure_rate=1.0), events.append)
+    updates = WeightUpdates(SimulatedEngine(update_failure_rate=1.0), Reporter([events.append]))
     with pytest.raises(WeightUpdateError, match="version '0' is in use"):
         await updates.update(None, "1")
     assert updates.history.versions == ("0",)
@@ -56,7 +57,7 @@ async def test_a_failed_update_raises_the_reason_of_the_engine_and_leaves_the_ve
 async def test_an_exception_of_an_engine_names_the_engine_and_the_version_in_use():
     engine = HeldEngine(KeyError("lm_head"))
     engine.released.set()
-    updates = WeightUpdates(engine)
+    updates = WeightUpdates(engine, Reporter([]))
     with pytest.raises(WeightUpdateError, match=r"HeldEngine.update_weights raised KeyError.*serves version '0'"):
         await updates.update(None, "1")
 
@@ -66,7 +67,7 @@ async def test_an_engine_that_does_not_label_the_new_weights_is_an_error():
         async def update_weights(self, weights, version, *, in_flight="abort"):
             pass
 
-    updates = WeightUpdates(Unlabelled([]))
+    updates = WeightUpdates(Unlabelled([]), Reporter([]))
     with pytest.raises(WeightUpdateError, match="its weight_version is '0', not '1'"):
         await updates.update(None, "1")
     assert updates.history.versions == ("0",)
@@ -74,7 +75,7 @@ async def test_an_engine_that_does_not_label_the_new_weights_is_an_error():
 
 async def test_a_second_update_at_once_is_refused_and_names_the_first():
     engine = HeldEngine()
-    updates = WeightUpdates(engine)
+    updates = WeightUpdates(engine, Reporter([]))
     first = asyncio.ensure_future(updates.update(None, "1"))
     await engine.begun.wait()
     with pytest.raises(WeightUpdateError, match="'2' was not begun, because that to '1' is under way"):
@@ -87,7 +88,7 @@ async def test_a_second_update_at_once_is_refused_and_names_the_first():
 
 async def test_a_cancelled_update_is_completed_first():
     engine = HeldEngine()
-    updates = WeightUpdates(engine)
+    updates = WeightUpdates(engine, Reporter([]))
     updating = asyncio.ensure_future(updates.update(None, "1"))
     await engine.begun.wait()
     updating.cancel()
@@ -101,7 +102,7 @@ async def test_a_cancelled_update_is_completed_first():
 
 async def test_an_update_that_is_cancelled_twice_is_cancelled_in_the_engine():
     engine = HeldEngine()
-    updates = WeightUpdates(engine)
+    updates = WeightUpdates(engine, Reporter([]))
     updating = asyncio.ensure_future(updates.update(None, "1"))
     await engine.begun.wait()
     for _ in range(2):
@@ -115,7 +116,7 @@ async def test_an_update_that_is_cancelled_twice_is_cancelled_in_the_engine():
 
 async def test_the_failure_of_a_cancelled_update_is_logged(caplog):
     engine = HeldEngine(WeightUpdateError("no such directory"))
-    updates = WeightUpdates(engine)
+    updates = WeightUpdates(engine, Reporter([]))
     updating = asyncio.ensure_future(updates.update(None, "1"))
     await engine.begun.wait()
     updating.cancel()
@@ -133,7 +134,7 @@ async def test_the_failure_of_a_cancelled_update_is_logged(caplog):
 async def test_wrong_arguments_are_refused_before_the_engine_is_called(arguments, name):
     engine = ScriptedEngine([])
     with pytest.raises(ArgumentError, match=f"^{name} is"):
-        await WeightUpdates(engine).update(None, *arguments)
+        await WeightUpdates(engine, Reporter([])).update(None, *arguments)
     assert engine.updates == []
 
 
@@ -143,6 +144,6 @@ async def test_an_engine_without_updates_is_refused_with_the_cure():
 
         async def close(self): ...
 
-    updates = WeightUpdates(Fixed())
+    updates = WeightUpdates(Fixed(), Reporter([]))
     with pytest.raises(ArgumentError, match=r"engine is 'Fixed'; .*pass the runner an UpdatableEngine"):
         await updates.update(None, "1")

@@ -1,0 +1,115 @@
+"""A server as a child process: started, watched until it is ready, ended with this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from rollouts.errors import EngineStartError
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_POLL_SECONDS = 0.1
+_LOG_LINES, _LOG_BYTES = 20, 8192
+
+
+class ServerProcess:
+    """Runs `command` with `environment` added to that of this process; what it prints goes to `log_path`.
+
+    Without a `log_path` the log is a temporary file, which is kept if the server fails. The server, and every process
+    that it starts, ends when `stop` is called and when this process ends, however it ends.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        log_path: str | os.PathLike[str] | None = None,
+        stop_seconds: float = 20.0,
+    ) -> None:
+        self.command = tuple(command)
+        self._environment = dict(environment or {})
+        self._log_path = None if log_path is None else Path(log_path)
+        self._stop_seconds = stop_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path | None:
+        """Where the output of the server is; None before the first start without a given path."""
+        return self._log_path
+
+    async def start(self, is_ready: Callable[[], Awaitable[bool]], seconds: float) -> None:
+        """Start the server; return once `is_ready()`.
+
+        Raises `EngineStartError`, with the last lines of the log, if the command cannot be run, ends, or is not ready
+        after `seconds`; then nothing of it is left running. A cancelled call leaves nothing running either.
+        """
+        await asyncio.to_thread(self._spawn)
+        try:
+            async with asyncio.timeout(seconds):
+                while not await is_ready():
+                    if not self.is_running:
+                        raise self._error(f"it ended with status {self._exit_status()} before it was ready")
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            await self.stop()
+            raise self._error(f"it was not ready after {seconds:g} s") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End the server and its processes, and return when they have ended."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        await asyncio.shield(asyncio.to_thread(process.wait))
+
+    def last_lines(self) -> str:
+        """The end of the log."""
+        if self._log_path is None or not self._log_path.exists():
+            return ""
+        with self._log_path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - _LOG_BYTES))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+        return "\n".join(lines[-_LOG_LINES:])
+
+    def exit_error(self) -> EngineStartError:
+        """The error of a server that has ended by itself."""
+        return self._error(f"it ended with status {self._exit_status()}")
+
+    def _spawn(self) -> None:
+        if self._log_path is None:
+            handle, name = tempfile.mkstemp(prefix="rollouts-server-", suffix=".log")
+            os.close(handle)
+            self._log_path = Path(name)
+        supervisor = [sys.executable, "-I", str(_SUPERVISOR), str(self._stop_seconds)]
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  the user's own command
+                [*supervisor, *self.command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._environment},
+                start_new_session=True,
+            )
+
+    def _exit_status(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def _error(self, reason: str) -> EngineStartError:
+        return EngineStartError(" ".join(self.command), reason, self.last_lines(), self._log_path)

@@ -1,0 +1,52 @@
+"""Runs a command and ends it, with all of its processes, when standard input ends.
+
+    python supervisor.py SECONDS COMMAND ARGUMENT...
+
+The process that started this one holds the other end of standard input. The pipe is closed when that process ends,
+also if it is killed, so that no server outlives the program that it serves. The command gets SECONDS to end by itself
+before it is killed. This file is run as a script and imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+
+def main(seconds: float, command: Sequence[str]) -> int:
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603  the user's own
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        _signal_group(child, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_input, args=(child, seconds), daemon=True).start()
+    code = child.wait()
+    _signal_group(child, signal.SIGKILL)  # what the command has left behind
+    return code if code >= 0 else 128 - code
+
+
+def _end_with_input(child: subprocess.Popen[bytes], seconds: float) -> None:
+    while os.read(0, 4096):
+        pass
+    _signal_group(child, signal.SIGTERM)
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        _signal_group(child, signal.SIGKILL)
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,161 @@
+"""A runner on a real server whose weights are replaced while episodes with images run.
+
+The log-probabilities of every span of weight versions are those of transformers with the checkpoint of that version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from make_checkpoint import make_checkpoint
+from transformers import AutoModelForImageTextToText
+from vllm_server import LONGEST_SECONDS
+
+from renderers import load_renderer
+from rollouts import SamplingParams, StepResult, Trajectory
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.errors import WeightUpdateError
+from rollouts.runner import Asynchronous, EpisodeLimits, Group, Runner, Synchronous, Task
+from rollouts.training import TrainingBatch, TrainingSample, samples_from_trajectory, token_logprobs
+
+TURNS, TOKENS = 2, 500  # a turn takes seconds
+GROUP_SIZE, NUM_TASKS = 2, 2
+OLD, NEW = "default", "new"  # vLLM's name of the weights that it was started with
+SAMPLING = SamplingParams(max_tokens=TOKENS, extra={"ignore_eos": True})
+
+
+class Gallery:
+    """Shows a new image in each of two turns."""
+
+    def __init__(self, task: Task) -> None:
+        self._number = task.data
+
+    def reset(self, seed: int) -> list[dict[str, Any]]:
+        self._random = np.random.default_rng([seed, self._number])
+        self._turn = 0
+        return [self._image("What is it?")]
+
+    def step(self, assistant: Any) -> StepResult:
+        self._turn += 1
+        return StepResult([self._image("And this?")], reward=1.0, done=self._turn == TURNS)
+
+    def _image(self, text: str) -> dict[str, Any]:
+        pixels = self._random.integers(0, 256, (64, 48, 3), dtype=np.uint8)
+        return {"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": text}]}
+
+
+@pytest.fixture
+async def engine(vllm_server):
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        await engine.capabilities()
+        yield engine
+        await engine.control.update_weights_from_directory(vllm_server.model_dir, OLD)
+
+
+@pytest.fixture
+def new_directory(tmp_path):
+    return make_checkpoint(tmp_path / "new", "float32", seed=21)
+
+
+def runner_of(engine: VLLMEngine, server: Any, name: str, **options: Any) -> Runner:
+    tasks = [Task(f"{name}-{number}", number) for number in range(NUM_TASKS)]
+    return Runner(
+        Gallery,
+        engine,
+        load_renderer(server.model_dir),
+        sampling=SAMPLING,
+        group_size=GROUP_SIZE,
+        limits=EpisodeLimits(max_turns=TURNS),
+        tasks=tasks,
+        **options,
+    )
+
+
+async def collect_with_update(runner: Runner, server: Any, directory: Path, mode: Any) -> list[Group]:
+    """All groups; the weights are replaced once every episode is being sampled."""
+    before = await server.metrics()
+    collecting = asyncio.ensure_future(runner.collect(NUM_TASKS))
+    await server.until_generating(collecting, before, requests=GROUP_SIZE * NUM_TASKS)
+    await runner.update_weights(directory, NEW, mode)
+    return await asyncio.wait_for(collecting, LONGEST_SECONDS)
+
+
+def versions_of(episode: Trajectory) -> list[list[str]]:
+    """The versions of the spans of each completion."""
+    return [[span.version for span in node.weight_spans] for node in episode.nodes if node.weight_spans]
+
+
+def mismatches(model: Any, samples: list[TrainingSample], version: str) -> np.ndarray:
+    """|log p(sampler) - log p(model)| of every token that `version` sampled."""
+    batch = TrainingBatch.from_samples(samples, pad_id=0)
+    with torch.inference_mode():
+        recomputed = token_logprobs(model, batch).numpy()
+    differences = []
+    for row, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        found = np.abs(recomputed[row, :length] - sample.logprobs)[sample.loss_mask]
+        differences += [found[span.start : span.end] for span in sample.weight_spans if span.version == version]
+    return np.concatenate(differences) if differences else np.empty(0)
+
+
+def models(server: Any, new_directory: Path) -> dict[str, Any]:
+    directories = {OLD: server.model_dir, NEW: new_directory}
+    return {
+        version: AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+        for version, directory in directories.items()
+    }
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+async def test_each_span_of_versions_is_from_the_weights_that_it_names(engine, vllm_server, new_directory, mode):
+    renderer = load_renderer(vllm_server.model_dir)
+    async with runner_of(engine, vllm_server, mode, mode=Asynchronous(1)) as runner:
+        groups = await collect_with_update(runner, vllm_server, new_directory, mode)
+    episodes = [episode for group in groups for episode in group.episodes]
+    assert [episode.error for episode in episodes] == [""] * GROUP_SIZE * NUM_TASKS
+    assert all(len(list(episode.all_media())) == TURNS for episode in episodes)
+
+    completions = [versions for episode in episodes for versions in versions_of(episode)]
+    assert [OLD, NEW] in completions if mode != "wait" else completions.count([OLD]) == completions.count([NEW])
+    assert [group.oldest_version for group in groups] == [OLD] * NUM_TASKS
+
+    samples = [
+        sample
+        for episode in episodes
+        for sample in samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
+    ]
+    by_version = models(vllm_server, new_directory)
+    num_tokens = 0
+    for version, model in by_version.items():
+        found = mismatches(model, samples, version)
+        assert found.max() < 1e-4
+        num_tokens += len(found)
+    assert num_tokens == TURNS * TOKENS * len(episodes)
+    # The planted fault: the tokens of one version, recomputed with the weights of the other.
+    assert mismatches(by_version[OLD], samples, NEW).max() > 0.1
+
+
+async def test_a_synchronous_run_drops_what_an_update_made_too_old_and_frees_the_server(
+    engine, vllm_server, new_directory
+):
+    async with runner_of(engine, vllm_server, "sync", mode=Synchronous()) as runner:
+        assert await collect_with_update(runner, vllm_server, new_directory, "abort") == []
+        assert runner.metrics()["groups_stale/drop"] == NUM_TASKS
+        await vllm_server.until(lambda now: now.running == 0)
+
+
+async def test_a_failed_update_leaves_the_old_weights_serving_and_says_why(engine, vllm_server, tmp_path):
+    async with runner_of(engine, vllm_server, "failed", mode=Asynchronous(1)) as runner:
+        before = await vllm_server.metrics()
+        collecting = asyncio.ensure_future(runner.collect(NUM_TASKS))
+        await vllm_server.until_generating(collecting, before, requests=GROUP_SIZE * NUM_TASKS)
+        with pytest.raises(WeightUpdateError, match="Nothing was changed"):
+            await runner.update_weights(tmp_path / "absent", NEW)
+        groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
+    episodes = [episode for group in groups for episode in group.episodes]
+    assert [versions_of(episode) for episode in episodes] == [[[OLD]] * TURNS] * GROUP_SIZE * NUM_TASKS

@@ -1,0 +1,127 @@
+"""What a completion means in an action space of Gymnasium, and how the space is described."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts.environments.gymnasium import GymnasiumError, InvalidActionError, describe_actions, parse_action
+
+FOUR = spaces.Discrete(4)
+NAMES = ["left", "down", "right", "up"]
+
+
+@given(st.integers(1, 50), st.integers(-20, 20), st.data())
+def test_every_discrete_action_is_read_from_its_number(count, start, data):
+    space = spaces.Discrete(count, start=start)
+    action = data.draw(st.integers(start, start + count - 1))
+    for text in (f"{action}", f"I take {action}.", f"{action}.0"):
+        read = parse_action(text, space)
+        assert (read, type(read)) == (action, int)
+        assert space.contains(read)
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=6, max_size=6), st.sampled_from([", ", " ", ";\n"]))
+def test_the_numbers_of_a_box_are_read_in_order_and_have_its_shape_and_dtype(numbers, separator):
+    space = spaces.Box(-1, 1, (2, 3), np.float32)
+    action = parse_action(separator.join(map(repr, numbers)), space)
+    assert action.tolist() == np.array(numbers, np.float32).reshape(2, 3).tolist()
+    assert space.contains(action)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_action_of_the_space_or_refused_with_a_reason(text):
+    for space, names in ((FOUR, NAMES), (FOUR, ()), (spaces.Box(-2, 2, (1,)), ())):
+        with contextlib.suppress(InvalidActionError):
+            assert space.contains(parse_action(text, space, names))
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [("LEFT", 0), ("I go up, up!", 3), ("down (1)", 1), ("<answer>right</answer>", 2), ("action: 2", 2)],
+)
+def test_an_action_is_a_name_or_a_number_among_other_words(text, action):
+    assert parse_action(text, FOUR, NAMES) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "there is no action"),
+        ("upwards", "there is no action"),
+        ("left, then up", "more than one action in the answer: left, up"),
+        ("down (2)", "more than one action in the answer: down, right"),
+        ("4", "4 is not the number of an action"),
+        ("-1", "-1 is not the number of an action"),
+        ("1.5", "1.5 is not the number of an action"),
+        ("1e400", "1e400 is not the number of an action"),
+        ("1.5x", "there is no action"),
+    ],
+)
+def test_a_text_without_one_action_is_refused(text, reason):
+    with pytest.raises(InvalidActionError, match=reason):
+        parse_action(text, FOUR, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("0.5", "the answer has 1 numbers; an action has 2"),
+        ("0.5 0.5 0.5", "the answer has 3 numbers; an action has 2"),
+        ("0.5, 1.5", "number 2 of the action is 1.5, not between -1 and 1"),
+    ],
+)
+def test_other_numbers_than_those_of_the_box_are_refused(text, reason):
+    with pytest.raises(InvalidActionError, match=reason):
+        parse_action(text, spaces.Box(-1, 1, (2,)))
+
+
+def test_the_bound_of_a_box_is_an_action_although_its_dtype_has_no_such_number():
+    space = spaces.Box(-0.1, 0.7, (1,), np.float32)
+    for text in ("-0.1", "0.7"):
+        assert space.contains(parse_action(text, space))
+
+
+def test_a_box_of_integers_takes_no_fractions():
+    space = spaces.Box(0, 255, (1,), np.uint8)
+    assert parse_action("7", space).tolist() == [7]
+    for text, reason in (("7.5", "7.5, not an integer"), ("300", "300, not between 0 and 255")):
+        with pytest.raises(InvalidActionError, match=reason):
+            parse_action(text, space)
+
+
+@pytest.mark.parametrize(
+    ("space", "names", "text"),
+    [
+        (spaces.Discrete(3, start=-1), (), "Answer with the number of an action, from -1 to 1."),
+        (
+            spaces.Discrete(2, start=5),
+            ("stay", "go"),
+            "Answer with one of these actions, by name or number: stay (5), go (6).",
+        ),
+        (spaces.Box(-2, 2, (1,)), (), "Answer with a number from -2 to 2."),
+        (spaces.Box(-1, 1, (2, 3)), (), "Answer with 6 numbers, each from -1 to 1, separated by commas."),
+        (
+            spaces.Box(np.array([0, -np.inf]), np.array([0.5, np.inf]), dtype=np.float64),
+            (),
+            "Answer with 2 numbers, separated by commas: number 1 from 0 to 0.5; number 2 from minus infinity to "
+            "infinity.",
+        ),
+    ],
+    ids=["numbers", "names", "one number", "numbers of one range", "numbers of several ranges"],
+)
+def test_a_space_is_described_with_what_an_answer_must_be(space, names, text):
+    assert describe_actions(space, names) == text
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([2, 3]), spaces.Text(5), spaces.Tuple([FOUR, FOUR])], ids=lambda s: type(s).__name__
+)
+def test_other_spaces_are_neither_described_nor_read(space):
+    with pytest.raises(GymnasiumError, match="neither Discrete nor Box"):
+        describe_actions(space)
+    with pytest.raises(GymnasiumError, match="neither Discrete nor Box"):
+        parse_action("0", space)

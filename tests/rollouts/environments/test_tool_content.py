@@ -1,0 +1,167 @@
+"""The results of tools as the contents of tool messages."""
+
+import dataclasses
+import datetime
+import enum
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import BaseModel
+
+from rollouts.environments.tools import ToolResultError
+from rollouts.environments.tools.tool_content import tool_content
+
+PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+
+
+def content(result, max_characters=1000, max_images=4):
+    return tool_content("look", result, max_characters=max_characters, max_images=max_images)
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+class Point(BaseModel):
+    x: int = 1
+
+
+@dataclasses.dataclass
+class Size:
+    width: int = 2
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    "image",
+    [PIXELS, PIXELS[..., 0], PIXELS[..., :1], Image.fromarray(PIXELS), png(PIXELS), bytearray(png(PIXELS))],
+    ids=["array", "grey array", "array with one channel", "PIL image", "file", "bytearray"],
+)
+def test_an_image_is_an_image_part(image):
+    (part,) = content(image)
+    assert part["type"] == "image"
+    assert part["image"] is image
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("22 °C", "22 °C"),
+        ("", ""),
+        (None, "null"),
+        (True, "true"),
+        (3, "3"),
+        (2.5, "2.5"),
+        ({"a": [1, "ü"]}, '{"a": [1, "ü"]}'),
+        ([1, 2], "[1, 2]"),
+        ((1, "a"), '[1, "a"]'),
+        ([], "[]"),
+        (Point(), '{"x": 1}'),
+        (Size(), '{"width": 2}'),
+        (Colour.RED, '"red"'),
+        (datetime.date(2030, 1, 2), '"2030-01-02"'),
+        (np.float32(0.5), "0.5"),
+        (np.int64(7), "7"),
+        (np.arange(3), "[0, 1, 2]"),
+        ({"a": np.eye(2)}, '{"a": [[1.0, 0.0], [0.0, 1.0]]}'),
+        ([{"type": "other"}], '[{"type": "other"}]'),
+    ],
+    ids=str,
+)
+def test_text_is_passed_on_and_other_values_are_json(value, text):
+    assert content(value) == text
+
+
+def test_a_list_with_an_image_is_a_list_of_parts():
+    assert content(["before", PIXELS, {"area": 16}, "after"]) == [
+        {"type": "text", "text": "before"},
+        {"type": "image", "image": PIXELS},
+        {"type": "text", "text": '{"area": 16}'},
+        {"type": "text", "text": "after"},
+    ]
+
+
+def test_content_parts_are_passed_on():
+    parts = [{"type": "text", "text": "a"}, {"type": "image", "image": PIXELS}]
+    assert content(parts) == parts
+    assert content(parts[:1]) == "a"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (object(), "returned a object that cannot be written as JSON"),
+        ({"a": {1, object()}}, "cannot be written as JSON"),
+        (PIXELS / 255, r"returned an array \(4, 4, 3\) of float64; an image is uint8"),
+        (PIXELS.astype(np.int32), r"of int32; an image is uint8"),
+    ],
+    ids=["object", "nested object", "floats", "integers"],
+)
+def test_a_value_that_no_message_can_hold_is_an_error_that_names_the_tool(value, reason):
+    with pytest.raises(ToolResultError, match=f"tool 'look' {reason}" if reason.startswith("returned") else reason):
+        content(value)
+
+
+def test_a_value_that_contains_itself_is_an_error():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ToolResultError, match="cannot be written as JSON"):
+        content(loop)
+
+
+def test_long_text_is_cut_off_and_says_by_how_much():
+    assert content("abcdef", max_characters=4) == "abcd\n[2 more characters were left out]"
+    assert content("abcd", max_characters=4) == "abcd"
+    assert content(list(range(100)), max_characters=4) == "[0, \n[386 more characters were left out]"
+
+
+def test_images_and_texts_beyond_the_limits_are_left_out_and_counted():
+    result = content(["abc", PIXELS, "defg", PIXELS, PIXELS, "h"], max_characters=5, max_images=1)
+    assert result == [
+        {"type": "text", "text": "abc"},
+        {"type": "image", "image": PIXELS},
+        {"type": "text", "text": "de"},
+        {"type": "text", "text": "\n[3 more characters were left out; 2 more images were left out]"},
+    ]
+
+
+def test_half_a_surrogate_pair_becomes_text_that_can_be_stored():
+    assert content("a\ud800") == "a\\ud800"
+    assert content(["a\ud800", PIXELS])[0] == {"type": "text", "text": "a\\ud800"}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values.filter(lambda value: not isinstance(value, str)))
+def test_plain_data_can_be_read_back(value):
+    written = content(value, max_characters=10**6)
+    assert json.loads(written) == json.loads(json.dumps(value, ensure_ascii=True))
+
+
+@given(st.lists(st.text() | st.just(PIXELS), max_size=8), st.integers(1, 30), st.integers(1, 4))
+def test_results_keep_within_their_limits(result, max_characters, max_images):
+    written = content(result, max_characters, max_images)
+    parts = [{"type": "text", "text": written}] if isinstance(written, str) else written
+    note = 80  # the text that says what was left out
+    assert sum(len(part["text"]) for part in parts if part["type"] == "text") <= max_characters + note
+    assert sum(part["type"] == "image" for part in parts) <= max_images
+
+
+def test_not_a_number_is_written_as_python_writes_it():
+    assert content([math.nan, math.inf]) == "[NaN, Infinity]"

@@ -1,0 +1,393 @@
+"""Episodes with tools: every call of a turn is answered, in order, with the id that the model gave it."""
+
+import asyncio
+import json
+import threading
+from contextvars import ContextVar
+from typing import Annotated
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from played import PROMPT, play
+from pydantic import Field
+
+from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers.media.raw import array_to_raw
+from renderers.media.source import MediaSource
+from rollouts import SamplingParams, run_episode
+from rollouts.environments import Tool, ToolEnvironment
+from rollouts.environments.tools import ToolDefinitionError, ToolFailedError, ToolResultError
+from rollouts.episodes.errors import EpisodeError
+from rollouts.errors import ArgumentError
+from rollouts.rewards import Reward
+from rollouts.testing import ScriptedEngine
+
+RUN = ContextVar("RUN")
+IMAGE = np.full((32, 32, 3), 200, np.uint8)
+
+
+def add(a: int, b: Annotated[int, Field(ge=0)] = 1) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def picture(shade: int) -> np.ndarray:
+    """Make an image."""
+    return np.full((32, 32, 3), shade, np.uint8)
+
+
+def fail() -> str:
+    """Fail."""
+    raise KeyError("the shelf is empty")
+
+
+def refuse() -> str:
+    """Refuse."""
+    raise ToolFailedError("the shop is closed")
+
+
+def call(name, arguments):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def prompt(task):
+    return PROMPT
+
+
+def environment(*tools, **options):
+    return ToolEnvironment("the task", tools=tools or [add, picture, fail, refuse], messages=prompt, **options)
+
+
+def answers(trajectory):
+    """The tool messages of the first branch as (id, name, content)."""
+    return [
+        (message["tool_call_id"], message["name"], message["content"])
+        for message in trajectory.to_messages(trajectory.leaves()[0])
+        if message["role"] == "tool"
+    ]
+
+
+def outcomes(trajectory):
+    return [each["outcome"] for turn in trajectory.turns for each in turn.info.get("tool_calls", ())]
+
+
+def test_a_call_is_made_and_its_result_is_the_next_message(renderer):
+    seen = []
+    tools = environment(score=lambda conversation, task: seen.append((conversation, task)) or 0.5)
+    trajectory, engine = play(tools, [call("add", {"a": 2}), "It is 3."], renderer)
+    assert answers(trajectory) == [("call_0", "add", "3")]
+    assert (trajectory.reward, trajectory.done, trajectory.forks) == (0.5, True, 0)
+    ((conversation, task),) = seen
+    assert task == "the task"
+    assert [message["role"] for message in conversation] == ["user", "assistant", "tool", "assistant"]
+    assert conversation[-1]["content"] == "It is 3."
+    first, second = (list(request.prompt_ids) for request in engine.requests)
+    assert second[: len(first)] == first
+    assert renderer.tokenizer.decode(second).endswith(
+        f"{call('add', {'a': 2})}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_the_model_is_told_of_the_tools(renderer):
+    _, engine = play(environment(), ["done"], renderer)
+    assert '"name": "picture"' in renderer.tokenizer.decode(engine.requests[0].prompt_ids)
+
+
+def test_an_image_result_is_an_image_of_the_next_prompt(renderer):
+    trajectory, engine = play(environment(), [call("picture", {"shade": 200}), "Grey."], renderer)
+    assert [reference.source.digest for reference in trajectory.all_media()] == [
+        MediaSource.of(array_to_raw(IMAGE)).digest
+    ]
+    assert len(engine.requests[1].multi_modal_data.mm_hashes["image"]) == 1
+
+
+def test_everything_that_goes_wrong_is_answered_in_the_place_of_its_call(renderer):
+    turn = "".join(
+        [
+            "I try. ",
+            call("add", {"a": 1}),
+            call("jump", {}),
+            call("add", {"b": -1}),
+            '<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>',
+            call("fail", {}),
+            call("refuse", {}),
+            '<tool_call>\n{"arguments": {}}\n</tool_call>',
+            call("add", {"a": 5}),
+            '<tool_call>\n{"name": "add"',
+        ]
+    )
+    trajectory, _ = play(environment(), [turn, "done"], renderer)
+    assert answers(trajectory) == [
+        ("call_0", "add", "2"),
+        ("call_5", "jump", "error: there is no tool 'jump'; the tools are add, picture, fail, refuse"),
+        (
+            "call_1",
+            "add",
+            "error: invalid arguments for add: a is missing; b: Input should be greater than or equal to 0, not -1",
+        ),
+        (
+            "call_6",
+            "invalid_call",
+            "error: the arguments of this call are not valid JSON. The call was not made",
+        ),
+        ("call_2", "fail", "error: KeyError: 'the shelf is empty'"),
+        ("call_3", "refuse", "error: the shop is closed"),
+        ("call_7", "invalid_call", "error: this call does not name a tool. The call was not made"),
+        ("call_4", "add", "6"),
+        ("call_8", "invalid_call", "error: this call has no end. The call was not made"),
+    ]
+    assert outcomes(trajectory) == [
+        "ok",
+        "unknown_tool",
+        "invalid_arguments",
+        "malformed",
+        "failed",
+        "failed",
+        "malformed",
+        "ok",
+        "malformed",
+    ]
+    assert trajectory.done
+
+
+def test_a_turn_with_nothing_but_a_malformed_call_does_not_end_the_episode(renderer):
+    trajectory, _ = play(environment(), ["<tool_call>\nadd 1 and 2\n</tool_call>", "3"], renderer)
+    assert (trajectory.num_turns, trajectory.done) == (2, True)
+    assert outcomes(trajectory) == ["malformed"]
+
+
+def test_the_calls_of_a_turn_run_at_the_same_time_and_are_answered_in_order(renderer):
+    both, others = threading.Barrier(2, timeout=30), asyncio.Event()
+
+    def blocking(name: str) -> str:
+        both.wait()
+        return name
+
+    async def waiting() -> str:
+        await asyncio.wait_for(others.wait(), 30)
+        return "first"
+
+    async def releasing() -> str:
+        others.set()
+        return "second"
+
+    turn = call("waiting", {}) + call("blocking", {"name": "a"}) + call("blocking", {"name": "b"})
+    trajectory, _ = play(environment(waiting, blocking, releasing), [turn + call("releasing", {}), "done"], renderer)
+    assert [content for _, _, content in answers(trajectory)] == ["first", "a", "b", "second"]
+
+
+def test_a_blocking_tool_runs_on_a_thread_with_the_context_of_the_episode(renderer):
+    def where() -> list:
+        return [threading.current_thread() is threading.main_thread(), RUN.get()]
+
+    RUN.set("run 7")
+    trajectory, _ = play(environment(where), [call("where", {}), "done"], renderer)
+    assert answers(trajectory)[0][2] == '[false, "run 7"]'
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+def test_a_call_that_takes_too_long_is_answered(renderer, kind):
+    released = threading.Event()
+
+    async def wait() -> str:
+        await asyncio.Event().wait()
+
+    def block() -> str:
+        released.wait(30)
+        return "late"
+
+    function = wait if kind == "async" else block
+    tool = Tool.from_function(function, timeout_seconds=0.02)
+    trajectory, _ = play(environment(tool), [call(tool.name, {}), "done"], renderer)
+    released.set()
+    assert answers(trajectory)[0][2] == f"error: {tool.name} had not ended after 0.02 seconds and was stopped"
+    assert outcomes(trajectory) == ["timeout"]
+
+
+def test_blocking_calls_that_never_end_do_not_stop_later_ones(renderer):
+    released = threading.Event()
+
+    def block() -> str:
+        released.wait(60)
+        return ""
+
+    slow = Tool.from_function(block, timeout_seconds=0.01)
+    turns = [call("block", {}) * 12, call("block", {}) * 12, call("block", {}) * 12, call("add", {"a": 1}), "done"]
+    trajectory, _ = play(environment(slow, add), turns, renderer)
+    released.set()
+    assert outcomes(trajectory) == ["timeout"] * 36 + ["ok"]
+
+
+def test_a_tool_that_raises_a_timeout_itself_has_failed(renderer):
+    async def slow() -> str:
+        raise TimeoutError("no answer")
+
+    trajectory, _ = play(environment(slow), [call("slow", {}), "done"], renderer)
+    assert answers(trajectory)[0][2] == "error: TimeoutError: no answer"
+
+
+def test_a_cancelled_episode_cancels_its_calls(renderer):
+    ended = []
+
+    async def scenario():
+        calling = asyncio.Event()
+
+        async def wait() -> str:
+            calling.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("wait")
+
+        episode = asyncio.create_task(
+            run_episode(
+                environment(wait),
+                engine=ScriptedEngine([call("wait", {}) * 2], renderer=renderer),
+                renderer=renderer,
+                sampling=SamplingParams(max_tokens=200),
+                max_turns=2,
+            )
+        )
+        await calling.wait()
+        episode.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+
+    asyncio.run(scenario())
+    assert ended == ["wait", "wait"]
+
+
+def test_a_tool_that_waited_for_something_cancelled_has_failed(renderer):
+    async def wait() -> str:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    trajectory, _ = play(environment(wait), [call("wait", {}), "done"], renderer)
+    assert outcomes(trajectory) == ["failed"]
+
+
+def test_a_long_exception_is_shortened(renderer):
+    def long() -> str:
+        raise ValueError("x" * 10_000)
+
+    trajectory, _ = play(environment(long), [call("long", {}), "done"], renderer)
+    assert len(answers(trajectory)[0][2]) < 600
+
+
+def test_results_are_limited_in_size(renderer):
+    def much() -> list:
+        return ["abcdef", IMAGE, IMAGE]
+
+    tools = environment(much, max_result_characters=4, max_result_images=1)
+    trajectory, _ = play(tools, [call("much", {}), "done"], renderer)
+    content = answers(trajectory)[0][2]
+    assert [part["type"] for part in content] == ["text", "image", "text"]
+    assert content[2]["text"] == "\n[2 more characters were left out; 1 more images were left out]"
+
+
+def test_a_result_that_no_message_can_hold_fails_the_episode(renderer):
+    def odd() -> object:
+        return object()
+
+    with pytest.raises(EpisodeError, match="tool 'odd' returned a object that cannot be written as JSON") as caught:
+        play(environment(odd), [call("odd", {}), "done"], renderer)
+    assert isinstance(caught.value.__cause__.__cause__, ToolResultError)
+    assert caught.value.trajectory.num_turns == 1
+
+
+def test_a_scoring_function_that_fails_is_named_and_the_turns_are_kept(renderer):
+    rewards = [
+        Reward("length", 1.0, lambda conversation, task: len(conversation)),
+        Reward("bad", 1.0, lambda c, t: c[9]),
+    ]
+    with pytest.raises(EpisodeError, match="reward 'bad' for ToolEnvironment raised IndexError") as caught:
+        play(environment(score=rewards), [call("add", {"a": 1}), "done"], renderer)
+    assert caught.value.trajectory.num_turns == 2
+
+
+def test_without_a_scoring_function_the_reward_is_zero(renderer):
+    trajectory, _ = play(environment(), ["done"], renderer)
+    assert (trajectory.reward, trajectory.done, trajectory.turns[0].info) == (0.0, True, {})
+
+
+def test_a_message_without_a_parsed_response_is_answered_too():
+    tools = environment()
+
+    async def two_steps():
+        await tools.reset(0)
+        function = {"name": "add", "arguments": '{"a": 4}'}
+        return await tools.step({"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": function}]})
+
+    assert list(asyncio.run(two_steps()).messages) == [
+        {"role": "tool", "tool_call_id": "x", "name": "add", "content": "5"}
+    ]
+
+
+def test_arguments_that_are_no_object_are_malformed():
+    tools = environment()
+
+    async def steps(arguments):
+        await tools.reset(0)
+        function = {"name": "add", "arguments": arguments}
+        return await tools.step({"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": function}]})
+
+    for arguments in ("[1, 2]", "{", "3"):
+        (message,) = asyncio.run(steps(arguments)).messages
+        assert message["content"].startswith("error: the arguments of add are ")
+        assert message["content"].endswith(", not a JSON object")
+
+
+attempts = st.builds(
+    ParsedToolCall,
+    raw=st.text(),
+    name=st.none() | st.sampled_from(["add", "jump", ""]),
+    arguments=st.none() | st.text() | st.dictionaries(st.sampled_from("abc"), st.integers(), max_size=2),
+    status=st.sampled_from(ToolCallParseStatus),
+    id=st.none() | st.uuids().map(str),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(attempts, min_size=1, max_size=5))
+def test_every_attempt_of_a_turn_has_one_answer_and_no_two_have_one_id(calls):
+    parsed = ParsedResponse("", tool_calls=calls)
+    tools = environment()
+
+    async def answer():
+        await tools.reset(0)
+        return await tools.step_parsed(parsed.to_message(), parsed)
+
+    result = asyncio.run(answer())
+    assert len(result.messages) == len(calls)
+    assert not result.done
+    ids = [message["tool_call_id"] for message in result.messages]
+    assert len(set(ids)) == len(ids)
+    for attempt, call_id in zip(calls, ids, strict=True):
+        assert attempt.id in (None, call_id)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": []}, "tools is"),
+        ({"tools": add}, "tools is"),
+        ({"messages": PROMPT}, "messages is"),
+        ({"score": "exact"}, "score is"),
+        ({"call_seconds": 0}, "call_seconds is 0"),
+        ({"max_result_characters": 0}, "max_result_characters is 0"),
+        ({"max_result_images": 1.5}, "max_result_images is 1.5"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_is_refused_with_its_name(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        ToolEnvironment(None, **{"tools": [add], "messages": prompt, **options})
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(ToolDefinitionError, match="'add': two tools have this name"):
+        environment(add, Tool.from_function(picture, name="add"))

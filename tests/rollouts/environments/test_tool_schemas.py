@@ -1,0 +1,253 @@
+"""The JSON schema that a model gets of a typed function, and how its arguments are checked."""
+
+import asyncio
+import dataclasses
+import datetime
+import enum
+import functools
+import json
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from renderers.messages import check_tools
+from rollouts.environments import Tool
+from rollouts.environments.tools import ToolArgumentsError, ToolDefinitionError
+from rollouts.errors import ArgumentError
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Point(BaseModel):
+    """A point of the image."""
+
+    x: int
+    y: Annotated[float, Field(gt=0)] = 1.0
+
+
+@dataclasses.dataclass
+class Box:
+    corner: Point
+    size: int
+
+
+def look(
+    point: Point,
+    copy: Annotated[int, "how many", Field(ge=1)],
+    colour: Colour = Colour.RED,
+    size: Literal["small", "large"] = "small",
+    note: str | None = None,
+    boxes: list[Box] | None = None,
+) -> str:
+    """Look at a point.
+
+    The point must be in the image.
+    """
+    return repr((point, copy, colour, size, note, boxes))
+
+
+def test_the_schema_has_types_descriptions_defaults_enums_and_nested_types_in_place():
+    point = {
+        "description": "A point of the image.",
+        "type": "object",
+        "properties": {
+            "x": {"type": "integer"},
+            "y": {"type": "number", "exclusiveMinimum": 0, "default": 1.0},
+        },
+        "required": ["x"],
+    }
+    box = {
+        "type": "object",
+        "properties": {"corner": point, "size": {"type": "integer"}},
+        "required": ["corner", "size"],
+        "additionalProperties": False,
+    }
+    tool = Tool.from_function(look)
+    assert tool.spec == {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Look at a point.\n\nThe point must be in the image.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "point": point,
+                    "copy": {"type": "integer", "minimum": 1, "description": "how many"},
+                    "colour": {"type": "string", "enum": ["red", "blue"], "default": "red"},
+                    "size": {"type": "string", "enum": ["small", "large"], "default": "small"},
+                    "note": {"type": "string", "nullable": True, "default": None},
+                    "boxes": {"type": "array", "items": box, "nullable": True, "default": None},
+                },
+                "required": ["point", "copy"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    check_tools([tool.spec])
+    assert json.loads(json.dumps(tool.spec)) == tool.spec
+
+
+def test_a_function_without_parameters_has_an_empty_object():
+    def ping() -> str:
+        return "pong"
+
+    assert Tool.from_function(ping).parameters == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert Tool.from_function(ping).description == ""
+
+
+def called(function, arguments):
+    return asyncio.run(Tool.from_function(function).call(arguments))
+
+
+def test_arguments_arrive_as_the_annotated_types():
+    def show(point: Point, colour: Colour, when: datetime.date, boxes: list[Box], sizes: set[int], *, note="x") -> str:
+        return repr((point, colour, when, boxes, sizes))
+
+    show.__annotations__["note"] = str
+    arguments = {
+        "point": {"x": 1},
+        "colour": "blue",
+        "when": "2030-01-02",
+        "boxes": [{"corner": {"x": 2, "y": 3}, "size": 4}],
+        "sizes": [1, 1, 2],
+    }
+    assert called(show, arguments) == repr(
+        (Point(x=1), Colour.BLUE, datetime.date(2030, 1, 2), [Box(Point(x=2, y=3), 4)], {1, 2})
+    )
+
+
+def test_defaults_are_those_of_the_function_and_not_copies():
+    marker = []
+
+    def add(item: int, to: list[int] = marker) -> list[int]:
+        assert to is marker
+        return [item, *to]
+
+    assert called(add, {"item": 1}) == [1]
+
+
+# Names that a pydantic model or Python has for itself.
+@pytest.mark.parametrize("name", ["schema", "json", "copy", "model_config", "model_fields", "self_", "_private", "cls"])
+def test_a_parameter_may_have_any_name(name):
+    namespace = {}
+    exec(f"def echo({name}: int) -> int:\n    return {name}", namespace)
+    assert called(namespace["echo"], {name: 5}) == 5
+    with pytest.raises(ToolArgumentsError, match=f"{name} is missing"):
+        called(namespace["echo"], {})
+
+
+def test_every_wrong_argument_is_named_with_what_is_expected():
+    with pytest.raises(ToolArgumentsError) as caught:
+        called(look, {"point": {"x": "left"}, "copy": 0, "size": "huge", "zoom": 2})
+    assert caught.value.problems == [
+        "point.x: Input should be a valid integer, unable to parse string as an integer, not 'left'",
+        "copy: Input should be greater than or equal to 1, not 0",
+        "size: Input should be 'small' or 'large', not 'huge'",
+        "there is no argument 'zoom'; the arguments are point, copy, colour, size, note, boxes",
+    ]
+    assert str(caught.value).startswith("invalid arguments for look: point.x: ")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+LOOK = Tool.from_function(look)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.sampled_from(["point", "copy", "size", "note", "boxes", "q"]) | st.text(), json_values))
+def test_any_arguments_are_taken_or_refused_with_problems(arguments):
+    async def call():
+        try:
+            return await LOOK.call(arguments)
+        except ToolArgumentsError as error:
+            return error.problems
+
+    assert asyncio.run(call())
+
+
+def untyped(a) -> None: ...
+
+
+def variable(*values: int) -> None: ...
+
+
+def named(**values: int) -> None: ...
+
+
+def positional(a: int, /) -> None: ...
+
+
+def unknown(a: "Missing") -> None: ...  # noqa: F821
+
+
+class Opaque: ...
+
+
+def opaque(a: Opaque) -> None: ...
+
+
+class Tree(BaseModel):
+    children: list["Tree"] = []
+
+
+def recursive(tree: Tree) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (untyped, "'untyped': parameter 'a' has no annotation"),
+        (variable, "parameter 'values' is variable"),
+        (named, "parameter 'values' is variable"),
+        (positional, "parameter 'a' is positional-only"),
+        (unknown, "its annotations cannot be read: NameError: name 'Missing' is not defined"),
+        (opaque, "pydantic cannot read an annotation"),
+        (recursive, "the type Tree contains itself"),
+        (functools.partial(look, copy=1), "is not a function or method"),
+        ("look", "is not a function or method"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
+)
+def test_a_function_that_cannot_be_a_tool_is_refused_with_the_reason(function, message):
+    with pytest.raises(ToolDefinitionError, match=message):
+        Tool.from_function(function)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", 3),
+        ("description", None),
+        ("parameters", [1]),
+        ("call", "look"),
+        ("timeout_seconds", 0),
+        ("timeout_seconds", "1"),
+    ],
+)
+def test_a_wrong_field_of_a_tool_is_refused(field, value):
+    fields = {"name": "look", "description": "", "parameters": {}, "call": look, field: value}
+    with pytest.raises(ArgumentError, match=f"{field} is "):
+        Tool(**fields)
+
+
+def test_methods_of_many_objects_share_one_schema_and_keep_their_objects():
+    class Board:
+        def __init__(self, name):
+            self.name = name
+
+        def read(self, place: int) -> str:
+            return f"{self.name}{place}"
+
+    one, two = (Tool.from_function(Board(name).read) for name in "ab")
+    assert one.parameters is two.parameters
+    assert [asyncio.run(tool.call({"place": 1})) for tool in (one, two)] == ["a1", "b1"]

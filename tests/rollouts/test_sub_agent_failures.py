@@ -1,0 +1,262 @@
+"""Child episodes and generated turns that fail, are cancelled, or reach a limit."""
+
+import asyncio
+
+import pytest
+from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, rows_of_turns, user
+
+from rollouts import SamplingParams, run_episode
+from rollouts.environments import ToolEnvironment
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodeLimitError
+from rollouts.errors import InvalidRequestError, ServerUnreachableError, TrajectoryFinishedError
+from rollouts.runner.retries import error_kind
+
+
+@pytest.fixture
+def engine(renderer):
+    return RecordingEngine(lambda request: f"re {last_user_text(renderer, request)}", renderer=renderer)
+
+
+def agents(trajectory):
+    return [turn.agent for turn in trajectory.turns]
+
+
+def test_a_child_that_fails_is_caught_by_its_parent_and_its_turns_stay(renderer, engine):
+    class Breaking(Echo):
+        def step(self, assistant):
+            if self.step_number == 1:
+                raise KeyError("maze")
+            return super().step(assistant)
+
+    async def work(context, assistant):
+        try:
+            await context.run_child(Breaking("sub", turns=5), agent="solver", max_turns=5)
+        except EnvironmentFailedError as error:
+            return str(error)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer)
+    assert "Breaking.step raised KeyError: 'maze'" in environment.result
+    assert trajectory.done
+    assert agents(trajectory) == ["", "solver", "solver"]
+
+    async def careless(context, assistant):
+        await context.run_child(Breaking("sub", turns=5), agent="solver", max_turns=5)
+
+    with pytest.raises(EpisodeError, match=r"Delegating\.step raised .*Breaking\.step raised KeyError") as caught:
+        play(Delegating(careless), engine, renderer)
+    assert agents(caught.value.trajectory) == ["", "solver", "solver"]
+
+
+def test_a_cancelled_parent_cancels_the_requests_of_its_children(renderer):
+    started, never = asyncio.Event(), asyncio.Event()
+
+    async def completion(request):
+        if last_user_text(renderer, request).startswith("sub"):
+            if engine_of_child.requests[-1] is request and len(engine_of_child.requests) == 4:
+                started.set()
+            await never.wait()
+        return "ok"
+
+    engine_of_child = RecordingEngine(completion, renderer=renderer)
+
+    async def work(context, assistant):
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(context.run_child(Echo(f"sub{number}"), agent="solver", max_turns=2))
+
+    async def main():
+        ended = []
+        options = {"sampling": SamplingParams(), "max_turns": 9, "on_end": ended.append}
+        episode = asyncio.create_task(
+            run_episode(Delegating(work), engine=engine_of_child, renderer=renderer, **options)
+        )
+        await started.wait()
+        episode.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return ended
+
+    (trajectory,) = asyncio.run(main())
+    assert engine_of_child.cancelled == 3
+    assert agents(trajectory) == [""]
+
+
+def test_a_child_that_still_runs_when_the_episode_ends_is_cancelled(renderer):
+    started, never = asyncio.Event(), asyncio.Event()
+
+    async def completion(request):
+        if last_user_text(renderer, request).startswith("sub"):
+            started.set()
+            await never.wait()
+        return "ok"
+
+    engine = RecordingEngine(completion, renderer=renderer)
+    left = []
+
+    async def work(context, assistant):
+        left.append(asyncio.create_task(context.run_child(Echo("sub"), agent="solver", max_turns=2)))
+        await started.wait()
+
+    trajectory = play(Delegating(work), engine, renderer)
+    assert trajectory.done
+    assert left[0].cancelled()
+    assert engine.cancelled == 1
+    assert agents(trajectory) == [""]
+
+
+def test_after_its_episode_a_context_generates_nothing(renderer, engine):
+    async def work(context, assistant):
+        pass
+
+    async def main():
+        environment = Delegating(work)
+        options = {"sampling": SamplingParams(), "max_turns": 9}
+        await run_episode(environment, engine=engine, renderer=renderer, **options)
+        with pytest.raises(TrajectoryFinishedError):
+            await environment.context.generate_turn([user("late")], agent="critic")
+
+    asyncio.run(main())
+    assert len(engine.requests) == 1
+
+
+def test_the_turns_of_children_count_in_the_limit_of_the_episode(renderer, engine):
+    async def work(context, assistant):
+        return await context.run_child(Echo("sub", turns=9), agent="solver", max_turns=9)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer, max_turns=4)
+    child = environment.result
+    assert trajectory.num_turns == 4
+    assert (child.turns, child.done, child.truncated) == ((1, 2, 3), False, True)
+    assert child.truncation_reason == "max_turns: the environment was not done after 4 turns"
+
+
+def test_children_at_the_same_time_do_not_exceed_the_limit(renderer, engine):
+    async def work(context, assistant):
+        children = (context.run_child(Echo(f"s{n}", turns=9), agent=f"s{n}", max_turns=9) for n in range(4))
+        return await asyncio.gather(*children)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer, max_turns=7)
+    assert trajectory.num_turns == len(engine.requests) == 7
+    assert all(child.truncated for child in environment.result)
+
+
+def test_a_child_that_reaches_its_own_limit_is_truncated_and_the_episode_goes_on(renderer, engine):
+    async def work(context, assistant):
+        return await context.run_child(Echo("sub", turns=9), agent="solver", max_turns=2)
+
+    environment = Delegating(work)
+    trajectory = play(environment, engine, renderer)
+    assert environment.result.truncation_reason == "max_turns: the environment was not done after 2 turns"
+    assert (trajectory.done, trajectory.truncated, trajectory.num_turns) == (True, False, 3)
+
+
+def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated(renderer, engine):
+    async def work(context, assistant):
+        for _ in range(9):
+            await context.generate_turn([user("more")], agent="critic")
+
+    trajectory = play(Delegating(work), engine, renderer, max_turns=3)
+    assert (trajectory.done, trajectory.truncated, trajectory.num_turns, trajectory.error) == (False, True, 3, "")
+    assert trajectory.truncation_reason.startswith("max_turns: ")
+
+    async def careful(context, assistant):
+        for _ in range(2):
+            await context.generate_turn([user("more")], agent="critic")
+        with pytest.raises(EpisodeLimitError):
+            await context.generate_turn([user("more")], agent="critic")
+
+    trajectory = play(Delegating(careful), engine, renderer, max_turns=3)
+    assert (trajectory.done, trajectory.reward) == (True, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda context: context.generate_turn([user("x")], agent=""), "agent"),
+        (lambda context: context.generate_turn([user("x")], agent=3), "agent"),
+        (lambda context: context.generate_turn([user("x")], agent="c", sampling=SamplingParams(n=2)), "sampling"),
+        (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=0), "max_turns"),
+        (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=1, seed="x"), "seed"),
+        (lambda context: context.run_child(Echo, agent="s", max_turns=1), "environment"),
+    ],
+    ids=["no agent", "a number as agent", "n", "max_turns", "seed", "a class"],
+)
+def test_wrong_arguments_are_refused_by_name_before_anything_is_sampled(renderer, engine, call, argument):
+    async def work(context, assistant):
+        with pytest.raises(EpisodeArgumentError) as caught:
+            await call(context)
+        return caught.value.name
+
+    environment = Delegating(work)
+    play(environment, engine, renderer)
+    assert environment.result == argument
+    assert len(engine.requests) == 1
+
+
+def test_an_attach_that_raises_is_named(renderer, engine):
+    class Refusing(Echo):
+        def attach(self, context):
+            raise ValueError("no")
+
+    with pytest.raises(EpisodeError, match=r"Refusing\.attach raised ValueError: no"):
+        play(Refusing("x"), engine, renderer)
+
+
+def test_limits_that_several_children_reach_at_once_truncate_the_episode(renderer, engine):
+    async def work(context, assistant):
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(context.generate_turn([user(f"{number}")], agent="critic"))
+
+    trajectory = play(Delegating(work), engine, renderer, max_turns=2)
+    assert (trajectory.truncated, trajectory.error) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (ServerUnreachableError("r", "gone"), "engine"),
+        (InvalidRequestError("r", "no"), None),
+        (OSError("broken pipe"), "engine"),
+        (ValueError("x"), None),
+    ],
+    ids=["unreachable", "invalid", "an error of input or output", "another error"],
+)
+def test_an_error_of_the_engine_in_a_child_is_one_of_the_engine(renderer, failure, kind):
+    engine = RecordingEngine(["a", failure], renderer=renderer)
+
+    async def work(context, assistant):
+        await context.run_child(Echo("sub"), agent="solver", max_turns=2)
+
+    with pytest.raises(EpisodeError, match=r"Delegating\.step raised ") as caught:
+        play(Delegating(work), engine, renderer)
+    assert error_kind(caught.value.__cause__) == kind
+
+
+def test_tools_that_call_the_policy_end_the_episode_at_its_limit(renderer):
+    class Manager(ToolEnvironment):
+        def __init__(self):
+            super().__init__(None, tools=[self.ask], messages=lambda task: [user("manage")])
+
+        def attach(self, context):
+            self.context = context
+
+        async def ask(self, question: str) -> str:
+            child = await self.context.run_child(Echo(question, turns=1), agent="worker", max_turns=1)
+            if child.truncated:
+                await self.context.generate_turn([user("again")], agent="worker")
+            return child.message["content"]
+
+    call = '<tool_call>\n{"name": "ask", "arguments": {"question": "why"}}\n</tool_call>'
+    engine = RecordingEngine(
+        lambda request: "because" if last_user_text(renderer, request).startswith("why") else call, renderer=renderer
+    )
+    trajectory = play(Manager(), engine, renderer, max_turns=4, sampling=SamplingParams(max_tokens=200))
+    assert agents(trajectory) == ["", "worker", "", "worker"]
+    assert trajectory.turns[0].info["tool_calls"][0]["outcome"] == "ok"
+    assert (trajectory.truncated, trajectory.error) == (True, "")
+    assert sorted(rows_of_turns(trajectory)) == sorted(engine.rows)

@@ -1,0 +1,232 @@
+"""Engines that are started with their first request: once, again after their end, and never without need."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from engine_inputs import expected, generate_one, request
+from fake_server import FakeVLLM
+
+from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.engines.lazy import LazyEngine
+from rollouts.engines.protocol import Engine
+from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError
+from rollouts.testing import ScriptedEngine
+
+SERVE = Path(__file__).with_name("fake_vllm_serve.py")
+
+
+class Starts:
+    """A function that makes engines, fails as often as it is told, and counts."""
+
+    def __init__(self, failures=0):
+        self.count = 0
+        self._failures = failures
+
+    async def __call__(self):
+        self.count += 1
+        if self.count <= self._failures:
+            raise OSError("no GPU is free")
+        await asyncio.sleep(0)
+        return ScriptedEngine(lambda _: [7])
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def served(tmp_path, *arguments, port=None, **options):
+    port = port or free_port()
+    command = [sys.executable, str(SERVE), str(port), *arguments]
+    options = {"log_path": tmp_path / "server.log", "backoff_seconds": 0.0, "start_seconds": 60.0, **options}
+    return LazyEngine.from_command(command, f"http://127.0.0.1:{port}", **options)
+
+
+def child_of(log_path):
+    return int(re.findall(r"child (\d+)", log_path.read_text())[-1])
+
+
+async def ended(pid):
+    async with asyncio.timeout(30):
+        while is_running(pid):  # noqa: ASYNC110  the state of a process can only be asked for
+            await asyncio.sleep(0.02)
+
+
+def is_running(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def test_nothing_is_started_before_the_first_request():
+    start = Starts()
+    async with LazyEngine(start) as engine:
+        assert isinstance(engine, Engine)
+        assert (engine.is_started, engine.weight_version, engine.vocab_size, engine.control) == (False, "", None, None)
+    assert start.count == 0
+
+
+async def test_many_first_requests_start_one_engine():
+    start = Starts()
+    async with LazyEngine(start) as engine:
+        results = await asyncio.gather(*(generate_one(engine, request(request_id=f"r{n}")) for n in range(20)))
+    assert [completion.token_ids.tolist() for completion in results] == [[7]] * 20
+    assert start.count == 1
+
+
+async def test_a_failed_start_is_an_error_of_the_waiting_requests_and_the_next_one_tries_again():
+    start = Starts(failures=1)
+    async with LazyEngine(start, backoff_seconds=0.0) as engine:
+        calls = [generate_one(engine, request(request_id=f"r{n}")) for n in range(3)]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(failure) for failure in failures] == [EngineStartError] * 3
+        assert "OSError: no GPU is free" in str(failures[0])
+        await generate_one(engine, request())
+    assert start.count == 2
+
+
+async def test_after_too_many_failed_starts_nothing_is_started_any_more():
+    start = Starts(failures=100)
+    async with LazyEngine(start, restarts=2, backoff_seconds=0.0) as engine:
+        for _ in range(6):
+            with pytest.raises(EngineStartError, match="no GPU is free"):
+                await generate_one(engine, request())
+    assert start.count == 3
+
+
+async def test_a_closed_engine_starts_nothing():
+    start = Starts()
+    engine = LazyEngine(start)
+    await engine.close()
+    with pytest.raises(EngineClosedError):
+        await generate_one(engine, request())
+    assert start.count == 0
+
+
+async def test_a_command_is_started_by_the_first_request_and_ended_by_close(tmp_path):
+    async with served(tmp_path) as engine:
+        assert not (tmp_path / "server.log").exists()
+        assert (await generate_one(engine, request())).token_ids.tolist() == expected(request())
+        child = child_of(tmp_path / "server.log")
+        assert is_running(child)
+        assert await engine.control.health()
+    await ended(child)
+
+
+async def test_a_server_that_was_killed_is_started_again_by_the_next_request(tmp_path):
+    async with served(tmp_path) as engine:
+        await generate_one(engine, request())
+        first = child_of(tmp_path / "server.log")
+        os.killpg(os.getpgid(first), signal.SIGKILL)
+        await ended(first)
+        async with asyncio.timeout(30):
+            while engine._process.is_running:  # noqa: ASYNC110  the state of a process can only be asked for
+                await asyncio.sleep(0.02)
+        await generate_one(engine, request())
+        assert child_of(tmp_path / "server.log") != first
+
+
+async def test_a_command_that_ends_at_once_is_an_error_with_the_end_of_its_log(tmp_path):
+    async with served(tmp_path, "3", restarts=0) as engine:
+        with pytest.raises(
+            EngineStartError, match=r"ended with status 3 before it was ready(.|\n)*out of memory"
+        ) as failure:
+            await generate_one(engine, request())
+    assert str(tmp_path / "server.log") in str(failure.value)
+
+
+async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path):
+    log = tmp_path / "server.log"
+    command = ["sh", "-c", "echo child $$; exec sleep 600"]
+    url = f"http://127.0.0.1:{free_port()}"
+    async with LazyEngine.from_command(command, url, log_path=log, start_seconds=1.0) as engine:
+        with pytest.raises(EngineStartError, match="not ready after 1 s"):
+            await generate_one(engine, request())
+    await ended(child_of(log))
+
+
+async def test_a_program_that_does_not_exist_is_an_error_that_names_it(tmp_path):
+    url = f"http://127.0.0.1:{free_port()}"
+    async with LazyEngine.from_command(["no-such-vllm", "serve"], url, log_path=tmp_path / "log") as engine:
+        with pytest.raises(EngineStartError, match="No such file or directory: 'no-such-vllm'"):
+            await generate_one(engine, request())
+
+
+async def test_an_address_that_answers_already_is_not_taken_for_the_started_server(tmp_path):
+    async with FakeVLLM() as other, served(tmp_path, port=int(other.base_url.rpartition(":")[2])) as engine:
+        with pytest.raises(EngineStartError, match=r"a server runs at .* already"):
+            await generate_one(engine, request())
+    assert not (tmp_path / "server.log").exists()
+
+
+async def test_the_server_ends_when_its_program_is_killed(tmp_path):
+    log, port = tmp_path / "server.log", free_port()
+    program = f"""
+import asyncio, sys
+from rollouts.engines.lazy import LazyEngine
+async def main():
+    command = [sys.executable, {str(SERVE)!r}, "{port}"]
+    await LazyEngine.from_command(command, "http://127.0.0.1:{port}", log_path={str(log)!r}).start()
+    print("started", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(  # noqa: ASYNC220  it is killed below, whatever the event loop does
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment
+    )
+    assert await asyncio.to_thread(process.stdout.readline) == b"started\n"
+    child = child_of(log)
+    assert is_running(child)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    await ended(child)
+
+
+async def test_weights_that_were_loaded_are_loaded_again_after_a_restart(reloadable_model_dir):
+    servers = []
+
+    async def start():
+        servers.append(ScriptedEngine(lambda _: [7]))
+        return servers[-1]
+
+    class Ended:
+        is_running = False
+
+        def exit_error(self):
+            return EngineStartError("serve", "it ended", "", None)
+
+        async def stop(self):
+            pass
+
+    engine = LazyEngine(start, backoff_seconds=0.0)
+    await engine.update_weights(reloadable_model_dir, "v1")
+    engine._process = Ended()
+    await generate_one(engine, request())
+    assert [each.weight_version for each in servers] == ["v1", "v1"]
+
+
+async def test_a_fleet_of_lazy_engines_starts_them_with_its_first_request():
+    starts = [Starts(), Starts()]
+    engines = {f"engine {number}": LazyEngine(start) for number, start in enumerate(starts)}
+    async with EngineFleet(engines, limits=FleetLimits(check_seconds=0.05)) as fleet:
+        assert [start.count for start in starts] == [0, 0]
+        for number in range(20):
+            await generate_one(fleet, request(session_id=f"s{number}"))
+    assert [start.count for start in starts] == [1, 1]
+
+
+@pytest.mark.parametrize("command", ["vllm serve", [], ["vllm", 8000]], ids=["text", "empty", "number"])
+def test_a_wrong_command_is_refused(command):
+    with pytest.raises(ArgumentError, match="list of texts"):
+        LazyEngine.from_command(command, "http://127.0.0.1:8000")
