@@ -50,6 +50,23 @@ def test_grpo_trains_on_the_log_probabilities_that_the_sampler_reported():
     assert max(mismatches) < 1e-4
 
 
+def test_every_agent_of_an_episode_has_samples_of_its_own_with_a_mismatch_near_zero(tiny_model_dir):
+    trajectory, mismatches = asyncio.run(load("sub_agents").main(tiny_model_dir))
+    assert set(mismatches) == {"", "critic", *(f"reader-{number}" for number in range(4))}
+    assert max(mismatches.values()) < 1e-5
+    assert len(trajectory.leaves()) == 6
+
+
+def test_the_images_of_an_mcp_tool_are_in_the_episodes(tiny_model_dir):
+    groups = asyncio.run(load("mcp_tools").main(tiny_model_dir))
+    assert {group.task.task_id: group.rewards.tolist() for group in groups} == {
+        "chart-0": [0.0, 0.0],
+        "chart-1": [1.0, 1.0],
+        "chart-2": [0.0, 0.0],
+    }
+    assert all(len(list(episode.all_media())) == 1 for group in groups for episode in group.episodes)
+
+
 @pytest.mark.parametrize("name", ["grpo_multiturn", "gymnasium_from_pixels", "tools_with_images"])
 def test_a_server_needs_the_directory_of_its_model(name):
     with pytest.raises(SystemExit):
