@@ -44,6 +44,8 @@ def test_the_page_on_environments():
     assert sorted(t.episode_id for t in names["kept"]) == sorted(spec.episode_id for spec in names["specs"])
     assert names["slow"].reward == 1.0
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
+    names["test_a_right_second_answer_is_rewarded"]()
+    names["test_three_wrong_answers_end_the_episode"]()
     assert [turn.agent for turn in names["essay"].turns if turn.reward] == ["", "reader-1", "critic"]
     assert len(names["essay"].leaves()) == 4
     assert [int(sample.loss_mask.sum()) for sample in names["critic"]] == [4]
@@ -99,6 +101,18 @@ def test_the_page_on_training():
 def test_the_page_on_migrating(tiny_model_dir):
     names = run_page("migrating-from-renderers.md", MODEL=str(tiny_model_dir))
     assert names["renderer"].config.name == "default"
+
+
+def test_the_page_on_weight_updates():
+    names = run_page("weight-updates.md")
+    assert names["synchronous"] == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
+    for versions, limit in ((names["one_step"], 1), (names["asynchronous"], 2)):
+        assert [len(of_step) for of_step in versions] == [3] * 4
+        assert all(0 <= step - oldest <= limit for step, of_step in enumerate(versions) for oldest in of_step)
+        assert any(step > oldest for step, of_step in enumerate(versions) for oldest in of_step)
+    assert names["metrics"]["weight_updates"] == 4
+    assert len(names["spans"]) == 2
+    assert names["spans"][-1] == ["1"]
 
 
 def test_the_page_on_fleets():
