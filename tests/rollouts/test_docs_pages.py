@@ -55,6 +55,8 @@ def test_the_page_on_environments():
     assert sorted(t.episode_id for t in names["kept"]) == sorted(spec.episode_id for spec in names["specs"])
     assert names["slow"].reward == 1.0
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
+    names["test_a_right_second_answer_is_rewarded"]()
+    names["test_three_wrong_answers_end_the_episode"]()
     assert [turn.agent for turn in names["essay"].turns if turn.reward] == ["", "reader-1", "critic"]
     assert len(names["essay"].leaves()) == 4
     assert [int(sample.loss_mask.sum()) for sample in names["critic"]] == [4]
