@@ -147,8 +147,8 @@ def reward_parts(episodes: Sequence[Trajectory]) -> dict[str, np.ndarray]:
     return {name: np.array([parts.get(name, 0.0) for parts in by_episode]) for name in names}
 
 
-def rank_by(key: Callable[[Trajectory], float]) -> Callable[[Sequence[Trajectory]], list[float]]:
-    """A function for `GroupReward` that ranks the episodes of a group by `key`.
+def rank_by(key: Callable[[Trajectory], Any]) -> Callable[[Sequence[Trajectory]], list[float]]:
+    """A function for `GroupReward` that ranks the episodes of a group by `key`, a number or a tuple of numbers.
 
     An episode gets the share of the other episodes whose key is lower, where an equal key counts as half: without ties
     1.0 for the highest key and 0.0 for the lowest. Failed episodes get 0.0 and are not ranked; a single ranked episode
@@ -163,7 +163,7 @@ def rank_by(key: Callable[[Trajectory], float]) -> Callable[[Sequence[Trajectory
     return ranks
 
 
-def _rank(key: float, keys: Sequence[float]) -> float:
+def _rank(key: Any, keys: Sequence[Any]) -> float:
     """The share of the other keys that are lower, where an equal one counts as half; 0.5 if there is no other."""
     lower = sum(other < key for other in keys)
     equal = sum(other == key for other in keys) - 1  # without the key itself
