@@ -73,7 +73,7 @@ from renderers.template_renderer import TemplateRenderer
 from renderers.vision.processor_output import ProcessorOutput
 
 if TYPE_CHECKING:
-    from renderers.base import create_renderer_pool
+    from renderers.base import build_trajectory_step, create_renderer_pool, extract_message_tool_names
     from renderers.configs import (
         AutoRendererConfig,
         BaseRendererConfig,
@@ -110,6 +110,8 @@ if TYPE_CHECKING:
         RendererConfig,
         config_from_name,
     )
+    from renderers.custom import custom_renderer_config, load_custom_renderer, load_target
+    from renderers.family_options import merge_chat_template_kwargs, template_field_names
     from renderers.model_tokenizer import load_tokenizer
     from renderers.pool import RendererPool
     from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
@@ -166,8 +168,15 @@ _MODULE_OF = {
     "RendererPool": "pool",
     "build_training_sample": "training_sample",
     "build_training_samples": "training_sample",
+    "build_trajectory_step": "base",
     "create_renderer_pool": "base",
+    "custom_renderer_config": "custom",
+    "extract_message_tool_names": "base",
+    "load_custom_renderer": "custom",
+    "load_target": "custom",
     "load_tokenizer": "model_tokenizer",
+    "merge_chat_template_kwargs": "family_options",
+    "template_field_names": "family_options",
 }
 
 __all__ = [
@@ -274,13 +283,20 @@ __all__ = [
     "VideoPart",
     "build_training_sample",
     "build_training_samples",
+    "build_trajectory_step",
     "config_from_name",
     "create_renderer",
     "create_renderer_pool",
+    "custom_renderer_config",
     "errors",
+    "extract_message_tool_names",
     "is_multimodal",
+    "load_custom_renderer",
     "load_renderer",
+    "load_target",
     "load_tokenizer",
+    "merge_chat_template_kwargs",
+    "template_field_names",
 ]
 
 

@@ -35,8 +35,8 @@ class BaseRendererConfig(_ConfigBase):
     """The base of all configurations: immutable, and without fields that the family does not have.
 
     thinking_retention: how long a bridge keeps reasoning that a full render would drop: `tool_cycle` (until the next
-        user message) or `all`. None follows the template variables of the configuration. An explicit value that
-        contradicts an explicit template variable is a `ValueError`.
+        user or developer message) or `all`. None follows the template variables of the configuration. An explicit value
+        that contradicts an explicit template variable is a `ValueError`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

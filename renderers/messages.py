@@ -77,9 +77,12 @@ class ToolSpec(TypedDict, total=False):
     function: Required[dict[str, Any]]
 
 
-class Message(TypedDict, total=False):
-    role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
-    content: Required[Content | None]
+class _RequiredKeys(TypedDict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None
+
+
+class Message(_RequiredKeys, total=False):
     reasoning_content: str
     tool_calls: list[ToolCall]
     tool_call_id: str

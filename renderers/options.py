@@ -35,7 +35,7 @@ class RendererOptions:
         the text of one, where it does not read the given form. `as_given` leaves them unchanged, as
         `apply_chat_template` does. Typed configurations (`renderers.configs`) stand for `auto`.
     thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: the bridge
-        is refused), `tool_cycle` (until the next user message), `all`.
+        is refused), `tool_cycle` (until the next user or developer message), `all`.
     history: what a bridge does where a full render would print earlier messages differently than when they were
         sampled (Mistral's templates move a system message into the last user turn): `template` refuses, so that the
         caller renders the whole conversation; `as_sampled` extends the tokens that the policy saw and sampled.

@@ -30,6 +30,7 @@ from rollouts.episodes.environment import Environment, StepResult, ThreadedEnvir
 from rollouts.episodes.episode import EpisodeSpec, run_episode  # noqa: E402
 from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
 from rollouts.episodes.runner import run_episodes  # noqa: E402
+from rollouts.runner import EpisodeLimits, Group, RetryPolicy, Runner, Task  # noqa: E402
 from rollouts.trajectory.packed_episodes import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
 from rollouts.trajectory.step_lists import step_processors, trajectory_from_steps  # noqa: E402
@@ -49,6 +50,7 @@ __all__ = [
     "Environment",
     "EpisodeContext",
     "EpisodeError",
+    "EpisodeLimits",
     "EpisodeSpec",
     "EpisodesError",
     "FinishReason",
@@ -56,13 +58,17 @@ __all__ = [
     "GenerateRequest",
     "GenerateResult",
     "GeneratedTurn",
+    "Group",
     "InvalidStepError",
     "LocalEngine",
     "MediaReference",
     "Provenance",
+    "RetryPolicy",
     "RolloutsError",
+    "Runner",
     "SamplingParams",
     "StepResult",
+    "Task",
     "ThreadedEnvironment",
     "TokenNode",
     "Trajectory",

@@ -13,7 +13,7 @@ import numpy as np
 from rollouts.error_texts import describe_exception, is_unicode, short_repr
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.numbers import finite_number
-from rollouts.thread_calls import result_of
+from rollouts.thread_calls import call_on_thread
 from rollouts.trajectory.tree import Trajectory
 
 #: The key in the info of a turn under which environments store their rewards by name.
@@ -147,8 +147,8 @@ def reward_parts(episodes: Sequence[Trajectory]) -> dict[str, np.ndarray]:
     return {name: np.array([parts.get(name, 0.0) for parts in by_episode]) for name in names}
 
 
-def rank_by(key: Callable[[Trajectory], float]) -> Callable[[Sequence[Trajectory]], list[float]]:
-    """A function for `GroupReward` that ranks the episodes of a group by `key`.
+def rank_by(key: Callable[[Trajectory], Any]) -> Callable[[Sequence[Trajectory]], list[float]]:
+    """A function for `GroupReward` that ranks the episodes of a group by `key`, a number or a tuple of numbers.
 
     An episode gets the share of the other episodes whose key is lower, where an equal key counts as half: without ties
     1.0 for the highest key and 0.0 for the lowest. Failed episodes get 0.0 and are not ranked; a single ranked episode
@@ -163,7 +163,7 @@ def rank_by(key: Callable[[Trajectory], float]) -> Callable[[Sequence[Trajectory
     return ranks
 
 
-def _rank(key: float, keys: Sequence[float]) -> float:
+def _rank(key: Any, keys: Sequence[Any]) -> float:
     """The share of the other keys that are lower, where an equal one counts as half; 0.5 if there is no other."""
     lower = sum(other < key for other in keys)
     equal = sum(other == key for other in keys) - 1  # without the key itself
@@ -200,7 +200,7 @@ async def _column(reward: GroupReward, place: str, episodes: Sequence[Trajectory
 async def _call(reward: Reward | GroupReward, place: str, arguments: tuple[Any, ...]) -> Any:
     try:
         if reward.threaded:
-            value = await asyncio.to_thread(result_of, reward.function, *arguments)
+            value = await call_on_thread(reward.function, *arguments)
         else:
             value = reward.function(*arguments)
         return await value if inspect.isawaitable(value) else value

@@ -1,13 +1,24 @@
-"""Calls of functions on threads."""
+"""Calls of blocking functions on threads."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import functools
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextvars import copy_context
-from typing import Any
+from typing import Any, Final
+
+from renderers.daemon_threads import DaemonThreads
+
+# Such functions mostly wait for something outside of the process, so that their number may exceed that of the cores.
+_MAX_THREADS: Final = 256
+
+
+async def call_on_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that may block on a thread, with the context variables of the caller.
+
+    Up to 256 calls run at the same time; others wait. A cancelled call runs to its end without counting, so that calls
+    that hang do not stop others, and it does not keep the process alive.
+    """
+    return await _threads().run(result_of, function, *arguments)
 
 
 def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -18,24 +29,6 @@ def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
         raise RuntimeError("the function raised StopIteration") from error
 
 
-async def call_on_own_thread(function: Callable[[], Any]) -> Any:
-    """Call a function on a new thread and return its result.
-
-    A thread of its own, because a function that never returns would keep a thread of a pool for ever, and with enough
-    of them every other call. The thread of a cancelled call runs to its end; it does not keep the program from exiting.
-    """
-    future: Future[Any] = Future()
-    context = copy_context()
-
-    def run() -> None:
-        try:
-            result = context.run(result_of, function)
-        except BaseException as error:  # noqa: BLE001  raised again where the result is awaited
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-        else:
-            if future.set_running_or_notify_cancel():
-                future.set_result(result)
-
-    threading.Thread(target=run, name="own-thread", daemon=True).start()
-    return await asyncio.wrap_future(future)
+@functools.cache
+def _threads() -> DaemonThreads:
+    return DaemonThreads(_MAX_THREADS, "blocking-call")

@@ -191,8 +191,8 @@ class Bridge:
     ) -> BridgeRefusal | None:
         """The first obstacle that the configuration does not override."""
         overridden = [BridgeRefusal.REWRITES_HISTORY] if self.history == "as_sampled" else []
-        has_user = any(message["role"] == "user" for message in request.new_messages)
-        if self.retention == "all" or (self.retention == "tool_cycle" and not has_user):
+        has_query = any(message["role"] in ("user", "developer") for message in request.new_messages)
+        if self.retention == "all" or (self.retention == "tool_cycle" and not has_query):
             overridden.append(BridgeRefusal.DROPS_REASONING)
         refusal = next((obstacle for obstacle in obstacles if obstacle not in overridden), None)
         at_best = continuation.at_best

@@ -15,7 +15,8 @@ from renderers.fork_reset import ProcessLock
 from renderers.rendered import RenderedTokens
 
 ThinkingRetention = Literal["template", "tool_cycle", "all"]
-"""When a bridge may keep reasoning that a full render would drop: never, until the next user message, always."""
+"""When a bridge may keep reasoning that a full render would drop: never, until the next user or developer message, or
+always."""
 
 HistoryPolicy = Literal["template", "as_sampled"]
 """Which history a bridge may extend: only one that a full render would print too, or any that was sampled."""

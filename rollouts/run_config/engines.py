@@ -41,9 +41,13 @@ def _vllm_engine(file: ConfigFile, section: VLLMEngineSection) -> Callable[[], E
 
     def make() -> Engine:
         from rollouts.engines.vllm import VLLMEngine
+        from rollouts.engines.vllm.http.limits import HttpLimits
 
+        limits = HttpLimits(concurrency=file.config.concurrency)
         with file.naming("engine"):
-            return VLLMEngine(section.base_url, model=section.model, api_key=api_key, media=section.media)
+            return VLLMEngine(
+                section.base_url, model=section.model, api_key=api_key, media=section.media, limits=limits
+            )
 
     return make
 

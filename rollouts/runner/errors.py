@@ -43,7 +43,7 @@ class GroupFailedError(RolloutsError):
 
     def __init__(self, task_id: str, episodes: Sequence[Trajectory], step: str, error: BaseException) -> None:
         self.task_id = task_id
-        self.episodes = tuple(episodes)
+        self.episodes = list(episodes)
         super().__init__(
             f"task {task_id:.80}: {step} failed after its {len(episodes)} episodes had ended: "
             f"{describe_exception(error)}"

@@ -11,26 +11,33 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-INTERRUPTED: Final = 130
+_INTERRUPTED: Final = 130
+_SHOW_CURSOR: Final = "\x1b[?25h"
 
 
-def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float) -> T:
+def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str) -> T:
     """Run a coroutine as `asyncio.run` does. Called in the main thread.
 
-    The first SIGINT cancels it; it raises `KeyboardInterrupt` when it has ended. A process that is still there
-    `seconds` after it exits with code 130, whatever its threads and its event loop are doing, and so does one that
-    receives a second SIGINT. Files that must be complete at every moment have to be written with one call each.
+    The first SIGINT cancels it; when it has ended, `KeyboardInterrupt` is raised. A process that still runs `seconds`
+    after the SIGINT, or receives a second one, prints `message` to standard error and exits with code 130, whatever its
+    threads and its event loop are doing: files must be readable at every moment.
     """
+
+    def exit_now() -> None:
+        # Not through `sys.stderr`, whose lock another thread may hold. A progress display has hidden the cursor.
+        os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{message}\n".encode(errors="replace"))
+        os._exit(_INTERRUPTED)
+
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        tasks: list[asyncio.Task[T]] = []
+        tasks: list[asyncio.Task[Any]] = []
         interrupts: list[int] = []
 
         def interrupt(number: int, _: object) -> None:
             interrupts.append(number)
             if len(interrupts) > 1:
-                os._exit(INTERRUPTED)
-            deadline = threading.Timer(seconds, os._exit, (INTERRUPTED,))
+                exit_now()
+            deadline = threading.Timer(seconds, exit_now)
             deadline.daemon = True
             deadline.start()
             for task in tasks:

@@ -148,16 +148,17 @@ ALWAYS_FORGETFUL = """{%- for m in messages -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
 
+@pytest.mark.parametrize("role", ["tool", "developer"])
 @pytest.mark.parametrize(("retention", "may_keep"), [("template", False), ("tool_cycle", True), ("all", True)])
-def test_retention_decides_whether_reasoning_is_kept_within_a_tool_cycle(
-    tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool
+def test_retention_decides_whether_reasoning_is_kept_within_a_tool_cycle_which_a_developer_ends(
+    tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool, role: str
 ) -> None:
     config = RendererOptions(thinking_retention=retention, chat_template=ALWAYS_FORGETFUL)
     forgetful = load_renderer(tiny_model_dir, config=config)
     prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
     thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
-    kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": "tool", "content": "T"}])
-    assert (kept is not None) == may_keep
+    kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": role, "content": "T"}])
+    assert (kept is not None) == (may_keep and (retention, role) != ("tool_cycle", "developer"))
 
 
 def plain_template(message: str) -> str:

@@ -29,7 +29,8 @@ def execute(parts: RunParts, output: OutputDirectory, *, limit: int | None, cons
     Ctrl-C.
     """
     engine = parts.make_engine()
-    run_with_deadline(_run(parts, engine, output, limit, console), _INTERRUPT_SECONDS)
+    message = f"interrupted, and stopped at once; to continue: rollouts run {parts.file.path} --resume"
+    run_with_deadline(_run(parts, engine, output, limit, console), _INTERRUPT_SECONDS, message)
 
 
 async def _run(parts: RunParts, engine: Engine, output: OutputDirectory, limit: int | None, console: Console) -> None:

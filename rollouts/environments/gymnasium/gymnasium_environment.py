@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from renderers import Message
+from renderers.daemon_threads import DaemonThreads
 from rollouts.environments.gymnasium.actions import describe_actions, is_described, parse_action
 from rollouts.environments.gymnasium.errors import GymnasiumError, InvalidActionError
 from rollouts.environments.gymnasium.frames import close_env, make_env, render_frame
@@ -103,12 +103,12 @@ class GymnasiumEnvironment:
         self._on_invalid_action = on_invalid_action
         self._invalid_action_reward = invalid_action_reward
         self._env: Any = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: DaemonThreads | None = None
 
     async def reset(self, seed: int) -> list[Message]:
         """Make the environment, reset it with `seed`, and return the first message."""
         await self.close()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")
+        self._thread = DaemonThreads(1, "gymnasium")
         state = await self._run(self._first_state, seed)
         actions = describe_actions(self._env.action_space, self._action_names) if self._describes_actions() else ""
         return [self._message(state, " ".join(filter(None, (self._instructions, actions))))]
@@ -167,6 +167,7 @@ class GymnasiumEnvironment:
     async def _run(self, method: Callable[[Any], _State], argument: Any) -> _State:
         if self._thread is None:
             raise GymnasiumError("the environment", "is closed; call reset first")
+        # Not `run`, which would let `close` begin on another thread while a cancelled step still runs.
         return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
 
     def _describes_actions(self) -> bool:

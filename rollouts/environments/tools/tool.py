@@ -13,7 +13,7 @@ from rollouts.environments.tools.function_schema import function_parameters
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number
-from rollouts.thread_calls import call_on_own_thread
+from rollouts.thread_calls import call_on_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Tool:
         Every parameter is annotated; defaults, enums, `Literal`, `None`, nested pydantic models and dataclasses become
         parts of the schema. A text in `Annotated`, or a pydantic `Field`, describes a parameter. The name of the tool
         is that of the function, the description its docstring, unless they are given. An `async` function runs on the
-        event loop, any other on a thread of its own; the thread of a call that timed out runs to its end.
+        event loop, any other on a thread; a call on a thread that timed out runs to its end.
 
         Raises `ToolDefinitionError` for a function that cannot be called with named, typed arguments.
         """
@@ -85,7 +85,7 @@ class Tool:
             checked = parameters.checked(arguments)
             if inspect.iscoroutinefunction(function):
                 return await function(**checked)
-            result = await call_on_own_thread(lambda: function(**checked))
+            result = await call_on_thread(lambda: function(**checked))
             return await result if inspect.isawaitable(result) else result
 
         text = description if description is not None else inspect.getdoc(function) or ""

@@ -10,7 +10,10 @@ import functools
 import os
 from pathlib import Path
 
+import renderers
 from renderers import base, configs
+
+_TABLES = ("MULTIMODAL_MODELS", "TOKENIZER_SOURCE_OVERRIDES")
 
 
 @functools.lru_cache(maxsize=2)
@@ -31,5 +34,6 @@ if not hasattr(configs, "_config_class_for"):
     configs._config_class_for = configs.config_class
     (_source,) = Path(os.environ["MMROLLOUTS_STOCK_RENDERERS"]).glob("base.py")
     for _node in ast.parse(_source.read_text(encoding="utf-8")).body:
-        if isinstance(_node, ast.AnnAssign) and getattr(_node.target, "id", "") == "MULTIMODAL_MODELS":
-            base.MULTIMODAL_MODELS = ast.literal_eval(_node.value)
+        if isinstance(_node, ast.AnnAssign) and (_name := getattr(_node.target, "id", "")) in _TABLES:
+            for _module in (base, renderers):
+                setattr(_module, _name, ast.literal_eval(_node.value))

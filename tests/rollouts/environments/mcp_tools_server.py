@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from mcp import MCPError
 from mcp.server.mcpserver import Audio, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from PIL import Image as PillowImage
@@ -64,6 +65,12 @@ def process() -> int:
 def die() -> str:
     print("the disk is gone", file=sys.stderr, flush=True)
     os._exit(3)
+
+
+@server.tool()
+def respond_with(code: int) -> str:
+    """Respond with an error of the protocol."""
+    raise MCPError(code, "no such thing")
 
 
 @server.tool()

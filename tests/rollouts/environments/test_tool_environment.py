@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from contextvars import ContextVar
 from typing import Annotated
 
 import numpy as np
@@ -23,6 +24,7 @@ from rollouts.errors import ArgumentError
 from rollouts.rewards import Reward
 from rollouts.testing import ScriptedEngine
 
+RUN = ContextVar("RUN")
 IMAGE = np.full((32, 32, 3), 200, np.uint8)
 
 
@@ -178,11 +180,12 @@ def test_the_calls_of_a_turn_run_at_the_same_time_and_are_answered_in_order(rend
 
 
 def test_a_blocking_tool_runs_on_a_thread_with_the_context_of_the_episode(renderer):
-    def where() -> str:
-        return str(threading.current_thread() is threading.main_thread())
+    def where() -> list:
+        return [threading.current_thread() is threading.main_thread(), RUN.get()]
 
+    RUN.set("run 7")
     trajectory, _ = play(environment(where), [call("where", {}), "done"], renderer)
-    assert answers(trajectory)[0][2] == "False"
+    assert answers(trajectory)[0][2] == '[false, "run 7"]'
 
 
 @pytest.mark.parametrize("kind", ["async", "blocking"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +11,6 @@ from rollouts.cli.run.parts import RunParts, make_parts
 from rollouts.run_config.config_file import read_config
 from rollouts.run_config.errors import ConfigProblem, RunConfigError, TaskFileError
 from rollouts.runner.task import Task
-
-
-@pytest.fixture(autouse=True)
-def unchanged_modules() -> Iterator[None]:
-    """Modules of configuration directories are forgotten after each test: they have equal names."""
-    modules, path = set(sys.modules), list(sys.path)
-    yield
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "")).endswith(("_env.py", "_tasks.py")):
-            del sys.modules[name]
-    sys.path[:] = path
 
 
 def parts_of(directory: Path, config: str = CONFIG) -> RunParts:

@@ -1,0 +1,188 @@
+"""The cost of a `Runner` per turn, beside a bare asyncio loop that makes the same calls.
+
+    python benchmarks/runner.py [--episodes 4096] [--turns 8] [--profile]
+
+The engine is in the process and takes no time. The bare loop makes the same calls of renderer, engine and environment
+on the event loop itself: no threads, no trajectory, no checks, no limits, no retries. Turns per second are wall-clock
+time; CPU is that of the process, threads included.
+
+Three further measurements: the memory of an episode that waits for the engine, without its tokens and media; the time
+per turn by part; and how long the event loop is blocked while images of 1024x1024 are processed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import io
+import pstats
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from renderers import RenderedTokens, TemplateRenderer, load_renderer
+from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams, StepResult, WeightSpan
+from rollouts.runner import EpisodeLimits, Runner, Task
+from rollouts.testing import tiny_qwen3_vl
+
+SAMPLING = SamplingParams(max_tokens=32)
+GROUP_SIZE = 8
+QUESTION = "What do you see at this position of the maze, and where do you go? Step"
+
+
+class InstantEngine:
+    """Returns one completion for every request. With `held`, requests wait until they are cancelled."""
+
+    def __init__(self, renderer: TemplateRenderer, *, held: bool = False) -> None:
+        ids = [*renderer.tokenizer.encode_run("I go left, because the wall is on the right.").ids]
+        ids.append(renderer.get_stop_token_ids()[0])
+        self.ids = np.array(ids, np.int32)
+        self.logprobs = np.full(len(ids), -0.5, np.float32)
+        self.waiting: list[GenerateRequest] = []
+        self._held = held
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        if self._held:
+            self.waiting.append(request)
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        spans = (WeightSpan("0", 0, len(self.ids)),)
+        completion = Completion(0, self.ids, self.logprobs, FinishReason.STOP, int(self.ids[-1]), spans)
+        return GenerateResult(request.request_id, [completion])
+
+    async def close(self) -> None: ...
+
+
+class Maze:
+    """Asks `turns` times; with `images`, each message has one."""
+
+    def __init__(self, turns: int, images: Sequence[bytes]) -> None:
+        self.turns, self.images, self.turn = turns, images, 0
+
+    def reset(self, seed: int) -> list[Any]:
+        return [self._message()]
+
+    def step(self, assistant: Any) -> StepResult:
+        self.turn += 1
+        done = self.turn == self.turns
+        return StepResult([] if done else [self._message()], reward=0.125, done=done)
+
+    def _message(self) -> dict[str, Any]:
+        text = f"{QUESTION} {self.turn}."
+        if not self.images:
+            return {"role": "user", "content": text}
+        image = {"type": "image", "image": self.images[self.turn % len(self.images)]}
+        return {"role": "user", "content": [image, {"type": "text", "text": text}]}
+
+
+def png(side: int, seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (side // 8, side // 8, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class Measured(NamedTuple):
+    turns_per_second: float
+    cpu_ms: float
+
+
+async def measured(run: Callable[[], Awaitable[None]], turns: int) -> Measured:
+    gc.collect()
+    wall, cpu = time.perf_counter(), time.process_time()
+    await run()
+    return Measured(turns / (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu) / turns)
+
+
+async def run_bare(renderer: TemplateRenderer, engine: InstantEngine, make: Callable[[], Maze], episodes: int) -> None:
+    async def play(index: int) -> None:
+        environment = make()
+        conversation = environment.reset(index)
+        prompt: RenderedTokens | None = renderer.render(conversation, add_generation_prompt=True)
+        while prompt is not None:
+            result = await engine.generate(GenerateRequest(prompt.token_ids, SAMPLING, prompt.multi_modal_data))
+            ids = result.completions[0].token_ids.tolist()
+            assistant = renderer.parse_response(ids, prompt_ids=prompt.token_ids).to_message()
+            step = environment.step(assistant)
+            if step.done:
+                return
+            media = {} if prompt.multi_modal_data is None else {"previous_multi_modal_data": prompt.multi_modal_data}
+            prompt = renderer.bridge_to_next_turn(
+                prompt.token_ids, ids, step.messages, previous_messages=conversation, **media
+            )
+            conversation = [*conversation, assistant, *step.messages]
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(episodes):
+            group.create_task(play(index))
+
+
+async def run_runner(
+    renderer: TemplateRenderer, engine: InstantEngine, make: Callable[[], Maze], episodes: int
+) -> dict[str, float]:
+    tasks = (Task(str(index)) for index in range(episodes // GROUP_SIZE))
+    limits = EpisodeLimits(max_turns=100, episode_seconds=3600)
+    async with Runner(
+        lambda task: make(),
+        engine,
+        renderer,
+        sampling=SAMPLING,
+        group_size=GROUP_SIZE,
+        concurrency=episodes,
+        limits=limits,
+    ) as runner:
+        async for group in runner.stream(tasks):
+            assert not group.num_failed, group.episodes[0].error
+        return runner.metrics()
+
+
+def compare(renderer: TemplateRenderer, name: str, images: Sequence[bytes], episodes: int, turns: int) -> None:
+    engine = InstantEngine(renderer)
+
+    def make() -> Maze:
+        return Maze(turns, images)
+
+    async def ours() -> None:
+        parts.update(await run_runner(renderer, engine, make, episodes))
+
+    parts: dict[str, float] = {}
+    asyncio.run(run_bare(renderer, engine, make, 64))  # fills the caches
+    count = episodes * turns
+    bare = asyncio.run(measured(lambda: run_bare(renderer, engine, make, episodes), count))
+    runner = asyncio.run(measured(ours, count))
+    print(f"{name}: {episodes:,} concurrent episodes of {turns} turns")
+    for side, result in (("bare asyncio loop", bare), ("Runner", runner)):
+        print(f"  {side:18} {result.turns_per_second:8,.0f} turns/s {result.cpu_ms:8.3f} ms CPU per turn")
+    print(f"  Runner / bare loop: {runner.turns_per_second / bare.turns_per_second:.2f} x turns/s")
+    for part in ("renderer", "engine", "environment"):
+        print(f"  waited for {part:12} {1e3 * parts[f'turn_seconds_sum/{part}'] / count:10.2f} ms per turn")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=4096)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--profile", action="store_true", help="profile the event loop's thread of the text run")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        renderer = load_renderer(tiny_qwen3_vl(directory, weights=False))
+    if options.profile:
+        profile = cProfile.Profile()
+        profile.enable()
+        make = lambda: Maze(options.turns, [])  # noqa: E731
+        asyncio.run(run_runner(renderer, InstantEngine(renderer), make, options.episodes))
+        profile.disable()
+        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+        return
+    compare(renderer, "text", [], options.episodes, options.turns)
+    compare(renderer, "cached images", [png(64, seed) for seed in range(4)], options.episodes, options.turns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""`rollouts run` with scripted completions: what it prints, writes, refuses and continues."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from run_config_files import CONFIG, changed, write_run
+from typer.testing import CliRunner
+
+from rollouts.cli.main import app
+from rollouts.cli.run.group_files import GroupFiles
+from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.runner.group import Group
+from rollouts.trajectory.tree import Trajectory
+from transport import read_records
+
+FOURS = CONFIG.replace('["4", "7"]', '["4"]')  # task "four" is solved in one turn; "seven" is not solved in two
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "out/metrics.jsonl").read_text().splitlines()]
+
+
+def groups_of(directory: Path) -> list[list[Trajectory]]:
+    return list(read_records(directory / "out/trajectories.mmr"))
+
+
+def summary_of(directory: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((directory / "out/summary.json").read_text())
+    return summary
+
+
+def test_a_run_writes_every_group_once_with_its_figures(tmp_path: Path) -> None:
+    result = run(write_run(tmp_path, FOURS))
+    assert result.exit_code == 0, result.output
+    assert sorted([episode.episode_id for episode in group] for group in groups_of(tmp_path)) == [
+        ["four/0.0", "four/1.0"],
+        ["seven/0.0", "seven/1.0"],
+    ]
+    rewards = {row["task_id"]: row["rewards"] for row in rows_of(tmp_path)}
+    assert rewards == {"four": [1.0, 1.0], "seven": [0.0, 0.0]}
+    summary = summary_of(tmp_path)
+    assert {name: summary[name] for name in ("complete", "groups", "episodes", "done", "failed", "turns")} == {
+        "complete": True,
+        "groups": 2,
+        "episodes": 4,
+        "done": 4,
+        "failed": 0,
+        "turns": 1 + 1 + 2 + 2,
+    }
+    assert (summary["mean_reward"], summary["reward_std"]) == (0.5, 0.5)
+    assert "mean reward" in result.stdout
+    assert "0.500" in result.stdout
+
+
+def test_the_trajectories_are_readable_by_the_commands_for_them(tmp_path: Path) -> None:
+    run(write_run(tmp_path, FOURS))
+    file = str(tmp_path / "out/trajectories.mmr")
+    listed = CliRunner().invoke(app, ["traj", "ls", file])
+    assert listed.exit_code == 0
+    assert "seven/1.0" in listed.stdout
+    assert CliRunner().invoke(app, ["traj", "verify", file]).exit_code == 0
+
+
+# --dry-run.
+
+IMAGE_ENVIRONMENT = """\
+import numpy as np
+
+class Look:
+    tools = [{"type": "function", "function": {"name": "zoom", "parameters": {"type": "object", "properties": {}}}}]
+    def __init__(self, task, tries): pass
+    def reset(self, seed):
+        image = np.zeros((32, 64, 3), np.uint8)
+        return [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "Dark?"}]}]
+    def step(self, assistant): raise AssertionError
+    def close(self):
+        open("closed", "w").close()
+
+class Broken(Look):
+    def reset(self, seed): raise OSError("the simulator is not there")
+"""
+
+VLLM = 'kind = "vllm"\nbase_url = "http://127.0.0.1:9"\napi_key_env = "KEY_OF_THE_TEST"'
+
+
+def write_image_run(directory: Path, name: str) -> Path:
+    config = changed('kind = "scripted"\ncompletions = ["4", "7"]', VLLM)[0].replace(
+        "guess_env:Guess", f"look_env:{name}"
+    )
+    path = write_run(directory, config)
+    (directory / "look_env.py").write_text(IMAGE_ENVIRONMENT)
+    return path
+
+
+def test_a_dry_run_prints_the_first_prompt_and_opens_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setenv("KEY_OF_THE_TEST", "sk-secret")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+    result = run(write_image_run(tmp_path, "Look"), "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "first prompt: task four" in result.stdout
+    # 8-pixel patches, 2x2 of them a token: 32x64 pixels are 2 x 4 tokens
+    assert "1 message, 1 tool, 1 image of 8 tokens" in result.stdout
+    assert "[image 1: 8 tokens]" in result.stdout
+    assert "D¦a¦r¦k¦?" in result.stdout
+    assert "sk-secret" not in result.output
+    assert (tmp_path / "closed").exists()  # the environment's `close`
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_an_environment_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_THE_TEST", "sk-secret")
+    monkeypatch.chdir(tmp_path)
+    result = run(write_image_run(tmp_path, "Broken"), "--dry-run")
+    assert result.exit_code == 2
+    assert "task four has no first prompt" in result.stderr
+    assert "Broken.reset raised OSError: the simulator is not there" in result.stderr
+
+
+def test_a_dry_run_without_tasks_says_so(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text("\n")
+    result = run(path, "--dry-run")
+    assert result.exit_code == 2
+    assert "run.toml, line 6: tasks: there is no task" in result.stderr
+
+
+# Errors.
+
+
+def test_every_problem_of_a_file_is_a_line_on_standard_error(tmp_path: Path) -> None:
+    config = CONFIG.replace("seed = 3", "sed = 3").replace("max_turns = 4", "max_turns = 0")
+    path = write_run(tmp_path, config)
+    result = run(path)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    first, second = result.stderr.splitlines()
+    assert first.startswith(f"error: {path}, line 2: sed: ")
+    line = config.splitlines().index("max_turns = 0") + 1
+    assert second.startswith(f"error: {path}, line {line}: limits.max_turns: 0 is out of range")
+
+
+def test_a_server_that_does_not_respond_is_an_error_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_THE_TEST", "sk-secret")
+    monkeypatch.setattr(HttpLimits, "retry_delay", lambda *_: 0.0)
+    text, _ = changed('kind = "scripted"\ncompletions = ["4", "7"]', VLLM)
+    result = run(write_run(tmp_path, text))
+    assert result.exit_code == 2
+    line = text.splitlines().index('base_url = "http://127.0.0.1:9"') + 1
+    assert f"line {line}: engine.base_url: " in result.stderr
+    assert "start the server, or correct the address" in result.stderr
+    assert "sk-secret" not in result.output
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_output_directory_that_is_not_empty_is_refused_and_not_changed(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/notes.txt").write_text("mine")
+    for arguments, reason in (((), "pass --resume"), (("--resume",), "no journal to continue from")):
+        result = run(path, *arguments)
+        assert result.exit_code == 2
+        assert "output.directory" in result.stderr
+        assert reason in result.stderr
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+def test_a_wrong_row_ends_the_run_after_the_groups_before_it(tmp_path: Path) -> None:
+    path = write_run(tmp_path, FOURS)
+    with (tmp_path / "tasks.jsonl").open("a") as tasks:
+        tasks.write("[1]\n")
+    result = run(path)
+    assert result.exit_code == 2
+    assert "tasks.jsonl, line 3: holds [1]" in result.stderr
+    assert len(groups_of(tmp_path)) == 2
+    assert summary_of(tmp_path)["complete"] is False
+
+
+def test_a_run_whose_every_episode_fails_exits_with_1_and_counts_the_errors(tmp_path: Path) -> None:
+    path = write_run(tmp_path, CONFIG.replace("guess_env:Guess", "broken_env:Broken"))
+    (tmp_path / "broken_env.py").write_text("class Broken:\n    def __init__(self, task, tries): 1 / 0\n")
+    result = run(path)
+    assert result.exit_code == 1
+    assert "every episode failed" in result.stderr
+    ((error, count),) = summary_of(tmp_path)["errors"].items()
+    assert "ZeroDivisionError" in error
+    assert count == 4
+    assert len(groups_of(tmp_path)) == 2
+
+
+# --limit and --resume.
+
+
+def test_a_limit_runs_the_first_tasks_and_a_larger_one_continues_after_them(tmp_path: Path) -> None:
+    path = write_run(tmp_path, FOURS)
+    assert run(path, "--limit", 1).exit_code == 0
+    assert [row["task_id"] for row in rows_of(tmp_path)] == ["four"]
+    first = (tmp_path / "out/metrics.jsonl").read_text()
+    assert run(path, "--limit", 2, "--resume").exit_code == 0
+    assert [row["task_id"] for row in rows_of(tmp_path)] == ["four", "seven"]
+    assert (tmp_path / "out/metrics.jsonl").read_text().startswith(first)
+    assert summary_of(tmp_path)["episodes"] == 4
+
+
+def test_a_run_that_is_complete_may_be_resumed_and_changes_nothing(tmp_path: Path) -> None:
+    path = write_run(tmp_path, FOURS)
+    run(path)
+    before = (tmp_path / "out/trajectories.mmr").read_bytes(), rows_of(tmp_path)
+    assert run(path, "--resume").exit_code == 0
+    assert ((tmp_path / "out/trajectories.mmr").read_bytes(), rows_of(tmp_path)) == before
+
+
+def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
+    run(write_run(tmp_path, FOURS), "--limit", 1)
+    summary = summary_of(tmp_path)
+    for old, new, named in (
+        ("temperature = 0.5", "temperature = 0.6", "temperature"),
+        ("seed = 3", "seed = 4", "seed"),
+        ("tries = 2", "tries = 3", "tries"),
+    ):
+        result = run(write_run(tmp_path, FOURS.replace(old, new), model=False), "--resume")
+        assert result.exit_code == 2
+        assert named in result.stderr
+    assert summary_of(tmp_path) == summary
+    other_speed = FOURS.replace("concurrency = 4", "concurrency = 1")
+    assert run(write_run(tmp_path, other_speed, model=False), "--resume").exit_code == 0
+
+
+@pytest.mark.parametrize("written", ["nothing", "trajectories", "everything"])
+def test_a_group_that_a_crash_left_half_written_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    path = write_run(tmp_path, FOURS)
+    write = GroupFiles.write
+
+    def crash(files: GroupFiles, group: Group) -> None:
+        if written != "nothing":
+            write(files, group)
+        raise OSError("crash")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupFiles, "write", crash)
+        assert run(path).exit_code != 0
+    if written == "trajectories":  # and half a line
+        metrics = tmp_path / "out/metrics.jsonl"
+        metrics.write_text(metrics.read_text()[:20])
+    assert run(path, "--resume").exit_code == 0
+    assert sorted(row["task_id"] for row in rows_of(tmp_path)) == ["four", "seven"]
+    assert sorted(group[0].group_id for group in groups_of(tmp_path)) == ["four", "seven"]
+
+
+# Rewards of groups, and groups that are left out.
+
+
+def test_group_rewards_are_added_and_groups_are_left_out_as_the_file_says(tmp_path: Path) -> None:
+    rewards = '[[group_rewards]]\nname = "first"\nfunction = "group_env:first"\nweight = 2.0\n'
+    config = FOURS.replace("seed = 3", 'seed = 3\nskip_group = "group_env:is_unsolved"') + rewards
+    path = write_run(tmp_path, config)
+    (tmp_path / "group_env.py").write_text(
+        "def first(episodes):\n    return [1.0] + [0.0] * (len(episodes) - 1)\n"
+        "def is_unsolved(group):\n    return 'unsolved' if group.task.task_id == 'seven' else False\n"
+    )
+    assert run(path).exit_code == 0
+    (row,) = rows_of(tmp_path)
+    assert (row["task_id"], row["rewards"]) == ("four", [3.0, 1.0])
+    assert row["reward_parts"]["first"] == [1.0, 0.0]
