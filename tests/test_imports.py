@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ["torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm", "gymnasium"]
+HEAVY = ["torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm", "gymnasium", "mcp"]
 
 
 def run(code: str, *first_on_path: Path) -> subprocess.CompletedProcess[str]:
