@@ -230,3 +230,4 @@ async def play_environment(
         if context.agent == "":
             recorder.deadlines.begin_turn()
         prompt = await recorder.next_prompt(turn, step.messages, f"{name}.step")
+        del turn  # its prompt would stay in memory during the next turn

@@ -270,7 +270,9 @@ class SimulatedEngine:
         )
 
     def _end(self, held: _Request, outcome: Completion | EngineError) -> None:
-        if isinstance(outcome, Completion):
+        if held.result.done():
+            pass  # cancelled; the task that waits for it has not run since
+        elif isinstance(outcome, Completion):
             held.result.set_result(outcome)
         else:
             held.result.set_exception(outcome)

@@ -26,7 +26,7 @@ OnInvalidAction = Literal["ask again", "end"]
 
 
 class _State(NamedTuple):
-    """What a reset or a step of the environment gave; `frame` is a copy of what `render` returned."""
+    """What a reset or a step returned, and what the model sees of it; nothing of the last state of an episode."""
 
     frame: np.ndarray | None
     text: str
@@ -114,7 +114,9 @@ class GymnasiumEnvironment:
         return [self._message(state, " ".join(filter(None, (self._instructions, actions))))]
 
     async def step(self, assistant: Message) -> StepResult:
-        """Take the action of a completion."""
+        """Take the action of a completion. Raises `GymnasiumError` without a `reset` before."""
+        if self._env is None:
+            raise GymnasiumError("the environment", "is closed; call reset before step")
         try:
             action = self._action(assistant.get("content"))
         except ValueError as error:
@@ -151,10 +153,9 @@ class GymnasiumEnvironment:
         return self._state(observation, float(reward), bool(terminated), bool(truncated), info)
 
     def _state(self, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any) -> _State:
-        text = self._describe_observation(observation) if self._observation != "image" else ""
-        frame = None
-        if self._observation != "text":
-            frame = render_frame(self._env)
+        is_shown = not (terminated or truncated)
+        text = self._describe_observation(observation) if is_shown and self._observation != "image" else ""
+        frame = render_frame(self._env) if is_shown and self._observation != "text" else None
         return _State(frame, text, reward, terminated, truncated, _storable_info(info))
 
     def _close(self) -> None:
@@ -165,8 +166,7 @@ class GymnasiumEnvironment:
     # On the event loop.
 
     async def _run(self, method: Callable[[Any], _State], argument: Any) -> _State:
-        if self._thread is None:
-            raise GymnasiumError("the environment", "is closed; call reset first")
+        assert self._thread is not None
         # Not `run`, which would let `close` begin on another thread while a cancelled step still runs.
         return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
 
@@ -212,4 +212,4 @@ def _storable_info(info: Any) -> dict[str, Any]:
 def _storable_action(action: Any) -> Any:
     if isinstance(action, np.generic):
         return action.item()
-    return action if isinstance(action, str | int | float | np.ndarray) else short_repr(action)
+    return action if isinstance(action, str | int | float | list | tuple | dict | np.ndarray) else short_repr(action)
