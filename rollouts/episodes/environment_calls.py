@@ -31,7 +31,7 @@ log = logging.getLogger("rollouts")
 EnvironmentFactory = Callable[[], Environment | Awaitable[Environment]]
 
 #: How long an episode waits for the `close` of its environment. A cancelled run ends within a few seconds.
-CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 2.0
 
 # Raised on the way through `reset` or `step`, and no failure of the environment: the second is one of the episode.
 _UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
