@@ -16,6 +16,8 @@ from rollouts.numbers import finite_number
 from rollouts.thread_calls import call_on_thread
 from rollouts.trajectory.tree import Trajectory
 
+#: Names of reward parts that are not a reward's: what the environments themselves returned.
+_OWN_PARTS = ("environment",)
 #: The key in the info of a turn under which environments store their rewards by name.
 INFO_KEY = "rewards"
 
@@ -120,7 +122,13 @@ async def score_episode(rewards: Sequence[Reward], place: str, *arguments: Any) 
 
 
 async def score_group(rewards: Sequence[GroupReward], place: str, episodes: Sequence[Trajectory]) -> GroupScores:
-    """Call the functions of `rewards` with the episodes of a group. Raises `RewardError`."""
+    """Call the functions of `rewards` with the episodes of a group.
+
+    Raises `RewardError`, also for a name that a reward of the episodes has: the values by name are stored together.
+    """
+    for reward in rewards:
+        if reward.name in _OWN_PARTS or reward.name in reward_parts(episodes):
+            raise RewardError(reward.name, place, "has the name of a reward of the episodes; give it another one")
     columns = await _gathered([_column(reward, place, episodes) for reward in rewards])
     total = np.zeros(len(episodes))
     for reward, column in zip(rewards, columns, strict=True):

@@ -250,7 +250,8 @@ class Trajectory:
             raise InvalidTurnError(f"the reward of turn {index} is {short_repr(reward)}; pass a finite number")
         name = f"the info of turn {index}"
         copied = _copied(info, name)
-        _check_stored(copied, name)
+        if not is_plain(copied):
+            _check_stored(copied, name)
         turns[index] = replace(turns[index], reward=number, info=copied)
 
     def finish(self) -> None:
@@ -365,8 +366,10 @@ class Trajectory:
 
     def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference]) -> tuple[int, int]:
         """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length."""
-        best, best_length = -1, 0
         offsets = [reference.placeholder.offset for reference in references]
+        if (length := self._chain_length(prompt, references, offsets)) is not None:
+            return len(self.nodes) - 1, length
+        best, best_length = -1, 0
         lengths: dict[int, int] = {-1: 0}  # nodes whose path is a prefix; parents come before their children
         for index, node in enumerate(self.nodes):
             start = lengths.get(node.parent)
@@ -382,6 +385,27 @@ class Trajectory:
                 if end >= best_length:
                     best, best_length = index, end
         return best, best_length
+
+    def _chain_length(
+        self, prompt: np.ndarray, references: Sequence[MediaReference], offsets: Sequence[int]
+    ) -> int | None:
+        """The number of tokens of a tree without forks whose whole path is a prefix of the prompt; None for others.
+
+        One comparison takes less time than one for each node, and this is the case of most turns.
+        """
+        nodes = self.nodes
+        if not nodes or any(node.parent != index - 1 for index, node in enumerate(nodes)):
+            return None
+        path = np.concatenate([node.token_ids for node in nodes])
+        if len(path) > len(prompt) or not (prompt[: len(path)] == path).all():
+            return None
+        start = 0
+        for node in nodes if references or any(node.media for node in nodes) else ():
+            end = start + len(node)
+            if not same_media(node.media, start, references[bisect_left(offsets, start) : bisect_left(offsets, end)]):
+                return None
+            start = end
+        return len(path)
 
 
 def _range_error(nodes: Sequence[TokenNode]) -> str | None:

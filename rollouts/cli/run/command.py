@@ -50,18 +50,27 @@ def run(
 
 def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
     """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
-    from rollouts.cli.run.execution import execute
+    from rollouts.cli.run.execution import Execution
+    from rollouts.cli.run.group_files import read_group_rows
+    from rollouts.cli.run.summary import print_summary, summarise, write_summary
     from rollouts.run_config.errors import RunConfigError
     from rollouts.runner.journal import JournalError
 
     console = Console()
     started = time.monotonic()
+    execution = Execution(parts, output, limit=limit, console=console)
 
     def report(*, complete: bool) -> dict[str, Any]:
-        return _summarise(output, console, complete=complete, seconds=time.monotonic() - started)
+        rows = read_group_rows(output.metrics)
+        seconds = time.monotonic() - started
+        summary = summarise(rows, complete=complete, seconds=seconds, metrics=execution.metrics())
+        write_summary(output.summary, summary)
+        print_summary(summary, console)
+        print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
+        return summary
 
     try:
-        execute(parts, output, limit=limit, console=console)
+        execution.run()
     except KeyboardInterrupt:
         report(complete=False)
         print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
@@ -75,15 +84,3 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
     if summary["episodes"] and summary["failed"] == summary["episodes"]:
         print_error("every episode failed; the summary has the errors")
         raise typer.Exit(1)
-
-
-def _summarise(output: OutputDirectory, console: Console, *, complete: bool, seconds: float) -> dict[str, Any]:
-    from rollouts.cli.run.group_files import read_group_rows
-    from rollouts.cli.run.summary import print_summary, summarise, write_summary
-
-    rows = read_group_rows(output.metrics) if output.metrics.exists() else []
-    summary = summarise(rows, complete=complete, seconds=seconds)
-    write_summary(output.summary, summary)
-    print_summary(summary, console)
-    print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
-    return summary

@@ -16,7 +16,7 @@ from rollouts.environments.tools.errors import (
     ToolUnavailableError,
 )
 from rollouts.environments.tools.tool import Tool
-from rollouts.environments.tools.tool_content import tool_content
+from rollouts.environments.tools.tool_content import tool_content_of
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.error_texts import describe_exception, short_repr
 from rollouts.errors import EngineError
@@ -158,7 +158,9 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
         if deadline.expired():
             return "timeout", f"error: {call.name} had not ended after {seconds:g} seconds and was stopped"
         return _failure(error)
-    return "ok", tool_content(tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images)
+    return "ok", await tool_content_of(
+        tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images
+    )
 
 
 def _failure(error: Exception) -> tuple[str, str]:
