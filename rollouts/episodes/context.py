@@ -54,6 +54,7 @@ class PlayedTurns:
     message: Message | None = None
     reward: float = 0.0
     done: bool = False
+    truncation_reason: str = ""
 
 
 class PlayEnvironment(Protocol):
@@ -165,7 +166,9 @@ class EpisodeContext:
             reason = ""
             try:
                 await self._play(environment, child, turns, played)
-                if not played.done:
+                if played.truncation_reason:
+                    reason = EpisodeLimitError("environment", played.truncation_reason).reason
+                elif not played.done:
                     limit = self.recorder.limit_reached() or max_turns_limit(turns)
                     reason = limit.reason
             except EpisodeLimitError as error:
@@ -175,7 +178,8 @@ class EpisodeContext:
             finally:
                 await close_environment(environment)
         indices = tuple(played.indices)
-        return ChildEpisode(agent, indices, played.message, played.reward, played.done, bool(reason), reason)
+        done = played.done and not reason
+        return ChildEpisode(agent, indices, played.message, played.reward, done, bool(reason), reason)
 
     def record_reward(self, turn: GeneratedTurn | int, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Set the reward and the info of a turn, in place of earlier ones. Raises as `Trajectory.record_reward`."""

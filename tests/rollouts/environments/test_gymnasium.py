@@ -97,10 +97,11 @@ def test_another_seed_gives_another_episode(renderer):
     assert seen(one) != seen(two)
 
 
-def test_a_truncated_episode_is_done_and_says_so(renderer):
+def test_an_episode_that_the_environment_truncates_is_truncated_and_says_so(renderer):
     environment = GymnasiumEnvironment(lambda: cart_pole(max_episode_steps=2))
     trajectory, _ = play(environment, ["0", "1"], renderer)
-    assert trajectory.done
+    assert (trajectory.done, trajectory.truncated, trajectory.error) == (False, True, "")
+    assert trajectory.truncation_reason == "environment: the limit of steps of the environment"
     assert [(turn.info["terminated"], turn.info["truncated"]) for turn in trajectory.turns] == [
         (False, False),
         (False, True),
