@@ -68,6 +68,8 @@ class McpTools:
         return list(self._tools)
 
     async def __aenter__(self) -> Self:
+        if self._tools is not None:
+            raise ArgumentError("McpTools", "open", "open it once, and share its `tools`")
         try:
             async with asyncio.TaskGroup() as group:
                 listing = [group.create_task(server.open()) for server in self._servers.values()]
@@ -80,7 +82,7 @@ class McpTools:
         listed = {name: task.result() for name, task in zip(self._servers, listing, strict=True)}
         try:
             self._tools = self._named(listed)
-        except McpToolNamesError:
+        except Exception:
             await self.close()
             raise
         return self

@@ -97,10 +97,11 @@ def test_another_seed_gives_another_episode(renderer):
     assert seen(one) != seen(two)
 
 
-def test_a_truncated_episode_is_done_and_says_so(renderer):
+def test_an_episode_that_the_environment_truncates_is_truncated_and_says_so(renderer):
     environment = GymnasiumEnvironment(lambda: cart_pole(max_episode_steps=2))
     trajectory, _ = play(environment, ["0", "1"], renderer)
-    assert trajectory.done
+    assert (trajectory.done, trajectory.truncated, trajectory.error) == (False, True, "")
+    assert trajectory.truncation_reason == "environment: the limit of steps of the environment"
     assert [(turn.info["terminated"], turn.info["truncated"]) for turn in trajectory.turns] == [
         (False, False),
         (False, True),
@@ -208,6 +209,37 @@ def test_an_object_can_run_another_episode_after_it_was_closed(renderer):
         trajectory, _ = play(environment, ["0, 0"] * 3, renderer)
         assert trajectory.reward == 0.75
     assert [name for name, _ in calls].count("close") == 2
+
+
+def test_a_step_before_a_reset_is_refused():
+    with pytest.raises(GymnasiumError, match="call reset before step"):
+        asyncio.run(GymnasiumEnvironment(Counted).step({"role": "assistant", "content": "0, 0"}))
+
+
+def test_a_cancelled_step_ends_before_the_environment_is_closed():
+    calls, stepping, may_return = [], threading.Event(), threading.Event()
+
+    class Slow(Counted):
+        def step(self, action):
+            stepping.set()
+            assert may_return.wait(30)
+            return super().step(action)
+
+    async def cancel_while_stepping():
+        environment = GymnasiumEnvironment(lambda: Slow(calls=calls))
+        await environment.reset(0)
+        step = asyncio.create_task(environment.step({"role": "assistant", "content": "0, 0"}))
+        await asyncio.to_thread(stepping.wait, 30)
+        step.cancel()
+        closing = asyncio.create_task(environment.close())
+        await asyncio.sleep(0)
+        may_return.set()
+        await closing
+        with pytest.raises(asyncio.CancelledError):
+            await step
+
+    asyncio.run(cancel_while_stepping())
+    assert [name for name, _ in calls] == ["reset", "step", "close"]
 
 
 def test_an_environment_is_closed_when_a_step_fails(renderer):

@@ -89,6 +89,12 @@ async def test_only_refused_arguments_among_the_errors_of_the_protocol_are_for_t
     assert await tools["repeat"].call({"text": "x"}) == "x"
 
 
+async def test_tools_that_are_open_are_not_opened_again(mcp):
+    with pytest.raises(ArgumentError, match="share its `tools`"):
+        await mcp.__aenter__()
+    assert await by_name(mcp)["repeat"].call({"text": "x"}) == "x"
+
+
 async def test_use_on_another_event_loop_is_an_error(mcp):
     call = by_name(mcp)["repeat"].call({"text": "x"})
     with pytest.raises(McpServerError, match="another event loop"):
