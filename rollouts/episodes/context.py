@@ -124,6 +124,8 @@ class EpisodeContext:
         """
         _check_agent(agent)
         sampling = _checked_sampling(sampling)
+        if not isinstance(after, GeneratedTurn | None):
+            raise EpisodeArgumentError("after", after, "pass what generate_turn returned, or None")
         if after is not None and tools is not None:
             raise EpisodeArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
         path = (*self.path, self._next_call(), 0)
