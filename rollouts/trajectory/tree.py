@@ -207,7 +207,7 @@ class Trajectory:
                 raise InvalidTurnError(f"the {name} of turn {len(turns)} is {given}; pass the {kind.__name__} itself")
         ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
-        parent, shared = self._longest_prefix(ids, references)
+        parent, shared = self._longest_prefix(ids, references, agent)
         reported = reported_extras(completion, len(ids), shared)
         duplicates = reported.completion.keys() & (extras or {}).keys()
         if duplicates:
@@ -365,8 +365,11 @@ class Trajectory:
         """Every image and video of the episode, once per node that introduced it."""
         return (reference for node in self.nodes for reference in node.media)
 
-    def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference]) -> tuple[int, int]:
-        """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length."""
+    def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference], agent: str) -> tuple[int, int]:
+        """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length.
+
+        Of completions with the same tokens, it is the last one of `agent`, or the first one where none is the agent's.
+        """
         offsets = [reference.placeholder.offset for reference in references]
         if (length := self._chain_length(prompt, references, offsets)) is not None:
             return len(self.nodes) - 1, length
@@ -383,9 +386,13 @@ class Trajectory:
                 and same_media(node.media, start, references[bisect_left(offsets, start) : bisect_left(offsets, end)])
             ):
                 lengths[index] = end
-                if end >= best_length:
+                if end > best_length or (end == best_length and not self._is_other_agent(index, agent)):
                     best, best_length = index, end
         return best, best_length
+
+    def _is_other_agent(self, node: int, agent: str) -> bool:
+        """Whether `node` is a completion that another agent sampled."""
+        return any(turn.node == node and turn.agent != agent for turn in self.turns)
 
     def _chain_length(
         self, prompt: np.ndarray, references: Sequence[MediaReference], offsets: Sequence[int]

@@ -246,6 +246,8 @@ async def test_tools_over_http(caplog):
         assert await tools["repeat"].call({"text": "ab", "times": 2}) == "abab"
         (image,) = await tools["picture"].call({"side": 2})
         assert pixels(image) == [[[200, 40, 2]] * 2] * 2
+        (large,) = await tools["noise"].call({"side": 1200})
+        assert len(large) > 1_400_000
         hanging = asyncio.create_task(tools["hang"].call({}))
         assert await tools["process"].call({}) == str(process.pid)
         process.kill()
