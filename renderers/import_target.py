@@ -23,7 +23,7 @@ def load_target(import_path: str) -> Any:
         raise ValueError(f"import_path {import_path!r} must look like module.Name or path/to/file.py:Name")
     module = _file_module(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     if not hasattr(module, name):
-        raise ValueError(f"import_path {import_path!r}: {module_name} has no {name}")
+        raise ValueError(f"import_path {import_path!r}: {module_name} has no attribute {name!r}")
     return getattr(module, name)
 
 
