@@ -19,9 +19,10 @@ class VersionHistory:
     """The versions that have been in use, the oldest first; the last is in use now.
 
     `reported` returns the version that the engine reports. A version that is not known and that the engine reports has
-    come into use through another process: it becomes the newest, with a warning. Any other that is not known was in use
-    before this run; the version before the first may also be an integer in decimal digits, as the first is: then the
-    difference counts. Raises `ArgumentError` for a version that is not text.
+    come into use through another process: it becomes the newest, with a warning. Where the engine reports none, an
+    unknown version of a token becomes the newest. Any other that is not known was in use before this run; the version
+    before the first may also be an integer in decimal digits, as the first is: then the difference counts. Raises
+    `ArgumentError` for a version that is not text.
     """
 
     def __init__(self, first: str, reported: Callable[[], str] | None = None) -> None:
@@ -61,7 +62,10 @@ class VersionHistory:
     def place(self, version: str) -> int:
         """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
         if version not in self._places:
-            if version == self._reported():
+            reported = self._reported()
+            if reported == "":
+                self.start_using(version)
+            elif version == reported:
                 log.warning("the engine has weights of version %.80r, which this runner has not set", version)
                 self.start_using(version)
             else:

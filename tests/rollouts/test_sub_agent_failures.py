@@ -183,11 +183,12 @@ def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated(renderer, 
         (lambda context: context.generate_turn([user("x")], agent=""), "agent"),
         (lambda context: context.generate_turn([user("x")], agent=3), "agent"),
         (lambda context: context.generate_turn([user("x")], agent="c", sampling=SamplingParams(n=2)), "sampling"),
+        (lambda context: context.generate_turn([user("x")], agent="c", after=0), "after"),
         (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=0), "max_turns"),
         (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=1, seed="x"), "seed"),
         (lambda context: context.run_child(Echo, agent="s", max_turns=1), "environment"),
     ],
-    ids=["no agent", "a number as agent", "n", "max_turns", "seed", "a class"],
+    ids=["no agent", "a number as agent", "n", "after", "max_turns", "seed", "a class"],
 )
 def test_wrong_arguments_are_refused_by_name_before_anything_is_sampled(renderer, engine, call, argument):
     async def work(context, assistant):

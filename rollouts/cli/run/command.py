@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from rollouts.cli.command_group import INTERRUPTED
 from rollouts.errors import RolloutsError
 from rollouts.terminal.text import print_error, print_line
 
@@ -53,8 +52,8 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
     from rollouts.cli.run.execution import Execution
     from rollouts.cli.run.group_files import read_group_rows
     from rollouts.cli.run.summary import print_summary, summarise, write_summary
-    from rollouts.run_config.errors import RunConfigError
     from rollouts.runner.journal import JournalError
+    from rollouts.terminal.interrupt_deadline import exit_interrupted
 
     console = Console()
     started = time.monotonic()
@@ -72,13 +71,17 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
     try:
         execution.run()
     except KeyboardInterrupt:
-        report(complete=False)
-        print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
-        raise typer.Exit(INTERRUPTED) from None
-    except (RunConfigError, JournalError):  # nothing was run
+        if execution.has_begun:
+            report(complete=False)
+            print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
+        else:
+            print_line("interrupted before the first episode")
+        exit_interrupted()
+    except JournalError:  # of another run, or in use by another process: its summary stays
         raise
     except RolloutsError:
-        report(complete=False)
+        if execution.has_begun:
+            report(complete=False)
         raise
     summary = report(complete=True)
     if summary["episodes"] and summary["failed"] == summary["episodes"]:

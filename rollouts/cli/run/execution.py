@@ -44,6 +44,11 @@ class Execution:
         message = f"interrupted, and stopped at once; to continue: rollouts run {self._parts.file.path} --resume"
         run_with_deadline(self._run(engine), _INTERRUPT_SECONDS, message)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the journal is open, so that the run can be continued."""
+        return self._metrics is not None
+
     def metrics(self) -> dict[str, float]:
         """The metrics of the runner by name (`rollouts.observability.METRICS`); empty before it began."""
         return {} if self._metrics is None else dict(self._metrics.metrics())

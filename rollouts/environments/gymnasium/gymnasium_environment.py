@@ -47,9 +47,9 @@ class GymnasiumEnvironment:
 
     `make` returns a new environment; it is called once for each episode. The first message has the `instructions`, the
     description of the actions (of `Discrete` and `Box` spaces) and the first frame; every later message has the next
-    frame. The reward of a turn is that of the step; the episode is done when the environment has terminated or is
-    truncated. The info of a turn has `action`, `terminated`, `truncated`, and the numbers and texts of the
-    environment's own info; `invalid_action` has the reason where an answer had no action.
+    frame. The reward of a turn is that of the step; the episode is done when the environment has terminated, and
+    `truncated` when the environment is. The info of a turn has `action`, `terminated`, `truncated`, and the numbers and
+    texts of the environment's own info; `invalid_action` has the reason where an answer had no action.
 
     - `observation`: "image" (frames), "text" (`describe_observation` of the observation; no frame is rendered), or
       "image and text".
@@ -129,7 +129,8 @@ class GymnasiumEnvironment:
             "truncated": state.truncated,
         }
         done = state.terminated or state.truncated
-        return StepResult([] if done else [self._message(state, "")], state.reward, done, info)
+        reason = "the limit of steps of the environment" if state.truncated and not state.terminated else ""
+        return StepResult([] if done else [self._message(state, "")], state.reward, done, info, reason)
 
     async def close(self) -> None:
         """Close the environment; a step that still runs ends first. A closed environment can be reset."""

@@ -17,6 +17,7 @@ from rollouts.environments.tools.errors import (
 )
 from rollouts.environments.tools.tool import Tool
 from rollouts.environments.tools.tool_content import tool_content_of
+from rollouts.episodes.environment import resolve
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.error_texts import describe_exception, short_repr
 from rollouts.errors import EngineError
@@ -148,7 +149,7 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
     deadline = asyncio.timeout(seconds)
     try:
         async with deadline:
-            result = await tool.call(arguments)
+            result = await resolve(tool.call(arguments))
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling() > 0:

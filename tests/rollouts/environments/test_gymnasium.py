@@ -91,16 +91,43 @@ def test_a_pole_is_balanced_from_its_frames_and_the_seed_decides_the_episode(ren
     ]
 
 
+#: Other environments, and an action of each as text.
+OTHERS = {
+    "Acrobot-v1": "2",
+    "Blackjack-v1": "1",
+    "CliffWalking-v1": "0",
+    "MountainCarContinuous-v0": "0.5",
+    "Pendulum-v1": "-1.25",
+    "Taxi-v4": "3",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_environments_of_gymnasium_are_shown_as_they_render(renderer, name):
+    def make():
+        return gymnasium.make(name, render_mode="rgb_array")
+
+    space = make().action_space
+    text = OTHERS[name]
+    trajectory, _ = play(GymnasiumEnvironment(make), [text] * 2, renderer, seed=5, max_turns=2)
+    action = float(text) if space.shape else int(text)
+    actions = [np.array([action], np.float32) if space.shape else action] * 2
+    expected = digests(frames_of(make, 5, actions))
+    assert seen(trajectory) == expected[: len(seen(trajectory))]
+    assert len(seen(trajectory)) == min(2, len(expected))
+
+
 def test_another_seed_gives_another_episode(renderer):
     one, _ = play(GymnasiumEnvironment(cart_pole), ["0"], renderer, seed=1, max_turns=1)
     two, _ = play(GymnasiumEnvironment(cart_pole), ["0"], renderer, seed=2, max_turns=1)
     assert seen(one) != seen(two)
 
 
-def test_a_truncated_episode_is_done_and_says_so(renderer):
+def test_an_episode_that_the_environment_truncates_is_truncated_and_says_so(renderer):
     environment = GymnasiumEnvironment(lambda: cart_pole(max_episode_steps=2))
     trajectory, _ = play(environment, ["0", "1"], renderer)
-    assert trajectory.done
+    assert (trajectory.done, trajectory.truncated, trajectory.error) == (False, True, "")
+    assert trajectory.truncation_reason == "environment: the limit of steps of the environment"
     assert [(turn.info["terminated"], turn.info["truncated"]) for turn in trajectory.turns] == [
         (False, False),
         (False, True),

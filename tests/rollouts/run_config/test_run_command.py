@@ -236,6 +236,7 @@ def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
         ("temperature = 0.5", "temperature = 0.6", "temperature"),
         ("seed = 3", "seed = 4", "seed"),
         ("tries = 2", "tries = 3", "tries"),
+        ("group_size = 2", "group_size = 3", "group_size"),
     ):
         result = run(write_run(tmp_path, FOURS.replace(old, new), model=False), "--resume")
         assert result.exit_code == 2

@@ -115,7 +115,7 @@ class ServerControl(WeightControl):
         """
         path = "/health"
         response = await self._connection.request(
-            "GET", path, name="health", seconds=_HEALTH_SECONDS, retry=False, slot=False
+            "GET", path, name="check_health", seconds=_HEALTH_SECONDS, retry=False, slot=False
         )
         self._routes.checked(response, path, "checking its health")
 
