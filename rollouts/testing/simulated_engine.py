@@ -270,6 +270,8 @@ class SimulatedEngine:
         )
 
     def _end(self, held: _Request, outcome: Completion | EngineError) -> None:
+        if held.result.done():  # cancelled; its caller removes it
+            return
         if isinstance(outcome, Completion):
             held.result.set_result(outcome)
         else:
