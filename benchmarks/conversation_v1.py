@@ -1,14 +1,16 @@
 """The task of `benchmarks/runner_and_verifiers.py` for verifiers.
 
-Its harness runs in this process and sends one chat completion a turn. That is the least that verifiers' own loop takes:
-the harnesses that it comes with start a program for each episode.
+Its harness runs in this process and sends one chat completion a turn, over connections that all episodes share. That is
+the least that verifiers' own loop takes: the harnesses that it comes with start a program for each episode.
 """
 
 from __future__ import annotations
 
+import functools
+
 import verifiers.v1 as vf
 from conversation import user_text
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from verifiers.v1.runtimes import ProgramResult
 
 
@@ -20,12 +22,18 @@ class ConversationHarness(vf.Harness[vf.HarnessConfig]):
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
         messages: list[dict] = []
-        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=600) as client:
-            for turn in range(data.turns):
-                messages.append({"role": "user", "content": user_text(data.episode, turn)})
-                completion = await client.chat.completions.create(model=ctx.model, messages=messages)
-                messages.append({"role": "assistant", "content": completion.choices[0].message.content})
+        client = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, http_client=_http_client())
+        for turn in range(data.turns):
+            messages.append({"role": "user", "content": user_text(data.episode, turn)})
+            completion = await client.chat.completions.create(model=ctx.model, messages=messages)
+            messages.append({"role": "assistant", "content": completion.choices[0].message.content})
         return ProgramResult(0, "", "")
+
+
+@functools.cache
+def _http_client() -> DefaultAsyncHttpxClient:
+    """One for all episodes: making one takes as long as several turns."""
+    return DefaultAsyncHttpxClient(timeout=600)
 
 
 class ConversationData(vf.TaskData):

@@ -76,7 +76,7 @@ def compare_requests(report: Report) -> None:
 
 async def _costs() -> dict[str, Cost]:
     body = await _body_of_a_request()
-    with _server_elsewhere() as url:
+    with server_elsewhere() as url:
         async with (
             _bare(url, body) as bare,
             _connection(url, body) as connection,
@@ -198,7 +198,7 @@ async def _body_of_a_request() -> bytes:
 
 
 @contextmanager
-def _server_elsewhere() -> Iterator[str]:
+def server_elsewhere() -> Iterator[str]:
     """The URL of a scripted server in another process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -26,6 +26,11 @@ def short_repr(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
+def type_name(value: object) -> str:
+    """The name of a value's type for an error message: for a str, list or dict of a template's run that of the base."""
+    return next((base.__name__ for base in (str, list, dict) if isinstance(value, base)), type(value).__name__)
+
+
 class RendererError(Exception):
     """Root of every error that `renderers` raises on purpose.
 
@@ -149,7 +154,7 @@ class UnknownFormatError(LoadError):
         )
 
 
-class MessageError(RendererError):
+class MessageError(RendererError, ValueError):
     """A conversation is malformed. `message_index` and `part_index` name the place."""
 
     def __init__(self, reason: str, *, message_index: int | None = None, part_index: int | None = None) -> None:
@@ -178,7 +183,7 @@ class ControlTokenInContentError(MessageError):
     """Content holds the text of a control token, and the body policy of its role is `error`."""
 
 
-class TemplateError(RendererError):
+class TemplateError(RendererError, ValueError):
     """The chat template refused the conversation or failed on it.
 
     `template_message` is the template's own message; `message_index` is the message that it was printing (None: before
@@ -190,7 +195,7 @@ class TemplateError(RendererError):
         self.model = model
         self.message_index = message_index
         place = "" if message_index is None else f" at message {message_index}"
-        super().__init__(f"the chat template of {model} says{place}: {template_message}. {cure}")
+        super().__init__(f"the chat template of {model} says{place}: {template_message.removesuffix('.')}. {cure}")
 
 
 class TemplateLimitError(TemplateError):

@@ -7,9 +7,8 @@ import functools
 import os
 import queue
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
 
@@ -209,14 +208,13 @@ class RendererPool:
     async def _run(self, call: Callable[[], T]) -> T:
         try:
             # In a copy of the caller's context, so that context variables of the caller hold on the thread.
-            work: Future[T] = self._executor.submit(copy_context().run, _result_of, call)
+            result = self._executor.begin(_result_of, call)
         except RuntimeError as error:
             raise PoolClosedError from error
         try:
-            return await asyncio.wrap_future(work)
+            return await result
         except asyncio.CancelledError as error:
-            self._executor.abandon(work)
-            if work.cancelled() and not _is_being_cancelled():  # by `close(wait=False)`
+            if not _is_being_cancelled():  # by `close(wait=False)`
                 raise PoolClosedError from error
             raise
 

@@ -16,6 +16,8 @@ from rollouts.numbers import finite_number
 from rollouts.thread_calls import call_on_thread
 from rollouts.trajectory.tree import Trajectory
 
+#: Names of reward parts that are not a reward's: what the environments themselves returned.
+_OWN_PARTS = ("environment",)
 #: The key in the info of a turn under which environments store their rewards by name.
 INFO_KEY = "rewards"
 
@@ -120,7 +122,13 @@ async def score_episode(rewards: Sequence[Reward], place: str, *arguments: Any) 
 
 
 async def score_group(rewards: Sequence[GroupReward], place: str, episodes: Sequence[Trajectory]) -> GroupScores:
-    """Call the functions of `rewards` with the episodes of a group. Raises `RewardError`."""
+    """Call the functions of `rewards` with the episodes of a group.
+
+    Raises `RewardError`, also for a name that a reward of the episodes has: the values by name are stored together.
+    """
+    for reward in rewards:
+        if reward.name in _OWN_PARTS or reward.name in reward_parts(episodes):
+            raise RewardError(reward.name, place, "has the name of a reward of the episodes; give it another one")
     columns = await _gathered([_column(reward, place, episodes) for reward in rewards])
     total = np.zeros(len(episodes))
     for reward, column in zip(rewards, columns, strict=True):
@@ -147,8 +155,8 @@ def reward_parts(episodes: Sequence[Trajectory]) -> dict[str, np.ndarray]:
     return {name: np.array([parts.get(name, 0.0) for parts in by_episode]) for name in names}
 
 
-def rank_by(key: Callable[[Trajectory], float]) -> Callable[[Sequence[Trajectory]], list[float]]:
-    """A function for `GroupReward` that ranks the episodes of a group by `key`.
+def rank_by(key: Callable[[Trajectory], Any]) -> Callable[[Sequence[Trajectory]], list[float]]:
+    """A function for `GroupReward` that ranks the episodes of a group by `key`, a number or a tuple of numbers.
 
     An episode gets the share of the other episodes whose key is lower, where an equal key counts as half: without ties
     1.0 for the highest key and 0.0 for the lowest. Failed episodes get 0.0 and are not ranked; a single ranked episode
@@ -163,7 +171,7 @@ def rank_by(key: Callable[[Trajectory], float]) -> Callable[[Sequence[Trajectory
     return ranks
 
 
-def _rank(key: float, keys: Sequence[float]) -> float:
+def _rank(key: Any, keys: Sequence[Any]) -> float:
     """The share of the other keys that are lower, where an equal one counts as half; 0.5 if there is no other."""
     lower = sum(other < key for other in keys)
     equal = sum(other == key for other in keys) - 1  # without the key itself

@@ -58,6 +58,28 @@ class Echo:
         return StepResult([user(f"{self.name} {self.step_number}")], reward=reward)
 
 
+class Nested(Echo):
+    """A child with children of its own; its text is its place in the tree."""
+
+    def __init__(self, name, tree):
+        super().__init__(name, turns=tree[0])
+        self.children = tree[1]
+
+    def attach(self, context):
+        self.context = context
+
+    async def step(self, assistant):
+        result = super().step(assistant)
+        if self.step_number == 1:
+            await asyncio.gather(
+                *(
+                    self.context.run_child(Nested(f"{self.name}.{n}", tree), agent=f"{self.name}.{n}", max_turns=9)
+                    for n, tree in enumerate(self.children)
+                )
+            )
+        return result
+
+
 class Delegating:
     """An environment of one turn, whose step runs `work(context, assistant)`; the reward is 100."""
 

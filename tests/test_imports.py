@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ["torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm", "gymnasium"]
+HEAVY = [
+    *("torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm"),
+    *("gymnasium", "mcp", "prometheus_client", "opentelemetry"),
+]
+PACKAGES = [
+    *("renderers", "transport"),
+    *("rollouts", "rollouts.testing", "rollouts.environments", "rollouts.runner", "rollouts.observability"),
+]
 
 
 def run(code: str, *first_on_path: Path) -> subprocess.CompletedProcess[str]:
@@ -34,7 +41,7 @@ def loaded(imports: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize("package", ["renderers", "transport", "rollouts", "rollouts.testing", "rollouts.environments"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_loads_no_heavy_library(package: str) -> None:
     assert loaded(f"import {package}") == set()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol, cast
@@ -20,10 +20,8 @@ from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings, SampledTurn, TurnRecorder, derived_seed
 from rollouts.errors import RolloutsError
 from rollouts.numbers import whole_number
+from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.trajectory.tree import Trajectory
-
-#: A conversation as the policy has it, to a number or a bool.
-JudgeConversation = Callable[[list[Message]], Any | Awaitable[Any]]
 
 
 class UserSimulationError(RolloutsError):
@@ -52,17 +50,19 @@ class UserSimulation:
 
     The conversation ends when the user's message contains `stop_phrase`, when `is_over(conversation)` is true after a
     turn of the policy, or with the policy's response to the last of `max_user_turns` messages of the simulated user.
-    `score(conversation)`, if given, is then the reward of the policy's last turn. Both may be `async`; they receive the
-    messages as the policy has them, with its last turn. The `info` of the last turn has `ended_by` ("stop_phrase",
-    "is_over" or "max_user_turns") and `user_turns`; after a stop phrase, `user_message` is the user's last message.
+    `score(conversation)`, a function or `Reward`s, is then the reward of the policy's last turn. Functions may be
+    `async`; they receive the messages as the policy has them, with its last turn. The `info` of the last turn has
+    `ended_by` ("stop_phrase", "is_over" or "max_user_turns"), `user_turns` and `rewards`; after a stop phrase,
+    `user_message` is the user's last message.
 
     The user's turns are sampled by `engine` through `renderer` (a `RendererPool` that all episodes share, or else a
     renderer) with `sampling`, seeded from the seed of the environment. They are not in the episode's trajectory and not
     trained. Without an engine, the policy plays the user too: its turns have the agent "user" in the trajectory, are
     seeded like the policy's other turns, and are trained unless `samples_from_trajectory(agents=...)` leaves them out.
 
-    Raises `EpisodeArgumentError` for invalid arguments, `MessageError` for an invalid `opening`, and in an episode
-    `UserSimulationError` where the user's message is empty.
+    Raises `EpisodeArgumentError` and `ArgumentError` for invalid arguments, `MessageError` for an invalid `opening`;
+    in an episode `RewardError`, and `UserSimulationError` where the user's message is empty or its first one contains
+    the stop phrase.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class UserSimulation:
         sampling: SamplingParams | None = None,
         max_user_turns: int = 8,
         stop_phrase: str | None = None,
-        is_over: JudgeConversation | None = None,
-        score: JudgeConversation | None = None,
+        is_over: Callable[[list[Message]], Any] | None = None,
+        score: Callable[[list[Message]], Any] | Reward | Sequence[Reward] | None = None,
     ) -> None:
         _check_arguments(instructions, engine, renderer, max_user_turns, stop_phrase)
         self._opening = cast(list[Message], check_messages(opening))
@@ -89,7 +89,7 @@ class UserSimulation:
         self._max_user_turns = max_user_turns
         self._stop_phrase = stop_phrase
         self._is_over = is_over
-        self._score = score
+        self._rewards = rewards_of(score)
         self._context: EpisodeContext | None = None
         self._at_end = ExitStack()
 
@@ -103,6 +103,11 @@ class UserSimulation:
         self._user_turns = 0
         if not self._opening or self._opening[-1]["role"] != "user":
             self._conversation.append(await self._user_message())
+            if self._has_stop_phrase(self._conversation[-1]):
+                raise UserSimulationError(
+                    f"the first message of the simulated user contains the stop phrase {self._stop_phrase!r:.80}: the "
+                    "conversation would end before the policy's turn; say in the instructions when to write it"
+                )
         return self._conversation
 
     async def step(self, assistant: Message) -> StepResult:
@@ -113,7 +118,7 @@ class UserSimulation:
         if self._user_turns == self._max_user_turns:
             return await self._end("max_user_turns")
         message = await self._user_message()
-        if self._stop_phrase is not None and self._stop_phrase in str(message["content"]):
+        if self._has_stop_phrase(message):
             return await self._end("stop_phrase", user_message=message["content"])
         self._conversation = [*self._conversation, message]
         return StepResult([message])
@@ -142,9 +147,13 @@ class UserSimulation:
             )
         return {"role": "user", "content": content}
 
+    def _has_stop_phrase(self, message: Message) -> bool:
+        return self._stop_phrase is not None and self._stop_phrase in str(message["content"])
+
     async def _end(self, ended_by: str, **info: Any) -> StepResult:
-        reward = 0.0 if self._score is None else await resolve(self._score(self._conversation))
-        return StepResult(reward=reward, done=True, info={"ended_by": ended_by, "user_turns": self._user_turns, **info})
+        scores = await score_episode(self._rewards, type(self).__name__, self._conversation)
+        info |= {"ended_by": ended_by, "user_turns": self._user_turns}
+        return StepResult(reward=scores.reward, done=True, info={**info, **scores.info})
 
 
 class _User(Protocol):

@@ -54,6 +54,7 @@ class PlayedTurns:
     message: Message | None = None
     reward: float = 0.0
     done: bool = False
+    truncation_reason: str = ""
 
 
 class PlayEnvironment(Protocol):
@@ -123,6 +124,8 @@ class EpisodeContext:
         """
         _check_agent(agent)
         sampling = _checked_sampling(sampling)
+        if not isinstance(after, GeneratedTurn | None):
+            raise EpisodeArgumentError("after", after, "pass what generate_turn returned, or None")
         if after is not None and tools is not None:
             raise EpisodeArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
         path = (*self.path, self._next_call(), 0)
@@ -163,7 +166,9 @@ class EpisodeContext:
             reason = ""
             try:
                 await self._play(environment, child, turns, played)
-                if not played.done:
+                if played.truncation_reason:
+                    reason = EpisodeLimitError("environment", played.truncation_reason).reason
+                elif not played.done:
                     limit = self.recorder.limit_reached() or max_turns_limit(turns)
                     reason = limit.reason
             except EpisodeLimitError as error:
@@ -173,7 +178,8 @@ class EpisodeContext:
             finally:
                 await close_environment(environment)
         indices = tuple(played.indices)
-        return ChildEpisode(agent, indices, played.message, played.reward, played.done, bool(reason), reason)
+        done = played.done and not reason
+        return ChildEpisode(agent, indices, played.message, played.reward, done, bool(reason), reason)
 
     def record_reward(self, turn: GeneratedTurn | int, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Set the reward and the info of a turn, in place of earlier ones. Raises as `Trajectory.record_reward`."""

@@ -20,13 +20,15 @@ class StepResult:
     """What an environment returns for an assistant turn.
 
     `messages` are the new messages, `reward` is the reward of this turn, a finite number, and `done` ends the episode.
-    `info` is stored with the turn and may hold whatever `transport.encode` accepts.
+    `info` is stored with the turn and may hold whatever `transport.encode` accepts. With `truncation_reason`, a text,
+    the episode that `done` ends is `truncated`: a limit of the environment ended it, not its task.
     """
 
     messages: Sequence[Message] = ()
     reward: float = 0.0
     done: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
+    truncation_reason: str = ""
 
 
 class Environment(Protocol):

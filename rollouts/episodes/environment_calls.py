@@ -21,7 +21,7 @@ from rollouts.episodes.errors import (
     EpisodeLimitError,
     wrap_exceptions,
 )
-from rollouts.error_texts import short_repr
+from rollouts.error_texts import is_unicode, short_repr
 from transport import EncodeError
 from transport.wire.codec import check_encodable
 
@@ -31,7 +31,7 @@ log = logging.getLogger("rollouts")
 EnvironmentFactory = Callable[[], Environment | Awaitable[Environment]]
 
 #: How long an episode waits for the `close` of its environment. A cancelled run ends within a few seconds.
-CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 2.0
 
 # Raised on the way through `reset` or `step`, and no failure of the environment: the second is one of the episode.
 _UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
@@ -102,7 +102,13 @@ async def step_environment(environment: Environment, assistant: Message, parsed:
             )
         # Each field is read once: a subclass may compute it.
         messages = _checked_messages(result.messages, f"{name}.step")
-        checked = StepResult(messages, result.reward, bool(result.done), result.info)
+        reason = result.truncation_reason
+        if not isinstance(reason, str) or not is_unicode(reason) or (reason and not result.done):
+            raise EnvironmentProtocolError(
+                f"{name}.step returned truncation_reason={short_repr(reason)} with done={result.done}; return text, "
+                "and done=True"
+            )
+        checked = StepResult(messages, result.reward, bool(result.done), result.info, reason)
     if not checked.done and not checked.messages:
         raise EnvironmentProtocolError(
             f"{name}.step returned no messages and is not done: the model would have to continue its own turn. "

@@ -182,8 +182,11 @@ async def _run(factory: EnvironmentFactory, recorder: TurnRecorder, at_end: Asyn
             context = EpisodeContext(recorder, play_environment, seed=trajectory.seed, agent="", path=())
             played = PlayedTurns()
             await play_environment(environment, context, recorder.limits.max_turns, played)
-            trajectory.done = played.done
-            reached = None if played.done else recorder.limit_reached()
+            trajectory.done = played.done and not played.truncation_reason
+            if played.truncation_reason:
+                reached = EpisodeLimitError("environment", played.truncation_reason)
+            elif not played.done:
+                reached = recorder.limit_reached()
     except EpisodeLimitError as error:
         reached = error
     except TimeoutError:
@@ -224,9 +227,10 @@ async def play_environment(
         recorder.finish_turn(turn, environment_seconds + time.perf_counter() - began)
         environment_seconds = 0.0
         played.reward += float(step.reward)
-        played.done = step.done
+        played.done, played.truncation_reason = step.done, step.truncation_reason
         if step.done or len(played.indices) == max_turns or recorder.limit_reached() is not None:
             return
         if context.agent == "":
             recorder.deadlines.begin_turn()
         prompt = await recorder.next_prompt(turn, step.messages, f"{name}.step")
+        del turn  # its prompt would stay in memory during the next turn

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rollouts.errors import MissingExtraError
@@ -26,22 +27,50 @@ if TYPE_CHECKING:
 _OF_EPISODE = frozenset({"environment.make", "environment.reset"})
 
 
+#: The span in which turns begin, in each task of an episode: the episode, or the `environment.step` that takes them.
+_scope: ContextVar[Span | None] = ContextVar("rollouts_span_scope", default=None)
+
+
+@dataclass(slots=True)
+class _Wait:
+    waiting_for: str
+    span: Span
+
+
+@dataclass(slots=True)
+class _Turn:
+    span: Span
+    scope: Span
+    wait: _Wait | None = None
+
+
 @dataclass(slots=True)
 class _Episode:
     span: Span
     outside: Context
-    turn: int = -1
-    turn_span: Span | None = None
-    wait_span: Span | None = None
+    turns: dict[int, _Turn] = field(default_factory=dict)
+    wait: _Wait | None = None  # of the episode itself
+
+    def open_spans(self) -> Iterator[Span]:
+        """The spans that have not ended, inner ones first."""
+        for turn in reversed(self.turns.values()):
+            if turn.wait is not None:
+                yield turn.wait.span
+            yield turn.span
+        if self.wait is not None:
+            yield self.wait.span
+        yield self.span
 
 
 class EpisodeSpans:
     """A listener of a runner that makes spans of OpenTelemetry. Needs the extra `opentelemetry`.
 
     Each attempt at an episode is a trace of its own: the span `episode`, in it `environment.make`, `environment.reset`
-    and a span `turn` for each turn, and in that `renderer`, `engine` and `environment.step`. The episode links to the
-    span that is current where it starts. While one of the inner spans lasts it is the current one, so that spans of an
-    instrumented environment or HTTP client are its children. A weight update is a span `weight_update`.
+    and a span `turn` for each turn, and in that `renderer`, `engine` and `environment.step`. Turns that an environment
+    generates itself, and its child episodes, are in its `environment.step`; of those that run at the same time, a turn
+    may have the waits of another. The episode links to the span that is current where it starts. While one of the inner
+    spans lasts it is the current one, so that spans of an instrumented environment or HTTP client are its children. A
+    weight update is a span `weight_update`.
 
     Attributes begin with `mmrollouts.`: `episode.id`, `task.id`, `episode.index`, `attempt`, `turn`, `outcome`,
     `reward`, `images`; the token counts of a turn are those of the conventions for generative AI
@@ -88,62 +117,83 @@ class EpisodeSpans:
             },
         )
         self._running[event.episode_id] = _Episode(span, outside)
+        _scope.set(span)
         self._make_current(span)
 
     def _waiting(self, event: EpisodeWaiting) -> None:
         episode = self._running.get(event.episode_id)
         if episode is None:
             return
-        _end_wait(episode)
-        parent = episode.span if event.waiting_for in _OF_EPISODE else self._turn_span(episode, event)
-        episode.wait_span = self._tracer.start_span(
-            event.waiting_for,
+        if episode.wait is not None:
+            episode.wait.span.end()
+            episode.wait = None
+        if event.waiting_for in _OF_EPISODE:
+            episode.wait = self._begin_wait(self._scope_in(episode), event)
+            return
+        turn = self._turn(episode, event)
+        if turn.wait is not None and turn.wait.waiting_for == event.waiting_for:  # again, after turns within it
+            self._make_current(turn.wait.span)
+        else:
+            if turn.wait is not None:
+                turn.wait.span.end()
+            turn.wait = self._begin_wait(turn.span, event)
+        if event.waiting_for == "environment.step":
+            _scope.set(turn.wait.span)
+
+    def _turn(self, episode: _Episode, event: EpisodeWaiting) -> _Turn:
+        if (turn := episode.turns.get(event.turn)) is None:
+            scope = self._scope_in(episode)
+            turn = episode.turns[event.turn] = _Turn(self._start_span("turn", scope, event), scope)
+        return turn
+
+    def _scope_in(self, episode: _Episode) -> Span:
+        scope = _scope.get()
+        own = scope is not None and scope.get_span_context().trace_id == episode.span.get_span_context().trace_id
+        return scope if scope is not None and own else episode.span
+
+    def _begin_wait(self, parent: Span, event: EpisodeWaiting) -> _Wait:
+        wait = _Wait(event.waiting_for, self._start_span(event.waiting_for, parent, event))
+        self._make_current(wait.span)
+        return wait
+
+    def _start_span(self, name: str, parent: Span, event: EpisodeWaiting) -> Span:
+        return self._tracer.start_span(
+            name,
             context=self._trace.set_span_in_context(parent, self._context.Context()),
             attributes={"mmrollouts.episode.id": event.episode_id, "mmrollouts.turn": event.turn},
         )
-        self._make_current(episode.wait_span)
-
-    def _turn_span(self, episode: _Episode, event: EpisodeWaiting) -> Span:
-        if episode.turn_span is None or episode.turn != event.turn:
-            _end_turn(episode)
-            episode.turn = event.turn
-            episode.turn_span = self._tracer.start_span(
-                "turn",
-                context=self._trace.set_span_in_context(episode.span, self._context.Context()),
-                attributes={"mmrollouts.episode.id": event.episode_id, "mmrollouts.turn": event.turn},
-            )
-        return episode.turn_span
 
     def _turn_finished(self, event: TurnFinished) -> None:
         episode = self._running.get(event.episode_id)
-        if episode is None:
+        turn = None if episode is None else episode.turns.pop(event.turn, None)
+        if turn is None:
             return
-        if episode.turn_span is not None and episode.turn == event.turn:
-            episode.turn_span.set_attributes(
-                {
-                    "gen_ai.usage.input_tokens": event.prompt_tokens,
-                    "gen_ai.usage.output_tokens": event.completion_tokens,
-                    "mmrollouts.images": event.images,
-                }
-            )
-        _end_turn(episode)
-        self._make_current(episode.span)
+        if turn.wait is not None:
+            turn.wait.span.end()
+        turn.span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": event.prompt_tokens,
+                "gen_ai.usage.output_tokens": event.completion_tokens,
+                "mmrollouts.images": event.images,
+            }
+        )
+        turn.span.end()
+        _scope.set(turn.scope)
+        self._make_current(turn.scope)
 
     def _ended(self, event: EpisodeEnded) -> None:
         episode = self._running.pop(event.episode_id, None)
         if episode is None:
             return
-        if event.outcome == "failed":
-            status = self._trace.Status(self._trace.StatusCode.ERROR, event.error)
-            for span in (episode.wait_span, episode.turn_span, episode.span):
-                if span is not None:
-                    span.set_status(status)
-        _end_turn(episode)
         episode.span.set_attributes({"mmrollouts.outcome": event.outcome, "mmrollouts.reward": event.reward})
-        episode.span.end()
+        for span in episode.open_spans():
+            if event.outcome == "failed":
+                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, event.error))
+            span.end()
         current = self._trace.get_current_span().get_span_context()
         if current.trace_id == episode.span.get_span_context().trace_id:
             self._context.attach(episode.outside)
+            _scope.set(None)
 
     def _weights_updated(self, event: WeightsUpdated) -> None:
         now = time.time_ns()
@@ -161,16 +211,3 @@ class EpisodeSpans:
 
     def _make_current(self, span: Span) -> None:
         self._context.attach(self._trace.set_span_in_context(span, self._context.get_current()))
-
-
-def _end_wait(episode: _Episode) -> None:
-    if episode.wait_span is not None:
-        episode.wait_span.end()
-        episode.wait_span = None
-
-
-def _end_turn(episode: _Episode) -> None:
-    _end_wait(episode)
-    if episode.turn_span is not None:
-        episode.turn_span.end()
-        episode.turn_span = None

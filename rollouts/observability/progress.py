@@ -133,6 +133,8 @@ def progress_rows(values: Values, total_groups: int | None = None) -> Iterator[t
         yield "staleness", f"{values['staleness_mean']:.2f}, at most {values['staleness_max']:.0f}"
     if engine := _engine_texts(values):
         yield "engine", _joined(*engine)
+    if prompts := _prompt_texts(values):
+        yield "prompts", _joined(*prompts)
     if weights := _nonzero(values, weight_updates="updates", weight_update_failures="failed"):
         yield "weights", _joined(*weights)
 
@@ -150,14 +152,19 @@ def _engine_texts(values: Values) -> list[str]:
     ):
         if values.get(queries):
             texts.append(f"{name} cache hits {values.get(hits, 0.0) / values[queries]:.0%}")
+    if values.get("engine_read_errors") and "engine_requests_running" not in values:
+        texts.append("its metrics cannot be read")
+    return texts
+
+
+def _prompt_texts(values: Values) -> list[str]:
+    texts = []
     sent, omitted = values.get("media_items_sent", 0), values.get("media_items_omitted", 0)
     if sent + omitted:
         texts.append(f"media sent by name {omitted / (sent + omitted):.0%}")
     refused = sum(count for _, count in _labelled(values, "bridges_refused"))
     if refused or values.get("bridges"):
         texts.append(f"bridged {values.get('bridges', 0) / (values.get('bridges', 0) + refused):.0%}")
-    if values.get("engine_read_errors") and "engine_requests_running" not in values:
-        texts.append("its metrics cannot be read")
     return texts
 
 
@@ -179,7 +186,7 @@ def _labelled(values: Values, name: str) -> list[tuple[str, float]]:
 
 
 def _nonzero(values: Values, **nouns: str) -> list[str]:
-    """ "NUMBER NOUN" for each metric that is not 0; one with a label is added up."""
+    """Number and noun of each metric that is not 0; the values of one with a label are added up."""
     totals = {
         name: values.get(name, 0) + sum(value for label, value in _labelled(values, name) if label) for name in nouns
     }

@@ -12,6 +12,7 @@ from typing import Self
 
 from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number
+from rollouts.observability.blocked_loop import BlockedLoop
 from rollouts.observability.periodic import PeriodicThread
 from rollouts.runner.events import EpisodeEnded, EpisodeStarted, EpisodeWaiting, RunnerEvent
 
@@ -57,9 +58,10 @@ class WaitWatcher:
                 ...
         # WARNING episode 7-0 of task 7 (turn 3) has waited 120.4 s for environment.step
 
-    Each wait is logged once, by a thread that runs inside the `with` block, also while something blocks the event loop.
-    `report` lists the episodes that wait at any time. `clock` returns seconds. Raises `ArgumentError` for a threshold
-    that is not above 0.
+    Each wait is logged once, by a thread that runs inside the `with` block. Where something has blocked the event loop
+    for that long, such as a synchronous environment, every episode waits for it: then one line has the calls in which
+    the loop is, and the episode that reported last. `report` lists the episodes that wait at any time. `clock` returns
+    seconds. Raises `ArgumentError` for a threshold that is not above 0.
     """
 
     def __init__(self, *, threshold_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,15 +71,20 @@ class WaitWatcher:
         self.threshold_seconds = seconds
         self._clock = clock
         self._running: dict[str, _Running] = {}
+        self._loop = BlockedLoop(clock)
+        self._block_logged = False
+        self._last_waiting = ""
         self._thread = PeriodicThread(self.check, min(seconds / 4, _MAX_CHECK_SECONDS), "rollouts-wait-watcher")
 
     def __call__(self, event: RunnerEvent) -> None:
         if isinstance(event, EpisodeWaiting):
+            self._last_waiting = event.episode_id
             if (running := self._running.get(event.episode_id)) is not None:
                 self._running[event.episode_id] = _Running(
                     running.task_id, event.turn, event.waiting_for, self._clock()
                 )
         elif isinstance(event, EpisodeStarted):
+            self._loop.watch()
             self._running[event.episode_id] = _Running(event.task_id, 0, "", self._clock())
         elif isinstance(event, EpisodeEnded):
             self._running.pop(event.episode_id, None)
@@ -93,7 +100,14 @@ class WaitWatcher:
         return sorted(waits, key=lambda wait: -wait.seconds)
 
     def check(self) -> None:
-        """Log the waits above the threshold that were not logged yet."""
+        """Log the waits above the threshold that were not logged yet; while the event loop is blocked, that alone."""
+        blocked_seconds = self._loop.blocked_seconds()
+        if blocked_seconds > 0:
+            if blocked_seconds > self.threshold_seconds and not self._block_logged:
+                self._log_block(blocked_seconds)
+                self._block_logged = True
+            return
+        self._block_logged = False
         new = [wait for wait in self.report(self.threshold_seconds) if self._mark_logged(wait)]
         for waiting_for in dict.fromkeys(wait.waiting_for for wait in new):
             waits = [wait for wait in new if wait.waiting_for == waiting_for]
@@ -106,6 +120,11 @@ class WaitWatcher:
                     self.threshold_seconds,
                     waiting_for,
                 )
+
+    def _log_block(self, seconds: float) -> None:
+        last = next((wait for wait in self.report() if wait.episode_id == self._last_waiting), None)
+        suspect = "" if last is None else f"; the last to report was that {last}"
+        log.warning("the event loop has been blocked for %.1f s%s; it is in\n%s", seconds, suspect, self._loop.stack())
 
     def _mark_logged(self, wait: EpisodeWait) -> bool:
         """Whether the wait goes on and was not logged before."""

@@ -11,6 +11,7 @@ from rollouts.engines.protocol import Engine
 from rollouts.errors import ApiKeyError, EngineError
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.sections import LocalEngineSection, ScriptedEngineSection, VLLMEngineSection
+from rollouts.terminal.interrupts import defer_interrupts
 
 
 def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine]:
@@ -70,7 +71,8 @@ def _local_engine(file: ConfigFile, section: LocalEngineSection) -> Callable[[],
         raise file.error(("engine", "directory"), reason)
 
     def make() -> Engine:
-        from rollouts.engines.local import LocalEngine
+        with defer_interrupts():
+            from rollouts.engines.local import LocalEngine
 
         with file.naming("engine", "directory"):
             return LocalEngine.from_pretrained(directory)

@@ -18,8 +18,6 @@ from rollouts.runner.task import Task
 #: Makes the environment of one episode; it may be `async`.
 MakeEnvironment: TypeAlias = Callable[[Task], Any]
 
-_ANY_TASK = Task("0")
-
 
 def environment_factory(file: ConfigFile) -> MakeEnvironment:
     """The `make_environment` of a configuration. Raises `RunConfigError`; no environment is made."""
@@ -31,7 +29,7 @@ def _imported(file: ConfigFile, section: ImportedEnvironment) -> MakeEnvironment
     key = ("environment", "factory")
     factory = imported_function(file, key, section.factory)
     arguments_key = ("environment", "arguments") if section.arguments else key
-    check_call(file, arguments_key, factory, (_ANY_TASK,), section.arguments)
+    check_call(file, arguments_key, factory, ["task"], section.arguments)
     if section.threaded:
         return lambda task: ThreadedEnvironment(factory(task, **section.arguments))
     return lambda task: factory(task, **section.arguments)
@@ -41,7 +39,7 @@ def _scored_prompt(file: ConfigFile, section: ScoredPromptSection) -> MakeEnviro
     from rollouts.environments import ScoredPrompt
 
     messages = _messages(file, section.messages)
-    rewards = make_rewards(file, ("environment", "rewards"), section.rewards)
+    rewards = make_rewards(file, ("environment", "rewards"), section.rewards, ["completion", "task"])
     return lambda task: ScoredPrompt(task, messages, rewards)
 
 
@@ -57,13 +55,13 @@ def _tools(file: ConfigFile, section: ToolsSection) -> MakeEnvironment:
         with file.naming(*key):
             tools.append(found if isinstance(found, Tool) else Tool.from_function(found))
     messages = _messages(file, section.messages)
-    rewards = make_rewards(file, ("environment", "rewards"), section.rewards)
+    rewards = make_rewards(file, ("environment", "rewards"), section.rewards, ["conversation", "task"])
 
     def make(task: Task) -> ToolEnvironment:
         return ToolEnvironment(task, tools=tools, messages=messages, score=rewards, call_seconds=section.call_seconds)
 
     with file.naming("environment", "tools"):
-        make(_ANY_TASK)  # refuses two tools of one name
+        make(Task("0"))  # refuses two tools of one name
     return make
 
 
@@ -82,7 +80,9 @@ def _gymnasium(file: ConfigFile, section: GymnasiumSection) -> MakeEnvironment:
         raise file.error(("environment", "id"), reason) from error
     parse_action = None
     if section.parse_action is not None:
-        parse_action = imported_function(file, ("environment", "parse_action"), section.parse_action)
+        key = ("environment", "parse_action")
+        parse_action = imported_function(file, key, section.parse_action)
+        check_call(file, key, parse_action, ["text"])
     arguments = (
         section.arguments if section.observation == "text" else {"render_mode": "rgb_array", **section.arguments}
     )
@@ -104,7 +104,7 @@ def _gymnasium(file: ConfigFile, section: GymnasiumSection) -> MakeEnvironment:
 def _messages(file: ConfigFile, import_path: str) -> Callable[..., Any]:
     key = ("environment", "messages")
     messages = imported_function(file, key, import_path)
-    check_call(file, key, messages, (_ANY_TASK,), {})
+    check_call(file, key, messages, ["task"])
     return messages
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rollouts.error_texts import describe_exception
@@ -56,10 +57,13 @@ def check_call(
     file: ConfigFile,
     key: KeyPath,
     function: Callable[..., Any],
-    positional: tuple[object, ...],
-    arguments: Mapping[str, Any],
+    positional: Sequence[str],
+    arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Raise `RunConfigError` unless `function(*positional, **arguments)` has arguments that the signature allows."""
+    """Raise `RunConfigError` unless the signature allows `function(*positional, **arguments)`.
+
+    `positional` are names for the error.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some classes in C have none
@@ -68,7 +72,7 @@ def check_call(
         signature.bind(*positional, **arguments)
     except TypeError as error:
         name = getattr(function, "__qualname__", type(function).__name__)
-        call = ", ".join([*(type(value).__name__.lower() for value in positional), *(f"{one}=" for one in arguments)])
+        call = ", ".join([*positional, *(f"{one}=" for one in arguments)])
         raise file.error(key, f"it is called as {name}({call}), but takes {signature}: {error}") from error
 
 

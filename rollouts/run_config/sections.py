@@ -207,6 +207,31 @@ class RetrySection(Section):
     max_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
 
 
+class SynchronousSection(Section):
+    """Groups with tokens of earlier weights than those in use are left out."""
+
+    kind: Literal["synchronous"]
+
+
+class OneStepOffPolicySection(Section):
+    """As `synchronous`, but tokens may be older by one update."""
+
+    kind: Literal["one_step_off_policy"]
+
+
+class AsynchronousSection(Section):
+    """Tokens may be older by `max_staleness` updates; staler groups are left out or have smaller sample weights."""
+
+    kind: Literal["asynchronous"]
+    max_staleness: Annotated[int, Field(ge=0)]
+    on_stale: Literal["drop", "downweight"] = "drop"
+
+
+ModeSection: TypeAlias = Annotated[
+    SynchronousSection | OneStepOffPolicySection | AsynchronousSection, Field(discriminator="kind")
+]
+
+
 class OutputSection(Section):
     """The directory for the journal, the trajectories, the metrics and the summary."""
 
@@ -216,7 +241,8 @@ class OutputSection(Section):
 class RunConfig(Section):
     """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time.
 
-    `skip_group(group)` returns True, or a reason, to leave a group out.
+    `skip_group(group)` returns True, or a reason, to leave a group out. Without a mode no group is left out for its
+    age: the run does not change the weights, but another process may.
     """
 
     tasks: TasksSection
@@ -227,6 +253,7 @@ class RunConfig(Section):
     output: OutputSection
     limits: LimitsSection = LimitsSection()
     retry: RetrySection = RetrySection()
+    mode: ModeSection | None = None
     group_rewards: list[RewardSection] = Field(default_factory=list)
     skip_group: ImportPath | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

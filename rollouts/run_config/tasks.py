@@ -148,7 +148,7 @@ def _imported_tasks(file: ConfigFile, section: ImportedTasks) -> TaskSource:
     key = ("tasks", "source")
     source = imported_object(file, key, section.source)
     if callable(source):
-        check_call(file, ("tasks", "arguments") if section.arguments else key, source, (), section.arguments)
+        check_call(file, ("tasks", "arguments") if section.arguments else key, source, [], section.arguments)
         try:
             source = source(**section.arguments)
         except Exception as error:

@@ -9,6 +9,14 @@ from rollouts.runner.errors import (
     TaskSourceError,
 )
 from rollouts.runner.group import Group
+from rollouts.runner.journal import (
+    Journal,
+    JournalDamagedError,
+    JournalError,
+    JournalInUseError,
+    JournalOfAnotherRunError,
+    JournalWriteError,
+)
 from rollouts.runner.modes import Asynchronous, OneStepOffPolicy, Synchronous
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import GroupStream, Runner
@@ -20,6 +28,12 @@ __all__ = [
     "Group",
     "GroupFailedError",
     "GroupStream",
+    "Journal",
+    "JournalDamagedError",
+    "JournalError",
+    "JournalInUseError",
+    "JournalOfAnotherRunError",
+    "JournalWriteError",
     "OneStepOffPolicy",
     "RetryPolicy",
     "Runner",

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.numbers import whole_number
-from rollouts.rewards import GroupReward
+from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.errors import RunnerArgumentError
 from rollouts.runner.journal import Journal
 from rollouts.runner.retries import RetryPolicy
@@ -32,7 +32,7 @@ def check_options(
     journal: object,
     listeners: object,
 ) -> None:
-    """Raises `RunnerArgumentError` for a value of another type."""
+    """Raises `RunnerArgumentError` for a value of another type, `ArgumentError` for two rewards of one name."""
     if not callable(make_environment):
         rule = "pass a function of a Task that returns a new environment"
         raise RunnerArgumentError("make_environment", make_environment, rule)
@@ -50,5 +50,6 @@ def check_options(
         raise RunnerArgumentError("journal", journal, "pass Journal.open(directory), or None")
     if not isinstance(group_rewards, Sequence) or not all(isinstance(one, GroupReward) for one in group_rewards):
         raise RunnerArgumentError("group_rewards", group_rewards, "pass a list of GroupReward(name, weight, function)")
+    check_names("group_rewards", group_rewards)
     if not isinstance(listeners, Iterable) or not all(callable(one) for one in listeners):
         raise RunnerArgumentError("listeners", listeners, "pass a list of functions of an event")

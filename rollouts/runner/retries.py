@@ -54,7 +54,8 @@ class RetryPolicy:
         attempts = whole_number(self.max_attempts)
         if attempts is None or attempts < 1:
             raise ArgumentError("max_attempts", self.max_attempts, "pass an integer of at least 1; 1 repeats nothing")
-        if isinstance(self.kinds, str) or not set(self.kinds) <= set(get_args(ErrorKind)):
+        is_list = isinstance(self.kinds, Collection) and not isinstance(self.kinds, str)
+        if not is_list or not all(kind in get_args(ErrorKind) for kind in self.kinds):
             raise ArgumentError("kinds", self.kinds, f"pass a collection of {', '.join(get_args(ErrorKind))}")
         for name in ("first_delay", "max_delay"):
             seconds = finite_number(getattr(self, name))

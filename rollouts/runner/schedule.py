@@ -193,6 +193,9 @@ class Schedule:
             if self._stored and self._journal is not None:
                 group = await self._journal.group(self._stored[0])
                 self._stored.popleft()
+                if reason := self._skip_reason(group):  # its process was killed before it had recorded that
+                    await self._skip(group.task.task_id, reason)
+                    continue
                 return FinishedGroup(None, group)
             if self._finished:
                 found = self._finished.popleft()
@@ -225,6 +228,7 @@ class Schedule:
                         self._interrupted.appendleft(run)
                         break
                     self._start(run)
+                    await asyncio.sleep(0)  # what else is due on the event loop does not wait for all groups to begin
                 changed.clear()
                 await changed.wait()
         except StopAsyncIteration:

@@ -19,9 +19,10 @@ class VersionHistory:
     """The versions that have been in use, the oldest first; the last is in use now.
 
     `reported` returns the version that the engine reports. One that is not known is in use from when it is reported,
-    with a warning unless it is `expected`: another process has set it. Any other version that is not known was in use
-    before this run. Where it and the first version of this run are integers in decimal digits, their difference counts.
-    Raises `ArgumentError` for a version that is not text.
+    with a warning unless it is `expected`: another process has set it. Where the engine reports none, an unknown
+    version of a token becomes the newest. Any other version that is not known was in use before this run; where it and
+    the first version of this run are integers in decimal digits, their difference counts. Raises `ArgumentError` for a
+    version that is not text.
     """
 
     def __init__(self, first: str, reported: Callable[[], str] | None = None) -> None:
@@ -64,7 +65,10 @@ class VersionHistory:
         """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
         self.adopt_reported()
         if version not in self._places:
-            self._places[version] = self._place_before_this_run(version)
+            if self._reported() == "":
+                self.start_using(version)
+            else:
+                self._places[version] = self._place_before_this_run(version)
         return self._places[version]
 
     @property

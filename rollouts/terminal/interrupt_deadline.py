@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 T = TypeVar("T")
 
-_INTERRUPTED: Final = 130
+INTERRUPTED: Final = 130
 _SHOW_CURSOR: Final = "\x1b[?25h"
 
 
@@ -26,7 +28,7 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
     def exit_now() -> None:
         # Not through `sys.stderr`, whose lock another thread may hold. A progress display has hidden the cursor.
         os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{message}\n".encode(errors="replace"))
-        os._exit(_INTERRUPTED)
+        os._exit(INTERRUPTED)
 
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -62,3 +64,11 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
         finally:
             if not interrupts:
                 signal.signal(signal.SIGINT, before)
+
+
+def exit_interrupted() -> NoReturn:
+    """Exit with code 130, without the end of the interpreter, which takes seconds once torch is loaded."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED)

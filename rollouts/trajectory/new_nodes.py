@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from renderers import Message, RenderedTokens
 from renderers.placement import placement_error
@@ -44,7 +45,7 @@ def completion_node(parent: int, completion: Completion, extras: Mapping[str, np
     return TokenNode(
         parent=parent,
         token_ids=ids,
-        sampled=read_only(np.ones(len(ids), dtype=bool), np.bool_),
+        sampled=_constant(np.ones, len(ids), np.bool_),
         logprobs=logprobs,
         weight_spans=tuple(completion.weight_spans),
         extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
@@ -70,8 +71,8 @@ def prompt_node(
     return TokenNode(
         parent=parent,
         token_ids=read_only(ids[start:], np.int32),  # a view would keep the whole prompt of every turn in memory
-        sampled=read_only(np.zeros(len(ids) - start, dtype=bool), np.bool_),
-        logprobs=read_only(np.empty(0, dtype=np.float32), np.float32),
+        sampled=_constant(np.zeros, len(ids) - start, np.bool_),
+        logprobs=_constant(np.zeros, 0, np.float32),
         media=tuple(media),
         content=_content_mask(prompt, start) if prompt.spans else None,
         messages=_with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else (),
@@ -85,7 +86,15 @@ def _content_mask(prompt: RenderedTokens, start: int) -> np.ndarray:
     for span in prompt.spans:
         if span.content and span.end > start:
             mask[max(span.start - start, 0) : span.end - start] = True
-    return read_only(mask, np.bool_)
+    mask.setflags(write=False)
+    return mask
+
+
+def _constant(make: Callable[..., np.ndarray], length: int, dtype: npt.DTypeLike) -> np.ndarray:
+    """A read-only array of zeros or ones."""
+    array = make(length, dtype)
+    array.setflags(write=False)
+    return array
 
 
 def _new_messages(

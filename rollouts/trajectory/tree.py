@@ -20,6 +20,7 @@ import numpy as np
 
 from renderers import Message, MultiModalData, RenderedTokens
 from renderers.media.item import Modality
+from renderers.media.source import MediaSource
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.completion_checks import logprobs_error, token_ids_error
 from rollouts.engines.protocol import Completion, FinishReason
@@ -206,7 +207,7 @@ class Trajectory:
                 raise InvalidTurnError(f"the {name} of turn {len(turns)} is {given}; pass the {kind.__name__} itself")
         ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
-        parent, shared = self._longest_prefix(ids, references)
+        parent, shared = self._longest_prefix(ids, references, agent)
         reported = reported_extras(completion, len(ids), shared)
         duplicates = reported.completion.keys() & (extras or {}).keys()
         if duplicates:
@@ -250,7 +251,8 @@ class Trajectory:
             raise InvalidTurnError(f"the reward of turn {index} is {short_repr(reward)}; pass a finite number")
         name = f"the info of turn {index}"
         copied = _copied(info, name)
-        _check_stored(copied, name)
+        if not is_plain(copied):
+            _check_stored(copied, name)
         turns[index] = replace(turns[index], reward=number, info=copied)
 
     def finish(self) -> None:
@@ -363,10 +365,15 @@ class Trajectory:
         """Every image and video of the episode, once per node that introduced it."""
         return (reference for node in self.nodes for reference in node.media)
 
-    def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference]) -> tuple[int, int]:
-        """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length."""
-        best, best_length = -1, 0
+    def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference], agent: str) -> tuple[int, int]:
+        """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length.
+
+        Of completions with the same tokens, it is the last one of `agent`, or the first one where none is the agent's.
+        """
         offsets = [reference.placeholder.offset for reference in references]
+        if (length := self._chain_length(prompt, references, offsets)) is not None:
+            return len(self.nodes) - 1, length
+        best, best_length = -1, 0
         lengths: dict[int, int] = {-1: 0}  # nodes whose path is a prefix; parents come before their children
         for index, node in enumerate(self.nodes):
             start = lengths.get(node.parent)
@@ -379,9 +386,34 @@ class Trajectory:
                 and same_media(node.media, start, references[bisect_left(offsets, start) : bisect_left(offsets, end)])
             ):
                 lengths[index] = end
-                if end >= best_length:
+                if end > best_length or (end == best_length and not self._is_other_agent(index, agent)):
                     best, best_length = index, end
         return best, best_length
+
+    def _is_other_agent(self, node: int, agent: str) -> bool:
+        """Whether `node` is a completion that another agent sampled."""
+        return any(turn.node == node and turn.agent != agent for turn in self.turns)
+
+    def _chain_length(
+        self, prompt: np.ndarray, references: Sequence[MediaReference], offsets: Sequence[int]
+    ) -> int | None:
+        """The number of tokens of a tree without forks whose whole path is a prefix of the prompt; None for others.
+
+        One comparison takes less time than one for each node, and this is the case of most turns.
+        """
+        nodes = self.nodes
+        if not nodes or any(node.parent != index - 1 for index, node in enumerate(nodes)):
+            return None
+        path = np.concatenate([node.token_ids for node in nodes])
+        if len(path) > len(prompt) or not (prompt[: len(path)] == path).all():
+            return None
+        start = 0
+        for node in nodes if references or any(node.media for node in nodes) else ():
+            end = start + len(node)
+            if not same_media(node.media, start, references[bisect_left(offsets, start) : bisect_left(offsets, end)]):
+                return None
+            start = end
+        return len(path)
 
 
 def _range_error(nodes: Sequence[TokenNode]) -> str | None:
@@ -414,10 +446,10 @@ def _copied(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, name: str) -> None:
-    # The arrays of a node can always be stored. Without media and extras, the rest of most turns is plain data.
-    is_storable = all(not node.media and not node.extras for node in nodes) and is_plain(
+    # The arrays of a node can always be stored, and so can usual references. The rest of most turns is plain data.
+    is_storable = all(not node.extras and all(map(_is_storable, node.media)) for node in nodes) and is_plain(
         [
-            [list(node.messages) for node in nodes],
+            [_without_sources(node.messages) if node.media else list(node.messages) for node in nodes],
             [[span.version, span.start, span.end] for node in nodes for span in node.weight_spans],
             turn.message,
             turn.seconds,
@@ -426,6 +458,27 @@ def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, name: str) -> Non
     )
     if not is_storable:
         _check_stored({"nodes": nodes, "turn": turn}, name)
+
+
+def _is_storable(reference: MediaReference) -> bool:
+    """Whether a reference, whose node has checked it, can be stored. Others may be storable, too."""
+    source = reference.source
+    return type(source) is MediaSource and source.digest.isascii() and reference.mm_hash.isascii()
+
+
+def _without_sources(messages: Sequence[Message]) -> list[Any]:
+    """The stored messages with None in place of the parts that hold a source."""
+    return [
+        {**message, "content": [None if _holds_source(part) else part for part in content]}
+        if isinstance(content := message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _holds_source(part: Any) -> bool:
+    """Whether a part is one that `new_nodes` has made: its type, and a source."""
+    return type(part) is dict and len(part) == 2 and type(part.get(part.get("type"))) is MediaSource
 
 
 def _check_stored(value: object, name: str) -> None:

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from transport import read_records
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
@@ -65,9 +67,38 @@ def test_the_images_of_an_mcp_tool_are_in_the_episodes(tiny_model_dir):
     assert all(len(list(episode.all_media())) == 1 for group in groups for episode in group.episodes)
 
 
-def test_a_server_needs_the_directory_of_its_model():
+@pytest.mark.parametrize("name", ["grpo_multiturn", "gymnasium_from_pixels", "tools_with_images"])
+def test_a_server_needs_the_directory_of_its_model(name):
     with pytest.raises(SystemExit):
-        load("grpo_multiturn").main(["--base-url", "http://127.0.0.1:1"])
+        load(name).main(["--base-url", "http://127.0.0.1:1"])
+
+
+def test_lakes_are_walked_from_their_frames_and_ranked_within_their_groups(tmp_path):
+    groups = load("gymnasium_from_pixels").main(["--tasks", "2", "--out", str(tmp_path / "lake.mmr")])
+    assert sum(group.num_failed for group in groups) == 0
+    stored = {episode.episode_id: episode for episode in read_records(tmp_path / "lake.mmr")}
+    for group in groups:
+        assert len({next(iter(episode.all_media())).source.digest for episode in group.episodes}) == 1  # one lake
+        assert np.mean(group.reward_parts["rank"]) == pytest.approx(0.5)
+        for index, episode in enumerate(group.episodes):
+            moves = sum("action" in turn.info for turn in episode.turns[:-1])
+            assert len(list(stored[episode.episode_id].all_media())) == 1 + moves
+            own = group.rewards[index] - 0.1 * group.reward_parts["rank"][index]
+            assert own == pytest.approx(episode.reward)
+
+
+def test_a_tool_shows_an_enlarged_part_of_the_image_and_a_wrong_call_is_answered(capsys):
+    groups = load("tools_with_images").main([])
+    for group in groups:
+        for index, episode in enumerate(group.episodes):
+            assert [call["outcome"] for call in episode.turns[0].info["tool_calls"]] == ["ok", "invalid_arguments"]
+            assert len(list(episode.all_media())) == 2
+            right, calls = (group.reward_parts[name][index] for name in ("right", "calls"))
+            assert calls == 2
+            assert group.rewards[index] == pytest.approx(right - 0.05 * calls)
+    assert "tool: error: invalid arguments for zoom: factor: Input should be less than or equal to 4, not 9" in (
+        capsys.readouterr().out
+    )
 
 
 def test_recorded_episodes_are_each_trained_once_through_two_workers():

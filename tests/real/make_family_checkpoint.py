@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import corpus
 import torch
 import transformers
-from hf_families import _INTERNVL_TEMPLATE, FAMILIES, corpus, tokenizer
+from family_tokenizers import GEMMA3_TOKENS, family_tokenizer, media_token_ids, tokenizer
+from hf_families import FAMILIES
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -35,7 +37,6 @@ _SMALL_VISION: dict[str, Any] = {
     "num_attention_heads": 2,
 }
 _GEMMA_CONTROLS = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
-_GEMMA_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 
 
 def make_family_checkpoint(family: str, directory: Path, seed: int = 0) -> Path:
@@ -69,7 +70,7 @@ def _gemma3_processor() -> transformers.ProcessorMixin:
     backend.normalizer = normalizers.Replace(" ", "\u2581")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    controls = [*_GEMMA_CONTROLS, *_GEMMA_NAMED.values()]
+    controls = [*_GEMMA_CONTROLS, *GEMMA3_TOKENS.values()]
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in controls])
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -77,7 +78,7 @@ def _gemma3_processor() -> transformers.ProcessorMixin:
         bos_token="<bos>",
         eos_token="<eos>",
         unk_token="<unk>",
-        extra_special_tokens=_GEMMA_NAMED,
+        extra_special_tokens=GEMMA3_TOKENS,
         chat_template=corpus.templates()["trl/gemma3"],
     )
     image = transformers.Gemma3ImageProcessor(size={"height": 896, "width": 896}, do_pan_and_scan=None)
@@ -98,9 +99,7 @@ def _gemma3_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTr
         text_config=text,
         vision_config=vision,
         mm_tokens_per_image=256,
-        image_token_index=ids["<image_soft_token>"],
-        boi_token_index=ids["<start_of_image>"],
-        eoi_token_index=ids["<end_of_image>"],
+        **media_token_ids("gemma3", ids),
     )
     return transformers.Gemma3ForConditionalGeneration(config)
 
@@ -122,42 +121,29 @@ def _glm_processor() -> transformers.ProcessorMixin:
 def _glm_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6], "partial_rotary_factor": 1.0}
     vision = {"hidden_size": 64, "depth": 2, "num_heads": 2, "intermediate_size": 128, "out_hidden_size": 64}
-    edges = {
-        f"{kind}_{where}_token_id": ids[f"<|{edge}_of_{kind}|>"]
-        for kind in ("image", "video")
-        for where, edge in (("start", "begin"), ("end", "end"))
-    }
     config = transformers.Glm4vConfig(
         text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "glm4v_text", "rope_parameters": rope},
         vision_config=vision,
-        image_token_id=ids["<|image|>"],
-        video_token_id=ids["<|video|>"],
-        **edges,
+        **media_token_ids("glm-4.5v", ids),
     )
     return transformers.Glm4vForConditionalGeneration(config)
 
 
 def _internvl_processor() -> transformers.ProcessorMixin:
     """Images of 32 x 32 pixels and 4 tokens, between two tokens of their own."""
-    template = _INTERNVL_TEMPLATE + "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-    named = {
-        "start_image_token": "<img>",
-        "end_image_token": "</img>",
-        "context_image_token": "<IMG_CONTEXT>",
-        "video_token": "<video>",
-    }
-    text = tokenizer(["<|im_start|>", "<|im_end|>"], template, **named)
+    text = family_tokenizer("internvl3")
+    text.chat_template += "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
     size = {"height": 32, "width": 32}
     image = transformers.GotOcr2ImageProcessor(crop_to_patches=False, min_patches=1, max_patches=12, size=size)
     video = transformers.InternVLVideoProcessor(size=size, do_sample_frames=True, num_frames=4)
-    return transformers.InternVLProcessor(image, text, video, image_seq_length=4, chat_template=template)
+    return transformers.InternVLProcessor(image, text, video, image_seq_length=4, chat_template=text.chat_template)
 
 
 def _internvl_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
     config = transformers.InternVLConfig(
         text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "qwen2"},
         vision_config={**_SMALL_VISION, "image_size": [32, 32], "patch_size": [8, 8]},
-        image_token_id=ids["<IMG_CONTEXT>"],
+        **media_token_ids("internvl3", ids),
         image_seq_length=4,
         downsample_ratio=0.5,
     )
@@ -166,9 +152,7 @@ def _internvl_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.Pre
 
 def _idefics3_processor() -> transformers.ProcessorMixin:
     """Images in tiles of 32 x 32 pixels and 4 tokens, with a name before each tile."""
-    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-    controls = ["<|begin_of_text|>", "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
-    text = tokenizer([*controls, *tiles], corpus.templates()["trl/idefics3"])
+    text = family_tokenizer("idefics3")
     image = transformers.Idefics3ImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
     return transformers.Idefics3Processor(image, text, image_seq_len=4, chat_template=text.chat_template)
 
@@ -178,15 +162,14 @@ def _idefics3_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.Pre
         text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "llama"},
         vision_config={**_SMALL_VISION, "image_size": 32, "patch_size": 8},
         scale_factor=2,
-        image_token_id=ids["<image>"],
+        **media_token_ids("idefics3", ids),
         pad_token_id=0,
     )
     return transformers.Idefics3ForConditionalGeneration(config)
 
 
 def _qwen2_5_vl_processor() -> transformers.ProcessorMixin:
-    media = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    text = tokenizer(["<|im_start|>", "<|im_end|>", *media], corpus.templates()["trl/qwen2_5_vl"])
+    text = family_tokenizer("qwen-vl")
     image = transformers.Qwen2VLImageProcessor(size={"shortest_edge": 3136, "longest_edge": 200_704})
     video = transformers.Qwen2VLVideoProcessor(size={"shortest_edge": 3136, "longest_edge": 200_704})
     return transformers.Qwen2_5_VLProcessor(image, text, video, chat_template=text.chat_template)
@@ -198,10 +181,7 @@ def _qwen2_5_vl_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.P
     config = transformers.Qwen2_5_VLConfig(
         text_config={**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope},
         vision_config={**vision, "fullatt_block_indexes": [1]},
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        **media_token_ids("qwen-vl", ids),
     )
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 

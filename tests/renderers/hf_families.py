@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,31 +11,8 @@ from typing import Any
 import corpus
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, ProcessorMixin
-
-# Merged as in real tokenizers, so that white space at the edge of an expansion joins what stands beside it.
-_MERGES = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("Ġ", "Ġ"), ("Ċ", "Ġ"), ("Ġ", "a"), ("0", "0"), ("0", ":")]
-# From its published template; trl has none for Llama 4.
-_LLAMA4_TEMPLATE = """\
-{{- bos_token }}{%- for message in messages %}{{- '<|header_start|>' + message['role'] + '<|header_end|>\\n\\n' }}\
-{%- for part in message['content'] %}{%- if part['type'] == 'image' %}{{- '<|image|>' }}\
-{%- else %}{{- part['text'] }}{%- endif %}{%- endfor %}{{- '<|eot|>' }}{%- endfor %}"""
-_KIMI_TEMPLATE = """\
-{%- for message in messages %}{{- '<|im_' + message['role'] + '|>' + message['role'] + '<|im_middle|>' }}\
-{%- for part in message['content'] %}{%- if part['type'] == 'image' %}\
-{{- '<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\\n' }}\
-{%- elif part['type'] == 'video' %}{{- '<|kimi_k25_video_placeholder|>' }}\
-{%- else %}{{- part['text'] }}{%- endif %}{%- endfor %}{{- '<|im_end|>' }}{%- endfor %}"""
-_INTERNVL_TEMPLATE = """\
-{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' }}\
-{%- for part in message['content'] %}{%- if part['type'] == 'image' %}{{- '<IMG_CONTEXT>\\n' }}\
-{%- elif part['type'] == 'video' %}{{- '<video>\\n' }}\
-{%- else %}{{- part['text'] }}{%- endif %}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endfor %}"""
-_PIXTRAL_TEMPLATE = """\
-{{- bos_token }}{%- for message in messages %}{{- '[INST]' }}\
-{%- for part in message['content'] %}{%- if part['type'] == 'image' %}{{- '[IMG]' }}\
-{%- else %}{{- part['text'] }}{%- endif %}{%- endfor %}{{- '[/INST]' }}{%- endfor %}"""
+from family_tokenizers import family_tokenizer
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 _PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
@@ -60,26 +37,6 @@ class Family:
         return directory
 
 
-def tokenizer(controls: Sequence[str], template: str, **named: str) -> PreTrainedTokenizerFast:
-    """Bytes, a few merges and control tokens; `named` are those that the processor asks for by attribute."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*alphabet, *("".join(pair) for pair in _MERGES)]
-    backend = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=_MERGES))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    tokens = dict.fromkeys(["<pad>", "<bos>", "<eos>", *controls, *named.values()])
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        extra_special_tokens=named,
-        chat_template=template,
-        model_max_length=100_000,
-    )
-
-
 def _real_tokenizer(name: str, template: str) -> PreTrainedTokenizerBase:
     loaded = transformers.AutoTokenizer.from_pretrained(corpus.model_dir(name))
     loaded.chat_template = template
@@ -87,22 +44,13 @@ def _real_tokenizer(name: str, template: str) -> PreTrainedTokenizerBase:
 
 
 def _gemma3() -> ProcessorMixin:
-    named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-    text = tokenizer(["<start_of_turn>", "<end_of_turn>"], corpus.templates()["trl/gemma3"], **named)
+    text = family_tokenizer("gemma3")
     image = transformers.Gemma3ImageProcessor(size={"height": 896, "width": 896}, do_pan_and_scan=None)
     return transformers.Gemma3Processor(image, text, chat_template=text.chat_template)
 
 
 def _gemma4() -> ProcessorMixin:
-    named = {
-        "boi_token": "<|image>",
-        "eoi_token": "<image|>",
-        "image_token": "<|image|>",
-        "boa_token": "<|audio>",
-        "eoa_token": "<audio|>",
-        "audio_token": "<|audio|>",
-    }
-    text = tokenizer(["<|turn>", "<turn|>", "<|video|>"], corpus.templates()["trl/gemma4"], **named)
+    text = family_tokenizer("gemma4")
     return transformers.Gemma4Processor(
         transformers.Gemma4AudioFeatureExtractor(),
         transformers.Gemma4ImageProcessor(),
@@ -113,9 +61,7 @@ def _gemma4() -> ProcessorMixin:
 
 
 def _glm4v() -> ProcessorMixin:
-    media = [f"<|{edge}_of_{kind}|>" for edge in ("begin", "end") for kind in ("image", "video")]
-    turns = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
-    text = tokenizer([*turns, *media, "<|image|>", "<|video|>"], corpus.templates()["own/glm-4.5v"])
+    text = family_tokenizer("glm-4.5v")
     image = transformers.Glm4vImageProcessor(size={"shortest_edge": 12544, "longest_edge": 9633792})
     return transformers.Glm4vProcessor(
         image, text, transformers.Glm4vVideoProcessor(), chat_template=text.chat_template
@@ -131,13 +77,7 @@ def _glm46v() -> ProcessorMixin:
 
 
 def _internvl3() -> ProcessorMixin:
-    named = {
-        "start_image_token": "<img>",
-        "end_image_token": "</img>",
-        "context_image_token": "<IMG_CONTEXT>",
-        "video_token": "<video>",
-    }
-    text = tokenizer(["<|im_start|>", "<|im_end|>"], _INTERNVL_TEMPLATE, **named)
+    text = family_tokenizer("internvl3")
     size = {"height": 448, "width": 448}
     image = transformers.GotOcr2ImageProcessor(crop_to_patches=False, min_patches=1, max_patches=12, size=size)
     video = transformers.InternVLVideoProcessor(size=size, do_sample_frames=True, num_frames=4)
@@ -145,7 +85,7 @@ def _internvl3() -> ProcessorMixin:
 
 
 def _llava_next() -> ProcessorMixin:
-    text = tokenizer([], corpus.templates()["trl/llava_next"], image_token="<image>")
+    text = family_tokenizer("llava-next")
     image = transformers.LlavaNextImageProcessor(
         size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}, image_grid_pinpoints=_PINPOINTS
     )
@@ -160,25 +100,14 @@ def _llava_next() -> ProcessorMixin:
 
 
 def _idefics3() -> ProcessorMixin:
-    text = tokenizer(
-        ["<|begin_of_text|>", "<fake_token_around_image>", "<image>", "<end_of_utterance>"],
-        corpus.templates()["trl/idefics3"],
-    )
+    text = family_tokenizer("idefics3")
     return transformers.Idefics3Processor(
         transformers.Idefics3ImageProcessor(), text, image_seq_len=169, chat_template=text.chat_template
     )
 
 
 def _smolvlm() -> ProcessorMixin:
-    cells = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-    named = {
-        "fake_image_token": "<fake_token_around_image>",
-        "global_image_token": "<global-img>",
-        "image_token": "<image>",
-        "end_of_utterance_token": "<end_of_utterance>",
-        "video_token": "<video>",
-    }
-    text = tokenizer(["<|im_start|>", *cells], corpus.templates()["trl/smolvlm"], **named)
+    text = family_tokenizer("smolvlm")
     image = transformers.SmolVLMImageProcessor(size={"longest_edge": 2048}, max_image_size={"longest_edge": 512})
     video = transformers.SmolVLMVideoProcessor(
         size={"longest_edge": 512}, max_image_size={"longest_edge": 512}, num_frames=8, fps=1
@@ -187,23 +116,19 @@ def _smolvlm() -> ProcessorMixin:
 
 
 def _pixtral() -> ProcessorMixin:
-    text = tokenizer(["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"], _PIXTRAL_TEMPLATE)
+    text = family_tokenizer("pixtral")
     return transformers.PixtralProcessor(
         transformers.PixtralImageProcessor(), text, patch_size=16, chat_template=text.chat_template
     )
 
 
 def _llama4() -> ProcessorMixin:
-    controls = ["<|header_start|>", "<|header_end|>", "<|eot|>", "<|image|>", "<|image_start|>", "<|image_end|>"]
-    separators = ["<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]
-    text = tokenizer([*controls, *separators], _LLAMA4_TEMPLATE)
+    text = family_tokenizer("llama4")
     return transformers.Llama4Processor(transformers.Llama4ImageProcessor(), text, chat_template=text.chat_template)
 
 
 def _kimi() -> ProcessorMixin:
-    turns = ["<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"]
-    media = ["<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "<|kimi_k25_video_placeholder|>"]
-    text = tokenizer([*turns, *media], _KIMI_TEMPLATE)
+    text = family_tokenizer("kimi-k2.5")
     return transformers.Kimi_K25Processor(
         transformers.Kimi_K25ImageProcessor(),
         text,
@@ -213,8 +138,7 @@ def _kimi() -> ProcessorMixin:
 
 
 def _qwen2_vl() -> ProcessorMixin:
-    media = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    text = tokenizer(["<|im_start|>", "<|im_end|>", *media], corpus.templates()["trl/qwen2_5_vl"])
+    text = family_tokenizer("qwen-vl")
     video = transformers.Qwen2VLVideoProcessor(cap_pixels_per_frame=True)
     return transformers.Qwen2VLProcessor(
         transformers.Qwen2VLImageProcessor(), text, video, chat_template=text.chat_template

@@ -442,6 +442,15 @@ def test_deepseek_v32_refuses_results_that_its_format_cannot_distinguish(message
         print_with(template_of(V32), messages)
 
 
+@pytest.mark.parametrize("arguments", ["[]", '"value"', "1"])
+def test_arguments_that_are_no_object_are_refused_with_their_plain_type(arguments: str) -> None:
+    expected = {"[]": "list", '"value"': "str", "1": "int"}[arguments]
+    calls = [{"id": "a", "type": "function", "function": {"name": "run", "arguments": arguments}}]
+    messages = [user("q"), {"role": "assistant", "content": "", "tool_calls": calls}]
+    with pytest.raises(ValueError, match=rf"arguments is {expected}, but a call takes parameters with names\. Give"):
+        print_with(template_of(V4), messages)
+
+
 # Detection.
 
 

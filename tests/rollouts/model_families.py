@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import corpus
 import torch
 import transformers
-from hf_families import _INTERNVL_TEMPLATE, _PIXTRAL_TEMPLATE, tokenizer
+from family_tokenizers import family_tokenizer, media_token_ids
 from transformers import PretrainedConfig, ProcessorMixin
 
 TEXT: dict[str, Any] = {
@@ -96,13 +95,8 @@ TEXT_MODELS = (
 # Images and video: processor and configuration.
 
 
-def _qwen_tokenizer() -> Any:
-    media = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    return tokenizer(["<|im_start|>", "<|im_end|>", *media], corpus.templates()["trl/qwen2_5_vl"])
-
-
 def _qwen_processor(processor_class: Any, video_class: Any) -> ProcessorMixin:
-    text = _qwen_tokenizer()
+    text = family_tokenizer("qwen-vl")
     patches = {"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2}
     size = {"shortest_edge": 256, "longest_edge": 4096}
     image = transformers.Qwen2VLImageProcessor(size=size, **patches)
@@ -110,17 +104,13 @@ def _qwen_processor(processor_class: Any, video_class: Any) -> ProcessorMixin:
     return processor_class(image, text, video, chat_template=text.chat_template)
 
 
-def _qwen_ids(ids: Mapping[str, int]) -> dict[str, int]:
-    named = {f"vision_{edge}_token_id": ids[f"<|vision_{edge}|>"] for edge in ("start", "end")}
-    return {"image_token_id": ids["<|image_pad|>"], "video_token_id": ids["<|video_pad|>"], **named}
-
-
 def _qwen2_vl() -> tuple[ProcessorMixin, PretrainedConfig]:
     processor = _qwen_processor(transformers.Qwen2VLProcessor, transformers.Qwen2VLVideoProcessor)
     ids = processor.tokenizer.get_vocab()
     vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 1, "patch_size": 8}
     text = {**TEXT, "vocab_size": 400, "rope_parameters": ROPE}
-    return processor, transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **_qwen_ids(ids))
+    named = media_token_ids("qwen-vl", ids)
+    return processor, transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **named)
 
 
 def _qwen2_5_vl() -> tuple[ProcessorMixin, PretrainedConfig]:
@@ -138,7 +128,8 @@ def _qwen2_5_vl() -> tuple[ProcessorMixin, PretrainedConfig]:
         "tokens_per_second": 2,
     }
     text = {**TEXT, "vocab_size": 400, "rope_parameters": ROPE}
-    return processor, transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **_qwen_ids(ids))
+    named = media_token_ids("qwen-vl", ids)
+    return processor, transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **named)
 
 
 _QWEN3_VISION = {
@@ -157,7 +148,8 @@ def _qwen3_vl() -> tuple[ProcessorMixin, PretrainedConfig]:
     ids = processor.tokenizer.get_vocab()
     text = {**TEXT, "vocab_size": 400, "rope_parameters": {**ROPE, "mrope_interleaved": True}}
     vision = {**_QWEN3_VISION, "deepstack_visual_indexes": [0]}
-    return processor, transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **_qwen_ids(ids))
+    named = media_token_ids("qwen-vl", ids)
+    return processor, transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **named)
 
 
 def _qwen3_vl_moe() -> tuple[ProcessorMixin, PretrainedConfig]:
@@ -166,7 +158,8 @@ def _qwen3_vl_moe() -> tuple[ProcessorMixin, PretrainedConfig]:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     text = {**TEXT, **experts, "vocab_size": 400, "rope_parameters": {**ROPE, "mrope_interleaved": True}}
     vision = {**_QWEN3_VISION, "deepstack_visual_indexes": [0]}
-    return processor, transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **_qwen_ids(ids))
+    named = media_token_ids("qwen-vl", ids)
+    return processor, transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **named)
 
 
 def _qwen3_5() -> tuple[ProcessorMixin, PretrainedConfig]:
@@ -181,12 +174,12 @@ def _qwen3_5() -> tuple[ProcessorMixin, PretrainedConfig]:
     }
     rope = {**ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0}
     text = {**TEXT, **linear, "vocab_size": 400, "rope_parameters": rope}
-    return processor, transformers.Qwen3_5Config(text_config=text, vision_config=_QWEN3_VISION, **_qwen_ids(ids))
+    named = media_token_ids("qwen-vl", ids)
+    return processor, transformers.Qwen3_5Config(text_config=text, vision_config=_QWEN3_VISION, **named)
 
 
 def _gemma3() -> tuple[ProcessorMixin, PretrainedConfig]:
-    named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-    text = tokenizer(["<start_of_turn>", "<end_of_turn>"], corpus.templates()["trl/gemma3"], **named)
+    text = family_tokenizer("gemma3")
     image = transformers.Gemma3ImageProcessor(size={"height": 32, "width": 32}, do_pan_and_scan=None)
     processor = transformers.Gemma3Processor(image, text, image_seq_length=4, chat_template=text.chat_template)
     ids = text.get_vocab()
@@ -194,23 +187,13 @@ def _gemma3() -> tuple[ProcessorMixin, PretrainedConfig]:
         text_config={**_sliding(), "vocab_size": 400, "query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0},
         vision_config={**VISION, "image_size": 32, "patch_size": 8},
         mm_tokens_per_image=4,
-        image_token_index=ids["<image_soft_token>"],
-        boi_token_index=ids["<start_of_image>"],
-        eoi_token_index=ids["<end_of_image>"],
+        **media_token_ids("gemma3", ids),
     )
     return processor, config
 
 
 def _gemma4() -> tuple[ProcessorMixin, PretrainedConfig]:
-    named = {
-        "boi_token": "<|image>",
-        "eoi_token": "<image|>",
-        "image_token": "<|image|>",
-        "boa_token": "<|audio>",
-        "eoa_token": "<audio|>",
-        "audio_token": "<|audio|>",
-    }
-    text = tokenizer(["<|turn>", "<turn|>", "<|video|>"], corpus.templates()["trl/gemma4"], **named)
+    text = family_tokenizer("gemma4")
     processor = transformers.Gemma4Processor(
         transformers.Gemma4AudioFeatureExtractor(),
         transformers.Gemma4ImageProcessor(max_soft_tokens=70),
@@ -232,29 +215,18 @@ def _gemma4() -> tuple[ProcessorMixin, PretrainedConfig]:
         text_config={**_sliding(), **own},
         vision_config=vision,
         audio_config=None,
-        image_token_id=ids["<|image|>"],
-        video_token_id=ids["<|video|>"],
-        audio_token_id=ids["<|audio|>"],
-        boi_token_id=ids["<|image>"],
-        eoi_token_id=ids["<image|>"],
+        **media_token_ids("gemma4", ids),
     )
     return processor, config
 
 
 def _glm4v() -> tuple[ProcessorMixin, PretrainedConfig]:
-    media = [f"<|{edge}_of_{kind}|>" for edge in ("begin", "end") for kind in ("image", "video")]
-    turns = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
-    text = tokenizer([*turns, *media, "<|image|>", "<|video|>"], corpus.templates()["own/glm-4.5v"])
+    text = family_tokenizer("glm-4.5v")
     patches = {"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2}
     image = transformers.Glm4vImageProcessor(size={"shortest_edge": 512, "longest_edge": 8192}, **patches)
     video = transformers.Glm4vVideoProcessor(size={"shortest_edge": 512, "longest_edge": 16384}, **patches)
     processor = transformers.Glm4vProcessor(image, text, video, chat_template=text.chat_template)
     ids = text.get_vocab()
-    edges = {
-        f"{kind}_{where}_token_id": ids[f"<|{edge}_of_{kind}|>"]
-        for kind in ("image", "video")
-        for where, edge in (("start", "begin"), ("end", "end"))
-    }
     config = transformers.Glm4vConfig(
         text_config={**TEXT, "vocab_size": 400, "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}},
         vision_config={
@@ -266,15 +238,13 @@ def _glm4v() -> tuple[ProcessorMixin, PretrainedConfig]:
             "patch_size": 8,
             "image_size": 64,
         },
-        image_token_id=ids["<|image|>"],
-        video_token_id=ids["<|video|>"],
-        **edges,
+        **media_token_ids("glm-4.5v", ids),
     )
     return processor, config
 
 
 def _llava_next() -> tuple[ProcessorMixin, PretrainedConfig]:
-    text = tokenizer([], corpus.templates()["trl/llava_next"], image_token="<image>")
+    text = family_tokenizer("llava-next")
     image = transformers.LlavaNextImageProcessor(
         size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, image_grid_pinpoints=_PINPOINTS
     )
@@ -291,19 +261,13 @@ def _llava_next() -> tuple[ProcessorMixin, PretrainedConfig]:
         text_config={**TEXT, "model_type": "llama", "vocab_size": 400},
         vision_config={**VISION, **clip},
         image_grid_pinpoints=_PINPOINTS,
-        image_token_index=text.get_vocab()["<image>"],
+        **media_token_ids("llava-next", text.get_vocab()),
     )
     return processor, config
 
 
 def _internvl() -> tuple[ProcessorMixin, PretrainedConfig]:
-    named = {
-        "start_image_token": "<img>",
-        "end_image_token": "</img>",
-        "context_image_token": "<IMG_CONTEXT>",
-        "video_token": "<video>",
-    }
-    text = tokenizer(["<|im_start|>", "<|im_end|>"], _INTERNVL_TEMPLATE, **named)
+    text = family_tokenizer("internvl3")
     size = {"height": 32, "width": 32}
     image = transformers.GotOcr2ImageProcessor(crop_to_patches=False, min_patches=1, max_patches=12, size=size)
     video = transformers.InternVLVideoProcessor(size=size, do_sample_frames=True, num_frames=4)
@@ -311,41 +275,29 @@ def _internvl() -> tuple[ProcessorMixin, PretrainedConfig]:
     config = transformers.InternVLConfig(
         text_config={**TEXT, "model_type": "qwen2", "vocab_size": 400},
         vision_config={**VISION, "image_size": [32, 32], "patch_size": [8, 8]},
-        image_token_id=text.get_vocab()["<IMG_CONTEXT>"],
+        **media_token_ids("internvl3", text.get_vocab()),
         image_seq_length=4,
         downsample_ratio=0.5,
     )
     return processor, config
 
 
-def _tiles() -> list[str]:
-    return [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-
-
 def _idefics3() -> tuple[ProcessorMixin, PretrainedConfig]:
-    controls = ["<|begin_of_text|>", "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
-    text = tokenizer([*controls, *_tiles()], corpus.templates()["trl/idefics3"])
+    text = family_tokenizer("idefics3")
     image = transformers.Idefics3ImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
     processor = transformers.Idefics3Processor(image, text, image_seq_len=4, chat_template=text.chat_template)
     config = transformers.Idefics3Config(
         text_config={**TEXT, "model_type": "llama", "vocab_size": 400},
         vision_config={**VISION, "image_size": 32, "patch_size": 8},
         scale_factor=2,
-        image_token_id=text.get_vocab()["<image>"],
+        **media_token_ids("idefics3", text.get_vocab()),
         pad_token_id=0,
     )
     return processor, config
 
 
 def _smolvlm() -> tuple[ProcessorMixin, PretrainedConfig]:
-    named = {
-        "fake_image_token": "<fake_token_around_image>",
-        "global_image_token": "<global-img>",
-        "image_token": "<image>",
-        "end_of_utterance_token": "<end_of_utterance>",
-        "video_token": "<video>",
-    }
-    text = tokenizer(["<|im_start|>", *_tiles()], corpus.templates()["trl/smolvlm"], **named)
+    text = family_tokenizer("smolvlm")
     image = transformers.SmolVLMImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
     video = transformers.SmolVLMVideoProcessor(
         size={"longest_edge": 32}, max_image_size={"longest_edge": 32}, num_frames=8, fps=1
@@ -355,14 +307,14 @@ def _smolvlm() -> tuple[ProcessorMixin, PretrainedConfig]:
         text_config={**TEXT, "model_type": "llama", "vocab_size": 400},
         vision_config={**VISION, "image_size": 32, "patch_size": 8},
         scale_factor=2,
-        image_token_id=text.get_vocab()["<image>"],
+        **media_token_ids("smolvlm", text.get_vocab()),
         pad_token_id=0,
     )
     return processor, config
 
 
 def _pixtral_processor() -> ProcessorMixin:
-    text = tokenizer(["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"], _PIXTRAL_TEMPLATE)
+    text = family_tokenizer("pixtral")
     return transformers.PixtralProcessor(
         transformers.PixtralImageProcessor(size={"longest_edge": 64}, patch_size={"height": 8, "width": 8}),
         text,
@@ -381,7 +333,7 @@ def _pixtral() -> tuple[ProcessorMixin, PretrainedConfig]:
         vision_config=_PIXTRAL_VISION,
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
-        image_token_index=processor.tokenizer.get_vocab()["[IMG]"],
+        **media_token_ids("pixtral", processor.tokenizer.get_vocab()),
     )
     return processor, config
 
@@ -392,7 +344,7 @@ def _mistral3() -> tuple[ProcessorMixin, PretrainedConfig]:
         text_config={**TEXT, "model_type": "mistral", "vocab_size": 400},
         vision_config=_PIXTRAL_VISION,
         spatial_merge_size=1,
-        image_token_index=processor.tokenizer.get_vocab()["[IMG]"],
+        **media_token_ids("pixtral", processor.tokenizer.get_vocab()),
     )
     return processor, config
 

@@ -160,6 +160,43 @@ def test_a_threaded_environment_is_closed_after_the_step_that_a_cancelled_episod
     assert environment.calls == ["reset", "step", "close"]
 
 
+class Limited(Closable):
+    def __init__(self, reason, done=True):
+        super().__init__()
+        self.reason, self.done = reason, done
+
+    def step(self, assistant):
+        return StepResult(QUESTION, reward=0.5, done=self.done, truncation_reason=self.reason)
+
+
+def test_an_environment_ends_its_episode_as_truncated_with_a_reason(renderer):
+    trajectory = play(Limited("out of fuel"), ScriptedEngine(["a"], renderer=renderer), renderer)
+    assert (trajectory.done, trajectory.truncated, trajectory.error) == (False, True, "")
+    assert (trajectory.truncation_reason, trajectory.reward) == ("environment: out of fuel", 0.5)
+
+
+@pytest.mark.parametrize(("reason", "done"), [("late", False), (None, True), (3, True), ("\ud800", True)])
+def test_a_reason_without_an_end_or_that_is_no_text_is_refused(renderer, reason, done):
+    with pytest.raises(EpisodeError, match="step returned truncation_reason="):
+        play(Limited(reason, done), ScriptedEngine(["a"], renderer=renderer), renderer)
+
+
+def test_a_child_whose_environment_truncates_it_is_truncated(renderer):
+    class Parent(Closable):
+        def attach(self, context):
+            self.context = context
+
+        async def step(self, assistant):
+            self.child = await self.context.run_child(Limited("out of fuel"), agent="child", max_turns=2)
+            return StepResult(done=True)
+
+    parent = Parent()
+    trajectory = play(parent, ScriptedEngine(["a", "b"], renderer=renderer), renderer)
+    assert (parent.child.done, parent.child.truncated) == (False, True)
+    assert parent.child.truncation_reason == "environment: out of fuel"
+    assert (trajectory.done, trajectory.truncated) == (True, False)
+
+
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, rows_of_turns, user
+from sub_agents import Delegating, Echo, Nested, RecordingEngine, last_user_text, play, rows_of_turns, user
 
 from rollouts import StepResult, ThreadedEnvironment
 from rollouts.errors import ArgumentError
@@ -150,28 +150,6 @@ trees = st.recursive(
     lambda children: st.tuples(st.integers(1, 3), st.lists(children, min_size=1, max_size=3).map(tuple)),
     max_leaves=6,
 )
-
-
-class Nested(Echo):
-    """A child with children of its own; its text is its place in the tree."""
-
-    def __init__(self, name, tree):
-        super().__init__(name, turns=tree[0])
-        self.children = tree[1]
-
-    def attach(self, context):
-        self.context = context
-
-    async def step(self, assistant):
-        result = super().step(assistant)
-        if self.step_number == 1:
-            await asyncio.gather(
-                *(
-                    self.context.run_child(Nested(f"{self.name}.{n}", tree), agent=f"{self.name}.{n}", max_turns=9)
-                    for n, tree in enumerate(self.children)
-                )
-            )
-        return result
 
 
 def size(tree):

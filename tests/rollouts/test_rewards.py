@@ -159,6 +159,13 @@ def test_a_group_reward_that_fails_is_named_with_its_group(function, reason):
         group_scores([GroupReward("bad", 1.0, function)], episodes(3))
 
 
+def test_a_group_reward_with_the_name_of_a_reward_of_the_episodes_is_refused(renderer):
+    group = [play(Twice(), renderer, "x", "y")]
+    for name in ("a", "environment"):
+        with pytest.raises(RewardError, match=f"reward '{name}' .* has the name of a reward of the episodes"):
+            group_scores([GroupReward(name, 1.0, np.ones)], group)
+
+
 def test_ranks_are_the_shares_of_episodes_with_a_lower_key():
     group = episodes(5)
     group[2].error = "failed"

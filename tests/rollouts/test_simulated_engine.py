@@ -223,3 +223,21 @@ async def test_the_clock_advances_by_the_durations():
 def test_an_argument_out_of_range_is_refused_by_name(name, value):
     with pytest.raises(ArgumentError, match=f"^{name} is"):
         SimulatedEngine(**{name: value})
+
+
+def test_a_request_may_be_cancelled_in_any_round_of_the_event_loop():
+    """Also in the round of its last token, when the engine's event comes before the task that waits for it."""
+
+    async def cancel_after(rounds):
+        engine = SimulatedEngine(seed=1, tokens=(3, 3))
+        task = asyncio.ensure_future(engine.generate(request(1)))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        if (driver := engine._driver) is not None:
+            await driver  # raises what an event raised
+        assert engine.running == 0
+
+    for rounds in range(12):
+        asyncio.run(cancel_after(rounds))

@@ -2,14 +2,18 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, rows_of_turns, user
 
 from rollouts import SamplingParams, run_episode
 from rollouts.environments import ToolEnvironment
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodeLimitError
-from rollouts.errors import InvalidRequestError, ServerUnreachableError, TrajectoryFinishedError
+from rollouts.errors import InvalidRequestError, OverlongPromptError, ServerUnreachableError, TrajectoryFinishedError
+from rollouts.runner import EpisodeLimits, Runner, Task
 from rollouts.runner.retries import error_kind
+
+IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
 
 
 @pytest.fixture
@@ -179,11 +183,12 @@ def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated(renderer, 
         (lambda context: context.generate_turn([user("x")], agent=""), "agent"),
         (lambda context: context.generate_turn([user("x")], agent=3), "agent"),
         (lambda context: context.generate_turn([user("x")], agent="c", sampling=SamplingParams(n=2)), "sampling"),
+        (lambda context: context.generate_turn([user("x")], agent="c", after=0), "after"),
         (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=0), "max_turns"),
         (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=1, seed="x"), "seed"),
         (lambda context: context.run_child(Echo, agent="s", max_turns=1), "environment"),
     ],
-    ids=["no agent", "a number as agent", "n", "max_turns", "seed", "a class"],
+    ids=["no agent", "a number as agent", "n", "after", "max_turns", "seed", "a class"],
 )
 def test_wrong_arguments_are_refused_by_name_before_anything_is_sampled(renderer, engine, call, argument):
     async def work(context, assistant):
@@ -260,3 +265,65 @@ def test_tools_that_call_the_policy_end_the_episode_at_its_limit(renderer):
     assert trajectory.turns[0].info["tool_calls"][0]["outcome"] == "ok"
     assert (trajectory.truncated, trajectory.error) == (True, "")
     assert sorted(rows_of_turns(trajectory)) == sorted(engine.rows)
+
+
+def test_a_child_over_a_limit_of_its_prompt_is_truncated_and_the_episode_goes_on(renderer, engine):
+    async def work(context, assistant):
+        return await context.run_child(Echo("sub", images=[IMAGE, IMAGE]), agent="solver", max_turns=2)
+
+    environment = Delegating(work)
+    trajectory = play_limited(environment, engine, renderer, EpisodeLimits(max_images=1))
+    assert environment.result.turns == ()
+    assert environment.result.message is None
+    assert environment.result.truncation_reason.startswith("max_images: the prompt of turn 1 has 2 images")
+    assert (trajectory.done, trajectory.truncated, trajectory.num_turns) == (True, False, 1)
+
+
+def test_a_prompt_that_is_too_long_for_the_model_truncates_the_child_or_the_episode(renderer):
+    overlong = OverlongPromptError("r", 9000, 8192)
+
+    async def child(context, assistant):
+        return await context.run_child(Echo("sub"), agent="solver", max_turns=2)
+
+    environment = Delegating(child)
+    trajectory = play(environment, RecordingEngine(["a", "b", overlong], renderer=renderer), renderer)
+    assert (trajectory.done, environment.result.turns, environment.result.truncated) == (True, (1,), True)
+    assert "9000 tokens" in environment.result.truncation_reason
+
+    async def turn(context, assistant):
+        await context.generate_turn([user("x")], agent="critic")
+
+    trajectory = play(Delegating(turn), RecordingEngine(["a", overlong], renderer=renderer), renderer)
+    assert (trajectory.done, trajectory.truncated, trajectory.error) == (False, True, "")
+    assert "9000 tokens" in trajectory.truncation_reason
+
+
+def test_a_deadline_of_the_episode_cancels_children_and_names_what_they_wait_for(renderer):
+    never = asyncio.Event()
+
+    async def completion(request):
+        if last_user_text(renderer, request).startswith("sub"):
+            await never.wait()
+        return "ok"
+
+    async def work(context, assistant):
+        await asyncio.gather(*(context.run_child(Echo("sub"), agent=f"s{n}", max_turns=2) for n in range(2)))
+
+    engine = RecordingEngine(completion, renderer=renderer)
+    trajectory = play_limited(Delegating(work), engine, renderer, EpisodeLimits(episode_seconds=0.3))
+    assert (trajectory.truncated, trajectory.error, trajectory.num_turns) == (True, "", 1)
+    assert trajectory.truncation_reason.startswith("episode_seconds: ")
+    assert trajectory.truncation_reason.endswith("which waited for engine")
+    assert engine.cancelled == 2
+
+
+def play_limited(environment, engine, renderer, limits):
+    """The one episode of a runner with `limits`."""
+
+    async def main():
+        options = {"sampling": SamplingParams(max_tokens=64), "limits": limits}
+        async with Runner(lambda task: environment, engine, renderer, **options) as runner:
+            return [group async for group in runner.stream([Task("t")])]
+
+    (group,) = asyncio.run(main())
+    return group.episodes[0]

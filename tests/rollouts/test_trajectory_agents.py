@@ -82,3 +82,13 @@ def test_a_reward_for_a_turn_that_is_not_there_is_refused(turn):
     with pytest.raises(InvalidTurnError, match="1 turns and no turn"):
         trajectory.record_reward(1.0, {}, turn=turn)
     assert trajectory.turns[0].reward == 0.0
+
+
+def test_agents_that_sampled_the_same_tokens_each_continue_their_own_completion():
+    trajectory = Trajectory("e")
+    first = {agent: add(trajectory, [1], agent) for agent in ("a", "b")}
+    second = {agent: add(trajectory, [1, 9, new], agent) for agent, new in (("a", 2), ("b", 3))}
+    for agent in ("a", "b"):
+        assert first[agent] in trajectory.path(second[agent])
+    assert len(trajectory.leaves()) == 2
+    assert trajectory.forks == 0

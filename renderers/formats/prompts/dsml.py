@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from renderers.errors import PromptRefusedError, short_repr
+from renderers.errors import PromptRefusedError, short_repr, type_name
 from renderers.messages import ROLES
 from renderers.template.chat_template import Messages, Tools
 from renderers.template.json_dump import traced_json
@@ -164,7 +164,7 @@ def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
         arguments = traced_value(parsed, index, path)
     if not isinstance(arguments, Mapping):
         raise PromptRefusedError(
-            f"{path} is {type(arguments).__name__}, but a call takes parameters with names",
+            f"{path} is {type_name(arguments)}, but a call takes parameters with names",
             cure="Give the arguments as a JSON object.",
             message_index=index,
         )

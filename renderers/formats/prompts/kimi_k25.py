@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from renderers.errors import PromptRefusedError, TemplateLimitError
+from renderers.errors import PromptRefusedError, TemplateLimitError, type_name
 from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Messages, Printed, Tools
 from renderers.template.json_dump import traced_json
 from renderers.template.traced import TracedStr, plain, traced_join, traced_text
@@ -267,7 +267,7 @@ class _Declaration:
 
     def _comment_lines(self, description: Any, indent: str) -> str:
         if not isinstance(description, str):
-            raise self._refused(f"a description that is {type(description).__name__}")
+            raise self._refused(f"a description that is {type_name(description)}")
         return traced_join(
             "\n", [traced_join("", (indent, "// ", line)) if line else "" for line in description.split("\n")]
         )
@@ -276,12 +276,12 @@ class _Declaration:
 
     def _object(self, value: Any, what: str) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
-            raise self._refused(f"{what} that is {type(value).__name__}")
+            raise self._refused(f"{what} that is {type_name(value)}")
         return value
 
     def _list(self, value: Any, what: str) -> list[Any]:
         if not isinstance(value, list):
-            raise self._refused(f"{what} that is {type(value).__name__}")
+            raise self._refused(f"{what} that is {type_name(value)}")
         return value
 
     def _refused(self, what: str) -> PromptRefusedError:

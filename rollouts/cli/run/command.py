@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from rollouts.cli.command_group import INTERRUPTED
 from rollouts.errors import RolloutsError
 from rollouts.terminal.text import print_error, print_line
 
@@ -50,40 +49,41 @@ def run(
 
 def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
     """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
-    from rollouts.cli.run.execution import execute
-    from rollouts.run_config.errors import RunConfigError
+    from rollouts.cli.run.execution import Execution
+    from rollouts.cli.run.group_files import read_group_rows
+    from rollouts.cli.run.summary import print_summary, summarise, write_summary
     from rollouts.runner.journal import JournalError
+    from rollouts.terminal.interrupt_deadline import exit_interrupted
 
     console = Console()
     started = time.monotonic()
+    execution = Execution(parts, output, limit=limit, console=console)
 
     def report(*, complete: bool) -> dict[str, Any]:
-        return _summarise(output, console, complete=complete, seconds=time.monotonic() - started)
+        rows = read_group_rows(output.metrics)
+        seconds = time.monotonic() - started
+        summary = summarise(rows, complete=complete, seconds=seconds, metrics=execution.metrics())
+        write_summary(output.summary, summary)
+        print_summary(summary, console)
+        print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
+        return summary
 
     try:
-        execute(parts, output, limit=limit, console=console)
+        execution.run()
     except KeyboardInterrupt:
-        report(complete=False)
-        print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
-        raise typer.Exit(INTERRUPTED) from None
-    except (RunConfigError, JournalError):  # nothing was run
+        if execution.has_begun:
+            report(complete=False)
+            print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
+        else:
+            print_line("interrupted before the first episode")
+        exit_interrupted()
+    except JournalError:  # of another run, or in use by another process: its summary stays
         raise
     except RolloutsError:
-        report(complete=False)
+        if execution.has_begun:
+            report(complete=False)
         raise
     summary = report(complete=True)
     if summary["episodes"] and summary["failed"] == summary["episodes"]:
         print_error("every episode failed; the summary has the errors")
         raise typer.Exit(1)
-
-
-def _summarise(output: OutputDirectory, console: Console, *, complete: bool, seconds: float) -> dict[str, Any]:
-    from rollouts.cli.run.group_files import read_group_rows
-    from rollouts.cli.run.summary import print_summary, summarise, write_summary
-
-    rows = read_group_rows(output.metrics) if output.metrics.exists() else []
-    summary = summarise(rows, complete=complete, seconds=seconds)
-    write_summary(output.summary, summary)
-    print_summary(summary, console)
-    print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
-    return summary

@@ -11,7 +11,7 @@ from rollouts.cli.run.group_files import GroupFiles
 from rollouts.cli.run.output_directory import OutputDirectory
 from rollouts.cli.run.parts import RunParts
 from rollouts.engines.protocol import Engine
-from rollouts.observability import EngineMonitor, ProgressDisplay, RendererStats, RunMetrics
+from rollouts.observability import EngineMonitor, ProgressDisplay, RendererStats, RunMetrics, WaitWatcher
 from rollouts.run_config.engines import connect
 from rollouts.run_config.tasks import TaskSource, first_tasks
 from rollouts.runner.journal import Journal
@@ -21,31 +21,54 @@ from rollouts.terminal.interrupt_deadline import run_with_deadline
 #: A run that is interrupted has ended after this time, also if a method of an environment does not return.
 _INTERRUPT_SECONDS = 4.0
 
-
-def execute(parts: RunParts, output: OutputDirectory, *, limit: int | None, console: Console) -> None:
-    """Run all tasks, or the first `limit`, and write every group.
-
-    Raises `RunConfigError` if the engine cannot be used, `JournalOfAnotherRunError`, and `KeyboardInterrupt` after
-    Ctrl-C.
-    """
-    engine = parts.make_engine()
-    message = f"interrupted, and stopped at once; to continue: rollouts run {parts.file.path} --resume"
-    run_with_deadline(_run(parts, engine, output, limit, console), _INTERRUPT_SECONDS, message)
+#: An episode that waits longer for one thing is logged.
+_LONG_WAIT_SECONDS = 120.0
 
 
-async def _run(parts: RunParts, engine: Engine, output: OutputDirectory, limit: int | None, console: Console) -> None:
-    try:
-        await connect(parts.file, engine)
-        tasks = parts.tasks if limit is None else first_tasks(parts.tasks, limit)
-        journal = Journal.open(output.journal, configuration=parts.journal_configuration())
-        async with EngineMonitor(engine) as monitor:
-            metrics = RunMetrics(sources=[monitor, RendererStats(parts.renderer)])
-            runner = parts.make_runner(engine, journal=journal, listeners=[metrics])
-            with GroupFiles(output) as files, ProgressDisplay(metrics, total_groups=limit, console=console):
-                async with runner:
-                    await _write_groups(runner, tasks, files)
-    finally:
-        await engine.close()
+class Execution:
+    """The run of this process: all tasks, or the first `limit`. `metrics` are those of the runner so far."""
+
+    def __init__(self, parts: RunParts, output: OutputDirectory, *, limit: int | None, console: Console) -> None:
+        self._parts = parts
+        self._output = output
+        self._limit = limit
+        self._console = console
+        self._metrics: RunMetrics | None = None
+
+    def run(self) -> None:
+        """Run, and write every group as it finishes. Called once, in the main thread.
+
+        Raises `RunConfigError` if the engine cannot be used, `JournalError`, and `KeyboardInterrupt` after Ctrl-C.
+        """
+        engine = self._parts.make_engine()
+        message = f"interrupted, and stopped at once; to continue: rollouts run {self._parts.file.path} --resume"
+        run_with_deadline(self._run(engine), _INTERRUPT_SECONDS, message)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the journal is open, so that the run can be continued."""
+        return self._metrics is not None
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the runner by name (`rollouts.observability.METRICS`); empty before it began."""
+        return {} if self._metrics is None else dict(self._metrics.metrics())
+
+    async def _run(self, engine: Engine) -> None:
+        parts, limit = self._parts, self._limit
+        try:
+            await connect(parts.file, engine)
+            tasks = parts.tasks if limit is None else first_tasks(parts.tasks, limit)
+            journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
+            async with EngineMonitor(engine) as monitor:
+                self._metrics = metrics = RunMetrics(sources=[monitor, RendererStats(parts.renderer)])
+                waits = WaitWatcher(threshold_seconds=_LONG_WAIT_SECONDS)
+                runner = parts.make_runner(engine, journal=journal, listeners=[metrics, waits])
+                progress = ProgressDisplay(metrics, total_groups=limit, console=self._console)
+                with GroupFiles(self._output) as files, waits, progress:
+                    async with runner:
+                        await _write_groups(runner, tasks, files)
+        finally:
+            await engine.close()
 
 
 async def _write_groups(runner: Runner, tasks: TaskSource, files: GroupFiles) -> None:

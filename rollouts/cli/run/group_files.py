@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -60,7 +61,7 @@ def group_row(group: Group) -> dict[str, Any]:
         "done": sum(episode.done for episode in episodes),
         "truncated": sum(episode.truncated for episode in episodes),
         "failed": group.num_failed,
-        "errors": [episode.error for episode in episodes if episode.error],
+        "errors": [episode.error for episode in episodes if episode.error],  # "KindOfError: text"
         "turns": sum(episode.num_turns for episode in episodes),
         "tokens": sum(len(node) for episode in episodes for node in episode.nodes),
         "sampled_tokens": sum(len(node.logprobs) for episode in episodes for node in episode.nodes),
@@ -69,16 +70,19 @@ def group_row(group: Group) -> dict[str, Any]:
     }
 
 
-def read_group_rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`. Raises `CommandFileError` for a line that a run did not write."""
-    rows: list[dict[str, Any]] = []
+def read_group_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of `metrics.jsonl`, none if there is no such file.
+
+    Raises `CommandFileError` for a line that is not JSON.
+    """
+    if not path.exists():
+        return
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                rows.append(json.loads(line))
+                yield json.loads(line)
             except ValueError as error:
                 raise CommandFileError(path, f"not JSON ({error}); remove the line", line=number) from error
-    return rows
 
 
 def _last_episodes(path: Path) -> list[str] | None:
@@ -93,15 +97,17 @@ def _cut_incomplete_line(path: Path) -> str | None:
     """Cut off what stands after the last line feed; return the task of the last line, None if there is none."""
     if not path.exists():
         return None
-    content = path.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        os.truncate(path, end)
-    lines = content[:end].splitlines()
-    if not lines:
+    end = number = 0
+    last = b""
+    with open(path, "rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                last, end, number = line, end + len(line), number + 1
+    os.truncate(path, end)
+    if not last:
         return None
     try:
-        return str(json.loads(lines[-1])["task_id"])
+        return str(json.loads(last)["task_id"])
     except (ValueError, KeyError, TypeError) as error:
         reason = "no line of a run; remove the line, or name another output directory"
-        raise CommandFileError(path, reason, line=len(lines)) from error
+        raise CommandFileError(path, reason, line=number) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from renderers import TemplateRenderer
 from rollouts.engines.protocol import Engine, SamplingParams
@@ -14,7 +14,9 @@ from rollouts.rewards import GroupReward
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.engines import engine_factory
 from rollouts.run_config.environments import MakeEnvironment, environment_factory
-from rollouts.run_config.import_paths import imported_function
+from rollouts.run_config.errors import ConfigProblem, RunConfigError
+from rollouts.run_config.import_paths import check_call, imported_function
+from rollouts.run_config.modes import make_mode
 from rollouts.run_config.renderers import make_renderer
 from rollouts.run_config.rewards import make_group_rewards
 from rollouts.run_config.tasks import TaskSource, make_tasks
@@ -23,8 +25,10 @@ from rollouts.runner.journal import Journal
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
 
+T = TypeVar("T")
+
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
-_CHANGEABLE = {"concurrency", "retry", "output", "seed", "group_size"}
+_CHANGEABLE = {"concurrency", "retry", "mode", "output", "seed", "group_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class RunParts:
             limits=self.limits,
             concurrency=config.concurrency,
             retry=RetryPolicy(**config.retry.model_dump()),
+            mode=make_mode(self.file),
             seed=config.seed,
             group_rewards=self.group_rewards,
             skip_group=self.skip_group,
@@ -86,12 +91,37 @@ class RunParts:
 def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
     """Check everything that a configuration refers to, and make what needs no connection.
 
-    Raises `RunConfigError` for the first thing that cannot be used, and `MissingExtraError`.
+    Raises `RunConfigError` with every problem, and `MissingExtraError`.
     """
-    tasks = make_tasks(file)
-    make_environment = environment_factory(file)
-    group_rewards = make_group_rewards(file)
-    skip_group = file.config.skip_group
-    skip = None if skip_group is None else imported_function(file, ("skip_group",), skip_group)
-    renderer = make_renderer(file, offline=offline)
-    return RunParts(file, tasks, make_environment, renderer, engine_factory(file, renderer), group_rewards, skip)
+    problems: list[ConfigProblem] = []
+
+    def attempt(make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except RunConfigError as error:
+            problems.extend(error.problems)
+            return None
+
+    tasks = attempt(lambda: make_tasks(file))
+    make_environment = attempt(lambda: environment_factory(file))
+    group_rewards = attempt(lambda: make_group_rewards(file))
+    skip_group = attempt(lambda: _skip_group(file))
+    renderer = attempt(lambda: make_renderer(file, offline=offline))
+    make_engine = attempt(lambda: engine_factory(file, renderer))
+    if problems:
+        raise RunConfigError(file.path, sorted(problems, key=lambda problem: problem.line or 0))
+    assert tasks is not None
+    assert make_environment is not None
+    assert group_rewards is not None
+    assert renderer is not None
+    assert make_engine is not None
+    return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group)
+
+
+def _skip_group(file: ConfigFile) -> Callable[..., Any] | None:
+    import_path = file.config.skip_group
+    if import_path is None:
+        return None
+    skip_group = imported_function(file, ("skip_group",), import_path)
+    check_call(file, ("skip_group",), skip_group, ["group"])
+    return skip_group

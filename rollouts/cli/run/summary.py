@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,47 @@ _TOTALS = ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "
 _MOST_ERRORS = 10
 
 
-def summarise(rows: Sequence[Mapping[str, Any]], *, complete: bool, seconds: float) -> dict[str, Any]:
+def summarise(
+    rows: Iterable[Mapping[str, Any]], *, complete: bool, seconds: float, metrics: Mapping[str, float]
+) -> dict[str, Any]:
     """Figures over all groups of the output directory.
 
-    `complete`: every task of the source, up to the limit, has been delivered. `seconds` is the time of this process.
-    Rewards are means over all episodes, failed ones included, and null without episodes. `errors` has the most frequent
-    texts with their counts.
+    `complete`: every task of the source, up to the limit, has been run. `seconds` and `metrics` are those of this
+    process. Rewards are means over all episodes, failed ones included, and null without episodes. `errors` has the most
+    frequent kinds of errors, with the number of episodes and the first text of each.
     """
-    rewards = np.array([reward for row in rows for reward in row["rewards"]])
-    parts = sorted({name for row in rows for name in row["reward_parts"]})
-    errors = Counter(error for row in rows for error in row["errors"])
+    groups = attempts = 0
+    totals = dict.fromkeys(_TOTALS, 0)
+    rewards = array("d")
+    parts: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+    errors: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for row in rows:
+        groups += 1
+        attempts += sum(row["attempts"])
+        for name in _TOTALS:
+            totals[name] += row[name]
+        rewards.extend(row["rewards"])
+        for name, values in row["reward_parts"].items():
+            parts[name].extend(values)
+        for text in row["errors"]:
+            kind = text.partition(":")[0]
+            errors[kind] += 1
+            examples.setdefault(kind, text)
     return {
         "complete": complete,
         "seconds": seconds,
-        "groups": len(rows),
+        "groups": groups,
         "episodes": len(rewards),
-        **{name: sum(row[name] for row in rows) for name in _TOTALS},
-        "attempts": sum(sum(row["attempts"]) for row in rows),
-        "mean_reward": _mean(rewards),
-        "reward_std": float(rewards.std()) if len(rewards) else None,
-        "reward_parts": {
-            name: _mean(np.array([value for row in rows for value in row["reward_parts"].get(name, [])]))
-            for name in parts
+        **totals,
+        "attempts": attempts,
+        "reward_mean": _mean(rewards),
+        "reward_std": float(np.std(rewards)) if rewards else None,
+        "reward_parts": {name: _mean(parts[name]) for name in sorted(parts)},
+        "errors": {
+            kind: {"episodes": count, "example": examples[kind]} for kind, count in errors.most_common(_MOST_ERRORS)
         },
-        "errors": dict(errors.most_common(_MOST_ERRORS)),
+        "metrics": dict(metrics),
     }
 
 
@@ -50,14 +68,17 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
     """Print the figures as a table, and the errors below it."""
-    names = [name for name in summary if name not in ("complete", "reward_parts", "errors")]
+    names = [name for name, value in summary.items() if name != "complete" and not isinstance(value, dict)]
     rows = [[name.replace("_", " "), _figure(summary[name])] for name in names]
     rows += [[f"reward {name}", _figure(value)] for name, value in summary["reward_parts"].items()]
-    print_table([Column("figure"), Column("value", align_right=True)], rows, console)
+    for name, value in summary["metrics"].items():
+        if name.startswith(("groups_skipped/", "groups_stale/")):
+            rows.append([name.replace("_", " ").replace("/", ": "), _figure(int(value))])
+    print_table([Column("figure", min_width=20), Column("value", align_right=True)], rows, console)
     if summary["errors"]:
-        errors = [[f"{count:,}", text] for text, count in summary["errors"].items()]
+        errors = [[f"{error['episodes']:,}", error["example"]] for error in summary["errors"].values()]
         console.print()
-        print_table([Column("episodes", align_right=True), Column("error", min_width=20)], errors, console)
+        print_table([Column("episodes", align_right=True), Column("first error", min_width=20)], errors, console)
 
 
 def _figure(value: Any) -> str:
@@ -66,5 +87,5 @@ def _figure(value: Any) -> str:
     return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if len(values) else None
+def _mean(values: array[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -15,8 +15,11 @@ _COMPARED = ("model", "max_model_len", "pixel_dtype", "placeholder_ids", "merge_
 
 async def health_problem(engine: Engine) -> str:
     """Why an engine cannot serve now; empty if it can, or if it has no way to tell. Raises `EngineError`."""
-    source: Any = getattr(engine, "control", engine)
-    health = getattr(source, "health", None)
+    check_health = getattr(getattr(engine, "control", None), "check_health", None)
+    if check_health is not None:
+        await check_health()
+        return ""
+    health = getattr(engine, "health", None)
     return "" if health is None or await health() else "its health check failed"
 
 

@@ -125,7 +125,7 @@ class EngineFleet:
             if len(failures) > self._limits.failovers:
                 raise NoServerError(request.request_id, failures) from failures[member.name]
             self._failovers += 1
-            log.warning("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
+            log.info("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """`control.update_weights`, which also returns the result of each member."""

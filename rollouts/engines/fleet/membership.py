@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from renderers.fork_reset import register_fork_reset
 from rollouts.engines.fleet.checks import health_problem, served_model, served_weight_version
@@ -15,9 +16,16 @@ from rollouts.engines.fleet.limits import FleetLimits
 from rollouts.engines.fleet.members import Member, MemberState
 from rollouts.engines.protocol import Engine
 from rollouts.engines.vllm.single_flight import SingleFlight
-from rollouts.errors import ArgumentError, EngineError, FleetMismatchError, WeightUpdateError
+from rollouts.errors import ArgumentError, EngineError, FleetMismatchError, ServerTimeoutError, WeightUpdateError
 
 log = logging.getLogger("rollouts.engines.fleet")
+
+
+class _Problem(NamedTuple):
+    """Why a check failed. `is_timeout`: the member may only be slow, or this process."""
+
+    reason: str
+    is_timeout: bool = False
 
 
 class Membership:
@@ -40,7 +48,7 @@ class Membership:
     def reset_after_fork(self) -> None:
         """Forget the requests and tasks of the parent process."""
         self.lock = threading.Lock()
-        self._checks: SingleFlight[None] = SingleFlight()
+        self._checks: SingleFlight[_Problem | None] = SingleFlight()
         self._monitor: asyncio.Task[None] | None = None
         self._catching_up: dict[str, asyncio.Task[None]] = {}  # by member; a finished one is not begun again
         for member in self.members.values():
@@ -62,50 +70,74 @@ class Membership:
     async def check_all(self) -> None:
         """Check every member that is not being drained. Raises `FleetMismatchError`."""
         members = [member for member in list(self.members.values()) if member.state is not MemberState.DRAINING]
-        results = await asyncio.gather(*map(self.check, members), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await self._check(members)
+
+    async def check(self, member: Member) -> None:
+        """Check one member that does not serve, and admit it if it may. Raises `FleetMismatchError`."""
+        await self._check([member])
 
     async def check_after_failure(self, member: Member) -> None:
+        """Check the members after one of them has failed a request: that one is ejected if it fails the check too."""
         with self.lock:
             member.failed_checks = max(member.failed_checks, self._limits.eject_after - 1)
         try:
-            await self.check(member)
-        except FleetMismatchError as error:  # it was restarted with another model
+            await self.check_all()
+        except FleetMismatchError as error:  # one was restarted with another model
             log.error("%s", error)
 
-    async def check(self, member: Member) -> None:
-        await self._checks.run(member.name, lambda: self._run_check(member))
+    async def _check(self, members: Sequence[Member]) -> None:
+        checks = (self._checks.run(member.name, partial(self._problem, member)) for member in members)
+        found = await asyncio.gather(*checks, return_exceptions=True)
+        results: dict[str, _Problem | None] = {}
+        for member, result in zip(members, found, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            results[member.name] = result
+        with self.lock:
+            self._record_round(members, results)
 
-    async def _run_check(self, member: Member) -> None:
-        joins = member.state is not MemberState.READY
+    async def _problem(self, member: Member) -> _Problem | None:
+        """Why a member must not serve; None if it may. Raises `FleetMismatchError` for a member that is new."""
         try:
             async with asyncio.timeout(self._limits.check_timeout):
                 problem = await health_problem(member.engine)
-                if not problem and joins:
+                if not problem and member.state is not MemberState.READY:
                     problem = await self._admission_problem(member)
+            return _Problem(problem) if problem else None
         except TimeoutError:
-            problem = f"no response to a health check within {self._limits.check_timeout:g} s"
+            return _Problem(f"no response to a check within {self._limits.check_timeout:g} s", is_timeout=True)
         except FleetMismatchError as error:
             if member.state is MemberState.NEW:
                 raise
-            problem = str(error)
+            return _Problem(str(error))
         except EngineError as error:
-            problem = str(error)
-        with self.lock:
-            self._record_check(member, problem)
+            return _Problem(str(error), is_timeout=isinstance(error, ServerTimeoutError))
 
-    def _record_check(self, member: Member, problem: str) -> None:
+    def _record_round(self, members: Sequence[Member], results: Mapping[str, _Problem | None]) -> None:
+        """Checks that time out count against a member only if another one has passed its check meanwhile.
+
+        Where all are slow at once, the cause may be on this side (an event loop that is blocked, a network that is
+        full), and ejecting all members would only add to the load.
+        """
+        is_ready = {member.name: member.state is MemberState.READY for member in members}
+        one_passed = any(results[member.name] is None for member in members if is_ready[member.name])
+        slow = [name for name, found in results.items() if is_ready[name] and found is not None and found.is_timeout]
+        if slow and not one_passed:
+            log.warning("no member answers its checks in time; none is ejected: %s", ", ".join(slow))
+        for member in members:
+            if one_passed or member.name not in slow:
+                self._record(member, results[member.name])
+
+    def _record(self, member: Member, problem: _Problem | None) -> None:
         if member.state is MemberState.DRAINING:
             return
-        if problem:
+        if problem is not None:
             member.failed_checks, member.passed_checks = member.failed_checks + 1, 0
             if member.state is MemberState.EJECTED:
-                member.reason = problem
+                member.reason = problem.reason
             elif member.state is MemberState.NEW or member.failed_checks >= self._limits.eject_after:
-                log.warning("%s is ejected: %s", member.name, problem)
-                member.set_state(MemberState.EJECTED, problem)
+                log.warning("%s is ejected with %d requests: %s", member.name, member.in_flight, problem.reason)
+                member.set_state(MemberState.EJECTED, problem.reason)
                 member.interrupt()
             return
         member.failed_checks, member.passed_checks = 0, member.passed_checks + 1

@@ -26,7 +26,7 @@ OnInvalidAction = Literal["ask again", "end"]
 
 
 class _State(NamedTuple):
-    """What a reset or a step of the environment gave; `frame` is a copy of what `render` returned."""
+    """What a reset or a step returned, and what the model sees of it; nothing of the last state of an episode."""
 
     frame: np.ndarray | None
     text: str
@@ -47,9 +47,9 @@ class GymnasiumEnvironment:
 
     `make` returns a new environment; it is called once for each episode. The first message has the `instructions`, the
     description of the actions (of `Discrete` and `Box` spaces) and the first frame; every later message has the next
-    frame. The reward of a turn is that of the step; the episode is done when the environment has terminated or is
-    truncated. The info of a turn has `action`, `terminated`, `truncated`, and the numbers and texts of the
-    environment's own info; `invalid_action` has the reason where an answer had no action.
+    frame. The reward of a turn is that of the step; the episode is done when the environment has terminated, and
+    `truncated` when the environment is. The info of a turn has `action`, `terminated`, `truncated`, and the numbers and
+    texts of the environment's own info; `invalid_action` has the reason where an answer had no action.
 
     - `observation`: "image" (frames), "text" (`describe_observation` of the observation; no frame is rendered), or
       "image and text".
@@ -114,7 +114,9 @@ class GymnasiumEnvironment:
         return [self._message(state, " ".join(filter(None, (self._instructions, actions))))]
 
     async def step(self, assistant: Message) -> StepResult:
-        """Take the action of a completion."""
+        """Take the action of a completion. Raises `GymnasiumError` without a `reset` before."""
+        if self._env is None:
+            raise GymnasiumError("the environment", "is closed; call reset before step")
         try:
             action = self._action(assistant.get("content"))
         except ValueError as error:
@@ -127,7 +129,8 @@ class GymnasiumEnvironment:
             "truncated": state.truncated,
         }
         done = state.terminated or state.truncated
-        return StepResult([] if done else [self._message(state, "")], state.reward, done, info)
+        reason = "the limit of steps of the environment" if state.truncated and not state.terminated else ""
+        return StepResult([] if done else [self._message(state, "")], state.reward, done, info, reason)
 
     async def close(self) -> None:
         """Close the environment; a step that still runs ends first. A closed environment can be reset."""
@@ -151,10 +154,9 @@ class GymnasiumEnvironment:
         return self._state(observation, float(reward), bool(terminated), bool(truncated), info)
 
     def _state(self, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any) -> _State:
-        text = self._describe_observation(observation) if self._observation != "image" else ""
-        frame = None
-        if self._observation != "text":
-            frame = render_frame(self._env)
+        is_shown = not (terminated or truncated)
+        text = self._describe_observation(observation) if is_shown and self._observation != "image" else ""
+        frame = render_frame(self._env) if is_shown and self._observation != "text" else None
         return _State(frame, text, reward, terminated, truncated, _storable_info(info))
 
     def _close(self) -> None:
@@ -165,8 +167,7 @@ class GymnasiumEnvironment:
     # On the event loop.
 
     async def _run(self, method: Callable[[Any], _State], argument: Any) -> _State:
-        if self._thread is None:
-            raise GymnasiumError("the environment", "is closed; call reset first")
+        assert self._thread is not None
         # Not `run`, which would let `close` begin on another thread while a cancelled step still runs.
         return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
 
@@ -212,4 +213,4 @@ def _storable_info(info: Any) -> dict[str, Any]:
 def _storable_action(action: Any) -> Any:
     if isinstance(action, np.generic):
         return action.item()
-    return action if isinstance(action, str | int | float | np.ndarray) else short_repr(action)
+    return action if isinstance(action, str | int | float | list | tuple | dict | np.ndarray) else short_repr(action)

@@ -12,12 +12,16 @@ from typing import Any
 
 from rollouts.environments.mcp.errors import McpServerError
 from rollouts.environments.mcp.servers import HttpServer, StdioServer, process_arguments
+from rollouts.environments.tools import ToolFailedError
 from rollouts.error_texts import describe_exception
 
 log = logging.getLogger("rollouts")
 
 #: Lines of a server's standard error that are kept for the text of an error.
 _STDERR_LINES = 8
+
+#: The largest event of a server over HTTP. The client's own limit, 1 MiB, is less than the base64 of many images.
+_MAX_EVENT_BYTES = 64 * 2**20
 
 
 class Connection:
@@ -52,19 +56,25 @@ class Connection:
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
         """Call a tool; the result is a `mcp.types.CallToolResult`.
 
-        Raises `McpServerError` where the server has ended or breaks the protocol, and `mcp.MCPError` for an error that
-        the server answers with.
+        Raises `ToolFailedError` where the server refuses the arguments, and `McpServerError` for any other error of the
+        protocol and where the server has ended.
         """
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
+        from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST
 
+        if asyncio.get_running_loop() is not self._task.get_loop():
+            raise self._error("was opened on another event loop; open McpTools on the one that uses it")
         try:
             return await self._client.session.call_tool(tool, arguments)
         except MCPError as error:
-            if error.code != CONNECTION_CLOSED:
-                raise
-            self._ended = True
-            raise self._error(f"the connection ended during a call of {tool!r}") from error
+            if error.code == INVALID_PARAMS:
+                raise ToolFailedError(error.message) from error
+            # A server over HTTP that has forgotten the session refuses every request.
+            has_no_session = error.code == INVALID_REQUEST and isinstance(self._server, HttpServer)
+            if error.code == CONNECTION_CLOSED or has_no_session:
+                self._ended = True
+            what = "the connection ended during" if error.code == CONNECTION_CLOSED else "there was an error in"
+            raise self._error(f"{what} a call of {tool!r}: {error.message} ({error.code})") from error
         except Exception as error:
             raise self._error(f"a call of {tool!r} failed: {describe_exception(error)}") from error
 
@@ -109,7 +119,9 @@ class Connection:
         if isinstance(server, HttpServer):
             async with (
                 create_mcp_http_client(headers=dict(server.headers)) as http,
-                Client(streamable_http_client(server.url, http_client=http)) as client,
+                Client(
+                    streamable_http_client(server.url, http_client=http, max_sse_event_size=_MAX_EVENT_BYTES)
+                ) as client,
             ):
                 yield client
             return

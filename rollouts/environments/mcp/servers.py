@@ -17,7 +17,7 @@ class StdioServer:
 
     `command` is a program, found in this process's PATH; `args` are its arguments; `cwd` is its working directory.
     `env` is its whole environment: the process receives no other variable of this one, neither PATH nor HOME. A
-    program that starts others needs `env={"PATH": os.environ["PATH"]}`. Raises `ArgumentError`.
+    program that starts others needs `env={"PATH": os.environ["PATH"]}`. Not on Windows. Raises `ArgumentError`.
     """
 
     command: str

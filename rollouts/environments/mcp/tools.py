@@ -28,12 +28,11 @@ class McpTools:
     not keep a state that one episode changes and another one reads. Opened and used on one event loop.
 
     `tools` are the tools of all servers in their order. Two servers with a tool of the same name are an error, unless
-    `prefix_names` puts the server's name before each: "files__read". An error that a tool reports (`isError`), or an
-    error response of the protocol, is a `ToolFailedError`, which a model reads; after `call_seconds` a call is
-    cancelled, which the model reads too.
+    `prefix_names` puts the server's name before each: "files__read". The list is that of the moment of opening.
 
-    A server that ends, cannot be reached or breaks the protocol raises `McpServerError`, which fails the episode; the
-    next call opens a new connection to it.
+    What a model reads: results, an error that a tool reports (`isError`), arguments that the server refuses, and that a
+    call was cancelled after `call_seconds`. A server that ends, cannot be reached or responds with any other error
+    raises `McpServerError`, which fails the episode; the next call opens a new connection if there is none.
 
     Needs the extra `mcp`. Raises `MissingExtraError`, `ArgumentError`; when opened `McpServerError` and
     `McpToolNamesError`, after which no server is left open.
@@ -69,6 +68,8 @@ class McpTools:
         return list(self._tools)
 
     async def __aenter__(self) -> Self:
+        if self._tools is not None:
+            raise ArgumentError("McpTools", "open", "open it once, and share its `tools`")
         try:
             async with asyncio.TaskGroup() as group:
                 listing = [group.create_task(server.open()) for server in self._servers.values()]
@@ -81,7 +82,7 @@ class McpTools:
         listed = {name: task.result() for name, task in zip(self._servers, listing, strict=True)}
         try:
             self._tools = self._named(listed)
-        except McpToolNamesError:
+        except Exception:
             await self.close()
             raise
         return self
@@ -135,13 +136,8 @@ class _SharedServer:
         return tools
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str | list[Any]:
-        from mcp import MCPError
-
         connection = await self._usable_connection(tool)
-        try:
-            result = await connection.call(tool, arguments)
-        except MCPError as error:
-            raise ToolFailedError(error.message) from error
+        result = await connection.call(tool, arguments)
         if result.is_error:
             raise ToolFailedError(error_text(result))
         return result_content(self._name, tool, result)

@@ -20,11 +20,11 @@ from rollouts.thread_calls import call_on_thread
 class Tool:
     """A tool of a `ToolEnvironment`. `from_function` makes one of a typed function.
 
-    `parameters` is the JSON schema of an object. `call(arguments)` gets what the model wrote, checks it and returns the
-    result: text, an image, a list of both, or anything that JSON can hold (`tool_content`). It raises
-    `ToolArgumentsError` for arguments that do not fit, and `ToolFailedError`, or anything else, where it fails; the
-    model gets the text of the error. A call that has not ended after `timeout_seconds` is cancelled and the model is
-    told; None: the limit of the environment.
+    `parameters` is the JSON schema of an object. `call(arguments)`, `async` or not, runs on the event loop. It gets
+    what the model wrote, checks it and returns the result: text, an image, a list of both, or anything that JSON
+    can hold (`tool_content`). It raises `ToolArgumentsError` for arguments that do not fit, and `ToolFailedError`,
+    or anything else, where it fails; the model gets the text of the error. A call that has not ended after
+    `timeout_seconds` is cancelled and the model is told; None: the limit of the environment.
 
     Tools of other origins (MCP servers) are made with the constructor. Raises `ArgumentError` for wrong fields.
     """
@@ -32,7 +32,7 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    call: Callable[[dict[str, Any]], Awaitable[Any]]
+    call: Callable[[dict[str, Any]], Awaitable[Any] | Any]
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:

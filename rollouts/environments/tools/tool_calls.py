@@ -16,7 +16,8 @@ from rollouts.environments.tools.errors import (
     ToolUnavailableError,
 )
 from rollouts.environments.tools.tool import Tool
-from rollouts.environments.tools.tool_content import tool_content
+from rollouts.environments.tools.tool_content import tool_content_of
+from rollouts.episodes.environment import resolve
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.error_texts import describe_exception, short_repr
 from rollouts.errors import EngineError
@@ -148,7 +149,7 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
     deadline = asyncio.timeout(seconds)
     try:
         async with deadline:
-            result = await tool.call(arguments)
+            result = await resolve(tool.call(arguments))
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling() > 0:
@@ -158,7 +159,9 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
         if deadline.expired():
             return "timeout", f"error: {call.name} had not ended after {seconds:g} seconds and was stopped"
         return _failure(error)
-    return "ok", tool_content(tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images)
+    return "ok", await tool_content_of(
+        tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images
+    )
 
 
 def _failure(error: Exception) -> tuple[str, str]:

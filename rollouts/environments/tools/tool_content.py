@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from renderers.messages import PART_TYPES, Content
 from rollouts.environments.tools.errors import ToolResultError
 from rollouts.error_texts import as_unicode, describe_exception
+from rollouts.thread_calls import call_on_thread
+
+_PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 
 
 def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int) -> Content:
@@ -25,7 +30,7 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
     in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON, and for an array that
     has the shape of an image and not its dtype.
     """
-    if not isinstance(result, (list, tuple)) or not any(_is_part(item) or _is_image(item) for item in result):
+    if not isinstance(result, (list, tuple)) or not any(map(_is_content, result)):
         if isinstance(result, str):
             return _cut(result, max_characters)
         result = [result]
@@ -33,6 +38,15 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
     if len(parts) == 1 and parts[0]["type"] == "text":
         return _cut(parts[0]["text"], max_characters)
     return _bounded(parts, max_characters, max_images)  # type: ignore[return-value]  # checked by the renderer
+
+
+async def tool_content_of(tool: str, result: Any, *, max_characters: int, max_images: int) -> Content:
+    """`tool_content`, on a thread unless it is done at once: a list of a million numbers takes a while."""
+    limits = {"max_characters": max_characters, "max_images": max_images}
+    if isinstance(result, str | int | float | None) or _is_image(result):
+        return tool_content(tool, result, **limits)
+    content: Content = await call_on_thread(functools.partial(tool_content, tool, result, **limits))
+    return content
 
 
 def _part(tool: str, item: Any) -> dict[str, Any]:
@@ -44,6 +58,11 @@ def _part(tool: str, item: Any) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+def _is_content(item: Any) -> bool:
+    """Whether an item makes its list a list of content parts."""
+    return type(item) not in _PLAIN_TYPES and (_is_part(item) or _is_image(item))
+
+
 def _is_part(item: Any) -> bool:
     return isinstance(item, Mapping) and item.get("type") in PART_TYPES and item["type"] in item
 
@@ -53,14 +72,12 @@ def _is_image(item: Any) -> bool:
         return True
     if isinstance(item, np.ndarray):
         return item.dtype == np.uint8 and (item.ndim == 2 or (item.ndim == 3 and item.shape[2] in (1, 3, 4)))
-    from PIL import Image
-
     return isinstance(item, Image.Image)
 
 
 def _json(tool: str, value: Any) -> str:
     """A value as JSON. Raises `ToolResultError`."""
-    from pydantic_core import PydanticSerializationError, to_jsonable_python
+    from pydantic_core import PydanticSerializationError
 
     if isinstance(value, np.ndarray) and value.ndim == 3 and value.shape[2] in (3, 4):
         raise ToolResultError(
@@ -69,14 +86,20 @@ def _json(tool: str, value: Any) -> str:
             "1 or to 255 cannot be told. Scale it and cast it to numpy.uint8, or return a list",
         )
     try:
-        plain = to_jsonable_python(value, fallback=_plain_numbers)
-        return json.dumps(plain, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, default=_plain_value)
     except (PydanticSerializationError, RecursionError, ValueError, TypeError) as error:
         raise ToolResultError(
             tool,
             f"returned a {type(value).__name__} that cannot be written as JSON ({describe_exception(error)}); return "
             "text, an image, or plain data",
         ) from error
+
+
+def _plain_value(value: Any) -> Any:
+    """What `json` can write of an object that it does not know."""
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value, fallback=_plain_numbers)
 
 
 def _plain_numbers(value: Any) -> Any:

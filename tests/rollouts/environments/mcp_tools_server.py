@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from mcp import MCPError
 from mcp.server.mcpserver import Audio, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from PIL import Image as PillowImage
@@ -28,6 +29,13 @@ def repeat(text: str, times: int = 1) -> str:
 @server.tool()
 def picture(side: int) -> Image:
     return Image(data=png(side), format="png")
+
+
+@server.tool()
+def noise(side: int) -> Image:
+    buffer = io.BytesIO()
+    PillowImage.frombytes("L", (side, side), os.urandom(side * side)).save(buffer, "PNG")
+    return Image(data=buffer.getvalue(), format="png")
 
 
 @server.tool()
@@ -64,6 +72,12 @@ def process() -> int:
 def die() -> str:
     print("the disk is gone", file=sys.stderr, flush=True)
     os._exit(3)
+
+
+@server.tool()
+def respond_with(code: int) -> str:
+    """Respond with an error of the protocol."""
+    raise MCPError(code, "no such thing")
 
 
 @server.tool()

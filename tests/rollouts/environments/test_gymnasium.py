@@ -91,16 +91,43 @@ def test_a_pole_is_balanced_from_its_frames_and_the_seed_decides_the_episode(ren
     ]
 
 
+#: Other environments, and an action of each as text.
+OTHERS = {
+    "Acrobot-v1": "2",
+    "Blackjack-v1": "1",
+    "CliffWalking-v1": "0",
+    "MountainCarContinuous-v0": "0.5",
+    "Pendulum-v1": "-1.25",
+    "Taxi-v4": "3",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_environments_of_gymnasium_are_shown_as_they_render(renderer, name):
+    def make():
+        return gymnasium.make(name, render_mode="rgb_array")
+
+    space = make().action_space
+    text = OTHERS[name]
+    trajectory, _ = play(GymnasiumEnvironment(make), [text] * 2, renderer, seed=5, max_turns=2)
+    action = float(text) if space.shape else int(text)
+    actions = [np.array([action], np.float32) if space.shape else action] * 2
+    expected = digests(frames_of(make, 5, actions))
+    assert seen(trajectory) == expected[: len(seen(trajectory))]
+    assert len(seen(trajectory)) == min(2, len(expected))
+
+
 def test_another_seed_gives_another_episode(renderer):
     one, _ = play(GymnasiumEnvironment(cart_pole), ["0"], renderer, seed=1, max_turns=1)
     two, _ = play(GymnasiumEnvironment(cart_pole), ["0"], renderer, seed=2, max_turns=1)
     assert seen(one) != seen(two)
 
 
-def test_a_truncated_episode_is_done_and_says_so(renderer):
+def test_an_episode_that_the_environment_truncates_is_truncated_and_says_so(renderer):
     environment = GymnasiumEnvironment(lambda: cart_pole(max_episode_steps=2))
     trajectory, _ = play(environment, ["0", "1"], renderer)
-    assert trajectory.done
+    assert (trajectory.done, trajectory.truncated, trajectory.error) == (False, True, "")
+    assert trajectory.truncation_reason == "environment: the limit of steps of the environment"
     assert [(turn.info["terminated"], turn.info["truncated"]) for turn in trajectory.turns] == [
         (False, False),
         (False, True),
@@ -208,6 +235,37 @@ def test_an_object_can_run_another_episode_after_it_was_closed(renderer):
         trajectory, _ = play(environment, ["0, 0"] * 3, renderer)
         assert trajectory.reward == 0.75
     assert [name for name, _ in calls].count("close") == 2
+
+
+def test_a_step_before_a_reset_is_refused():
+    with pytest.raises(GymnasiumError, match="call reset before step"):
+        asyncio.run(GymnasiumEnvironment(Counted).step({"role": "assistant", "content": "0, 0"}))
+
+
+def test_a_cancelled_step_ends_before_the_environment_is_closed():
+    calls, stepping, may_return = [], threading.Event(), threading.Event()
+
+    class Slow(Counted):
+        def step(self, action):
+            stepping.set()
+            assert may_return.wait(30)
+            return super().step(action)
+
+    async def cancel_while_stepping():
+        environment = GymnasiumEnvironment(lambda: Slow(calls=calls))
+        await environment.reset(0)
+        step = asyncio.create_task(environment.step({"role": "assistant", "content": "0, 0"}))
+        await asyncio.to_thread(stepping.wait, 30)
+        step.cancel()
+        closing = asyncio.create_task(environment.close())
+        await asyncio.sleep(0)
+        may_return.set()
+        await closing
+        with pytest.raises(asyncio.CancelledError):
+            await step
+
+    asyncio.run(cancel_while_stepping())
+    assert [name for name, _ in calls] == ["reset", "step", "close"]
 
 
 def test_an_environment_is_closed_when_a_step_fails(renderer):

@@ -77,6 +77,30 @@ async def test_an_error_of_a_tool_is_for_the_model(mcp):
         await tools["repeat"].call({"text": "a", "times": "many"})
 
 
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(-32602, ToolFailedError), (-32603, McpServerError), (-32600, McpServerError), (-32050, McpServerError)],
+    ids=["invalid arguments", "internal", "invalid request", "of the server's own"],
+)
+async def test_only_refused_arguments_among_the_errors_of_the_protocol_are_for_the_model(mcp, code, error):
+    tools = by_name(mcp)
+    with pytest.raises(error, match="no such thing"):
+        await tools["respond_with"].call({"code": code})
+    assert await tools["repeat"].call({"text": "x"}) == "x"
+
+
+async def test_tools_that_are_open_are_not_opened_again(mcp):
+    with pytest.raises(ArgumentError, match="share its `tools`"):
+        await mcp.__aenter__()
+    assert await by_name(mcp)["repeat"].call({"text": "x"}) == "x"
+
+
+async def test_use_on_another_event_loop_is_an_error(mcp):
+    call = by_name(mcp)["repeat"].call({"text": "x"})
+    with pytest.raises(McpServerError, match="another event loop"):
+        await asyncio.to_thread(asyncio.run, call)
+
+
 async def test_content_that_no_message_can_hold_fails_the_episode(mcp):
     with pytest.raises(McpServerError, match=r"'test': the tool 'sound' returned audio \(audio/wav\)"):
         await by_name(mcp)["sound"].call({})
@@ -187,11 +211,8 @@ async def test_servers_with_the_same_names_are_an_error_unless_the_names_get_a_p
 
 
 @asynccontextmanager
-async def http_server():
-    """A server over HTTP on a free port, in a process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+async def http_server(port):
+    """A server over HTTP, in a process."""
     process = subprocess.Popen([sys.executable, SCRIPT, str(port)], stderr=subprocess.DEVNULL)  # noqa: ASYNC220  a start is short
     try:
         while process.poll() is None:
@@ -208,13 +229,25 @@ async def http_server():
         process.wait()
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 async def test_tools_over_http(caplog):
     caplog.set_level(logging.CRITICAL, "mcp")
-    async with http_server() as (url, process), McpTools({"web": HttpServer(url, {"X-Key": "k"})}) as mcp:
+    port = free_port()
+    async with (
+        http_server(port) as (url, process),
+        McpTools({"web": HttpServer(url, {"X-Key": "k"})}) as mcp,
+    ):
         tools = by_name(mcp)
         assert await tools["repeat"].call({"text": "ab", "times": 2}) == "abab"
         (image,) = await tools["picture"].call({"side": 2})
         assert pixels(image) == [[[200, 40, 2]] * 2] * 2
+        (large,) = await tools["noise"].call({"side": 1200})
+        assert len(large) > 1_400_000
         hanging = asyncio.create_task(tools["hang"].call({}))
         assert await tools["process"].call({}) == str(process.pid)
         process.kill()
@@ -223,6 +256,8 @@ async def test_tools_over_http(caplog):
             await hanging
         with pytest.raises(McpServerError, match="'web'"):
             await tools["repeat"].call({"text": "ab"})
+        async with http_server(port):
+            assert await tools["repeat"].call({"text": "ab"}) == "ab"
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,20 @@ def test_the_calls_of_a_turn_run_at_the_same_time_and_are_answered_in_order(rend
     assert [content for _, _, content in answers(trajectory)] == ["first", "a", "b", "second"]
 
 
+@pytest.mark.parametrize("kind", ["async", "plain"])
+def test_a_tool_with_a_schema_of_its_own_gets_what_the_model_wrote(renderer, kind):
+    seen = []
+
+    async def call_later(arguments):
+        return seen.append(arguments)
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tool = Tool("own", "Its own schema.", schema, call_later if kind == "async" else seen.append)
+    trajectory, _ = play(environment(tool), [call("own", {"a": "x", "b": 1}), "done"], renderer)
+    assert seen == [{"a": "x", "b": 1}]
+    assert answers(trajectory)[0][2] == "null"
+
+
 def test_a_blocking_tool_runs_on_a_thread_with_the_context_of_the_episode(renderer):
     def where() -> list:
         return [threading.current_thread() is threading.main_thread(), RUN.get()]

@@ -40,6 +40,7 @@ FAMILIES = [
     "trl/gptoss",
     "trl/gemma4",
 ]
+#: Families whose templates print one call a turn.
 ONE_CALL_A_TURN = {"trl/llama3_1", "trl/gptoss"}
 WEATHER = {"name": "weather", "arguments": {"city": "Zürich", "days": 2}}
 DISTANCE = {"name": "distance", "arguments": {"start": {"city": "Bern"}}}
@@ -63,11 +64,15 @@ def answered(renderer, turn):
     return contents, list(engine.requests[1].prompt_ids), messages
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("functions", [[WEATHER], [DISTANCE], [WEATHER, DISTANCE]], ids=["one", "nested", "two"])
-def test_the_prompt_after_a_call_is_the_full_render_of_the_conversation(family, functions):
-    if len(functions) > 1 and family in ONE_CALL_A_TURN:
-        pytest.skip("the template prints one call a turn")
+TURNS = {"one": [WEATHER], "nested": [DISTANCE], "two": [WEATHER, DISTANCE]}
+
+
+@pytest.mark.parametrize(
+    ("family", "calls"),
+    [(family, calls) for family in FAMILIES for calls in TURNS if calls != "two" or family not in ONE_CALL_A_TURN],
+)
+def test_the_prompt_after_a_call_is_the_full_render_of_the_conversation(family, calls):
+    functions = TURNS[calls]
     renderer = renderer_of(family)
     contents, prompt, messages = answered(renderer, sampled_turn(renderer, *functions))
     results = {"weather": "Zürich, 2 days: 22 °C", "distance": '{"km": 3}'}

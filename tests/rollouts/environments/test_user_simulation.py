@@ -11,7 +11,8 @@ from renderers.errors import MessageError
 from rollouts import SamplingParams
 from rollouts.environments import UserSimulation
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError
-from rollouts.errors import OverlongPromptError
+from rollouts.errors import ArgumentError, OverlongPromptError
+from rollouts.rewards import Reward
 from rollouts.testing import ScriptedEngine
 from rollouts.training import samples_from_trajectory
 
@@ -180,6 +181,27 @@ def test_a_message_with_the_stop_phrase_alone_scores_what_the_policy_said_last(r
     assert trajectory.reward == 1.0
 
 
+def test_several_rewards_are_weighted_and_logged_apart(renderer):
+    trajectory, *_ = episode(
+        renderer,
+        ["red"],
+        ["STOP"],
+        opening=[user("hi")],
+        stop_phrase="STOP",
+        score=[Reward("short", 0.5, lambda conversation: 1.0), Reward("polite", 2.0, lambda conversation: 0.25)],
+    )
+    assert trajectory.reward == 1.0
+    assert trajectory.turns[0].info["rewards"] == {
+        "short": {"score": 1.0, "weight": 0.5},
+        "polite": {"score": 0.25, "weight": 2.0},
+    }
+
+
+def test_a_first_message_with_the_stop_phrase_is_an_error(renderer):
+    with pytest.raises(EpisodeError, match="the first message of the simulated user contains the stop phrase 'STOP'"):
+        episode(renderer, ["a"], ["STOP"], stop_phrase="STOP")
+
+
 def test_an_empty_message_of_the_user_fails_the_episode_and_says_what_to_do(renderer):
     with pytest.raises(EpisodeError, match="message 1 of the simulated user is empty; raise max_tokens") as caught:
         episode(renderer, ["a"], [" "], opening=[user("hi")])
@@ -210,6 +232,7 @@ def test_a_shared_pool_is_left_open(renderer):
         ({"renderer": None}, EpisodeArgumentError),
         ({"max_user_turns": 0}, EpisodeArgumentError),
         ({"stop_phrase": ""}, EpisodeArgumentError),
+        ({"score": 3}, ArgumentError),
         ({"opening": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, EpisodeArgumentError),
         ({"opening": [{"role": "nobody", "content": "x"}]}, MessageError),
     ],

@@ -26,6 +26,7 @@ class MemberEngine:
         self.weight_version = version
         self.served = {"model": model, **capabilities}
         self.is_healthy = True
+        self.is_slow = False  # a health check gets no answer
         self.failure: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -54,6 +55,8 @@ class MemberEngine:
 
     async def health(self) -> bool:
         self.health_checks += 1
+        if self.is_slow:
+            await asyncio.Event().wait()
         return self.is_healthy
 
     async def capabilities(self) -> Any:

@@ -99,6 +99,32 @@ async def test_a_single_failed_check_does_not_eject_a_member():
         assert states(fleet) == {"a": "ejected", "b": "ready"}
 
 
+async def test_members_that_are_all_slow_at_once_are_not_ejected_and_keep_their_requests(caplog):
+    engines, fleet = fleet_of(3, check_timeout=0.02, eject_after=1)
+    async with fleet:
+        await fleet.check()
+        for engine in engines.values():
+            engine.gate.clear()
+            engine.is_slow = True
+        running = asyncio.create_task(fleet.generate(request("s")))
+        await until(lambda: caplog.text.count("no member answers its checks in time") >= 3)
+        assert set(states(fleet).values()) == {"ready"}
+        for engine in engines.values():
+            engine.gate.set()
+        await running
+    assert sum(len(engine.sessions) for engine in engines.values()) == 1
+
+
+async def test_a_member_that_alone_is_slow_is_ejected():
+    engines, fleet = fleet_of(3, check_timeout=0.02, eject_after=2)
+    async with fleet:
+        await fleet.check()
+        engines["b"].is_slow = True
+        await fleet.check()
+        await fleet.check()
+        assert states(fleet) == {"a": "ready", "b": "ejected", "c": "ready"}
+
+
 async def test_a_request_that_kills_servers_does_not_reach_all_of_them():
     engines, fleet = fleet_of(6, failovers=2)
     for engine in engines.values():

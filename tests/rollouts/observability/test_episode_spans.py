@@ -140,6 +140,36 @@ async def test_spans_of_an_environment_on_a_thread_are_children_of_its_step(span
         assert (step.name, own.name) == ("environment.step", "look up")
 
 
+async def test_turns_of_a_child_episode_are_in_the_step_that_ran_it(spans, exporter):
+    spans(EpisodeStarted("e", "t", 0, 0))
+    for waiting_for in ("environment.make", "environment.reset", "engine", "environment.step"):
+        spans(EpisodeWaiting("e", 0, waiting_for))
+
+    async def child(turn):
+        spans(EpisodeWaiting("e", turn, "environment.reset"))
+        spans(EpisodeWaiting("e", turn, "engine"))
+        await asyncio.sleep(0)
+        spans(EpisodeWaiting("e", turn, "environment.step"))
+        spans(TurnFinished("e", turn, 1, 1, 0, 0.0, 0.0, 0.0))
+
+    await asyncio.gather(*(asyncio.create_task(child(turn)) for turn in (1, 2, 3)))
+    spans(EpisodeWaiting("e", 0, "environment.step"))  # again
+    spans(TurnFinished("e", 0, 7, 1, 0, 0.0, 0.0, 0.0))
+    spans(EpisodeWaiting("e", 4, "engine"))
+    spans(EpisodeEnded("e", "truncated", 0.0, "", 0.0))
+
+    root = episode(exporter, "e")
+    assert [span.name for span in children(exporter, root)] == ["environment.make", "environment.reset", "turn", "turn"]
+    first, last = children(exporter, root)[2:]
+    assert (first.attributes["gen_ai.usage.input_tokens"], last.attributes["mmrollouts.turn"]) == (7, 4)
+    engine, step = children(exporter, first)
+    assert (engine.name, step.name) == ("engine", "environment.step")
+    turns = [span for span in children(exporter, step) if span.name == "turn"]
+    assert sorted(span.attributes["mmrollouts.turn"] for span in turns) == [1, 2, 3]
+    for turn in turns:
+        assert [span.name for span in children(exporter, turn)] == ["engine", "environment.step"]
+
+
 async def test_an_episode_links_to_the_span_in_which_it_starts_and_leaves_it_current(spans, exporter, provider):
     with provider.get_tracer("a trainer").start_as_current_span("step 7") as step:
         spans(EpisodeStarted("e", "t", 0, 0))

@@ -48,10 +48,8 @@ def test_every_figure_of_a_run_is_on_its_row(run_metrics, clock):
         "episodes": "0 running, 1 done, 1 failed, 1 truncated, 1 retried",
         "turns": "3, 0.3/s, 4 tokens/s",
         "reward": "0.625, correct 0.500",
-        "engine": (
-            "64 running, 12 queued, KV cache 83%, prefix cache hits 91%, media cache hits 99%, "
-            "media sent by name 75%, bridged 90%"
-        ),
+        "engine": "64 running, 12 queued, KV cache 83%, prefix cache hits 91%, media cache hits 99%",
+        "prompts": "media sent by name 75%, bridged 90%",
         "weights": "1 updates, 1 failed",
     }
 
@@ -133,6 +131,7 @@ def test_a_terminal_shows_one_row_a_line_and_the_last_state_stays(run_metrics, c
         "reward",
         "staleness",
         "engine",
+        "prompts",
         "weights",
     ]
 

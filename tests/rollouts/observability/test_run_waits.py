@@ -94,19 +94,73 @@ def test_a_report_as_text_counts_the_waits_by_what_they_are_for(watcher, clock):
     ]
 
 
-async def test_a_wait_is_logged_also_while_the_environment_blocks_the_event_loop(caplog):
-    logged = threading.Event()
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.set()
+class FirstRecord(logging.Handler):
+    """Sets `logged` at the first record."""
+
+    def __init__(self):
+        super().__init__()
+        self.logged = threading.Event()
+
+    def emit(self, record):
+        self.logged.set()
+
+
+@pytest.fixture
+def logged():
+    handler = FirstRecord()
     logging.getLogger(LOGGER).addHandler(handler)
-    try:
-        with WaitWatcher(threshold_seconds=0.05) as watcher:
-            start(watcher, 1, "environment.step")
-            assert logged.wait(20)  # blocks the event loop
-    finally:
-        logging.getLogger(LOGGER).removeHandler(handler)
+    yield handler.logged
+    logging.getLogger(LOGGER).removeHandler(handler)
+
+
+async def test_the_thread_logs_a_wait_while_the_event_loop_runs(logged, caplog):
+    with WaitWatcher(threshold_seconds=0.05) as watcher:
+        start(watcher, 1, "environment.step")
+        assert await asyncio.to_thread(logged.wait, 20)
     assert "for environment.step" in caplog.text
-    await asyncio.sleep(0)
+
+
+async def test_an_environment_that_blocks_the_event_loop_is_named_with_the_line_in_which_it_is(logged, caplog):
+    def blocking_step():
+        assert logged.wait(20)
+
+    with WaitWatcher(threshold_seconds=0.5) as watcher:
+        start(watcher, 1, "engine")
+        start(watcher, 2, "environment.step")
+        await asyncio.sleep(0)
+        blocking_step()
+    (message,) = caplog.messages
+    assert message.startswith("the event loop has been blocked for ")
+    assert "episode e2 of task t2 (turn 3) has waited" in message
+    assert "in blocking_step\n    assert logged.wait(20)" in message
+
+
+async def test_a_block_is_logged_once_and_the_next_one_again(watcher, clock, caplog):
+    start(watcher, 1)
+    for _ in range(2):
+        watcher.check()  # asks the loop, which does not run until the end of this part
+        for seconds in (11.0, 20.0):
+            clock.now += seconds
+            watcher.check()
+        await asyncio.sleep(0)
+        watcher(EpisodeWaiting("e1", 3, "engine"))
+        watcher.check()
+        await asyncio.sleep(0)
+    assert [message.split(" s;")[0] for message in caplog.messages] == ["the event loop has been blocked for 11.0"] * 2
+
+
+def test_an_event_loop_that_has_ended_does_not_block(clock, caplog):
+    watcher = WaitWatcher(threshold_seconds=10, clock=clock)
+
+    async def run():
+        start(watcher, 1)
+        watcher.check()
+
+    asyncio.run(run())
+    watcher(EpisodeEnded("e1", "done", 0.0, "", 0.0))
+    clock.now = 100.0
+    watcher.check()
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "60", None])

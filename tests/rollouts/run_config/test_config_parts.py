@@ -90,6 +90,33 @@ def test_what_does_not_exist_is_named_with_its_key_its_line_and_the_cure(tmp_pat
     assert "sk-1" not in problem.reason
 
 
+def test_every_problem_is_reported_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    config = CONFIG.replace("tasks.jsonl", "x.jsonl").replace(":Guess", ":X").replace('"model"', '"./x"')
+    with pytest.raises(RunConfigError) as caught:
+        parts_of(tmp_path, config)
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["tasks.path", "environment.factory", "renderer.model"]
+
+
+@pytest.mark.parametrize(
+    ("key", "addition", "reason"),
+    [
+        ("skip_group", 'skip_group = "some_env:nothing"', "it is called as nothing(group), but takes ()"),
+        ("skip_group", 'skip_group = "some_env:nothin"', 'did you mean "some_env:nothing"?'),
+        (
+            "group_rewards[0].function",
+            'group_rewards = [{ name = "a", function = "some_env:nothing" }]',
+            "it is called as nothing(episodes), but takes ()",
+        ),
+    ],
+)
+def test_functions_of_groups_are_checked_before_the_run(tmp_path: Path, key: str, addition: str, reason: str) -> None:
+    (tmp_path / "some_env.py").write_text("def nothing():\n    return 1\n")
+    problem = problem_of(tmp_path, CONFIG.replace("seed = 3", addition))
+    assert (problem.key, problem.line) == (key, 2)
+    assert reason in problem.reason
+
+
 MODULES = {
     "raises": ("1 / 0", "raised ZeroDivisionError", "mend the module"),
     "does not parse": ("def", "raised SyntaxError", "mend the module"),

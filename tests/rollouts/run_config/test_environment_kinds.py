@@ -151,6 +151,11 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
         "environment.tools",
         ["two tools have this name"],
     ),
+    "number in a list whose name is that of the kind": (
+        'kind = "tools"\nmessages = "functions_env:messages"\ntools = [\n"functions_env:look",\n3]',
+        "environment.tools[1]",
+        ["3 is an integer"],
+    ),
     "unknown id": ('kind = "gymnasium"\nid = "FrozenLak-v1"', "environment.id", ["FrozenLake"]),
 }
 
@@ -171,6 +176,7 @@ def test_a_wrong_environment_is_named_with_its_key_its_line_and_the_cure(tmp_pat
 
 def line_of_last_part(path: Path, problem: ConfigProblem) -> Any:
     """The line on which the last key of a problem is written for the last time."""
-    word = {"environment.tools[1]": "untyped"}.get(problem.key, problem.key.split(".")[-1] + " = ")
     lines = path.read_text().splitlines()
-    return max(number for number, line in enumerate(lines, 1) if word in line)
+    if problem.key.endswith("]"):
+        return len(lines)  # the array ends the file
+    return max(number for number, line in enumerate(lines, 1) if problem.key.split(".")[-1] + " = " in line)

@@ -57,8 +57,8 @@ def test_a_run_writes_every_group_once_with_its_figures(tmp_path: Path) -> None:
         "failed": 0,
         "turns": 1 + 1 + 2 + 2,
     }
-    assert (summary["mean_reward"], summary["reward_std"]) == (0.5, 0.5)
-    assert "mean reward" in result.stdout
+    assert (summary["reward_mean"], summary["reward_std"]) == (0.5, 0.5)
+    assert "reward mean" in result.stdout
     assert "0.500" in result.stdout
 
 
@@ -200,9 +200,10 @@ def test_a_run_whose_every_episode_fails_exits_with_1_and_counts_the_errors(tmp_
     result = run(path)
     assert result.exit_code == 1
     assert "every episode failed" in result.stderr
-    ((error, count),) = summary_of(tmp_path)["errors"].items()
-    assert "ZeroDivisionError" in error
-    assert count == 4
+    ((kind, error),) = summary_of(tmp_path)["errors"].items()
+    assert (kind, error["episodes"]) == ("EnvironmentFailedError", 4)
+    assert "ZeroDivisionError: division by zero" in error["example"]
+    assert error["example"] in result.stdout
     assert len(groups_of(tmp_path)) == 2
 
 
@@ -235,6 +236,7 @@ def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
         ("temperature = 0.5", "temperature = 0.6", "temperature"),
         ("seed = 3", "seed = 4", "seed"),
         ("tries = 2", "tries = 3", "tries"),
+        ("group_size = 2", "group_size = 3", "group_size"),
     ):
         result = run(write_run(tmp_path, FOURS.replace(old, new), model=False), "--resume")
         assert result.exit_code == 2
@@ -282,3 +284,4 @@ def test_group_rewards_are_added_and_groups_are_left_out_as_the_file_says(tmp_pa
     (row,) = rows_of(tmp_path)
     assert (row["task_id"], row["rewards"]) == ("four", [3.0, 1.0])
     assert row["reward_parts"]["first"] == [1.0, 0.0]
+    assert summary_of(tmp_path)["metrics"]["groups_skipped/unsolved"] == 1

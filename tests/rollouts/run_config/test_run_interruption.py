@@ -130,6 +130,25 @@ def test_ctrl_c_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: Pa
     check_continues(path)
 
 
+def test_ctrl_c_before_the_first_episode_leaves_a_directory_in_which_the_run_begins(tmp_path: Path) -> None:
+    path = write_waiting_run(tmp_path)
+    with (tmp_path / "wait_env.py").open("a") as module:
+        module.write('(HERE / "imported").touch()\ntime.sleep(600)\n')
+    with started(path) as process:
+        deadline = time.monotonic() + MOST_SECONDS
+        while not (tmp_path / "imported").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=MOST_SECONDS)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    (tmp_path / "wait_env.py").write_text(ENVIRONMENT)
+    (tmp_path / "go").touch()
+    command = [sys.executable, "-c", START, "run", str(path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=MOST_SECONDS)
+    assert done.returncode == 0, done.stderr
+
+
 def test_ctrl_c_ends_a_run_whose_environment_blocks_the_event_loop(tmp_path: Path) -> None:
     path = write_waiting_run(tmp_path, "blocking")
     config = path.read_text().replace("concurrency = 4", "concurrency = 1")

@@ -130,3 +130,11 @@ def test_an_empty_span_says_nothing_about_a_token():
     history = history_of("0", "1")
     episode = Trajectory("e", nodes=[node(-1, 2, ("0", 0, 0), ("1", 0, 2))])
     assert oldest_place(episode, history, began=1) == 1
+
+
+def test_versions_of_tokens_from_an_engine_that_reports_none_are_not_older_than_the_run():
+    history = VersionHistory("", lambda: "")
+    assert staleness(history, history.place("0")) == 0
+    assert history.current == "0"
+    history.place("1")
+    assert staleness(history, history.place("0")) == 1

@@ -11,7 +11,14 @@ from rollouts.engines.vllm.control.routes import required_field
 from rollouts.engines.vllm.control.weight_updates import WeightControl
 from rollouts.engines.vllm.error_context import name_errors_after_methods
 from rollouts.engines.vllm.server_probe import json_object
-from rollouts.errors import InvalidRequestError, ServerTimeoutError, ServerUnreachableError, UnsafeControlError
+from rollouts.errors import (
+    CapabilityError,
+    InvalidRequestError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+    UnsafeControlError,
+)
 
 MemoryTag = Literal["weights", "kv_cache"]
 
@@ -96,12 +103,21 @@ class ServerControl(WeightControl):
     async def health(self) -> bool:
         """Whether the server responds and its engine lives. True also with weights that a failed reload has broken."""
         try:
-            response = await self._connection.request(
-                "GET", "/health", name="health", seconds=_HEALTH_SECONDS, retry=False, slot=False
-            )
-        except (ServerUnreachableError, ServerTimeoutError):
+            await self.check_health()
+        except (ServerUnreachableError, ServerTimeoutError, ServerError, CapabilityError):
             return False
-        return response.status == 200
+        return True
+
+    async def check_health(self) -> None:
+        """Raise why `health` would be False.
+
+        Raises `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `CapabilityError`.
+        """
+        path = "/health"
+        response = await self._connection.request(
+            "GET", path, name="check_health", seconds=_HEALTH_SECONDS, retry=False, slot=False
+        )
+        self._routes.checked(response, path, "checking its health")
 
     async def load(self) -> int:
         """Requests that the HTTP server is processing; 0 unless it was started with --enable-server-load-tracking."""

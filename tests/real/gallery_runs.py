@@ -1,0 +1,53 @@
+"""Episodes with an image in every turn, and the mismatch of their samples for each version of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForImageTextToText
+
+from rollouts import StepResult
+from rollouts.runner import Task
+from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
+
+
+class Gallery:
+    """Shows a new image in each of `turns` turns."""
+
+    def __init__(self, task: Task, turns: int) -> None:
+        self._number = task.data
+        self._turns = turns
+
+    def reset(self, seed: int) -> list[dict[str, Any]]:
+        self._random = np.random.default_rng([seed, self._number])
+        self._turn = 0
+        return [self._image("What is it?")]
+
+    def step(self, assistant: Any) -> StepResult:
+        self._turn += 1
+        return StepResult([self._image("And this?")], reward=1.0, done=self._turn == self._turns)
+
+    def _image(self, text: str) -> dict[str, Any]:
+        pixels = self._random.integers(0, 256, (64, 48, 3), dtype=np.uint8)
+        return {"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": text}]}
+
+
+def reference_model(directory: Path) -> Any:
+    """transformers' model of a checkpoint, float32."""
+    return AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def mismatches(model: Any, samples: list[TrainingSample], version: str) -> np.ndarray:
+    """|log p(sampler) - log p(model)| of every token that `version` sampled."""
+    batch = TrainingBatch.from_samples(samples, pad_id=0)
+    with torch.inference_mode():
+        recomputed = token_logprobs(model, batch).numpy()
+    differences = []
+    for row, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        found = np.abs(recomputed[row, :length] - sample.logprobs)[sample.loss_mask]
+        differences += [found[span.start : span.end] for span in sample.weight_spans if span.version == version]
+    return np.concatenate(differences) if differences else np.empty(0)

@@ -1,0 +1,109 @@
+"""A run with a journal for tests that kill it: `python journalled_run.py MODEL_DIRECTORY` starts one process per line.
+
+A line on standard input is a directory; the run of that directory is begun or continued in a forked process, whose id
+is printed. When it has ended, its exit status is printed: the signal that killed it, negative, or 0. The process keeps
+two records of its own, a line each, written in one call of the system: `consumed` (task, digest of the encoded group)
+when the consumer has a group, and `ended` (episode) when an environment has seen the last turn of an episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from renderers import load_renderer
+from rollouts import SamplingParams, StepResult
+from rollouts.runner import Group, Journal, RetryPolicy, Runner, Task
+from rollouts.testing import SimulatedEngine
+from transport import encode
+
+NUM_TASKS = 60
+GROUP_SIZE = 3
+
+
+def picture(number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+
+
+def question(number: int, text: str) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": picture(number)}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts}]
+
+
+class Gallery:
+    """Shows the image of its task, then another in each of up to three turns; some attempts fail."""
+
+    def __init__(self, task: Task, record: int) -> None:
+        self.number = int(task.data)
+        self.turns = 1 + self.number % 3
+        self.taken = 0
+        self.record = record
+        self.context: Any = None
+
+    def attach(self, context: Any) -> None:
+        self.context = context
+
+    def reset(self, seed: int) -> list[dict[str, Any]]:
+        return question(self.number, "What is this?")
+
+    def step(self, assistant: Any) -> StepResult:
+        self.taken += 1
+        episode_id = self.context.episode_id
+        if self.taken < self.turns:
+            return StepResult(question(self.number + self.taken, "And this?"), reward=0.5)
+        os.write(self.record, f"{episode_id}\n".encode())
+        if self.number % 5 == 0 and episode_id.endswith("/1.0"):
+            raise OSError("the first attempt at episode 1 of every fifth task fails")
+        return StepResult(reward=1.0 + self.number, done=True)
+
+
+def skipped(group: Group) -> bool:
+    return group.task.data % 7 == 3
+
+
+async def run(directory: Path, renderer: Any, num_tasks: int = NUM_TASKS) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    ended = os.open(directory / "ended", flags)
+    consumed = os.open(directory / "consumed", flags)
+    engine = SimulatedEngine(seed=3, tokens=(2, 6), error_rate=0.02)
+    runner = Runner(
+        lambda task: Gallery(task, ended),
+        engine,
+        renderer,
+        sampling=SamplingParams(max_tokens=6),
+        group_size=GROUP_SIZE,
+        concurrency=12,
+        retry=RetryPolicy(kinds=("engine", "environment"), first_delay=0.001),
+        skip_group=skipped,
+        journal=Journal.open(directory / "journal"),
+    )
+    async with runner:
+        async for group in runner.stream(Task(f"t{number}", number) for number in range(num_tasks)):
+            digest = hashlib.sha256(encode(group)).hexdigest()
+            os.write(consumed, f"{group.task.task_id} {digest}\n".encode())
+
+
+def main() -> None:
+    renderer = load_renderer(sys.argv[1])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        process = os.fork()
+        if process == 0:
+            status = 1
+            try:
+                asyncio.run(run(Path(line.strip()), renderer))
+                status = 0
+            finally:
+                os._exit(status)
+        print(process, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

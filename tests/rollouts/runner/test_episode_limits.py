@@ -1,0 +1,204 @@
+"""An episode that reaches a limit ends truncated, with the reason and its completed turns, and is no failure."""
+
+import asyncio
+import io
+
+import pytest
+from PIL import Image
+from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
+
+from rollouts import SamplingParams, StepResult, run_episode
+from rollouts.errors import OverlongPromptError, RolloutsError
+from rollouts.runner import EpisodeLimits
+from rollouts.runner.events import EpisodeEnded
+from rollouts.testing import ScriptedEngine
+from transport import decode, encode
+
+
+def png(colour):
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+RED, BLUE = png("red"), png("blue")
+
+
+class Showing(Counting):
+    """Shows a red image in every turn but the third, which has a blue one."""
+
+    turns = 10
+
+    def _message(self):
+        image = BLUE if self.taken == 2 else RED
+        return {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "?"}]}
+
+    def reset(self, seed):
+        return [self._message()]
+
+    def step(self, assistant):
+        self.taken += 1
+        return StepResult([self._message()], reward=1.0, done=self.taken == self.turns)
+
+
+class Endless(Counting):
+    turns = 10**9
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns", "reason"),
+    [
+        ({"max_turns": 3}, 3, "max_turns: the environment was not done after 3 turns"),
+        ({"max_images": 2}, 2, "max_images: the prompt of turn 2 has 3 images and videos, the limit is 2"),
+        ({"max_images": 0}, 0, "max_images: the prompt of turn 0 has 1 images and videos, the limit is 0"),
+        ({"max_media_bytes": len(RED)}, 2, f"max_media_bytes: the prompt of turn 2 has {len(RED) + len(BLUE)} bytes"),
+        ({"max_media_bytes": len(RED) + len(BLUE), "max_turns": 9}, 9, "max_turns"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
+)
+def test_a_limit_on_an_amount_ends_the_episode_truncated_with_its_turns(renderer, limits, turns, reason):
+    groups, runner = run_groups(renderer, tasks(1), Showing, limits=EpisodeLimits(**limits))
+    (episode,) = groups["t0"].episodes
+    assert episode.truncated
+    assert not episode.error
+    assert not episode.done
+    assert episode.num_turns == turns == episode.reward
+    assert episode.truncation_reason.startswith(reason)
+    assert runner.metrics()["episodes_ended/truncated"] == 1
+
+
+def test_no_prompt_with_its_completion_is_longer_than_the_limit_on_tokens(renderer):
+    engine = ScriptedEngine(lambda request: [65] * 1000, renderer=renderer)
+    limits = EpisodeLimits(max_tokens=200)
+    groups, _ = run_groups(
+        renderer, tasks(1), Endless, engine=engine, limits=limits, sampling=SamplingParams(max_tokens=60)
+    )
+    (episode,) = groups["t0"].episodes
+    lengths = [len(episode.token_ids(turn.node)) for turn in episode.turns]
+    assert lengths[-1] == 200, "the last completion uses what is left"
+    assert len(engine.requests[-1].prompt_ids) + engine.requests[-1].sampling.max_tokens == 200
+    assert [request.sampling.max_tokens for request in engine.requests[:-1]] == [60] * (len(engine.requests) - 1)
+    assert episode.truncation_reason.startswith("max_tokens: the prompt of turn")
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_prompt_that_does_not_fit_into_the_model_ends_the_episode_truncated(renderer, turns):
+    def script(request):
+        if request.request_id.endswith(f"-{turns}"):
+            raise OverlongPromptError(request.request_id, 5000, 4096)
+        return "yes"
+
+    engine = ScriptedEngine(script, renderer=renderer)
+    groups, _ = run_groups(renderer, tasks(1), Endless, engine=engine)
+    (episode,) = groups["t0"].episodes
+    assert (episode.num_turns, episode.truncated, episode.error) == (turns, True, "")
+    assert episode.truncation_reason.startswith("overlong prompt: ")
+    assert "5000 tokens" in episode.truncation_reason
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("turn_seconds", "environment.make"),
+        ("turn_seconds", "environment.reset"),
+        ("turn_seconds", "engine"),
+        ("episode_seconds", "environment.step"),
+        ("episode_seconds", "engine"),
+    ],
+)
+def test_a_deadline_cancels_what_the_episode_waits_for_and_names_it(renderer, name, part):
+    async def stop(at):
+        if at == part:
+            await asyncio.Event().wait()
+
+    class Environment(Counting):
+        async def reset(self, seed):
+            await stop("environment.reset")
+            return super().reset(seed)
+
+        async def step(self, assistant):
+            await stop("environment.step")
+            return super().step(assistant)
+
+    async def make(task):
+        await stop("environment.make")
+        return Environment(task)
+
+    async def world():
+        engine = HeldEngine(renderer)
+        if part != "engine":
+            engine.release.set()
+        ended = []
+        options = {"limits": EpisodeLimits(**{name: 0.05}), "listeners": [ended.append]}
+        async with make_runner(renderer, make, engine, **options) as runner:
+            group = await anext(runner.stream(tasks(1)))
+        assert len(engine.cancelled) == (part == "engine")
+        assert [event.outcome for event in ended if isinstance(event, EpisodeEnded)] == ["truncated"]
+        return group.episodes[0]
+
+    episode = asyncio.run(asyncio.wait_for(world(), 60))
+    assert episode.truncated
+    assert not episode.error
+    assert episode.truncation_reason == f"{name}: 0.05 s passed in turn 0, which waited for {part}"
+    assert episode.num_turns == (part == "environment.step")
+
+
+def test_the_time_of_a_turn_begins_again_with_each_turn(renderer):
+    class Sleeping(Counting):
+        turns = 8
+
+        async def step(self, assistant):
+            await asyncio.sleep(0.03)
+            return super().step(assistant)
+
+    groups, _ = run_groups(renderer, tasks(1), Sleeping, limits=EpisodeLimits(turn_seconds=20.0))
+    assert groups["t0"].episodes[0].done
+
+    limits = EpisodeLimits(turn_seconds=20.0, episode_seconds=0.1)
+    (episode,) = run_groups(renderer, tasks(1), Sleeping, limits=limits)[0]["t0"].episodes
+    assert episode.truncation_reason.startswith("episode_seconds: 0.1 s passed")
+    assert 1 <= episode.num_turns < 8
+
+
+def test_an_episode_that_is_done_after_a_cancelled_wait_went_on_keeps_its_result(renderer):
+    class Stubborn(Counting):
+        turns = 1
+
+        async def step(self, assistant):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return super().step(assistant)
+
+    (episode,) = run_groups(renderer, tasks(1), Stubborn, limits=EpisodeLimits(episode_seconds=0.05))[0]["t0"].episodes
+    assert episode.done
+    assert not episode.truncated
+
+
+def test_run_episode_says_why_it_was_truncated_and_the_wire_keeps_it(renderer):
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    episode = asyncio.run(
+        run_episode(Counting(tasks(1)[0]), engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=1)
+    )
+    assert episode.truncation_reason == "max_turns: the environment was not done after 1 turns"
+    assert decode(encode(episode)).truncation_reason == episode.truncation_reason
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_turns": 0},
+        {"max_turns": True},
+        {"max_tokens": 1.5},
+        {"max_images": -1},
+        {"max_media_bytes": "1"},
+        {"turn_seconds": 0},
+        {"turn_seconds": True},
+        {"episode_seconds": float("inf")},
+    ],
+    ids=str,
+)
+def test_a_limit_that_cannot_be_is_an_error(bad):
+    with pytest.raises(RolloutsError) as caught:
+        EpisodeLimits(**bad)
+    assert caught.value.name in bad

@@ -1,0 +1,262 @@
+"""Cancelling a consumer aborts requests on the engine, leaves no task behind, and loses no group."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, outcomes, tasks
+
+from rollouts.rewards import GroupReward
+from rollouts.runner import RetryPolicy, RunnerBusyError, RunnerClosedError, Task
+from rollouts.runner.events import EpisodeEnded
+from rollouts.testing import ScriptedEngine
+
+
+def run(coroutine):
+    async def limited():  # `wait_for` would be a task of its own
+        async with asyncio.timeout(60):
+            await coroutine
+
+    asyncio.run(limited())
+
+
+async def cancelled(task):
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def ended(engine):
+    while engine.in_flight:
+        engine.changed.clear()
+        await engine.changed.wait()
+
+
+def test_a_cancelled_stream_aborts_its_requests_and_continues_when_it_is_asked_again(renderer):
+    async def world():
+        engine = HeldEngine(renderer)
+        async with make_runner(renderer, engine=engine, group_size=2, concurrency=6) as runner:
+            stream = runner.stream(tasks(5))
+            waiting = asyncio.create_task(anext(stream))
+            await engine.wait_for_in_flight(6)
+            await cancelled(waiting)
+            assert len(engine.cancelled) == 6
+            assert not engine.in_flight
+            assert_no_task_is_left()
+            engine.release.set()
+            groups = [group async for group in stream]
+            assert sorted(group.task.task_id for group in groups) == [f"t{index}" for index in range(5)]
+            assert {group.attempts for group in groups} == {(1, 1)}
+            assert all(episode.done for group in groups for episode in group.episodes)
+            assert outcomes(runner) == {"cancelled": 6, "done": 10}
+            assert runner.metrics()["episodes_running"] == 0
+
+    run(world())
+
+
+def test_a_cancelled_collect_loses_no_group_and_repeats_no_episode_that_has_ended(renderer):
+    async def world():
+        ended = []
+        eleven_ended = asyncio.Event()
+
+        def listen(event):
+            if isinstance(event, EpisodeEnded):
+                ended.append(event)
+                if len(ended) == 11:
+                    eleven_ended.set()
+
+        class OneHeldEpisode(HeldEngine):
+            async def generate(self, request):
+                if request.session_id != "t3/1.0":
+                    return await ScriptedEngine.generate(self, request)
+                return await super().generate(request)
+
+        engine = OneHeldEpisode(renderer)
+        async with make_runner(renderer, engine=engine, group_size=2, tasks=tasks(6), listeners=[listen]) as runner:
+            collecting = asyncio.create_task(runner.collect(6))
+            await eleven_ended.wait()
+            await engine.wait_for_in_flight(1)
+            await cancelled(collecting)
+            assert_no_task_is_left()
+            engine.release.set()
+            groups = [*await runner.collect(3), *await runner.collect(4)]
+            assert sorted(group.task.task_id for group in groups) == [f"t{index}" for index in range(6)]
+            assert outcomes(runner) == {"done": 12, "cancelled": 1}
+            assert runner.metrics()["groups_delivered"] == 6
+
+    run(world())
+
+
+@pytest.mark.parametrize("point", ["make", "reset", "step", "engine", "retry", "source", "reward", "capacity"])
+def test_closing_leaves_no_task_wherever_the_work_waits(renderer, point):
+    concurrency = 1 if point == "capacity" else 64
+    point = "engine" if point == "capacity" else point  # the second episode of the group waits for the first
+
+    async def world():
+        reached = asyncio.Event()
+
+        async def stop(at):
+            if at == point:
+                reached.set()
+                await asyncio.Event().wait()
+
+        class Environment(Counting):
+            async def reset(self, seed):
+                await stop("reset")
+                return super().reset(seed)
+
+            async def step(self, assistant):
+                await stop("step")
+                return super().step(assistant)
+
+        async def make(task):
+            await stop("make")
+            return Environment(task)
+
+        async def generate(request):
+            await stop("engine")
+            if point == "retry":
+                reached.set()
+                raise ConnectionError("gone")
+            return "yes"
+
+        async def source():
+            for task in tasks(3):
+                yield task
+            await stop("source")
+
+        async def reward(episodes):
+            await stop("reward")
+            return [0.0] * len(episodes)
+
+        options = {
+            "group_size": 2,
+            "concurrency": concurrency,
+            "retry": RetryPolicy(first_delay=3600, max_delay=3600),
+            "group_rewards": [GroupReward("r", 1.0, reward)],
+        }
+        runner = make_runner(renderer, make, ScriptedEngine(generate, renderer=renderer), **options)
+        stream = runner.stream(source())
+
+        async def consume():
+            async for _ in stream:
+                pass
+
+        consuming = asyncio.create_task(consume())
+        await reached.wait()
+        await cancelled(consuming)
+        await runner.close()
+        assert_no_task_is_left()
+        assert runner.metrics()["episodes_running"] == 0
+
+    run(world())
+
+
+def test_a_stream_that_is_left_by_break_cancels_its_episodes(renderer):
+    async def world():
+        engine = HeldEngine(renderer)
+        async with make_runner(renderer, engine=engine, concurrency=3) as runner:
+            engine.release.set()
+            async for _ in runner.stream(tasks(1000)):
+                engine.release.clear()
+                break
+            gc.collect()
+            await ended(engine)
+            again = await groups_of_released(engine, runner)
+            assert len(again) == 2
+        assert_no_task_is_left()
+
+    async def groups_of_released(engine, runner):
+        engine.release.set()
+        return await groups_of(runner, [Task("a"), Task("b")])
+
+    run(world())
+
+
+def test_an_exception_in_the_loop_over_a_stream_ends_everything_with_the_runner(renderer):
+    async def world():
+        engine = HeldEngine(renderer)
+        engine.release.set()
+
+        async def consume():
+            async with make_runner(renderer, engine=engine, concurrency=3) as runner:
+                async for _ in runner.stream(tasks(1000)):
+                    engine.release.clear()
+                    raise KeyError("of the consumer")
+
+        with pytest.raises(KeyError):
+            await consume()
+        assert not engine.in_flight
+        assert_no_task_is_left()
+
+    run(world())
+
+
+def test_a_thread_of_the_renderer_does_not_hold_up_the_end(renderer):
+    released = threading.Event()
+
+    class Blocking:
+        def __getattr__(self, name):
+            return getattr(renderer, name)
+
+        def render(self, *args, **kwargs):
+            entered.set()
+            released.wait(60)
+            return renderer.render(*args, **kwargs)
+
+        def render_ids(self, *args, **kwargs):
+            return renderer.render_ids(*args, **kwargs)
+
+        def parse_response(self, *args, **kwargs):
+            return renderer.parse_response(*args, **kwargs)
+
+        def get_stop_token_ids(self):
+            return renderer.get_stop_token_ids()
+
+        def bridge_to_next_turn(self, *args, **kwargs):
+            return renderer.bridge_to_next_turn(*args, **kwargs)
+
+    entered = threading.Event()
+
+    async def world():
+        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+        async with make_runner(Blocking(), engine=engine) as runner:
+            waiting = asyncio.create_task(anext(runner.stream(tasks(2))))
+            await asyncio.to_thread(entered.wait, 60)
+            await cancelled(waiting)
+        assert_no_task_is_left()
+        released.set()
+
+    run(world())
+
+
+def test_a_closed_runner_refuses_further_use_and_may_be_closed_again(renderer):
+    async def world():
+        async with make_runner(renderer, tasks=tasks(3)) as runner:
+            stream = runner.stream(tasks(3))
+            await anext(stream)
+        await runner.close()
+        for call in (lambda: runner.collect(1), lambda: anext(stream), runner.__aenter__):
+            with pytest.raises(RunnerClosedError):
+                await call()
+        with pytest.raises(RunnerClosedError):
+            runner.stream(tasks(1))
+        await stream.aclose()
+
+    run(world())
+
+
+def test_a_second_wait_for_the_same_groups_is_an_error_and_another_stream_is_not(renderer):
+    async def world():
+        engine = HeldEngine(renderer)
+        async with make_runner(renderer, engine=engine, tasks=tasks(2)) as runner:
+            collecting = asyncio.create_task(runner.collect(2))
+            await engine.wait_for_in_flight(1)
+            with pytest.raises(RunnerBusyError):
+                await runner.collect(1)
+            streaming = asyncio.create_task(groups_of(runner, tasks(2)))
+            engine.release.set()
+            assert len(await collecting) == len(await streaming) == 2
+
+    run(world())

@@ -1,0 +1,199 @@
+"""Failed episodes are repeated where that may help, with bounded attempts, and keep no one's place meanwhile."""
+
+import asyncio
+import itertools
+
+import pytest
+from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
+
+from renderers.errors import MediaFetchError, MessageError
+from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError
+from rollouts.errors import (
+    EngineClosedError,
+    EngineFailedError,
+    GenerationInterruptedError,
+    InvalidRequestError,
+    MissingLogProbsError,
+    RolloutsError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
+from rollouts.runner import RetryPolicy
+from rollouts.runner.events import EpisodeRetried, EpisodeWaiting
+from rollouts.runner.retries import error_kind
+from rollouts.testing import ScriptedEngine
+
+AT_ONCE = RetryPolicy(first_delay=0.0)
+
+
+def caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("engine", ServerUnreachableError("r", "refused")),
+        ("engine", ServerTimeoutError("r", "too slow")),
+        ("engine", ServerError("r", "failed", status=429, body="")),
+        ("engine", ServerError("r", "failed", status=500, body="")),
+        ("engine", GenerationInterruptedError("r", "aborted")),
+        ("engine", caused(EngineFailedError("r", "raised"), ConnectionResetError())),
+        ("engine", caused(EngineFailedError("r", "raised"), TimeoutError())),
+        ("media", MediaFetchError("gone")),
+        ("environment", EnvironmentFailedError("Maze", "step", KeyError("x"))),
+        (None, caused(EngineFailedError("r", "raised"), KeyError())),
+        (None, ServerError("r", "refused", status=400, body="")),
+        (None, InvalidRequestError("r", "wrong")),
+        (None, MissingLogProbsError("r", "none")),
+        (None, EngineClosedError("r", "closed")),
+        (None, EnvironmentProtocolError("no messages")),
+        (None, MessageError("no role")),
+        (None, KeyError("x")),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_the_kind_of_an_error_says_whether_another_attempt_may_succeed(kind, error):
+    assert error_kind(error) == kind
+
+
+def test_delays_double_up_to_the_longest_and_are_shortened_by_at_most_a_half():
+    policy = RetryPolicy(max_attempts=2000, first_delay=1.0, max_delay=10.0)
+    error = ServerTimeoutError("r", "too slow")
+    for attempts, longest in [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 10.0), (1999, 10.0)]:
+        delays = [policy.delay(error, attempts) for _ in range(50)]
+        assert all(longest / 2 <= delay <= longest for delay in delays)
+        assert len(set(delays)) > 1
+    assert policy.delay(error, 2000) is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_attempts": 0},
+        {"max_attempts": 1.5},
+        {"kinds": "engine"},
+        {"kinds": ["network"]},
+        {"kinds": [[]]},
+        {"kinds": 3},
+        {"first_delay": -1},
+        {"max_delay": float("nan")},
+        {"max_delay": "1"},
+    ],
+    ids=str,
+)
+def test_a_policy_that_cannot_be_is_an_error(bad):
+    with pytest.raises(RolloutsError) as caught:
+        RetryPolicy(**bad)
+    assert caught.value.name in bad
+
+
+def failing_first(count, error):
+    """Raises for the first `count` requests of each episode of a group."""
+    seen = {}
+
+    def script(request):
+        index = request.session_id.rpartition(".")[0]
+        seen[index] = seen.get(index, 0) + 1
+        if seen[index] <= count:
+            raise error
+        return "yes"
+
+    return script
+
+
+def test_an_episode_is_repeated_from_its_beginning_with_other_samples_and_the_same_environment(renderer):
+    engine = ScriptedEngine(failing_first(2, ConnectionError("reset")), renderer=renderer)
+    groups, runner = run_groups(renderer, tasks(2), engine=engine, group_size=2, retry=AT_ONCE)
+    for task_id, group in groups.items():
+        assert group.attempts == (3, 3)
+        assert [episode.episode_id for episode in group.episodes] == [f"{task_id}/0.2", f"{task_id}/1.2"]
+        assert all(episode.done and not episode.error for episode in group.episodes)
+        assert len({episode.seed for episode in group.episodes}) == 1
+    seeds = [request.sampling.seed for request in engine.requests]
+    assert len(set(seeds)) == len(seeds)
+    assert runner.metrics()["episodes_retried"] == 8
+
+
+def test_the_last_attempt_is_kept_with_its_error(renderer):
+    engine = ScriptedEngine(failing_first(9, ConnectionError("reset")), renderer=renderer)
+    groups, _ = run_groups(renderer, tasks(1), engine=engine, retry=AT_ONCE)
+    assert groups["t0"].attempts == (3,)
+    assert "reset" in groups["t0"].episodes[0].error
+
+
+@pytest.mark.parametrize(("kinds", "attempts"), [(("engine", "media"), 1), (("environment",), 2)], ids=str)
+def test_an_exception_of_an_environment_is_repeated_by_choice(renderer, kinds, attempts):
+    made = itertools.count()
+
+    class FailsOnce(Counting):
+        def step(self, assistant):
+            if next(made) == 0:
+                raise KeyError("x")
+            return super().step(assistant)
+
+    retry = RetryPolicy(kinds=kinds, first_delay=0.0)
+    groups, _ = run_groups(renderer, tasks(1), FailsOnce, retry=retry)
+    assert groups["t0"].attempts == (attempts,)
+    assert bool(groups["t0"].episodes[0].error) == (attempts == 1)
+
+
+def test_an_episode_that_waits_for_its_next_attempt_leaves_its_place_to_others(renderer):
+    async def world():
+        events = []
+        waits = asyncio.Event()
+
+        def listen(event):
+            events.append(event)
+            if isinstance(event, EpisodeWaiting) and event.waiting_for == "retry":
+                waits.set()
+
+        def script(request):
+            if request.session_id.startswith("t0/"):
+                raise ConnectionError("reset")
+            return "yes"
+
+        engine = HeldEngine(renderer, script)
+        engine.release.set()
+        options = {"retry": RetryPolicy(first_delay=3600.0, max_delay=3600.0), "listeners": [listen]}
+        async with make_runner(renderer, engine=engine, concurrency=1, **options) as runner:
+            stream = runner.stream(tasks(4))
+            groups = [await anext(stream) for _ in range(3)]
+            assert waits.is_set()
+            assert sorted(group.task.task_id for group in groups) == ["t1", "t2", "t3"]
+            (retried,) = [event for event in events if isinstance(event, EpisodeRetried)]
+            assert retried.episode_id == "t0/0.0"
+            assert "reset" in retried.error
+            assert 1800 <= retried.delay_seconds <= 3600
+            await stream.aclose()
+
+    asyncio.run(asyncio.wait_for(world(), 60))
+
+
+def test_a_failing_listener_gets_no_more_events_and_the_others_do(renderer, caplog):
+    calls, events = [], []
+
+    def failing(event):
+        calls.append(event)
+        raise OSError("the dashboard is gone")
+
+    groups, _ = run_groups(renderer, tasks(2), listeners=[failing, events.append])
+    assert len(groups) == 2
+    assert len(calls) == 1
+    assert len(events) > 10
+    assert "the dashboard is gone" in caplog.text
+
+
+def test_without_listeners_no_event_is_made(renderer, monkeypatch):
+    from rollouts.runner import events
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("an event was made")
+
+    for name in ("EpisodeStarted", "EpisodeWaiting", "TurnFinished", "EpisodeEnded", "GroupFinished"):
+        monkeypatch.setattr(getattr(events, name), "__init__", forbidden)
+    assert len(run_groups(renderer, tasks(2))[0]) == 2
+    with pytest.raises(AssertionError):
+        run_groups(renderer, tasks(1), listeners=[print])

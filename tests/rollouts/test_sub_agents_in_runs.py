@@ -1,0 +1,112 @@
+"""Sub-agents in the groups of a runner, under an engine with latency, failures, aborts and new weights."""
+
+import asyncio
+
+import pytest
+from sub_agents import Nested, rows_of_turns, user
+
+from rollouts import SamplingParams, StepResult
+from rollouts.environments import UserSimulation
+from rollouts.runner import Asynchronous, RetryPolicy, Runner, Task
+from rollouts.testing import ScriptedEngine, SimulatedEngine
+
+TREE = (2, ((2, ()), (1, ((2, ()), (1, ())))))
+TURNS = 8
+
+
+class RecordingSimulation(SimulatedEngine):
+    """Keeps a row of ids for each completion."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.rows = set()
+
+    async def generate(self, request):
+        result = await super().generate(request)
+        self.rows.add((*request.prompt_ids, *result.completions[0].token_ids.tolist()))
+        return result
+
+
+@pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
+def test_children_survive_failures_aborts_and_weight_updates(renderer, in_flight):
+    async def main():
+        engine = RecordingSimulation(seed=3, error_rate=0.03, abort_rate=0.02, tokens=(1, 6), token_ids=range(97, 123))
+        retry = RetryPolicy(max_attempts=20, first_delay=0.0)
+        sampling = SamplingParams(max_tokens=16, seed=0)
+        groups = []
+        options = {"sampling": sampling, "group_size": 3, "retry": retry, "mode": Asynchronous(max_staleness=9)}
+        async with Runner(lambda task: Nested("t", TREE), engine, renderer, **options) as runner:
+            async for group in runner.stream([Task(f"t{number}") for number in range(5)]):
+                groups.append(group)
+                await runner.update_weights({}, str(len(groups)), in_flight=in_flight)
+        assert engine.running == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return engine, groups
+
+    engine, groups = asyncio.run(main())
+    episodes = [episode for group in groups for episode in group.episodes]
+    assert len(episodes) == 15
+    assert any(attempts > 1 for group in groups for attempts in group.attempts)
+    for episode in episodes:
+        assert (episode.done, episode.error, episode.num_turns) == (True, "", TURNS)
+        assert set(map(tuple, rows_of_turns(episode))) <= engine.rows
+        turns_of = {}
+        for turn in episode.turns:
+            turns_of[turn.agent] = turns_of.get(turn.agent, 0) + 1
+            assert turn.reward == turns_of[turn.agent]
+        assert sorted(turns_of.values()) == [1, 1, 2, 2, 2]
+        assert all(node.weight_spans for node in episode.nodes if node.sampled.all())
+
+
+def test_a_cancelled_run_leaves_no_request_of_a_child_or_of_a_simulated_user(renderer):
+    """The consumer goes away while children and users wait for their engines."""
+
+    async def main():
+        waiting, never = set(), asyncio.Event()
+        both = asyncio.Event()
+
+        def held(name):
+            async def completion(request):
+                waiting.add(name)
+                if len(waiting) == 2:
+                    both.set()
+                try:
+                    await never.wait()
+                finally:
+                    waiting.discard(name)
+
+            return completion
+
+        policy = ScriptedEngine(
+            lambda request: held("child")(request) if len(request.prompt_ids) > 80 else "ok", renderer=renderer
+        )
+        user_engine = ScriptedEngine(held("user"), renderer=renderer)
+
+        class Delegating:
+            def attach(self, context):
+                self.context = context
+
+            def reset(self, seed):
+                return [user("delegate")]
+
+            async def step(self, assistant):
+                await self.context.generate_turn([user("x" * 100)], agent="child")
+                return StepResult(done=True)
+
+        def make_environment(task):
+            if task.data == "user":
+                return UserSimulation(instructions="u", opening=[user("hi")], engine=user_engine, renderer=renderer)
+            return Delegating()
+
+        runner = Runner(make_environment, policy, renderer, sampling=SamplingParams(max_tokens=8))
+        stream = runner.stream([Task("a", "user"), Task("b", "child")])
+        consumer = asyncio.create_task(anext(stream))
+        await both.wait()
+        consumer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await consumer
+        await runner.close()
+        assert waiting == set()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
