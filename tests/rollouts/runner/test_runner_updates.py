@@ -80,15 +80,24 @@ async def until_sampling(engine, count):
     await until(lambda: sum(len(held.tokens) > 2 for held in engine._requests) == count)
 
 
-async def collect_with_update(runner, engine, count, mode, *, begun=until_sampling):
+async def collect_with_update(runner, engine, count, mode):
     collecting = asyncio.ensure_future(runner.collect(count))
-    await begun(engine, count)
+    await until_sampling(engine, count)
     await runner.update_weights(None, "1", mode)
     return await asyncio.wait_for(collecting, 60)
 
 
-async def until_queued(engine, count):
+async def collect_with_update_before_the_first_token(runner, engine, count, mode):
+    engine.pause()
+    collecting = asyncio.ensure_future(runner.collect(count))
     await until(lambda: engine.running == count)
+    updating = asyncio.ensure_future(runner.update_weights(None, "1", mode))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not updating.done()
+    engine.resume()
+    await updating
+    return await asyncio.wait_for(collecting, 60)
 
 
 def versions_of(group):
@@ -120,18 +129,18 @@ async def test_an_episode_goes_on_after_an_update_and_its_sample_has_both_versio
 
 
 async def test_requests_that_had_to_wait_for_the_update_are_not_too_old():
-    engine = engine_with(queue_seconds=(5.0, 5.0), update_seconds=(0.1, 0.1))
+    engine = engine_with(update_seconds=(5.0, 5.0))
     async with runner_with(engine, Synchronous()) as runner:
-        groups = await collect_with_update(runner, engine, 2, "wait", begun=until_queued)
+        groups = await collect_with_update_before_the_first_token(runner, engine, 2, "wait")
         assert [versions_of(group) for group in groups] == [["1"], ["1"]]
         assert DROPPED not in runner.metrics()
 
 
 async def test_a_running_request_counts_from_when_it_was_sent():
     """With "abort" its tokens may be of the old version, and nobody but the engine knows."""
-    engine = engine_with(queue_seconds=(5.0, 5.0), update_seconds=(0.1, 0.1))
+    engine = engine_with(update_seconds=(5.0, 5.0))
     async with runner_with(engine, Synchronous()) as runner:
-        await collect_with_update(runner, engine, 2, "abort", begun=until_queued)
+        await collect_with_update_before_the_first_token(runner, engine, 2, "abort")
         assert runner.metrics()[DROPPED] == 2
 
 
