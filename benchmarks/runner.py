@@ -1,6 +1,6 @@
 """The cost of a `Runner` per turn, beside a bare asyncio loop that makes the same calls.
 
-    python benchmarks/runner.py [--episodes 4096] [--turns 8] [--profile]
+    python benchmarks/runner.py [--episodes 4096] [--turns 8] [--only text] [--profile]
 
 The engine is in the process and takes no time. The bare loop makes the same calls of renderer, engine and environment
 on the event loop itself: no threads, no trajectory, no checks, no limits, no retries. Turns per second are wall-clock
@@ -18,9 +18,11 @@ import cProfile
 import gc
 import io
 import pstats
+import resource
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +48,7 @@ class InstantEngine:
         self.logprobs = np.full(len(ids), -0.5, np.float32)
         self.waiting: list[GenerateRequest] = []
         self._held = held
+        self.weight_version = "0"
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         if self._held:
@@ -164,14 +167,98 @@ def compare(renderer: TemplateRenderer, name: str, images: Sequence[bytes], epis
         print(f"  waited for {part:12} {1e3 * parts[f'turn_seconds_sum/{part}'] / count:10.2f} ms per turn")
 
 
+def prompt_bytes(requests: Sequence[GenerateRequest]) -> int:
+    """What the token ids of prompts take: their lists, and each id above 256, of which there is one object each."""
+    return sum(8 * len(request.prompt_ids) + 32 * sum(i > 256 for i in request.prompt_ids) for request in requests)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as status:
+        return int(status.read().split()[1]) * resource.getpagesize()
+
+
+async def waiting_memory(renderer: TemplateRenderer, episodes: int) -> float:
+    """Kilobytes of an episode that waits for its first completion, beyond its tokens."""
+    engine = InstantEngine(renderer, held=True)
+    tasks = (Task(str(index)) for index in range(episodes // GROUP_SIZE))
+    async with Runner(
+        lambda task: Maze(8, []),
+        engine,
+        renderer,
+        sampling=SAMPLING,
+        group_size=GROUP_SIZE,
+        concurrency=episodes,
+        limits=EpisodeLimits(max_turns=8, episode_seconds=3600),
+    ) as runner:
+        gc.collect()
+        before = resident_bytes()
+        waiting = asyncio.create_task(anext(runner.stream(tasks)))
+        while len(engine.waiting) < episodes:  # noqa: ASYNC110  the engine is as simple as can be
+            await asyncio.sleep(0.05)
+        gc.collect()
+        used = resident_bytes() - before - prompt_bytes(engine.waiting)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    return used / episodes / 1e3
+
+
+def report_memory(renderer: TemplateRenderer, episodes: int) -> None:
+    asyncio.run(waiting_memory(renderer, 64))  # what the first episodes of a process load
+    kilobytes = asyncio.run(waiting_memory(renderer, episodes))
+    print(f"memory of an episode that waits for the engine, beyond its tokens: {kilobytes:.1f} KB")
+
+
+async def blocked_times(stop: asyncio.Event) -> list[float]:
+    """Seconds by which a callback that is due every millisecond comes late, until `stop` is set."""
+    late = []
+    while not stop.is_set():
+        due = time.perf_counter() + 1e-3
+        await asyncio.sleep(1e-3)
+        late.append(time.perf_counter() - due)
+    return late
+
+
+async def blocked_while(run: Callable[[], Awaitable[object]]) -> np.ndarray:
+    stop = asyncio.Event()
+    watching = asyncio.create_task(blocked_times(stop))
+    await run()
+    stop.set()
+    return 1e3 * np.array(await watching)
+
+
+async def report_blocking(renderer: TemplateRenderer) -> None:
+    """How long the event loop is blocked while new images of 1024x1024 are processed, and without any episode."""
+    images = [png(1024, seed) for seed in range(64)]
+    numbers = iter(range(10**6))
+
+    def make() -> Maze:
+        return Maze(2, [images[next(numbers) % len(images)]])
+
+    idle = await blocked_while(lambda: asyncio.sleep(1.0))
+    busy = await blocked_while(lambda: run_runner(renderer, InstantEngine(renderer), make, 64))
+    print("lateness of the event loop, ms: median, 99 %, longest")
+    for name, late in (("without episodes", idle), ("64 new images of 1024x1024", busy)):
+        print(f"  {name:28} {np.median(late):7.2f} {np.percentile(late, 99):7.2f} {late.max():7.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=4096)
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--only", choices=("memory", "text", "images", "blocking"))
     parser.add_argument("--profile", action="store_true", help="profile the event loop's thread of the text run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         renderer = load_renderer(tiny_qwen3_vl(directory, weights=False))
+        # The renderer of larger images has the limits of a real checkpoint.
+        (Path(directory) / "preprocessor_config.json").write_text(
+            (Path(directory) / "preprocessor_config.json").read_text().replace("65536", str(1024 * 1024))
+        )
+        large = load_renderer(directory)
+    # As docs/runner.md recommends: Python's collector looks at all objects of all episodes again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     if options.profile:
         profile = cProfile.Profile()
         profile.enable()
@@ -180,8 +267,18 @@ def main() -> None:
         profile.disable()
         pstats.Stats(profile).sort_stats("tottime").print_stats(45)
         return
-    compare(renderer, "text", [], options.episodes, options.turns)
-    compare(renderer, "cached images", [png(64, seed) for seed in range(4)], options.episodes, options.turns)
+    measurements: dict[str, Callable[[], None]] = {
+        # First: later on, the process has memory that earlier episodes used.
+        "memory": lambda: report_memory(renderer, options.episodes),
+        "text": lambda: compare(renderer, "text", [], options.episodes, options.turns),
+        "images": lambda: compare(
+            renderer, "cached images", [png(64, seed) for seed in range(4)], options.episodes, options.turns
+        ),
+        "blocking": lambda: asyncio.run(report_blocking(large)),
+    }
+    for name, measure in measurements.items():
+        if options.only in (None, name):
+            measure()
 
 
 if __name__ == "__main__":

@@ -228,6 +228,7 @@ class Schedule:
                         self._interrupted.appendleft(run)
                         break
                     self._start(run)
+                    await asyncio.sleep(0)  # what else is due on the event loop does not wait for all groups to begin
                 changed.clear()
                 await changed.wait()
         except StopAsyncIteration:

@@ -20,6 +20,7 @@ import numpy as np
 
 from renderers import Message, MultiModalData, RenderedTokens
 from renderers.media.item import Modality
+from renderers.media.source import MediaSource
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.completion_checks import logprobs_error, token_ids_error
 from rollouts.engines.protocol import Completion, FinishReason
@@ -445,10 +446,10 @@ def _copied(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, name: str) -> None:
-    # The arrays of a node can always be stored. Without media and extras, the rest of most turns is plain data.
-    is_storable = all(not node.media and not node.extras for node in nodes) and is_plain(
+    # The arrays of a node can always be stored, and so can usual references. The rest of most turns is plain data.
+    is_storable = all(not node.extras and all(map(_is_storable, node.media)) for node in nodes) and is_plain(
         [
-            [list(node.messages) for node in nodes],
+            [_without_sources(node.messages) if node.media else list(node.messages) for node in nodes],
             [[span.version, span.start, span.end] for node in nodes for span in node.weight_spans],
             turn.message,
             turn.seconds,
@@ -457,6 +458,27 @@ def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, name: str) -> Non
     )
     if not is_storable:
         _check_stored({"nodes": nodes, "turn": turn}, name)
+
+
+def _is_storable(reference: MediaReference) -> bool:
+    """Whether a reference, whose node has checked it, can be stored. Others may be storable, too."""
+    source = reference.source
+    return type(source) is MediaSource and source.digest.isascii() and reference.mm_hash.isascii()
+
+
+def _without_sources(messages: Sequence[Message]) -> list[Any]:
+    """The stored messages with None in place of the parts that hold a source."""
+    return [
+        {**message, "content": [None if _holds_source(part) else part for part in content]}
+        if isinstance(content := message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _holds_source(part: Any) -> bool:
+    """Whether a part is one that `new_nodes` has made: its type, and a source."""
+    return type(part) is dict and len(part) == 2 and type(part.get(part.get("type"))) is MediaSource
 
 
 def _check_stored(value: object, name: str) -> None:

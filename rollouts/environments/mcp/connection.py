@@ -20,6 +20,9 @@ log = logging.getLogger("rollouts")
 #: Lines of a server's standard error that are kept for the text of an error.
 _STDERR_LINES = 8
 
+#: The largest event of a server over HTTP. The client's own limit, 1 MiB, is less than the base64 of many images.
+_MAX_EVENT_BYTES = 64 * 2**20
+
 
 class Connection:
     """An open connection: the server's tools, and calls of them.
@@ -116,7 +119,9 @@ class Connection:
         if isinstance(server, HttpServer):
             async with (
                 create_mcp_http_client(headers=dict(server.headers)) as http,
-                Client(streamable_http_client(server.url, http_client=http)) as client,
+                Client(
+                    streamable_http_client(server.url, http_client=http, max_sse_event_size=_MAX_EVENT_BYTES)
+                ) as client,
             ):
                 yield client
             return

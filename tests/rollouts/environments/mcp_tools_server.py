@@ -32,6 +32,13 @@ def picture(side: int) -> Image:
 
 
 @server.tool()
+def noise(side: int) -> Image:
+    buffer = io.BytesIO()
+    PillowImage.frombytes("L", (side, side), os.urandom(side * side)).save(buffer, "PNG")
+    return Image(data=buffer.getvalue(), format="png")
+
+
+@server.tool()
 def captioned(side: int) -> list[str | Image]:
     return ["before", Image(data=png(side), format="png"), "after"]
 

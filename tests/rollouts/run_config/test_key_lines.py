@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollouts.run_config.key_lines import KeyPath, key_lines
@@ -59,17 +59,20 @@ def documents(draw: st.DrawFn) -> str:
     return text
 
 
+@settings(max_examples=60)
 @given(documents())
 def test_every_key_of_a_document_has_a_line_and_nothing_else_has_one(text: str) -> None:
     assert set(key_lines(text)) == set(paths_of(tomllib.loads(text)))
 
 
+@settings(max_examples=30)
 @given(documents(), st.integers(1, 5))
 def test_empty_lines_before_a_document_move_every_key_by_as_many(text: str, count: int) -> None:
     moved = key_lines("\n" * count + text)
     assert moved == {path: line + count for path, line in key_lines(text).items()}
 
 
+@settings(max_examples=30)
 @given(documents())
 def test_carriage_returns_change_no_line(text: str) -> None:
     assert key_lines(text.replace("\n", "\r\n")) == key_lines(text)
