@@ -12,8 +12,8 @@ log = logging.getLogger("rollouts.observability")
 class PeriodicThread:
     """Calls `function` every `seconds` on a thread of its own, from `start` to `stop`.
 
-    A thread runs also while something blocks the event loop. An exception of the function is logged, and the function
-    is called again.
+    A thread runs also while something blocks the event loop. After an exception the function is called again; it is
+    logged, unless the call before it failed too.
     """
 
     def __init__(self, function: Callable[[], object], seconds: float, name: str) -> None:
@@ -38,8 +38,12 @@ class PeriodicThread:
             thread.join()
 
     def _run(self) -> None:
+        failed = False
         while not self._stopped.wait(self._seconds):
             try:
                 self._function()
+                failed = False
             except Exception:
-                log.exception("%s failed", self._name)
+                if not failed:
+                    log.exception("%s failed", self._name)
+                failed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -73,7 +74,8 @@ class ProgressDisplay:
             self._live.refresh()
             self._live.stop()
         else:
-            self._print_line()
+            with suppress(OSError):  # nobody reads the output any more; the run goes on
+                self._print_line()
 
     def line(self) -> str:
         """The present state on one line, without colours."""
@@ -82,7 +84,8 @@ class ProgressDisplay:
         )
 
     def _print_line(self) -> None:
-        self._console.print(Text(self.line()), soft_wrap=True)
+        # Not through the console: rich exits the process where nobody reads the output any more.
+        self._console.file.write(f"{self.line()}\n")
         self._console.file.flush()
 
     def _rows_as_text(self) -> Group:

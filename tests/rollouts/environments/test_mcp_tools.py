@@ -9,8 +9,10 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import mcp as mcp_package
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -235,7 +237,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-async def test_tools_over_http(caplog):
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_tools_over_http(mode, monkeypatch, caplog):
+    """ "legacy" is what is spoken with older servers: sessions, and results as events of a stream."""
+    monkeypatch.setattr("mcp.Client", partial(mcp_package.Client, mode=mode))
     caplog.set_level(logging.CRITICAL, "mcp")
     port = free_port()
     async with (

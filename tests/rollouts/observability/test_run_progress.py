@@ -166,6 +166,15 @@ def test_the_thread_ends_with_the_block(run_metrics):
         assert threading.active_count() == before
 
 
+def test_output_that_nobody_reads_any_more_does_not_fail_the_run(run_metrics):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with ProgressDisplay(run_metrics, console=Console(file=Closed())):
+        pass
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("seconds", 0), ("seconds", float("nan")), ("seconds", "10"), ("total_groups", -1), ("total_groups", 1.5)],

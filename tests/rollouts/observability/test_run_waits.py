@@ -176,22 +176,23 @@ def test_the_thread_ends_with_the_block():
     assert threading.active_count() == before
 
 
-def test_a_periodic_function_that_raises_is_logged_and_called_again(caplog):
-    calls = []
-    twice = threading.Event()
+def test_a_periodic_function_that_raises_is_called_again_and_logged_once_until_it_succeeds(caplog):
+    outcomes = iter([ValueError("broken pipe"), ValueError("still broken"), None, ValueError("broken again")])
+    over = threading.Event()
 
-    def fail():
-        calls.append(None)
-        if len(calls) > 1:
-            twice.set()
-        raise ValueError("broken pipe")
+    def call():
+        outcome = next(outcomes, over)
+        if outcome is over:
+            over.set()
+        elif outcome is not None:
+            raise outcome
 
-    thread = PeriodicThread(fail, 0.001, "writer")
+    thread = PeriodicThread(call, 0.001, "writer")
     thread.start()
-    assert twice.wait(20)
+    assert over.wait(20)
     thread.stop()
-    assert "writer failed" in caplog.messages
-    assert "broken pipe" in caplog.text
+    assert caplog.messages == ["writer failed", "writer failed"]
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["broken pipe", "broken again"]
 
 
 def test_an_episode_that_ends_between_report_and_log_is_not_logged(watcher, clock, caplog, monkeypatch):
