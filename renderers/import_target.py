@@ -19,11 +19,11 @@ def load_target(import_path: str) -> Any:
     """
     separator = ":" if ":" in import_path else "."
     module_name, _, name = import_path.rpartition(separator)
-    if not module_name or not name:
-        raise ValueError(f"import_path {import_path!r} is neither module.Name nor path/to/file.py:Name")
+    if not module_name or not name or (separator == "." and ("/" in import_path or name == "py")):
+        raise ValueError(f"import_path {import_path!r} must look like module.Name or path/to/file.py:Name")
     module = _file_module(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     if not hasattr(module, name):
-        raise ValueError(f"import_path {import_path!r}: {module_name} has no {name}")
+        raise ValueError(f"import_path {import_path!r}: {module_name} has no attribute {name!r}")
     return getattr(module, name)
 
 

@@ -138,7 +138,7 @@ class _ReplacedTopK(TorchFunctionMode):
         if func not in _TOPK:
             return result
         values, chosen = args[0] if args else kwargs["input"], result.indices
-        if values.shape[-1] != self._count or chosen.shape[-1] != self._experts.shape[1]:
+        if values.shape[-1] != self._count or chosen.shape[-1] != self._experts.shape[1] or _is_one_group(values):
             return result  # of groups of experts
         self.calls += 1
         own = chosen.reshape(-1, chosen.shape[-1])
@@ -150,3 +150,8 @@ class _ReplacedTopK(TorchFunctionMode):
         self._comparison.different += int((given.sort().values != own[:-1].sort().values).any(dim=-1).sum())
         replaced = torch.cat([given, own[-1:]]).reshape(chosen.shape)
         return torch.return_types.topk((values.gather(-1, replaced), replaced))
+
+
+def _is_one_group(scores: torch.Tensor) -> bool:
+    """Whether these are the scores of a single group of experts, (tokens, 1, experts)."""
+    return scores.ndim == 3 and scores.shape[0] > 1 and scores.shape[1] == 1

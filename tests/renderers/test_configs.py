@@ -204,6 +204,7 @@ def test_a_custom_renderer_is_built_with_the_tokenizer_and_its_own_configuration
     for path, error in (
         (f"{tmp_path}/mine.py:NotOne", TypeError),
         ("mine", ValueError),
+        (f"{tmp_path}/mine.py", ValueError),
         ("my_renderers.No", ValueError),
     ):
         with pytest.raises(error):

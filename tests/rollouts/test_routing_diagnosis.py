@@ -34,14 +34,15 @@ MODELS = {
     "gpt_oss": lambda: text_config("gpt_oss"),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**TEXT, **EXPERTS, vocab_size=300),
     # The first layer has no experts; later ones choose groups of experts first.
-    "deepseek_v3": lambda: transformers.DeepseekV3Config(
-        **(TEXT | {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 8}),
-        **LATENT,
-        **GROUPS,
-        first_k_dense_replace=1,
-        vocab_size=300,
-    ),
+    "deepseek_v3": lambda: deepseek_v3(),
+    "one group of experts": lambda: deepseek_v3(n_group=1, topk_group=1),
 }
+
+
+def deepseek_v3(**groups):
+    layers = {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 8}
+    options = {**TEXT, **layers, **LATENT, **GROUPS, **groups}
+    return transformers.DeepseekV3Config(**options, first_k_dense_replace=1, vocab_size=300)
 
 
 def tiny(name):

@@ -57,13 +57,15 @@ class _NoEngine:
 
 
 class _RecordingPool(RendererPool):
-    """A pool that keeps what it rendered first, and the number of its tools."""
+    """A pool that keeps what it renders, with the number of tools."""
 
-    first: tuple[RenderedTokens, int] | None = None
+    def __init__(self, renderer: TemplateRenderer) -> None:
+        super().__init__(renderer)
+        self.rendered: list[tuple[RenderedTokens, int]] = []
 
     async def render_async(self, messages: Any, **options: Any) -> RenderedTokens:
         rendered = await super().render_async(messages, **options)
-        self.first = self.first or (rendered, len(options.get("tools") or ()))
+        self.rendered.append((rendered, len(options.get("tools") or ())))
         return rendered
 
 
@@ -71,12 +73,12 @@ async def _first_prompt(parts: RunParts) -> FirstPrompt:
     engine = _NoEngine()
     with _RecordingPool(parts.renderer) as pool:
         group = await _first_group(parts, engine, pool)
-        first = pool.first
-    episode = group.episodes[0]
-    if engine.request is None or first is None:
-        raise DryRunError(group.task.task_id, episode.error or "the episode ended without a request")
-    rendered, tools = first
-    assert list(engine.request.prompt_ids) == rendered.token_ids
+    episode, request = group.episodes[0], engine.request
+    if request is None:
+        reason = episode.error or episode.truncation_reason or "the episode ended without a request"
+        raise DryRunError(group.task.task_id, reason)
+    # An environment may request several completions at once; their prompts are rendered in any order.
+    rendered, tools = next(one for one in pool.rendered if one[0].token_ids == list(request.prompt_ids))
     return FirstPrompt(group.task.task_id, episode.seed, rendered, tools)
 
 

@@ -133,6 +133,14 @@ def test_a_dry_run_of_an_environment_that_fails_says_why(tmp_path: Path, monkeyp
     assert "Broken.reset raised OSError: the simulator is not there" in result.stderr
 
 
+def test_a_dry_run_whose_first_prompt_is_over_a_limit_says_so(tmp_path: Path) -> None:
+    result = run(write_run(tmp_path, CONFIG.replace("max_turns = 4", "max_tokens = 8")), "--dry-run")
+    assert result.exit_code == 2
+    assert "task four has no first prompt" in result.stderr
+    assert "max_tokens" in result.stderr
+    assert "the limit is 8" in result.stderr
+
+
 def test_a_dry_run_without_tasks_says_so(tmp_path: Path) -> None:
     path = write_run(tmp_path)
     (tmp_path / "tasks.jsonl").write_text("\n")

@@ -1,0 +1,130 @@
+"""A runner with a journal: what is run again, what is delivered again, and what a runner refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runner_world import assert_no_task_is_left, make_runner, tasks
+
+from rollouts.runner import Group, Journal, JournalInUseError, JournalOfAnotherRunError
+from rollouts.runner.events import EpisodeEnded
+from rollouts.testing import ScriptedEngine
+from transport import encode
+
+
+def journalled(renderer: Any, directory: Path, **options: Any) -> Any:
+    return make_runner(renderer, journal=Journal.open(directory / "journal"), **options)
+
+
+async def received(renderer: Any, directory: Path, count: int, *, limit: int = 99, **options: Any) -> list[Group]:
+    """The groups of a run over `count` tasks; the process stops after `limit` of them."""
+    groups: list[Group] = []
+    async with journalled(renderer, directory, **options) as runner:
+        async for group in runner.stream(tasks(count)):
+            groups.append(group)
+            if len(groups) == limit:
+                break
+    assert_no_task_is_left()
+    return groups
+
+
+def ids(groups: list[Group]) -> list[str]:
+    return [group.task.task_id for group in groups]
+
+
+async def test_of_a_group_of_eight_with_seven_finished_episodes_one_is_run_again(renderer: Any, tmp_path: Path) -> None:
+    ended, seven = set(), asyncio.Event()
+
+    def count(event: Any) -> None:
+        if isinstance(event, EpisodeEnded) and event.outcome == "done":
+            ended.add(event.episode_id)
+            if len(ended) == 7:
+                seven.set()
+
+    async def wait_for_the_last(request: Any) -> str:
+        if request.session_id == "t0/5.0":
+            await asyncio.Event().wait()
+        return "yes"
+
+    first = ScriptedEngine(wait_for_the_last, renderer=renderer)
+    async with journalled(renderer, tmp_path, engine=first, group_size=8, listeners=[count]) as runner:
+        waiting = asyncio.ensure_future(anext(runner.stream(tasks(1))))
+        await asyncio.wait_for(seven.wait(), 30)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    second = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    (group,) = await received(renderer, tmp_path, 1, engine=second, group_size=8)
+    assert {request.session_id for request in second.requests} == {"t0/5.0"}
+    assert [episode.episode_id for episode in group.episodes] == [f"t0/{index}.0" for index in range(8)]
+    assert group.rewards.tolist() == [2.0] * 8
+    assert group.attempts == (1,) * 8
+
+
+async def test_a_group_that_was_not_acknowledged_is_delivered_again_unchanged_and_not_run_again(
+    renderer: Any, tmp_path: Path
+) -> None:
+    before = await received(renderer, tmp_path, 3, limit=2, group_size=2)
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    after = await received(renderer, tmp_path, 3, engine=engine, group_size=2)
+    assert encode(after[0]) == encode(before[1])
+    assert sorted(ids(before[:1] + after)) == ["t0", "t1", "t2"]
+    assert not {request.session_id.split("/")[0] for request in engine.requests} & {*ids(before)}
+    assert await received(renderer, tmp_path, 3, group_size=2) == []
+
+
+async def test_an_acknowledged_group_is_not_delivered_again(renderer: Any, tmp_path: Path) -> None:
+    async with journalled(renderer, tmp_path) as runner:
+        group = await anext(runner.stream(tasks(1)))
+        await runner.acknowledge(group)
+    assert await received(renderer, tmp_path, 1) == []
+
+
+async def test_the_groups_of_a_collect_are_delivered_again_until_the_next_collect(
+    renderer: Any, tmp_path: Path
+) -> None:
+    async with journalled(renderer, tmp_path, tasks=tasks(6)) as runner:
+        first, second = await runner.collect(2), await runner.collect(2)
+    async with journalled(renderer, tmp_path, tasks=tasks(6)) as runner:
+        again = await runner.collect(2)
+        rest = await runner.collect(9)
+    assert sorted(map(encode, again)) == sorted(map(encode, second))
+    assert sorted(ids(first + second + rest)) == [f"t{number}" for number in range(6)]
+
+
+async def test_tasks_that_were_begun_are_continued_though_the_source_does_not_yield_them_again(
+    renderer: Any, tmp_path: Path
+) -> None:
+    async with journalled(renderer, tmp_path, group_size=2, concurrency=1) as runner:
+        await anext(runner.stream(tasks(2)))
+    async with journalled(renderer, tmp_path, group_size=2) as runner:
+        groups = [group async for group in runner.stream([])]
+    assert "t0" in ids(groups)
+    assert all(len(group) == 2 and not group.num_failed for group in groups)
+
+
+async def test_skipped_groups_are_not_run_again(renderer: Any, tmp_path: Path) -> None:
+    def skip(group: Group) -> bool:
+        return group.task.task_id == "t1"
+
+    assert ids(await received(renderer, tmp_path, 2, skip_group=skip)) == ["t0"]
+    engine = ScriptedEngine([], renderer=renderer)
+    assert await received(renderer, tmp_path, 2, engine=engine) == []
+    assert engine.requests == []
+
+
+async def test_a_journal_of_another_group_size_or_seed_is_refused_by_the_runner(renderer: Any, tmp_path: Path) -> None:
+    await received(renderer, tmp_path, 1, group_size=2, seed=1)
+    for options in ({"group_size": 3, "seed": 1}, {"group_size": 2, "seed": 2}):
+        with pytest.raises(JournalOfAnotherRunError, match="give this run a directory of its own"):
+            await received(renderer, tmp_path, 1, **options)
+    assert await received(renderer, tmp_path, 1, group_size=2, seed=1) == []
+
+
+async def test_two_runners_cannot_have_one_journal_at_a_time(renderer: Any, tmp_path: Path) -> None:
+    async with journalled(renderer, tmp_path):
+        with pytest.raises(JournalInUseError, match="has it open"):
+            journalled(renderer, tmp_path)
+    await Journal.open(tmp_path / "journal").close()
