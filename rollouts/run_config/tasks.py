@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import tomllib
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 
 from renderers.file_reading import open_readable
 from rollouts.error_texts import describe_exception, short_repr
-from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
 from rollouts.numbers import whole_number
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.errors import TaskFileError
@@ -23,7 +24,9 @@ from rollouts.runner.task import Task
 
 TaskSource: TypeAlias = Iterable[Task] | AsyncIterable[Task]
 
-_PARQUET_ROWS = 256  # that are read at once
+# That are read at once.
+_PARQUET_ROWS = 256
+_TASKS_AT_ONCE = 256
 
 
 def make_tasks(file: ConfigFile) -> TaskSource:
@@ -57,7 +60,7 @@ async def _first_of_async(tasks: AsyncIterable[Task], count: int) -> AsyncIterat
 
 
 class _FileTaskSource:
-    """The tasks of a file; each iteration reads it from the beginning."""
+    """The tasks of a file; each iteration reads it from the beginning, the asynchronous one on a thread."""
 
     def __init__(self, path: Path, section: FileTasks) -> None:
         self._path = path
@@ -67,6 +70,28 @@ class _FileTaskSource:
         rows, unit, first = _rows(self._path, self._section)
         for number, (place, row) in enumerate(rows):
             yield _task(self._path, self._section, number, place + first, unit, row)
+
+    async def __aiter__(self) -> AsyncIterator[Task]:
+        tasks = iter(self)
+        while True:
+            taken, error = await asyncio.to_thread(_take, tasks)
+            for task in taken:
+                yield task
+            if error is not None:
+                raise error
+            if not taken:
+                return
+
+
+def _take(tasks: Iterator[Task]) -> tuple[list[Task], Exception | None]:
+    """The next tasks, none at the end, and the error with which reading them ended."""
+    taken: list[Task] = []
+    try:
+        for task in islice(tasks, _TASKS_AT_ONCE):
+            taken.append(task)  # noqa: PERF402  those before an error are kept
+    except (RolloutsError, OSError) as error:
+        return taken, error
+    return taken, None
 
 
 def _rows(path: Path, section: FileTasks) -> tuple[Iterator[tuple[int, Any]], str, int]:

@@ -18,11 +18,11 @@ log = logging.getLogger("rollouts.runner")
 class VersionHistory:
     """The versions that have been in use, the oldest first; the last is in use now.
 
-    `reported` returns the version that the engine reports. A version that is not known and that the engine reports has
-    come into use through another process: it becomes the newest, with a warning. Where the engine reports none, an
-    unknown version of a token becomes the newest. Any other that is not known was in use before this run; the version
-    before the first may also be an integer in decimal digits, as the first is: then the difference counts. Raises
-    `ArgumentError` for a version that is not text.
+    `reported` returns the version that the engine reports. One that is not known is in use from when it is reported,
+    with a warning unless it is `expected`: another process has set it. Where the engine reports none, an unknown
+    version of a token becomes the newest. Any other version that is not known was in use before this run; where it and
+    the first version of this run are integers in decimal digits, their difference counts. Raises `ArgumentError` for a
+    version that is not text.
     """
 
     def __init__(self, first: str, reported: Callable[[], str] | None = None) -> None:
@@ -30,10 +30,12 @@ class VersionHistory:
         self._places = {first: 0}
         self._first = self._current = first
         self._reported = reported or (lambda: self._current)
+        self.expected = ""  # the version of the update that is under way
 
     @property
     def current(self) -> str:
         """The version in use."""
+        self.adopt_reported()
         return self._current
 
     @property
@@ -56,17 +58,14 @@ class VersionHistory:
         """Record that `version` is in use now. A version that is in use already stays in its place."""
         _check_name(version)
         if self._places.get(version, -1) < 0:
-            self._places[version] = self.current_place + 1
+            self._places[version] = self._places[self._current] + 1
             self._current = version
 
     def place(self, version: str) -> int:
         """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
+        self.adopt_reported()
         if version not in self._places:
-            reported = self._reported()
-            if reported == "":
-                self.start_using(version)
-            elif version == reported:
-                log.warning("the engine has weights of version %.80r, which this runner has not set", version)
+            if self._reported() == "":
                 self.start_using(version)
             else:
                 self._places[version] = self._place_before_this_run(version)
@@ -75,11 +74,20 @@ class VersionHistory:
     @property
     def current_place(self) -> int:
         """The place of the version in use. It grows by 1 with each update."""
+        self.adopt_reported()
         return self._places[self._current]
 
     def name_of(self, place: int) -> str:
         """The version at a place that `place` returned."""
         return next(version for version, known in self._places.items() if known == place)
+
+    def adopt_reported(self) -> None:
+        """Start using the version that the engine reports, which has it before its call for the update returns."""
+        version = self._reported()
+        if version != self._current and self._places.get(version, -1) < 0:
+            if version != self.expected:
+                log.warning("the engine has weights of version %.80r, which this runner has not set", version)
+            self.start_using(version)
 
     def _place_before_this_run(self, version: str) -> int:
         numbers = VersionOrder()

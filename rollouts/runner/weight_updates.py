@@ -47,7 +47,7 @@ class WeightUpdates:
                 "way; await it first"
             )
         self.history.check_new(version)
-        self._running = version
+        self._running = self.history.expected = version
         started = time.monotonic()
         try:
             await self._until_ended(asyncio.ensure_future(self._update(engine, weights, version, in_flight)))
@@ -56,9 +56,8 @@ class WeightUpdates:
             self._reporter.emit(WeightUpdateFailed, version, describe_exception(error))
             raise
         finally:
-            self._running = ""
-            if engine.weight_version == version:  # also after an error in the last step
-                self.history.start_using(version)
+            self.history.adopt_reported()  # also after an error
+            self._running = self.history.expected = ""
         self._reporter.counters.weight_updates += 1
         self._reporter.emit(WeightsUpdated, version, in_flight, time.monotonic() - started)
 

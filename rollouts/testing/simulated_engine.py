@@ -270,9 +270,9 @@ class SimulatedEngine:
         )
 
     def _end(self, held: _Request, outcome: Completion | EngineError) -> None:
-        if held.result.done():
-            pass  # cancelled; the task that waits for it has not run since
-        elif isinstance(outcome, Completion):
+        if held.result.done():  # cancelled; its caller removes it
+            return
+        if isinstance(outcome, Completion):
             held.result.set_result(outcome)
         else:
             held.result.set_exception(outcome)

@@ -101,6 +101,17 @@ async def test_a_cancelled_request_is_removed():
     assert engine.running == 0
 
 
+async def test_requests_that_are_cancelled_in_any_round_do_not_stop_the_others():
+    engine = SimulatedEngine(queue_seconds=(0, 0.1), tokens=(1, 4))
+    tasks = [asyncio.ensure_future(engine.generate(request(seed))) for seed in range(100)]
+    for cancelled in tasks[::2]:
+        await asyncio.sleep(0)
+        cancelled.cancel()
+    for other in tasks[1::2]:
+        assert len((await asyncio.wait_for(other, 60)).completions) == 1
+    assert engine.running == 0
+
+
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 async def test_running_requests_continue_with_the_new_version(mode):
     engine = long_engine()

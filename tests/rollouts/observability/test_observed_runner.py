@@ -83,7 +83,9 @@ async def test_every_line_that_an_environment_logs_on_a_thread_names_its_episode
         assert (line["task_id"], line["turn"]) == (task_id, int(turn))
     episodes = {episode.episode_id for group in groups for episode in group.episodes}
     assert {line["episode_id"] for line in own} == episodes
-    assert {line["episode_id"] for line in lines if line.get("event") == "EpisodeEnded"} == episodes
+    ended = [line for line in lines if line.get("event") == "EpisodeEnded"]
+    assert {line["episode_id"] for line in ended} == episodes
+    assert all(line["episode_id"].startswith(f"{line['task_id']}/") for line in ended)
 
 
 async def test_every_episode_is_a_trace_with_its_turns(renderer):

@@ -56,6 +56,11 @@ def test_the_endpoint_serves_counters_gauges_and_histograms_of_the_run(run_metri
     assert found["mmrollouts_weights_info", (("version", "1"),)] == 1
 
 
+def test_the_endpoint_listens_on_the_loopback_address_alone_unless_another_is_given():
+    with PrometheusEndpoint(RunMetrics(), port=0) as endpoint:
+        assert endpoint._server.server_address[0] == "127.0.0.1"
+
+
 def test_names_follow_the_conventions_of_prometheus(run_metrics):
     """Base units, `_total` on counters and only there, one prefix, and no rates."""
     with PrometheusEndpoint(run_metrics, port=0) as endpoint:

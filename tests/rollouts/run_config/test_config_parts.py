@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,17 @@ def test_files_of_each_kind_give_the_same_tasks_each_time_they_are_read(tmp_path
     source = parts_of(tmp_path, with_tasks(f'kind = "{kind}"\npath = "rows.{kind}"\nid_key = "name"')).tasks
     for _ in range(2):
         assert [(task.task_id, task.data) for task in source] == [("four", rows[0]), ("seven", rows[1])]
+
+
+async def test_rows_are_read_on_a_thread_and_those_before_a_wrong_one_are_kept(tmp_path: Path) -> None:
+    count = 600  # more than are read at once
+    (tmp_path / "many.jsonl").write_text("".join(f'{{"name": "{n}"}}\n' for n in range(count)) + "[1]\n")
+    source = parts_of(tmp_path, CONFIG.replace("tasks.jsonl", "many.jsonl")).tasks
+    assert isinstance(source, AsyncIterable)
+    tasks = aiter(source)
+    assert [(await anext(tasks)).task_id for _ in range(count)] == [str(n) for n in range(count)]
+    with pytest.raises(TaskFileError, match=f"line {count + 1}: "):
+        await anext(tasks)
 
 
 ROWS = {

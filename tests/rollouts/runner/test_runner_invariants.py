@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from simulated_runs import LoopRenderer, RandomEnvironment, TaskLog
 
 from rollouts import SamplingParams
@@ -15,7 +15,7 @@ from rollouts.runner import Asynchronous, OneStepOffPolicy, RetryPolicy, Runner,
 from rollouts.runner.events import EpisodeEnded, EpisodeStarted, GroupSkipped, GroupStale
 from rollouts.testing import SimulatedEngine
 
-SECONDS = 60.0  # after which a call is taken to wait for ever
+SECONDS = 30.0  # after which a call is taken to wait for ever
 MODES = [
     Synchronous(),
     OneStepOffPolicy(),
@@ -26,7 +26,7 @@ MODES = [
     Asynchronous(2, "downweight"),
 ]
 in_flight_modes = st.sampled_from(["abort", "wait", "keep"])
-rounds = st.integers(0, 150)
+rounds = st.sampled_from([0, 1, 3, 10, 30, 60, 100, 150])  # of the event loop
 
 
 class RecordingEngine(SimulatedEngine):
@@ -55,7 +55,7 @@ class Run(RuleBasedStateMachine):
     @initialize(
         mode=st.sampled_from(MODES),
         group_size=st.integers(1, 3),
-        concurrency=st.integers(1, 7),
+        concurrency=st.sampled_from([1, 3, 6]),
         seed=st.integers(0, 2**16),
         failure_rate=st.sampled_from([0.0, 0.1]),
     )
@@ -63,7 +63,7 @@ class Run(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.mode, self.group_size, self.concurrency = mode, group_size, concurrency
         self.engine = RecordingEngine(
-            seed=seed, tokens=(1, 12), error_rate=failure_rate, abort_rate=failure_rate / 2, update_failure_rate=0.2
+            seed=seed, tokens=(2, 24), error_rate=failure_rate, abort_rate=failure_rate / 2, update_failure_rate=0.2
         )
         self.tasks = TaskLog()
         self.delivered, self.skipped, self.stale = [], [], []
@@ -74,7 +74,7 @@ class Run(RuleBasedStateMachine):
             lambda task: RandomEnvironment(f"{seed} {next(environments)}", failure_rate),
             self.engine,
             LoopRenderer(),
-            sampling=SamplingParams(max_tokens=10),
+            sampling=SamplingParams(max_tokens=20),
             group_size=group_size,
             concurrency=concurrency,
             mode=mode,
@@ -168,6 +168,10 @@ class Run(RuleBasedStateMachine):
             await self.runner.update_weights(None, version, mode)
         except WeightUpdateError:
             assert self.engine.weight_version != version
+        await self.pass_rounds(10)  # what the update cancelled ends in these
+        if self.mode.on_stale == "drop":
+            for held in self.engine._requests:
+                assert self.engine.age(held.spans) <= self.mode.max_staleness, "a request runs on that is too old"
 
     # What must hold.
 
@@ -202,13 +206,6 @@ class Run(RuleBasedStateMachine):
         # One task may have been taken for a group that was not started.
         assert 0 <= undelivered <= self.largest * (1 + self.mode.max_staleness) + 1
 
-    @precondition(lambda self: self.mode.on_stale == "drop")
-    @invariant()
-    def no_request_runs_on_that_is_too_old(self):
-        self.run(self.pass_rounds(10))  # what is cancelled ends in these
-        for held in self.engine._requests:
-            assert self.engine.age(held.spans) <= self.mode.max_staleness
-
     def teardown(self):
         if not hasattr(self, "runner"):
             return
@@ -228,4 +225,12 @@ class Run(RuleBasedStateMachine):
 
 
 TestRun = Run.TestCase
-TestRun.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
+TestRun.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
+
+
+class ManyRuns(Run):
+    """The same, for many more runs."""
+
+
+TestManyRuns = pytest.mark.slow(ManyRuns.TestCase)
+TestManyRuns.settings = settings(max_examples=1500, stateful_step_count=25, deadline=None)

@@ -80,9 +80,19 @@ def test_a_version_that_was_in_use_cannot_be_used_again():
 def test_a_version_that_the_engine_reports_and_nobody_set_is_the_newest_and_is_logged_once(caplog):
     history = VersionHistory("a", lambda: "b")
     with caplog.at_level(logging.WARNING):
+        assert history.current == "b"
         assert [history.place("b"), history.place("b"), history.place("a")] == [1, 1, 0]
-    assert history.current == "b"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_the_version_of_an_update_is_in_use_as_soon_as_the_engine_reports_it(caplog):
+    reported = ["a"]
+    history = VersionHistory("a", lambda: reported[0])
+    history.expected = "b"
+    assert history.current_place == 0
+    reported[0] = "b"
+    assert (history.current_place, staleness(history, 0)) == (1, 1)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("version", [1, None, b"1"], ids=repr)

@@ -1,0 +1,226 @@
+"""Weight updates while groups run: what goes on, what is dropped, and that its capacity is free."""
+
+import asyncio
+
+import pytest
+from simulated_runs import LoopRenderer, TaskLog
+
+from rollouts import SamplingParams, StepResult
+from rollouts.errors import ArgumentError, WeightUpdateError
+from rollouts.runner import Asynchronous, OneStepOffPolicy, Runner, RunnerClosedError, Synchronous
+from rollouts.runner.events import GroupStale
+from rollouts.testing import SimulatedEngine
+
+TOKENS = 30
+DROPPED = "groups_stale/drop"
+
+
+class OneTurn:
+    """Asks once."""
+
+    def reset(self, seed):
+        return [{"role": "user", "content": "begin"}]
+
+    def step(self, assistant):
+        return StepResult(reward=1.0, done=True)
+
+
+class HeldSecondTurn:
+    """Waits between its two turns until `released`."""
+
+    released = asyncio.Event()
+    num_waiting = 0
+
+    def __init__(self):
+        self.turn = 0
+
+    def reset(self, seed):
+        return [{"role": "user", "content": "begin"}]
+
+    async def step(self, assistant):
+        self.turn += 1
+        if self.turn == 1:
+            type(self).num_waiting += 1
+            await self.released.wait()
+        return StepResult([{"role": "user", "content": "go on"}], done=self.turn == 2)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    monkeypatch.setattr(HeldSecondTurn, "released", asyncio.Event())
+    monkeypatch.setattr(HeldSecondTurn, "num_waiting", 0)
+    return HeldSecondTurn
+
+
+def engine_with(**options):
+    return SimulatedEngine(**{"tokens": (TOKENS, TOKENS), "queue_seconds": (0.0, 0.01), **options})
+
+
+def runner_with(engine, mode, make=OneTurn, tasks=None, **options):
+    return Runner(
+        lambda task: make(),
+        engine,
+        LoopRenderer(),
+        sampling=SamplingParams(max_tokens=TOKENS),
+        mode=mode,
+        tasks=TaskLog() if tasks is None else tasks,
+        **options,
+    )
+
+
+async def until(condition):
+    """Let the event loop run until a condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  rounds of the loop are the simulated time
+            await asyncio.sleep(0)
+
+
+async def until_sampling(engine, count):
+    """Wait until this many requests have tokens."""
+    await until(lambda: sum(len(held.tokens) > 2 for held in engine._requests) == count)
+
+
+async def collect_with_update(runner, engine, count, mode):
+    collecting = asyncio.ensure_future(runner.collect(count))
+    await until_sampling(engine, count)
+    await runner.update_weights(None, "1", mode)
+    return await asyncio.wait_for(collecting, 60)
+
+
+async def collect_with_update_before_the_first_token(runner, engine, count, mode):
+    engine.pause()
+    collecting = asyncio.ensure_future(runner.collect(count))
+    await until(lambda: engine.running == count)
+    updating = asyncio.ensure_future(runner.update_weights(None, "1", mode))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not updating.done()
+    engine.resume()
+    await updating
+    return await asyncio.wait_for(collecting, 60)
+
+
+def versions_of(group):
+    return [span.version for e in group.episodes for node in e.nodes for span in node.weight_spans]
+
+
+@pytest.mark.parametrize("run_mode", [Synchronous(), Asynchronous(0)], ids=repr)
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_running_groups_that_are_too_old_are_cancelled_and_others_run_in_their_place(run_mode, mode):
+    engine, tasks = engine_with(), TaskLog()
+    async with runner_with(engine, run_mode, tasks=tasks, concurrency=2) as runner:
+        groups = await collect_with_update(runner, engine, 2, mode)
+        assert [versions_of(group) for group in groups] == [["1"], ["1"]]
+        assert (runner.metrics()[DROPPED], engine.cancelled, len(tasks.given)) == (2, 2, 4)
+    assert engine.running == 0
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_an_episode_goes_on_after_an_update_and_its_sample_has_both_versions(mode):
+    engine = engine_with()
+    async with runner_with(engine, Asynchronous(1), group_size=2) as runner:
+        collecting = asyncio.ensure_future(runner.collect(1))
+        await until_sampling(engine, 4)  # of the group and of the one ahead
+        await runner.update_weights(None, "1", mode)
+        (group,) = await collecting
+        assert versions_of(group) == ["0", "1"] * 2
+        assert (group.oldest_version, runner.versions) == ("0", ("0", "1"))
+        assert DROPPED not in runner.metrics()
+
+
+async def test_requests_that_had_to_wait_for_the_update_are_not_too_old():
+    engine = engine_with(update_seconds=(5.0, 5.0))
+    async with runner_with(engine, Synchronous()) as runner:
+        groups = await collect_with_update_before_the_first_token(runner, engine, 2, "wait")
+        assert [versions_of(group) for group in groups] == [["1"], ["1"]]
+        assert DROPPED not in runner.metrics()
+
+
+async def test_a_running_request_counts_from_when_it_was_sent():
+    """With "abort" its tokens may be of the old version, and nobody but the engine knows."""
+    engine = engine_with(update_seconds=(5.0, 5.0))
+    async with runner_with(engine, Synchronous()) as runner:
+        await collect_with_update_before_the_first_token(runner, engine, 2, "abort")
+        assert runner.metrics()[DROPPED] == 2
+
+
+async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_works(held):
+    engine = engine_with()
+    async with runner_with(engine, Asynchronous(1), make=held, tasks=TaskLog()) as runner:
+        collecting = asyncio.ensure_future(runner.collect(1))
+        await until(lambda: held.num_waiting == 2)  # one group is ahead
+        await runner.update_weights(None, "1")
+        await asyncio.sleep(0)
+        assert DROPPED not in runner.metrics()
+        await runner.update_weights(None, "2")
+        await until(lambda: runner.metrics().get(DROPPED) == 2)
+        held.released.set()
+        (group,) = await asyncio.wait_for(collecting, 60)
+        assert set(versions_of(group)) == {"2"}
+
+
+async def test_a_group_that_waits_for_the_consumer_is_dropped_by_the_update_that_makes_it_too_old():
+    engine, events = engine_with(), []
+    async with runner_with(engine, OneStepOffPolicy(), listeners=[events.append]) as runner:
+        await runner.collect(2)
+        await until(lambda: runner.metrics()["groups_queued"] == 2)
+        await runner.update_weights(None, "1")
+        assert runner.metrics()["groups_queued"] == 2
+        await runner.update_weights(None, "2")
+        assert runner.metrics()["groups_queued"] == 0
+        stale = [(event.staleness, event.action) for event in events if isinstance(event, GroupStale)]
+        assert stale == [(2, "drop")] * 2
+        assert [versions_of(group) for group in await runner.collect(2)] == [["2"], ["2"]]
+
+
+async def test_stale_samples_are_weighted_down_where_that_is_chosen():
+    engine, events = engine_with(), []
+    mode = Asynchronous(1, "downweight")
+    async with runner_with(engine, mode, tasks=TaskLog(), listeners=[events.append]) as runner:
+        collecting = asyncio.ensure_future(runner.collect(1))
+        await until_sampling(engine, 2)
+        for version in "123":
+            await runner.update_weights(None, version, "keep")
+        (group,) = await collecting
+        assert group.oldest_version == "0"
+        assert group.sample_weights.tolist() == [(1 + 1) / (3 + 1)]
+        assert runner.metrics()["groups_stale/downweight"] == 1
+        assert [event.action for event in events if isinstance(event, GroupStale)] == ["downweight"]
+
+
+async def test_a_failed_update_changes_nothing():
+    engine = engine_with(update_failure_rate=1.0)
+    async with runner_with(engine, Synchronous()) as runner:
+        collecting = asyncio.ensure_future(runner.collect(2))
+        await until_sampling(engine, 2)
+        with pytest.raises(WeightUpdateError, match="version '0' is in use"):
+            await runner.update_weights(None, "1")
+        assert [versions_of(group) for group in await collecting] == [["0"], ["0"]]
+        assert runner.versions == ("0",)
+        assert (runner.metrics()["weight_updates"], runner.metrics()["weight_update_failures"]) == (0, 1)
+
+
+async def test_a_cancelled_update_drops_what_it_made_too_old():
+    engine = engine_with()
+    async with runner_with(engine, Synchronous()) as runner:
+        collecting = asyncio.ensure_future(runner.collect(1))
+        await until_sampling(engine, 1)
+        updating = asyncio.ensure_future(runner.update_weights(None, "1"))
+        await asyncio.sleep(0)
+        updating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await updating
+        (group,) = await collecting
+        assert (versions_of(group), runner.metrics()[DROPPED]) == (["1"], 1)
+
+
+async def test_updates_of_a_closed_runner_and_with_wrong_arguments_are_refused():
+    engine = engine_with()
+    runner = runner_with(engine, Synchronous())
+    with pytest.raises(ArgumentError, match="version is '0'; it has been in use"):
+        await runner.update_weights(None, "0")
+    with pytest.raises(ArgumentError, match="in_flight is 'now'"):
+        await runner.update_weights(None, "1", "now")
+    await runner.close()
+    with pytest.raises(RunnerClosedError):
+        await runner.update_weights(None, "1")
