@@ -24,8 +24,9 @@ class EpisodeDeadlines:
 
     def begin_turn(self) -> None:
         """Begin the time of a turn, inside the scope."""
-        if self._limits.turn_seconds is not None:
-            self._turn_end = _later(self._loop.time(), self._limits.turn_seconds)
+        if self._limits.turn_seconds is None and self.scope.when() is not None:
+            return  # the end of the episode is set
+        self._turn_end = _later(self._loop.time(), self._limits.turn_seconds)
         ends = [end for end in (self._turn_end, self._episode_end) if end is not None]
         if ends and not self.scope.expired():
             self.scope.reschedule(min(ends))

@@ -118,7 +118,8 @@ def _replaying(
         with _ReplacedTopK(experts, count, comparison) as replaced:
             result = forward(*args, **kwargs)
         if replaced.calls != 1:
-            reason = f"its routers choose by {replaced.calls} calls of topk over all {count} experts instead of one"
+            topk = f"topk for {experts.shape[1]} of all {count} experts"
+            reason = f"its routers call {topk} {replaced.calls} times instead of once"
             raise UnsupportedModelError(model_type, reason)
         return result
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from renderers.media.item import Modality
+from renderers.vision.processor import MediaProcessor
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError
 from rollouts.runner.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import wire_type
+
+if TYPE_CHECKING:  # needs torch
+    from rollouts.training import TrainingSample
 
 
 @wire_type("rollouts.Group")
@@ -76,3 +82,33 @@ class Group:
     def succeeded(self) -> Iterator[tuple[int, Trajectory]]:
         """The episodes without an error, each with its index."""
         return ((index, episode) for index, episode in enumerate(self.episodes) if not episode.error)
+
+    def samples(
+        self,
+        processors: Mapping[Modality, MediaProcessor],
+        *,
+        baseline: Literal["mean", "leave_one_out"] = "mean",
+        scale: Literal["group", "none"] = "group",
+    ) -> list[TrainingSample]:
+        """The training samples of the episodes that did not fail; their advantages compare the group's `rewards`.
+
+        The advantage of an episode (`rollouts.training.group_advantages`, which explains `baseline` and `scale`) holds
+        for all tokens that it sampled, times its `sample_weights`. Episodes that failed are not compared with. A group
+        of equal rewards gives samples with advantages of 0. `processors` are those of the renderer. Needs the extra
+        `torch`. Raises as `rollouts.training.samples_from_trajectory` does.
+        """
+        from rollouts.training import group_advantages, samples_from_trajectory
+
+        kept = list(self.succeeded())
+        if not kept:
+            return []
+        indices = [index for index, _ in kept]
+        advantages = group_advantages(
+            self.rewards[indices].tolist(), [self.task.task_id] * len(kept), baseline=baseline, scale=scale
+        )
+        weighted = advantages * self.sample_weights[indices]
+        return [
+            sample
+            for (_, episode), advantage in zip(kept, weighted.tolist(), strict=True)
+            for sample in samples_from_trajectory(episode, advantage=advantage, processors=processors)
+        ]

@@ -113,6 +113,7 @@ class Runner:
         self._ids: set[str] = set()
         self._schedules: set[Schedule] = set()
         self._collected = None if tasks is None else self._new_schedule(tasks)
+        self._ending: set[asyncio.Task[None]] = set()  # of streams that nobody refers to
         self._is_closed = False
 
     # Groups.
@@ -153,6 +154,8 @@ class Runner:
         for schedule in list(self._schedules):
             if await schedule.acknowledge(group):
                 return
+        if self._journal is not None:  # of a stream that has ended
+            await self._journal.delivered(group.task.task_id)
 
     # Weights.
 
@@ -201,6 +204,8 @@ class Runner:
         self._is_closed = True
         for schedule in list(self._schedules):
             await self._end(schedule)
+        if self._ending:
+            await asyncio.wait(self._ending)
         self._resources.close()
         if self._journal is not None:
             await self._journal.close()
@@ -242,6 +247,13 @@ class Runner:
         await schedule.close()
         self._schedules.discard(schedule)
 
+    def _abandon(self, schedule: Schedule) -> None:
+        """`_end`, called on the event loop for a stream that nobody refers to."""
+        if schedule in self._schedules:
+            ending = asyncio.get_running_loop().create_task(self._end(schedule))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
 
 class GroupStream(AsyncIterator[Group]):
     """The groups of a call of `Runner.stream`. A stream that is no longer referred to cancels its episodes."""
@@ -268,4 +280,4 @@ class GroupStream(AsyncIterator[Group]):
 
     def __del__(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._schedule.cancel)
+            self._loop.call_soon_threadsafe(self._runner._abandon, self._schedule)

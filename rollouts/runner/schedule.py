@@ -107,19 +107,12 @@ class Schedule:
 
     async def interrupt(self) -> None:
         """Cancel what runs. The next `next_groups` begins it again, without the episodes that have ended."""
-        interrupted = dict(self._running)
-        tasks = [*interrupted.values()] + ([] if self._starting is None else [self._starting])
+        tasks = [*self._running.values()] + ([] if self._starting is None else [self._starting])
         self._starting = None
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._interrupted.extendleft(run for run in reversed(interrupted) if not run.is_over)
-
-    def cancel(self) -> None:
-        """Cancel what runs without waiting for it; `interrupt` or `close` waits."""
-        for task in self._running.values():
-            task.cancel()
 
     async def close(self) -> None:
         """Cancel what runs."""
@@ -242,7 +235,7 @@ class Schedule:
         run.claim()
         task = asyncio.create_task(self._run_group(run))
         self._running[run] = task
-        task.add_done_callback(lambda _: self._ended(run))
+        task.add_done_callback(lambda _: self._end(run))
 
     def _may_start(self) -> bool:
         capacity = self._settings.capacity
@@ -263,6 +256,8 @@ class Schedule:
             recorded = await self._journal.attempts(task_id)
             self._unfinished.popleft()
             return GroupRun(task, self._settings, recorded)
+        if self._source_error is not None:
+            raise self._source_error
         task = await self._source.next()
         return GroupRun(task, self._settings)
 
@@ -289,9 +284,11 @@ class Schedule:
             self._finished.append(error)
             run.is_over = True
 
-    def _ended(self, run: GroupRun) -> None:
+    def _end(self, run: GroupRun) -> None:
         del self._running[run]
         run.release()
+        if not run.is_over:
+            self._interrupted.append(run)
         self._progress.set()
 
     def _skip_reason(self, group: Group) -> str:

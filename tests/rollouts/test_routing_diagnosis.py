@@ -197,6 +197,16 @@ def test_experts_of_another_model_are_refused_with_the_reason(change, reason):
         pass
 
 
+def test_another_number_of_experts_a_token_is_not_replayed_and_the_reason_says_it():
+    model = tiny("gpt_oss")
+    samples = [
+        replace(sample, routed_experts=np.repeat(sample.routed_experts, 2, axis=2)) for sample in sampled(model, 0.3)
+    ]
+    diagnosis = diagnosed(model, samples)
+    assert diagnosis.causes == ()
+    assert "call topk for 4 of all 4 experts 0 times instead of once" in routing_of(diagnosis).skipped
+
+
 def test_a_model_without_routers_is_refused():
     model = with_seed(lambda: AutoModelForCausalLM.from_config(text_config("qwen3")))
     assert num_experts(architecture(model)) == 0

@@ -37,16 +37,13 @@ class JournalFiles:
             reason = f"the directory cannot be made: {error.strerror or error}. Name another one"
             raise JournalError(self._path, reason) from error
         self._directory = directory
-        is_new = not (directory / ENTRIES).exists()
-        if is_new and (directory / EPISODES).exists():
+        if (directory / EPISODES).exists() and not (directory / ENTRIES).exists():
             raise JournalDamagedError(
                 self._path, f"there is {EPISODES} and no {ENTRIES}; restore it, or name a directory without them"
             )
         with contextlib.ExitStack() as opened:
             self.entries = opened.enter_context(self._writer(ENTRIES))
             self.episodes = opened.enter_context(self._writer(EPISODES))
-            if is_new:
-                self._record_directory()
             opened.pop_all()
         self._reader: RecordReader | None = None
 
@@ -70,6 +67,16 @@ class JournalFiles:
         with self._name_errors():
             self.episodes.flush()
             self.entries.flush()
+
+    def flush_names(self) -> None:
+        """Wait until the names of new files are on the disk."""
+        if hasattr(os, "O_DIRECTORY"):
+            with self._name_errors():
+                descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def read_entries(self) -> Iterator[Entry]:
         """The entries in order. Raises `JournalDamagedError`."""
@@ -125,15 +132,6 @@ class JournalFiles:
             raise JournalDamagedError(self._path, f"{name}: {error}") from error
         except OSError as error:
             raise JournalWriteError(self._path, f"{name}: {error.strerror or error}") from error
-
-    def _record_directory(self) -> None:
-        """Wait until the names of the new files are on the disk."""
-        if hasattr(os, "O_DIRECTORY"):
-            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
     @contextlib.contextmanager
     def _name_errors(self) -> Iterator[None]:

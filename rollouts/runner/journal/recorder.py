@@ -62,6 +62,8 @@ class Recorder:
         if recorded is None:
             self._check_begun()
             self._files.append_entry(JournalBegun(configuration))
+            if self._fsync:
+                self._files.flush_names()
             self.history.configuration = configuration
         elif found := differences(recorded, configuration):
             raise JournalOfAnotherRunError(self.path, found)

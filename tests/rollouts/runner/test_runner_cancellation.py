@@ -163,6 +163,9 @@ def test_a_stream_that_is_left_by_break_cancels_its_episodes(renderer):
                 break
             gc.collect()
             await ended(engine)
+            for _ in range(100):  # whatever would start further groups has time to
+                await asyncio.sleep(0)
+            assert not engine.in_flight
             again = await groups_of_released(engine, runner)
             assert len(again) == 2
         assert_no_task_is_left()
@@ -258,5 +261,38 @@ def test_a_second_wait_for_the_same_groups_is_an_error_and_another_stream_is_not
             streaming = asyncio.create_task(groups_of(runner, tasks(2)))
             engine.release.set()
             assert len(await collecting) == len(await streaming) == 2
+
+    run(world())
+
+
+def test_a_second_cancellation_during_the_first_loses_no_group(renderer):
+    async def world():
+        both_step, first_ends, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        stepping, made = [], []
+
+        class SlowToEnd(Counting):
+            async def step(self, assistant):
+                stepping.append(self.task.task_id)
+                if len(stepping) == 2:
+                    both_step.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    first_ends.set()
+                    await may_end.wait()
+
+        def make(task):
+            made.append(task.task_id)
+            return (SlowToEnd if len(made) <= 2 else Counting)(task)
+
+        async with make_runner(renderer, make, concurrency=2, tasks=tasks(3)) as runner:
+            collecting = asyncio.create_task(runner.collect(3))
+            await both_step.wait()
+            collecting.cancel()
+            await first_ends.wait()
+            await cancelled(collecting)
+            may_end.set()
+            groups = await runner.collect(3)
+            assert sorted(group.task.task_id for group in groups) == ["t0", "t1", "t2"]
 
     run(world())
