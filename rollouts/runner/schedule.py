@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rollouts.engines.protocol import InFlight
+from rollouts.episodes.errors import ends_task
 from rollouts.runner.errors import GroupFailedError, RunnerBusyError, TaskSourceError
 from rollouts.runner.events import GroupDelivered, GroupFinished, GroupSkipped, GroupStale
 from rollouts.runner.group import Group
@@ -109,6 +110,8 @@ class Schedule:
         """Cancel what runs. The next `next_groups` begins it again, without the episodes that have ended."""
         tasks = [*self._running.values()] + ([] if self._starting is None else [self._starting])
         self._starting = None
+        for run in self._running:
+            run.is_interrupted = True
         for task in tasks:
             task.cancel()
         if tasks:
@@ -232,6 +235,7 @@ class Schedule:
             self._progress.set()
 
     def _start(self, run: GroupRun) -> None:
+        run.is_interrupted = False
         run.claim()
         task = asyncio.create_task(self._run_group(run))
         self._running[run] = task
@@ -275,12 +279,20 @@ class Schedule:
                 await self._skip(task_id, reason)
             else:
                 self._finished.append(FinishedGroup(run, group))
-        except asyncio.CancelledError:
-            if run.dropped_for is None or run.is_over:
-                raise
-            run.is_over = True
-            await self._drop(task_id, run.dropped_for)
-        except Exception as error:  # noqa: BLE001  raised by `next_groups`
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # raised by `next_groups`: a group must not be lost, whatever ends its task
+            if isinstance(error, asyncio.CancelledError):
+                if run.dropped_for is not None and not run.is_over:
+                    run.is_over = True
+                    await self._drop(task_id, run.dropped_for)
+                    return
+                if run.is_interrupted or run.is_over:
+                    raise
+            if not isinstance(error, Exception):
+                failure = GroupFailedError(task_id, run.ended_episodes, "running the group", error)
+                failure.__cause__ = error
+                error = failure
             self._finished.append(error)
             run.is_over = True
 
@@ -297,7 +309,9 @@ class Schedule:
             return ""
         try:
             reason = self._skip_group(group)
-        except Exception as error:  # a function of a user may raise anything
+        except BaseException as error:  # a function of a user may raise anything
+            if ends_task(error):
+                raise
             raise GroupFailedError(group.task.task_id, group.episodes, "skip_group", error) from error
         return reason if isinstance(reason, str) else "skipped" if reason else ""
 
