@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RecentRate:
-    """Growth per second of a total over the last one to three windows of `window` seconds.
+    """Growth per second of a total over the last one to four windows of `window` seconds.
 
     It is 0 once nothing was added for two windows.
     """
@@ -27,8 +27,7 @@ class RecentRate:
             self._total_then, self._begun = self._total, now
 
     def per_second(self, now: float) -> float:
-        """The rate at the time `now`; 0 where no time has passed. May be called from any thread."""
-        seconds = now - self._earlier_begun
-        if now - self._begun >= 2 * self._window or seconds <= 0:
+        """The rate at the time `now`, taken over at least one second. May be called from any thread."""
+        if now - self._begun >= 2 * self._window:
             return 0.0
-        return (self._total - self._earlier_total) / seconds
+        return (self._total - self._earlier_total) / max(now - self._earlier_begun, 1.0)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 
 class Capacity:
-    """At most `limit` episodes run at once; those that wait for a slot are served in their order.
+    """At most `limit` episodes run at once, each inside `async with capacity.slots`, in the order in which they come.
 
     Claims announce episodes that will need a slot: more groups are started while there are fewer claims than slots.
     """
@@ -16,19 +14,8 @@ class Capacity:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.claimed = 0
-        self.running = 0
         self.changed = asyncio.Event()  # set when claims are released
-        self._slots = asyncio.Semaphore(limit)
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it for the block."""
-        async with self._slots:
-            self.running += 1
-            try:
-                yield
-            finally:
-                self.running -= 1
+        self.slots = asyncio.Semaphore(limit)
 
 
 class Claims:

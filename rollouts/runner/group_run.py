@@ -120,7 +120,8 @@ class GroupRun:
         return self._group
 
     async def _run_episodes(self) -> None:
-        self._started_at = time.monotonic()
+        if self._started_at is None:
+            self._started_at = time.monotonic()
         indices = [index for index, episode in enumerate(self._ended) if episode is None]
         if len(indices) == 1:
             await self._run_episode(indices[0])
@@ -133,7 +134,7 @@ class GroupRun:
         """Run attempts at an episode until one is final."""
         settings = self._settings
         while self._ended[index] is None:
-            async with settings.capacity.slot():
+            async with settings.capacity.slots:
                 attempt = self._attempts[index]
                 self._attempts[index] += 1
                 try:

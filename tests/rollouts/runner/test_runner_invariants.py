@@ -40,6 +40,9 @@ class RecordingEngine(SimulatedEngine):
         await super().update_weights(weights, version, in_flight=in_flight)
         self.used.append(version)
 
+    def is_sampling(self):
+        return any(held.tokens for held in self._requests)
+
     def age(self, spans):
         """How many updates the oldest of these spans is behind."""
         return max((len(self.used) - 1 - self.used.index(span.version) for span in spans), default=0)
@@ -111,6 +114,18 @@ class Run(RuleBasedStateMachine):
             collecting = asyncio.ensure_future(self.collected(count))
             await self.pass_rounds(wait)
             await self.updated(mode)
+            return await collecting
+
+        assert len(self.run(both())) == count
+
+    @rule(count=st.integers(1, 4), modes=st.lists(in_flight_modes, min_size=1, max_size=3))
+    def update_while_tokens_are_sampled(self, count, modes):
+        async def both():
+            collecting = asyncio.ensure_future(self.collected(count))
+            for mode in modes:
+                while not collecting.done() and not self.engine.is_sampling():  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await self.updated(mode)
             return await collecting
 
         assert len(self.run(both())) == count
@@ -216,6 +231,8 @@ class Run(RuleBasedStateMachine):
             ended = [*self.delivered, *self.skipped, *self.stale]
             assert sorted(ended) == sorted(self.tasks.given), "a task was lost, or ended twice"
             assert self.engine.running == 0
+            capacity = self.runner._capacity
+            assert (capacity.claimed, capacity.running) == (0, 0), "capacity was not given back"
             assert self.attempts[EpisodeStarted] == self.attempts[EpisodeEnded]
             self.run(self.runner.close())
             self.run(self.engine.close())
