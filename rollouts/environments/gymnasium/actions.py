@@ -90,10 +90,10 @@ def _outermost(text: str, action_names: Sequence[str]) -> Iterator[tuple[str, in
     # Of those that begin at one place the longest comes first, and of equally long ones the name.
     matches.sort(key=lambda found: (found[0].start(), -found[0].end(), found[1] is None))
     end = 0
-    for match, index in matches:
+    for match, named in matches:
         if match.end() > end:
             end = match.end()
-            yield match.group(), index
+            yield match.group(), named
 
 
 def _box_action(text: str, space: Any) -> np.ndarray:
