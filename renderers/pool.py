@@ -172,6 +172,15 @@ class RendererPool:
         """The map of the renderer; empty for a text model."""
         return dict(getattr(self.renderer, "mm_token_type_id_map", {}))
 
+    @property
+    def shares_one_renderer(self) -> bool:
+        """Whether all calls use one renderer, which threads share."""
+        return self._free is None
+
+    async def run_on_thread(self, call: Callable[[], T]) -> T:
+        """Call a function on a thread of the pool, as the `_async` methods do."""
+        return await self._run(call)
+
     render_async = _on_threads(render)
     render_ids_async = _on_threads(render_ids)
     parse_response_async = _on_threads(parse_response)
@@ -249,8 +258,11 @@ def _is_being_cancelled() -> bool:
 
 
 def _result_of(call: Callable[[], T]) -> T:
-    """Call, with a StopIteration made a RuntimeError: `asyncio` cannot pass a StopIteration on to a coroutine."""
+    """Call, with exceptions that mean something else to a coroutine made a RuntimeError.
+
+    `asyncio` cannot pass a StopIteration on, and a CancelledError would say that the call was cancelled.
+    """
     try:
         return call()
-    except StopIteration as error:
-        raise RuntimeError("the renderer raised StopIteration") from error
+    except (StopIteration, asyncio.CancelledError) as error:
+        raise RuntimeError(f"the renderer raised {type(error).__name__}") from error

@@ -1,13 +1,15 @@
-"""Calls of a renderer by an episode: they run on threads, and unknown exceptions become `RendererFailedError`."""
+"""Calls of a renderer by an episode: all but short ones run on threads; unknown exceptions become errors of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from renderers import Message, ParsedResponse, RenderedTokens, Renderer, RendererError, RendererPool
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
+from rollouts.episodes.short_calls import ShortCalls
 from rollouts.errors import RolloutsError
 
 
@@ -28,10 +30,14 @@ def renderer_pool(renderer: Renderer | RendererPool) -> Iterator[RendererPool]:
 
 
 class RendererCalls:
-    """Calls a pool for an episode. Raises `RendererError`; `RendererFailedError` for other exceptions."""
+    """Calls a pool for an episode. Raises `RendererError`; `RendererFailedError` for other exceptions.
 
-    def __init__(self, pool: RendererPool) -> None:
+    With `short_calls`, which the episodes of a run share, calls that are short enough are made on the event loop.
+    """
+
+    def __init__(self, pool: RendererPool, short_calls: ShortCalls | None = None) -> None:
         self._pool = pool
+        self._short_calls = short_calls if isinstance(pool, RendererPool) else None
         self._name = type(getattr(pool, "renderer", pool)).__name__
 
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -56,22 +62,26 @@ class RendererCalls:
         media = prompt.multi_modal_data
         has_media = media is not None and media.items_with_ranges()
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if has_media else {}
+        arguments = (prompt.token_ids, completion_ids, new_messages)
+        options = {"tools": tools, "previous_messages": previous_messages, **media_argument}
         with self._wrap_exceptions("bridge_to_next_turn"):
-            return await self._pool.bridge_to_next_turn_async(
-                prompt.token_ids,
-                completion_ids,
-                new_messages,
-                tools=tools,
-                previous_messages=previous_messages,
-                **media_argument,
-            )
+            text_size = _text_size(new_messages)
+            if self._short_calls is None or text_size is None:
+                return await self._pool.bridge_to_next_turn_async(*arguments, **options)
+            bridge = partial(self._pool.bridge_to_next_turn, *arguments, **options)
+            return await self._short_calls.run(self._pool, "bridge", text_size + len(completion_ids), bridge)
 
     async def parse(
         self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens
     ) -> tuple[Message, ParsedResponse]:
         """The completion as an assistant message, and what it was parsed into."""
         with self._wrap_exceptions("parse_response"):
-            parsed = await self._pool.parse_response_async(completion_ids, tools=tools, prompt_ids=prompt.token_ids)
+            options = {"tools": tools, "prompt_ids": prompt.token_ids}
+            if self._short_calls is None:
+                parsed = await self._pool.parse_response_async(completion_ids, **options)
+            else:
+                parse = partial(self._pool.parse_response, completion_ids, **options)
+                parsed = await self._short_calls.run(self._pool, "parse", len(completion_ids), parse)
             message: Message = parsed.to_message()
             return message, parsed
 
@@ -79,6 +89,17 @@ class RendererCalls:
         return wrap_exceptions(
             lambda error: RendererFailedError(self._name, method, error), unchanged=(RendererError, RolloutsError)
         )
+
+
+def _text_size(messages: Sequence[Message]) -> int | None:
+    """The characters of messages whose contents are text; None where there may be media, which take long to load."""
+    size = 0
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str):
+            return None
+        size += len(content)
+    return size
 
 
 def _is_pool(renderer: object) -> bool:

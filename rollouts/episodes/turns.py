@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
@@ -17,6 +17,7 @@ from rollouts.episodes.engine_calls import expecting_request, generate_completio
 from rollouts.episodes.errors import EpisodeLimitError, naming_origin
 from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
 from rollouts.episodes.renderer_calls import RendererCalls
+from rollouts.episodes.short_calls import ShortCalls
 from rollouts.errors import TrajectoryFinishedError
 from rollouts.trajectory.tree import Trajectory
 
@@ -29,6 +30,7 @@ class EpisodeSettings:
     renderer: RendererPool
     sampling: SamplingParams
     limits: EpisodeLimits
+    short_calls: ShortCalls = field(default_factory=ShortCalls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class TurnRecorder:
         self.limits = settings.limits
         self.activity = activity
         self.deadlines = EpisodeDeadlines(settings.limits)
-        self._calls = RendererCalls(self.renderer)
+        self._calls = RendererCalls(self.renderer, settings.short_calls)
         self._vocab_size = known_vocab_size(self.engine, self.renderer)
         self._stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
         self._in_flight = 0

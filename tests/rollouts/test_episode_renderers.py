@@ -3,6 +3,7 @@
 import asyncio
 import io
 import threading
+import time
 
 import corpus
 import numpy as np
@@ -26,13 +27,16 @@ def ids_of(trajectory):
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["a renderer", "a pool"])
-def test_rendering_bridging_and_parsing_stay_off_the_event_loop(renderer, monkeypatch, pooled):
+def test_rendering_bridging_and_parsing_that_take_long_stay_off_the_event_loop(renderer, monkeypatch, pooled):
     threads = {}
     for method in ("render", "bridge_to_next_turn", "parse_response"):
         real = getattr(renderer, method)
 
         def noting(*args, _real=real, _method=method, **kwargs):
             threads.setdefault(_method, set()).add(threading.current_thread())
+            began = time.thread_time()
+            while time.thread_time() < began + 0.002:
+                pass
             return _real(*args, **kwargs)
 
         monkeypatch.setattr(renderer, method, noting)

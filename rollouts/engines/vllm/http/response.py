@@ -60,10 +60,15 @@ def _message(body: bytes) -> str:
             kind = error.get("type")
             error = f"{kind}: {error['message']}" if isinstance(kind, str) else error["message"]
         elif isinstance(error, list) and all(isinstance(item, dict) and "msg" in item for item in error):
-            error = "; ".join(f"{'.'.join(map(str, item.get('loc', ())))}: {item['msg']}" for item in error)
+            error = "; ".join(f"{_place(item.get('loc'))}: {item['msg']}" for item in error)
         if isinstance(error, str):
             return _excerpt(error.encode("utf-8", "replace"))
     return _excerpt(body)
+
+
+def _place(location: object) -> str:
+    """The field that a validation error is about: the names on the way to it, separated by dots."""
+    return ".".join(map(str, location)) if isinstance(location, list) else str(location)
 
 
 def _excerpt(body: bytes) -> str:

@@ -1,0 +1,86 @@
+"""Calls of a renderer that are so short that a thread would cost more than the call.
+
+A thread takes a tenth of a millisecond to begin a call and hand over its result, and several times that while other
+threads hold the interpreter's lock. Parsing a short completion, or adding a short message, takes less. Such calls are
+made on the event loop itself if they take half a millisecond at most on average. Of many that are due at once, a
+few are made at a time; then the loop looks at what else is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Final, TypeVar
+
+from renderers import RendererPool, TemplateRenderer
+
+T = TypeVar("T")
+
+_LONGEST_CALL_SECONDS: Final = 0.0005
+_CALLS_AT_ONCE: Final = 32
+
+#: The fixed part of a call's cost, as if it had so many tokens or characters more.
+_FIXED_SIZE: Final = 64
+
+#: The share of the latest call in the mean cost of its kind. Half a millisecond on average leaves room for calls that
+#: take twice as long as the mean.
+_LATEST_SHARE: Final = 0.1
+
+
+class ShortCalls:
+    """Makes calls on the event loop or on the threads of a pool, by what calls of the same kind have cost.
+
+    Only calls of a `TemplateRenderer` that threads share are made on the event loop: it computes, and waits for
+    nothing. The first two calls of a kind are made on threads.
+    """
+
+    def __init__(self) -> None:
+        self._seconds_per_size: dict[str, float] = {}  # by kind: the mean of recent calls
+        self._made = 0  # since the loop has looked at what else is due
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def run(self, pool: RendererPool, kind: str, size: int, call: Callable[[], T]) -> T:
+        """Make a call whose cost grows with `size`, a number of tokens or characters. `call` needs no media."""
+        if not self._is_short(pool, kind, size):
+            # Processor time: a thread also waits for other threads.
+            return await pool.run_on_thread(lambda: self._measured(kind, size, call, time.thread_time))
+        if self._made >= _CALLS_AT_ONCE or self._waiting:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            await turn
+        elif not self._made:
+            asyncio.get_running_loop().call_soon(self._next_calls)
+        self._made += 1
+        return self._measured(kind, size, call, time.perf_counter)
+
+    def _is_short(self, pool: RendererPool, kind: str, size: int) -> bool:
+        rate = self._seconds_per_size.get(kind, inf)
+        if rate == inf or not pool.shares_one_renderer or not isinstance(pool.renderer, TemplateRenderer):
+            return False
+        return rate * (size + _FIXED_SIZE) <= _LONGEST_CALL_SECONDS
+
+    def _next_calls(self) -> None:
+        """Let the next calls begin. The loop calls this after it has looked at what is due."""
+        self._made = 0
+        begun = 0
+        while self._waiting and begun < _CALLS_AT_ONCE:
+            turn = self._waiting.popleft()
+            if not turn.done():  # it is cancelled with its caller
+                turn.set_result(None)
+                begun += 1
+        if begun:
+            asyncio.get_running_loop().call_soon(self._next_calls)
+
+    def _measured(self, kind: str, size: int, call: Callable[[], T], clock: Callable[[], float]) -> T:
+        started = clock()
+        result = call()
+        rate = (clock() - started) / (size + _FIXED_SIZE)
+        mean = self._seconds_per_size.get(kind)
+        if mean is None:
+            self._seconds_per_size[kind] = inf  # the first call also fills caches, so that it does not count
+        else:
+            self._seconds_per_size[kind] = rate if mean == inf else mean + _LATEST_SHARE * (rate - mean)
+        return result

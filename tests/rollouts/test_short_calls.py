@@ -1,0 +1,162 @@
+"""Which calls of a renderer are made on the event loop, and how many of them between two looks at what else is due."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from renderers import RendererPool, load_renderer
+from rollouts import SamplingParams, StepResult, run_episode
+from rollouts.episodes import short_calls
+from rollouts.episodes.short_calls import ShortCalls
+from rollouts.testing import ScriptedEngine
+
+MANY = 200
+
+
+def on_loop():
+    return threading.current_thread() is threading.main_thread()
+
+
+def slow():
+    """Takes 2 ms of processor time; whether it ran on the event loop."""
+    began = time.thread_time()
+    while time.thread_time() < began + 0.002:
+        pass
+    return on_loop()
+
+
+class Foreign:
+    """A renderer of another package."""
+
+    def __init__(self, renderer):
+        self._renderer = renderer
+
+    def __getattr__(self, name):
+        return getattr(self._renderer, name)
+
+    def render(self, *args, **options):
+        return self._renderer.render(*args, **options)
+
+    def render_ids(self, *args, **options):
+        return self._renderer.render_ids(*args, **options)
+
+    def parse_response(self, *args, **options):
+        return self._renderer.parse_response(*args, **options)
+
+    def get_stop_token_ids(self):
+        return self._renderer.get_stop_token_ids()
+
+    def bridge_to_next_turn(self, *args, **options):
+        return self._renderer.bridge_to_next_turn(*args, **options)
+
+
+async def places(pool, calls):
+    """Whether each of four calls ran on the event loop."""
+    short = ShortCalls()
+    return [await short.run(pool, "kind", 10, calls) for _ in range(4)]
+
+
+async def after_two_calls(pool):
+    """`ShortCalls` that know what a call costs."""
+    short = ShortCalls()
+    for _ in range(2):
+        await short.run(pool, "kind", 10, on_loop)
+    return short
+
+
+@pytest.fixture
+def pool(renderer):
+    with RendererPool(renderer) as pool:
+        yield pool
+
+
+async def test_the_first_calls_of_a_kind_are_made_on_threads_and_later_short_ones_are_not(pool):
+    assert await places(pool, on_loop) == [False, False, True, True]
+
+
+async def test_calls_that_take_long_stay_on_threads(pool):
+    assert await places(pool, slow) == [False] * 4
+
+
+async def test_a_call_that_is_large_for_its_kind_is_made_on_a_thread(pool):
+    short = await after_two_calls(pool)
+    assert await short.run(pool, "kind", 10, on_loop)
+    assert not await short.run(pool, "kind", 10**9, on_loop)
+
+
+async def test_calls_that_become_expensive_go_back_to_threads(pool):
+    short = await after_two_calls(pool)
+    assert [await short.run(pool, "kind", 10, slow) for _ in range(10)][-1] is False
+
+
+async def test_a_renderer_of_another_package_is_called_on_threads_only(renderer):
+    with RendererPool(Foreign(renderer)) as pool:
+        assert await places(pool, on_loop) == [False] * 4
+
+
+async def test_renderers_that_threads_do_not_share_are_called_on_threads_only(renderer):
+    with RendererPool(lambda: renderer, 2) as pool:
+        assert await places(pool, on_loop) == [False] * 4
+
+
+async def test_the_loop_looks_at_what_else_is_due_after_a_few_calls(pool):
+    short = await after_two_calls(pool)
+    order = []
+
+    async def other():
+        while len(order) < MANY:
+            order.append("loop")
+            await asyncio.sleep(0)
+
+    calls = [short.run(pool, "kind", 10, lambda: order.append("call")) for _ in range(MANY)]
+    await asyncio.gather(other(), *calls)
+    runs = "".join(each[0] for each in order).split("l")
+    assert order.count("call") == MANY
+    assert max(map(len, runs)) <= 2 * short_calls._CALLS_AT_ONCE
+    assert sum(bool(run) for run in runs) >= MANY / (2 * short_calls._CALLS_AT_ONCE)
+
+
+async def test_a_cancelled_call_does_not_run_and_does_not_keep_others_waiting(pool):
+    short = await after_two_calls(pool)
+    made = []
+    tasks = [
+        asyncio.create_task(short.run(pool, "kind", 10, lambda number=number: made.append(number)))
+        for number in range(MANY)
+    ]
+    await asyncio.sleep(0)
+    for task in tasks[MANY // 2 :: 2]:
+        task.cancel()
+    await asyncio.wait(tasks)
+    cancelled = {number for number, task in enumerate(tasks) if task.cancelled()}
+    assert cancelled == set(range(MANY // 2, MANY, 2))
+    assert made == [number for number in range(MANY) if number not in cancelled]
+
+
+async def test_an_error_of_a_short_call_is_raised_and_the_next_call_works(pool):
+    short = await after_two_calls(pool)
+    with pytest.raises(ZeroDivisionError):
+        await short.run(pool, "kind", 10, lambda: 1 / 0)
+    assert await short.run(pool, "kind", 10, on_loop)
+
+
+def test_messages_that_may_have_media_are_added_on_threads(tiny_model_dir):
+    renderer = load_renderer(tiny_model_dir)
+    bridge, places = renderer.bridge_to_next_turn, []
+    renderer.bridge_to_next_turn = lambda *args, **options: places.append(on_loop()) or bridge(*args, **options)
+
+    class Turns:
+        def reset(self, seed):
+            self.turn = 0
+            return [{"role": "user", "content": "Begin."}]
+
+        def step(self, assistant):
+            self.turn += 1
+            content = "Go on." if self.turn < 5 else [{"type": "text", "text": "Go on."}]
+            return StepResult([{"role": "user", "content": content}], done=self.turn == 9)
+
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    episode = run_episode(Turns(), engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=9)
+    assert asyncio.run(episode).done
+    assert places[4:] == [False] * 4
