@@ -126,9 +126,15 @@ class GroupRun:
         if len(indices) == 1:
             await self._run_episode(indices[0])
         elif indices:
-            async with asyncio.TaskGroup() as episodes:
-                for index in indices:
-                    episodes.create_task(self._run_episode(index))
+            try:
+                async with asyncio.TaskGroup() as episodes:
+                    for index in indices:
+                        episodes.create_task(self._run_episode(index))
+            except BaseExceptionGroup as group:  # no consumer expects a group; what ends one episode here ends all
+                failure = group.exceptions[0]
+            else:
+                return
+            raise failure  # outside of the handler, so that its own cause stays
 
     async def _run_episode(self, index: int) -> None:
         """Run attempts at an episode until one is final."""
