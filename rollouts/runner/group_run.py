@@ -24,7 +24,7 @@ from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal, RecordedAttempt
 from rollouts.runner.reporter import EpisodeReporter, Reporter
 from rollouts.runner.retries import RetryPolicy
-from rollouts.runner.task import Task
+from rollouts.runner.task import Task, for_one_episode
 from rollouts.runner.version_history import VersionHistory, oldest_place
 from rollouts.trajectory.tree import Trajectory
 
@@ -151,6 +151,8 @@ class GroupRun:
             delay = None if error is None else settings.retry.delay(error, self._attempts[index])
             if delay is None:
                 self._ended[index] = episode
+                if error is not None:
+                    settings.reporter.log_failure(episode, error)
             self._claims.release(1)
             if settings.journal is not None:
                 await settings.journal.attempted(self.task.task_id, index, attempt, episode, final=delay is None)
@@ -177,7 +179,7 @@ class GroupRun:
         failure: BaseException | None = None
         try:
             await record_episode(
-                lambda: settings.make_environment(task),
+                lambda: settings.make_environment(for_one_episode(task)),
                 trajectory,
                 seeded,
                 observer=EpisodeReporter(

@@ -45,13 +45,13 @@ class Runner:
     seed for all episodes of a task: that of the task, or one derived from `seed` and the task's id. The samples of each
     attempt have a seed derived from `seed`, the task's id, the index in the group and the attempt.
 
-    At most `concurrency` episodes run at once. An episode that reaches one of the `limits` ends `truncated`; one that
-    fails is repeated as `retry` says, and if that does not help it is in its group with its `error` and its completed
-    turns: no episode ends another. `mode` says how far groups may run ahead of updates of the weights. `group_rewards`
-    are computed when the episodes of a group have ended, and added to their own. `skip_group(group)` may return True or
-    a reason to leave a group out, such as one whose rewards are all equal. With a `journal`, the work of an earlier
-    process is continued. `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of
-    `collect`.
+    At most `concurrency` episodes run at once. An episode that reaches one of the `limits` ends `truncated`; by default
+    there is no limit, and an episode whose environment is never done does not end. One that fails is repeated as
+    `retry` says, and if that does not help it is in its group with its `error` and its completed turns: no episode ends
+    another. `mode` says how far groups may run ahead of updates of the weights. `group_rewards` are computed when the
+    episodes of a group have ended, and added to their own. `skip_group(group)` may return True or a reason to leave a
+    group out, such as one whose rewards are all equal. With a `journal`, the work of an earlier process is continued.
+    `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of `collect`.
 
     One event loop uses a runner. `renderer` may be a `RendererPool`; for any other renderer one is made, whose threads
     do all rendering. The engine, and a pool that was given, are not closed. Raises `RunnerArgumentError`.
@@ -91,7 +91,7 @@ class Runner:
         )
         self._resources = ExitStack()
         pool = self._resources.enter_context(renderer_pool(renderer))
-        self._reporter = Reporter(listeners)
+        self._reporter = Reporter(listeners, limits)
         self._updates = WeightUpdates(engine, self._reporter)
         self._capacity = Capacity(concurrency)
         self._settings = GroupSettings(
