@@ -14,7 +14,7 @@ from renderers import Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
-from rollouts.episodes.environment import Environment
+from rollouts.episodes.environment import Environment, environment_name
 from rollouts.episodes.environment_calls import (
     EnvironmentFactory,
     attach_context,
@@ -208,7 +208,7 @@ async def play_environment(
     Raises `EpisodeLimitError` where the limit was reached before the first turn, or in the environment.
     """
     recorder = context.recorder
-    name = type(environment).__name__
+    name = environment_name(environment)
     began = time.perf_counter()
     recorder.activity.waits_for("environment.reset", recorder.trajectory.num_turns)
     await attach_context(environment, context)

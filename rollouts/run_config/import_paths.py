@@ -32,8 +32,8 @@ def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
             missing = f"there is no module {error.name!r}, neither in {file.directory} nor installed"
             raise file.error(key, f"{missing}; {_module_cure(file.directory, module_name)}") from error
         raise file.error(key, f"{module_name} imports {error.name!r}, which is not installed; install it") from error
-    except Exception as error:
-        # A module of a user may raise anything.
+    except (Exception, SystemExit) as error:
+        # A module of a user may raise anything, and call sys.exit.
         raise file.error(key, f"importing {module_name} raised {describe_exception(error)}; mend the module") from error
     try:
         return reduce(getattr, name.split("."), module)

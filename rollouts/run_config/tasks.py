@@ -176,8 +176,8 @@ def _imported_tasks(file: ConfigFile, section: ImportedTasks) -> TaskSource:
         check_call(file, ("tasks", "arguments") if section.arguments else key, source, [], section.arguments)
         try:
             source = source(**section.arguments)
-        except Exception as error:
-            # A function of a user may raise anything.
+        except (Exception, SystemExit) as error:
+            # A function of a user may raise anything, and call sys.exit.
             raise file.error(key, f"{section.source} raised {describe_exception(error)}") from error
     elif section.arguments:
         reason = f"{section.source} is a {type(source).__name__}, which is not called; remove the arguments"

@@ -24,7 +24,7 @@ from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal, RecordedAttempt
 from rollouts.runner.reporter import EpisodeReporter, Reporter
 from rollouts.runner.retries import RetryPolicy
-from rollouts.runner.task import Task
+from rollouts.runner.task import Task, for_one_episode
 from rollouts.runner.version_history import VersionHistory, oldest_place
 from rollouts.trajectory.tree import Trajectory
 
@@ -126,9 +126,15 @@ class GroupRun:
         if len(indices) == 1:
             await self._run_episode(indices[0])
         elif indices:
-            async with asyncio.TaskGroup() as episodes:
-                for index in indices:
-                    episodes.create_task(self._run_episode(index))
+            try:
+                async with asyncio.TaskGroup() as episodes:
+                    for index in indices:
+                        episodes.create_task(self._run_episode(index))
+            except BaseExceptionGroup as group:  # no consumer expects a group; what ends one episode here ends all
+                failure = group.exceptions[0]
+            else:
+                return
+            raise failure  # outside of the handler, so that its own cause stays
 
     async def _run_episode(self, index: int) -> None:
         """Run attempts at an episode until one is final."""
@@ -145,6 +151,8 @@ class GroupRun:
             delay = None if error is None else settings.retry.delay(error, self._attempts[index])
             if delay is None:
                 self._ended[index] = episode
+                if error is not None:
+                    settings.reporter.log_failure(episode, error)
             self._claims.release(1)
             if settings.journal is not None:
                 await settings.journal.attempted(self.task.task_id, index, attempt, episode, final=delay is None)
@@ -172,7 +180,7 @@ class GroupRun:
         failure: BaseException | None = None
         try:
             await record_episode(
-                lambda: settings.make_environment(task),
+                lambda: settings.make_environment(for_one_episode(task)),
                 trajectory,
                 seeded,
                 observer=EpisodeReporter(

@@ -52,7 +52,7 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
     from rollouts.cli.run.execution import Execution
     from rollouts.cli.run.group_files import read_group_rows
     from rollouts.cli.run.summary import print_summary, summarise, write_summary
-    from rollouts.runner.journal import JournalError
+    from rollouts.runner.journal import JournalInUseError, JournalOfAnotherRunError
     from rollouts.terminal.interrupt_deadline import exit_interrupted
 
     console = Console()
@@ -63,8 +63,8 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
         rows = read_group_rows(output.metrics)
         seconds = time.monotonic() - started
         summary = summarise(rows, complete=complete, seconds=seconds, metrics=execution.metrics())
-        write_summary(output.summary, summary)
         print_summary(summary, console)
+        write_summary(output.summary, summary)
         print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
         return summary
 
@@ -77,11 +77,14 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
         else:
             print_line("interrupted before the first episode")
         exit_interrupted()
-    except JournalError:  # of another run, or in use by another process: its summary stays
+    except (JournalOfAnotherRunError, JournalInUseError):  # the summary of the other run stays
         raise
     except RolloutsError:
         if execution.has_begun:
-            report(complete=False)
+            try:
+                report(complete=False)
+            except (OSError, RolloutsError) as error:  # on a full disk nothing can be written, the summary included
+                print_error(f"{output.summary} was not written: {error}")
         raise
     summary = report(complete=True)
     if summary["episodes"] and summary["failed"] == summary["episodes"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -13,7 +14,7 @@ from typing import Any, Self
 from rollouts.cli.errors import CommandFileError
 from rollouts.cli.run.output_directory import OutputDirectory
 from rollouts.runner.group import Group
-from transport import RecordReader, RecordWriter
+from transport import FileDeletedError, RecordReader, RecordWriter
 
 
 class GroupFiles:
@@ -24,19 +25,27 @@ class GroupFiles:
     """
 
     def __init__(self, output: OutputDirectory) -> None:
+        self._output = output
         self._last_episodes = _last_episodes(output.trajectories)
         self._last_task = _cut_incomplete_line(output.metrics)
-        self._trajectories = RecordWriter(output.trajectories)
-        self._metrics = open(output.metrics, "a", encoding="utf-8")  # noqa: SIM115  `__exit__` closes it
+        with _named(output.trajectories):
+            self._trajectories = RecordWriter(output.trajectories)
+        with _named(output.metrics):
+            self._metrics = open(output.metrics, "a", encoding="utf-8")  # noqa: SIM115  `__exit__` closes it
 
     def write(self, group: Group) -> None:
-        """Write a group. The operating system has all of it when this returns."""
+        """Write a group. The operating system has all of it when this returns.
+
+        Raises `CommandFileError` where the system refuses to write, as when the disk is full.
+        """
         episode_ids = [episode.episode_id for episode in group.episodes]
         if episode_ids != self._last_episodes:
-            self._trajectories.append(list(group.episodes))
+            with _named(self._output.trajectories):
+                self._trajectories.append(list(group.episodes))
         if group.task.task_id != self._last_task:
-            self._metrics.write(json.dumps(group_row(group)) + "\n")
-            self._metrics.flush()
+            with _named(self._output.metrics):
+                self._metrics.write(json.dumps(group_row(group)) + "\n")
+                self._metrics.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -44,8 +53,21 @@ class GroupFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._metrics.close()
-        self._trajectories.close()
+        with contextlib.suppress(OSError):  # `write` has raised it: the last line is written again
+            self._metrics.close()
+        with _named(self._output.trajectories):
+            self._trajectories.close()
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn an error of the system, or of a file that was deleted, into one that names the file and the cure."""
+    try:
+        yield
+    except (OSError, FileDeletedError) as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else "it was deleted during the run"
+        cure = "correct the cause, and continue with --resume"
+        raise CommandFileError(path, f"cannot be written: {reason}; {cure}") from error
 
 
 def group_row(group: Group) -> dict[str, Any]:

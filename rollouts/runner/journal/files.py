@@ -16,7 +16,15 @@ from rollouts.runner.journal.entries import Entry
 from rollouts.runner.journal.errors import JournalDamagedError, JournalError, JournalInUseError, JournalWriteError
 from rollouts.runner.task import Task
 from rollouts.trajectory.tree import Trajectory
-from transport import DecodeError, FileLockedError, RecordReader, RecordWriter, TransportError
+from transport import (
+    DecodeError,
+    FileChangedError,
+    FileDeletedError,
+    FileLockedError,
+    RecordReader,
+    RecordWriter,
+    TransportError,
+)
 
 ENTRIES: Final = "entries.mmr"
 EPISODES: Final = "episodes.mmr"
@@ -48,7 +56,10 @@ class JournalFiles:
         self._reader: RecordReader | None = None
 
     def append_entry(self, entry: Entry) -> None:
-        """Append an entry. The operating system has it when this returns. Raises `JournalWriteError`."""
+        """Append an entry. The operating system has it when this returns.
+
+        Raises `JournalWriteError`, and `JournalDamagedError` where another program has changed or deleted the file.
+        """
         with self._name_errors():
             self.entries.append(entry)
 
@@ -120,8 +131,11 @@ class JournalFiles:
 
     def close(self) -> None:
         self.close_reader()
-        self.episodes.close()
-        self.entries.close()
+        with self._name_errors():
+            try:
+                self.episodes.close()
+            finally:
+                self.entries.close()
 
     def _writer(self, name: str) -> RecordWriter:
         try:
@@ -139,3 +153,6 @@ class JournalFiles:
             yield
         except OSError as error:
             raise JournalWriteError(self._path, error.strerror or str(error)) from error
+        except (FileDeletedError, FileChangedError) as error:
+            reason = f"another program has deleted or changed its files during the run: {error}"
+            raise JournalDamagedError(self._path, f"{reason} Restore them, or begin a new run") from error

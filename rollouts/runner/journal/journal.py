@@ -39,7 +39,8 @@ class Journal:
 
     `task_id in journal` says whether a task was started. The coroutine methods may be called at any time after
     `resume`, in any order and concurrently; they write on a thread of the journal, in the order of the calls. A call
-    that is cancelled is carried out nevertheless. They raise `JournalWriteError`.
+    that is cancelled is carried out nevertheless. They raise `JournalWriteError`,
+    and `JournalDamagedError` where another program has changed or deleted the files.
     """
 
     def __init__(self, recorder: Recorder, configuration: Mapping[str, Any]) -> None:
@@ -110,6 +111,10 @@ class Journal:
         """Record that the consumer has a group and will not receive it again."""
         await self._on_thread(self._recorder.close_task, task_id, "")
 
+    async def uses_weights(self, version: str) -> None:
+        """Record that the weights of this version are in use. Does nothing if that is recorded already."""
+        await self._on_thread(self._recorder.use_weights, version)
+
     async def discarded(self, task_id: str, reason: str) -> None:
         """Record that a group will not be delivered, because it is too old, for example."""
         await self._on_thread(self._recorder.close_task, task_id, reason or "discarded")
@@ -132,7 +137,8 @@ class Journal:
             await self._on_thread(self._recorder.close)
         except JournalClosedError:
             return
-        self._thread.shutdown(wait=False)
+        finally:
+            self._thread.shutdown(wait=False)
 
     async def _on_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function on the journal's thread. It is called even if the caller is cancelled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from pathlib import Path
@@ -17,7 +18,7 @@ from rollouts.cli.run.group_files import GroupFiles
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.runner.group import Group
 from rollouts.trajectory.tree import Trajectory
-from transport import read_records
+from transport import RecordWriter, read_records
 
 FOURS = CONFIG.replace('["4", "7"]', '["4"]')  # task "four" is solved in one turn; "seven" is not solved in two
 
@@ -213,6 +214,43 @@ def test_a_run_whose_every_episode_fails_exits_with_1_and_counts_the_errors(tmp_
     assert "ZeroDivisionError: division by zero" in error["example"]
     assert error["example"] in result.stdout
     assert len(groups_of(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("full", "allowed", "named"), [("episodes.mmr", 3, "out/journal"), ("trajectories.mmr", 0, "out/trajectories.mmr")]
+)
+def test_a_full_disk_leaves_a_summary_and_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str, allowed: int, named: str
+) -> None:
+    path = write_run(tmp_path, FOURS)
+    write, written = RecordWriter._write, []
+
+    def fill(writer: RecordWriter, *arguments: Any) -> None:
+        if str(writer._path).endswith(full):
+            written.append(writer)
+            if len(written) > allowed:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        write(writer, *arguments)
+
+    monkeypatch.setattr(RecordWriter, "_write", fill)
+    result = run(path)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert f"{named}: " in result.stderr
+    assert "No space left on device" in result.stderr
+    assert summary_of(tmp_path)["complete"] is False
+    monkeypatch.undo()
+    assert run(path, "--resume").exit_code == 0
+    assert summary_of(tmp_path)["groups"] == 2
+
+
+@pytest.mark.parametrize("call", ["sys.exit(0)", "raise SystemExit('stop')"])
+def test_a_module_that_ends_the_program_when_it_is_imported_is_an_error_of_its_key(tmp_path: Path, call: str) -> None:
+    path = write_run(tmp_path, CONFIG.replace("guess_env:Guess", "exit_env:Exit"))
+    (tmp_path / "exit_env.py").write_text(f"import sys\n{call}\n")
+    result = run(path)
+    assert result.exit_code == 2
+    assert "environment.factory: importing exit_env raised SystemExit" in result.stderr
 
 
 # --limit and --resume.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -340,4 +341,15 @@ async def test_with_fsync_groups_and_deliveries_are_on_the_disk_and_single_episo
     assert synced == ([EPISODES, ENTRIES] if fsync else [])
     await journal.delivered("task-0")
     assert synced == ([EPISODES, ENTRIES] * 2 if fsync else [])
+    await journal.close()
+
+
+async def test_files_that_are_deleted_while_a_run_has_them_open_are_an_error_of_the_journal(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j")
+    await journal.resume(CONFIGURATION)
+    await record(journal, range(1))
+    shutil.rmtree(tmp_path / "j")
+    for call in (journal.started(task(1)), journal.close()):
+        with pytest.raises(JournalDamagedError, match="deleted or changed its files during the run"):
+            await call
     await journal.close()
