@@ -160,7 +160,8 @@ class GroupRun:
                 settings.reporter.counters.episodes_retried += 1
                 settings.reporter.emit(EpisodeRetried, episode.episode_id, episode.error, delay)
                 settings.reporter.emit(EpisodeWaiting, episode.episode_id, episode.num_turns, "retry")
-                await asyncio.sleep(delay)
+                with self._claims.waiting():
+                    await asyncio.sleep(delay)
                 self._claims.add(1)
 
     async def _attempt(self, index: int, attempt: int) -> tuple[Trajectory, BaseException | None]:
