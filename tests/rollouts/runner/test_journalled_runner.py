@@ -141,7 +141,7 @@ async def test_two_runners_cannot_have_one_journal_at_a_time(renderer: Any, tmp_
 async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(renderer: Any, tmp_path: Path) -> None:
     engine = ScriptedEngine(lambda request: "yes", renderer=renderer, weight_version="base")
     async with journalled(renderer, tmp_path, engine=engine, mode=Asynchronous(2), tasks=tasks(3)) as runner:
-        assert len(await runner.collect(1)) == 1  # not acknowledged
+        (first,) = await runner.collect(1)  # not acknowledged
         for version in ("1", "2"):
             await runner.update_weights(None, version)
 
@@ -150,14 +150,14 @@ async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(
         await runner.update_weights(None, "2")
         assert runner.versions == ("base", "1", "2")
         (group,) = await runner.collect(1)
-        assert (group.task.task_id, group.oldest_version) == ("t0", "base")  # stale by 2, as allowed
+        assert (group.task.task_id, group.oldest_version) == (first.task.task_id, "base")  # stale by 2, as allowed
 
     third = ScriptedEngine(lambda request: "yes", renderer=renderer, weight_version="2")
     async with journalled(renderer, tmp_path, engine=third, mode=Asynchronous(2), tasks=tasks(3)) as runner:
         await runner.update_weights(None, "3")
         assert runner.versions == ("base", "1", "2", "3")
         groups = await runner.collect(3)
-        assert "t0" not in ids(groups)  # stale by 3
+        assert first.task.task_id not in ids(groups)  # stale by 3
         assert {group.oldest_version for group in groups} <= {"2", "3"}
         assert len(groups) + runner.metrics()["groups_stale/drop"] == 3
 
