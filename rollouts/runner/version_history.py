@@ -14,6 +14,9 @@ from rollouts.version_order import VersionOrder
 
 log = logging.getLogger("rollouts.runner")
 
+# So many versions that no token had are added to the order.
+_MOST_BETWEEN = 1000
+
 
 class VersionHistory:
     """The versions that have been in use, the oldest first; the last is in use now.
@@ -109,7 +112,17 @@ class VersionHistory:
         numbers = VersionOrder()
         first, number = numbers.place(self._first), numbers.place(version)
         if first is not None and number is not None and number < first:
+            # Those between were in use too: `versions` has them all, so that places in it are as far apart.
+            for between in range(max(number + 1, first - _MOST_BETWEEN), first):
+                if between - first not in self._places.values():
+                    self._places.setdefault(str(between), between - first)
             return number - first
+        log.warning(
+            "tokens of weights %.80r are from before this run, in which %.80r came first; their order is unknown, and "
+            "they count as the oldest. Begin with an engine that has the version of the last checkpoint",
+            version,
+            self._first,
+        )
         return min(self._places.values()) - 1
 
 

@@ -57,6 +57,22 @@ def test_integers_of_an_earlier_run_are_as_far_apart_as_their_difference():
     assert [history.place("9"), history.place("11"), history.place("old")] == [-3, -1, -4]
 
 
+def test_integers_between_a_version_of_an_earlier_run_and_the_first_of_this_one_are_in_the_order():
+    history = history_of("3")
+    assert history.place("1") == -2
+    assert history.versions == ("1", "2", "3")
+    assert history.place("0") == -3
+    assert history.versions == ("0", "1", "2", "3")
+
+
+def test_a_version_of_an_earlier_run_whose_order_is_not_known_is_reported_once(caplog):
+    history = history_of("0", "3")
+    assert [history.place("1"), history.place("1")] == [-1, -1]
+    (record,) = caplog.records
+    assert "weights '1'" in record.getMessage()
+    assert "version of the last checkpoint" in record.getMessage()
+
+
 def test_a_version_of_an_earlier_run_may_come_into_use_again():
     history = history_of("base")
     assert history.place("6") == -1
