@@ -54,7 +54,8 @@ class Runner:
     `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of `collect`.
 
     One event loop uses a runner. `renderer` may be a `RendererPool`; for any other renderer one is made, whose threads
-    do all rendering. The engine, and a pool that was given, are not closed. Raises `RunnerArgumentError`.
+    do all rendering. The engine, and a pool that was given, are not closed; the journal is, also where the runner is
+    refused. Raises `RunnerArgumentError`.
     """
 
     def __init__(
@@ -76,46 +77,50 @@ class Runner:
         listeners: Sequence[Listener] = (),
         tasks: Tasks | None = None,
     ) -> None:
-        check_settings(engine, renderer, sampling, 1)
-        check_counts(group_size=group_size, concurrency=concurrency)
-        check_options(
-            make_environment=make_environment,
-            limits=limits,
-            retry=retry,
-            mode=mode,
-            seed=seed,
-            group_rewards=group_rewards,
-            skip_group=skip_group,
-            journal=journal,
-            listeners=listeners,
-        )
-        self._resources = ExitStack()
-        pool = self._resources.enter_context(renderer_pool(renderer))
-        self._reporter = Reporter(listeners, limits)
-        self._updates = WeightUpdates(engine, self._reporter)
-        self._capacity = Capacity(concurrency)
-        self._settings = GroupSettings(
-            make_environment=make_environment,
-            episodes=EpisodeSettings(engine, pool, sampling, limits),
-            group_size=group_size,
-            retry=retry,
-            seed=seed,
-            group_rewards=tuple(group_rewards),
-            capacity=self._capacity,
-            history=self._updates.history,
-            reporter=self._reporter,
-            journal=journal,
-        )
-        self._mode = mode
-        self._skip_group = skip_group
-        self._journal = journal
-        self._resuming: asyncio.Task[None] | None = None
-        self._left: ResumedRun | None = None  # of earlier processes, until a consumer asks for groups
-        self._ids: set[str] = set()
-        self._schedules: set[Schedule] = set()
-        self._collected = None if tasks is None else self._new_schedule(tasks)
-        self._ending: set[asyncio.Task[None]] = set()  # of streams that nobody refers to
-        self._is_closed = False
+        with ExitStack() as refused:  # a runner that is refused keeps nothing open
+            if isinstance(journal, Journal):
+                refused.callback(journal.close_unused)
+            check_settings(engine, renderer, sampling, 1)
+            check_counts(group_size=group_size, concurrency=concurrency)
+            check_options(
+                make_environment=make_environment,
+                limits=limits,
+                retry=retry,
+                mode=mode,
+                seed=seed,
+                group_rewards=group_rewards,
+                skip_group=skip_group,
+                journal=journal,
+                listeners=listeners,
+            )
+            self._resources = refused.enter_context(ExitStack())
+            pool = self._resources.enter_context(renderer_pool(renderer))
+            self._reporter = Reporter(listeners, limits)
+            self._updates = WeightUpdates(engine, self._reporter)
+            self._capacity = Capacity(concurrency)
+            self._settings = GroupSettings(
+                make_environment=make_environment,
+                episodes=EpisodeSettings(engine, pool, sampling, limits),
+                group_size=group_size,
+                retry=retry,
+                seed=seed,
+                group_rewards=tuple(group_rewards),
+                capacity=self._capacity,
+                history=self._updates.history,
+                reporter=self._reporter,
+                journal=journal,
+            )
+            self._mode = mode
+            self._skip_group = skip_group
+            self._journal = journal
+            self._resuming: asyncio.Task[None] | None = None
+            self._left: ResumedRun | None = None  # of earlier processes, until a consumer asks for groups
+            self._ids: set[str] = set()
+            self._schedules: set[Schedule] = set()
+            self._collected = None if tasks is None else self._new_schedule(tasks)
+            self._ending: set[asyncio.Task[None]] = set()  # of streams that nobody refers to
+            self._is_closed = False
+            refused.pop_all()
 
     # Groups.
 

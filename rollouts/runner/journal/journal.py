@@ -140,6 +140,12 @@ class Journal:
         finally:
             self._thread.shutdown(wait=False)
 
+    def close_unused(self) -> None:
+        """Close the files, without an event loop, unless a runner uses the journal: `resume` was called."""
+        if not self._resumed:
+            self._recorder.close()
+            self._thread.shutdown(wait=False)
+
     async def _on_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function on the journal's thread. It is called even if the caller is cancelled."""
         try:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from runner_world import assert_no_task_is_left, make_runner, tasks
 
+from rollouts.errors import ArgumentError
 from rollouts.runner import (
     Asynchronous,
     Group,
@@ -194,3 +195,24 @@ async def test_a_consumer_that_is_cancelled_while_the_journal_is_read_may_ask_ag
         is_released.set()
         assert sorted(ids(await runner.collect(2))) == ["t0", "t1"]
     assert_no_task_is_left()
+
+
+@pytest.mark.parametrize("options", [{"group_size": 0}, {"mode": 3}, {"tasks": 5}], ids=str)
+async def test_a_runner_that_is_refused_closes_its_journal(
+    renderer: Any, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        journalled(renderer, tmp_path, **options)
+    await Journal.open(tmp_path / "journal").close()
+    assert caught.value.name in options
+
+
+async def test_a_runner_that_is_refused_does_not_close_the_journal_of_another_one(
+    renderer: Any, tmp_path: Path
+) -> None:
+    journal = Journal.open(tmp_path / "journal")
+    async with make_runner(renderer, journal=journal, tasks=tasks(2)) as runner:
+        await runner.collect(1)
+        with pytest.raises(ArgumentError):
+            make_runner(renderer, journal=journal, group_size=0)
+        assert len(await runner.collect(1)) == 1
