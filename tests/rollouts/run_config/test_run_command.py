@@ -240,7 +240,8 @@ def test_a_full_disk_leaves_a_summary_and_names_the_file(
     assert "No space left on device" in result.stderr
     assert summary_of(tmp_path)["complete"] is False
     monkeypatch.undo()
-    assert run(path, "--resume").exit_code == 0
+    result = run(path, "--resume")
+    assert result.exit_code == 0, result.output
     assert summary_of(tmp_path)["groups"] == 2
 
 
