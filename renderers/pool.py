@@ -258,8 +258,11 @@ def _is_being_cancelled() -> bool:
 
 
 def _result_of(call: Callable[[], T]) -> T:
-    """Call, with a StopIteration made a RuntimeError: `asyncio` cannot pass a StopIteration on to a coroutine."""
+    """Call, with exceptions that mean something else to a coroutine made a RuntimeError.
+
+    `asyncio` cannot pass a StopIteration on, and a CancelledError would say that the call was cancelled.
+    """
     try:
         return call()
-    except StopIteration as error:
-        raise RuntimeError("the renderer raised StopIteration") from error
+    except (StopIteration, asyncio.CancelledError) as error:
+        raise RuntimeError(f"the renderer raised {type(error).__name__}") from error

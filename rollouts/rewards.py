@@ -103,8 +103,12 @@ def rewards_of(score: Callable[..., Any] | Reward | Sequence[Reward] | None) -> 
 
 
 def check_names(argument: str, rewards: Sequence[Reward] | Sequence[GroupReward]) -> None:
-    """Raise `ArgumentError` if two rewards have one name."""
+    """Raise `ArgumentError` if two rewards have one name, or one of a group has a name that is taken."""
     names = [reward.name for reward in rewards]
+    for reward in rewards:
+        if isinstance(reward, GroupReward) and reward.name in _OWN_PARTS:
+            rule = "this is the name of what the environments return; give the reward another name"
+            raise ArgumentError(argument, reward.name, rule)
     for name in names:
         if names.count(name) > 1:
             raise ArgumentError(argument, name, f"{names.count(name)} rewards have this name; give each its own")

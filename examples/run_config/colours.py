@@ -31,9 +31,9 @@ class GuessTheColour:
 
 
 def shorter_is_better(episodes):
-    """1 for the episodes of a group with the fewest turns, 0 for the others."""
-    fewest = min(episode.num_turns for episode in episodes)
-    return [float(episode.num_turns == fewest) for episode in episodes]
+    """1 for the episodes of a group with the fewest turns, 0 for the others and for those that failed."""
+    fewest = min((episode.num_turns for episode in episodes if not episode.error), default=0)
+    return [float(not episode.error and episode.num_turns == fewest) for episode in episodes]
 
 
 if __name__ == "__main__":

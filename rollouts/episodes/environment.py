@@ -103,6 +103,13 @@ def environment_threads() -> DaemonThreads:
     return DaemonThreads(min(32, (os.cpu_count() or 1) + 4), "environment")
 
 
+def environment_name(environment: Any) -> str:
+    """The class of an environment; of one in a `ThreadedEnvironment`, the class in it."""
+    while isinstance(environment, ThreadedEnvironment):
+        environment = environment._environment
+    return type(environment).__name__
+
+
 def call_step(environment: Any, assistant: Message, parsed: ParsedResponse) -> Any:
     """What `step_parsed` returns, or `step` for an environment without it."""
     step_parsed = getattr(environment, "step_parsed", None)

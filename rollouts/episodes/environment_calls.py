@@ -13,12 +13,20 @@ import numpy as np
 from renderers import Message, ParsedResponse
 from renderers.errors import MessageError
 from renderers.messages import check_messages, check_tools, without_media
-from rollouts.episodes.environment import Environment, StepResult, call_step, declared_tools, resolve
+from rollouts.episodes.environment import (
+    Environment,
+    StepResult,
+    call_step,
+    declared_tools,
+    environment_name,
+    resolve,
+)
 from rollouts.episodes.errors import (
     EnvironmentFailedError,
     EnvironmentProtocolError,
     EpisodeArgumentError,
     EpisodeLimitError,
+    ends_task,
     wrap_exceptions,
 )
 from rollouts.error_texts import is_unicode, short_repr
@@ -46,24 +54,34 @@ def check_environment(environment: object) -> None:
 
 
 async def make_environment(factory: EnvironmentFactory) -> Environment:
-    """Call `factory`, and await what it returns if it is awaitable. Raises `EnvironmentFailedError`."""
+    """Call `factory`, and await what it returns if it is awaitable.
+
+    Raises `EnvironmentFailedError`, and `EnvironmentProtocolError` for what is no environment.
+    """
     with wrap_exceptions(lambda error: EnvironmentFailedError("", "make_environment", error)):
         environment: Environment = await resolve(factory())
-        return environment
+    if isinstance(environment, type):
+        name = environment.__name__
+        raise EnvironmentProtocolError(f"make_environment returned the class {name}; return an instance: {name}(...)")
+    steps = callable(getattr(environment, "step", None)) or callable(getattr(environment, "step_parsed", None))
+    if not steps or not callable(getattr(environment, "reset", None)):
+        rule = "return an instance of a class that has reset and step"
+        raise EnvironmentProtocolError(f"make_environment returned {short_repr(environment)}; {rule}")
+    return environment
 
 
 async def attach_context(environment: Environment, context: object) -> None:
     """Call `attach` of an environment that has it. Raises `EnvironmentFailedError`."""
     attach = getattr(environment, "attach", None)
     if callable(attach):
-        name = type(environment).__name__
+        name = environment_name(environment)
         with wrap_exceptions(lambda error: EnvironmentFailedError(name, "attach", error)):
             await resolve(attach(context))
 
 
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
     """Call `reset` and check the messages. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
-    name = type(environment).__name__
+    name = environment_name(environment)
     with _named_errors(name, "reset"):
         messages = _checked_messages(await resolve(environment.reset(seed)), f"{name}.reset")
     if not messages:
@@ -73,7 +91,7 @@ async def reset_environment(environment: Environment, seed: int) -> list[Message
 
 def environment_tools(environment: Environment) -> Any:
     """The tools of an environment, or None. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
-    name = type(environment).__name__
+    name = environment_name(environment)
     with wrap_exceptions(lambda error: EnvironmentFailedError(name, "tools", error)):
         tools = declared_tools(environment)
     try:
@@ -88,7 +106,7 @@ async def step_environment(environment: Environment, assistant: Message, parsed:
 
     `Trajectory.record_reward` checks reward and info. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """
-    name = type(environment).__name__
+    name = environment_name(environment)
     with _named_errors(name, "step"):
         result = await resolve(call_step(environment, assistant, parsed))
         if not isinstance(result, StepResult):
@@ -122,14 +140,16 @@ async def close_environment(environment: Environment) -> None:
 
     An exception, or a `close` that takes longer, is logged: the episode is over and its turns are complete.
     """
-    name = type(environment).__name__
+    name = environment_name(environment)
     deadline = asyncio.timeout(CLOSE_SECONDS)
     try:
         close = getattr(environment, "close", None)
         if callable(close):
             async with deadline:
                 await resolve(close())
-    except Exception:  # an environment of a user may raise anything
+    except BaseException as error:  # an environment of a user may raise anything
+        if ends_task(error):
+            raise
         if deadline.expired():
             log.warning("%s.close had not ended after %s seconds and was cancelled", name, CLOSE_SECONDS)
         else:

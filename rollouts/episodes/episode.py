@@ -14,7 +14,7 @@ from renderers import Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
-from rollouts.episodes.environment import Environment
+from rollouts.episodes.environment import Environment, environment_name
 from rollouts.episodes.environment_calls import (
     EnvironmentFactory,
     attach_context,
@@ -25,7 +25,7 @@ from rollouts.episodes.environment_calls import (
     reset_environment,
     step_environment,
 )
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError, ends_task
 from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
@@ -145,14 +145,13 @@ async def record_episode(
     try:
         async with AsyncExitStack() as at_end:
             await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)), at_end)
-    except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
-        trajectory.error = describe_exception(error)
-        reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
-        failure = EpisodeError(reason, trajectory)
-        failure.__cause__ = error
-    except BaseException as error:  # noqa: BLE001  raised again below, after `on_end` has received the turns
+    except BaseException as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         failure = error
+        if not ends_task(error):  # otherwise it is raised below, after `on_end` has received the turns
+            reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
+            failure = EpisodeError(reason, trajectory)
+            failure.__cause__ = error
     trajectory.seconds = time.monotonic() - started
     trajectory.finish()
     if on_end is not None:
@@ -208,7 +207,7 @@ async def play_environment(
     Raises `EpisodeLimitError` where the limit was reached before the first turn, or in the environment.
     """
     recorder = context.recorder
-    name = type(environment).__name__
+    name = environment_name(environment)
     began = time.perf_counter()
     recorder.activity.waits_for("environment.reset", recorder.trajectory.num_turns)
     await attach_context(environment, context)

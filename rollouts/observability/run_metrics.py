@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from rollouts.error_texts import short_repr
 from rollouts.observability.histogram import Histogram
 from rollouts.observability.recent_rate import RecentRate
 from rollouts.runner.events import (
@@ -26,6 +30,8 @@ from rollouts.runner.events import (
     WeightUpdateFailed,
 )
 
+log = logging.getLogger("rollouts.observability")
+
 #: Over how many groups the means of rewards and staleness are taken.
 RECENT_GROUPS = 64
 
@@ -42,8 +48,8 @@ class RunMetrics:
         metrics.metrics()["turns"]
 
     `rollouts.observability.METRICS` has the kind, unit and meaning of each key. `sources` are functions that return
-    further metrics of the table. Events come from one event loop; `metrics` may be called from any thread. `clock`
-    returns seconds.
+    further metrics of the table; one that raises is logged, and its metrics are absent until it succeeds. Events come
+    from one event loop; `metrics` may be called from any thread. `clock` returns seconds.
     """
 
     def __init__(self, *, sources: Iterable[Source] = (), clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,8 +58,9 @@ class RunMetrics:
         self._begun = clock()
         #: Episode id -> what it waits for, and since when.
         self._running: dict[str, tuple[str, float]] = {}
-        #: Episode id of a failed attempt -> when it is repeated.
-        self._retries: dict[str, float] = {}
+        #: When failed attempts are repeated, as a heap, so that those that have passed are found at its start.
+        self._retries: list[float] = []
+        self._failed_sources: set[int] = set()  # by index
         self._queued: set[str] = set()
         self._counts: Counter[str] = Counter()
         self.histograms = {
@@ -120,14 +127,29 @@ class RunMetrics:
             name, slash, label = key.partition("/")
             values[f"{name}_count{slash}{label}"] = histogram.count
             values[f"{name}_sum{slash}{label}"] = histogram.sum
-        for source in self._sources:
-            values.update(source())
+        for index, source in enumerate(self._sources):
+            values.update(self._read(index, source))
+        return values
+
+    def _read(self, index: int, source: Source) -> dict[str, float]:
+        """The metrics of a source; none if it fails, because what observes a run does not end it."""
+        try:
+            values = dict(source())
+            for key, value in values.items():
+                if not isinstance(key, str) or not isinstance(value, Real):
+                    raise TypeError(f"a source returns numbers by name, not {short_repr(key)}: {short_repr(value)}")
+        except Exception:  # a source of a user may raise anything
+            if index not in self._failed_sources:
+                log.exception("the source %s of metrics failed; it is left out until it succeeds", short_repr(source))
+            self._failed_sources.add(index)
+            return {}
+        self._failed_sources.discard(index)
         return values
 
     def _waits(self, now: float) -> dict[str, float]:
         waits = [wait for wait in self._running.copy().values() if wait[0]]
         values: dict[str, float] = {"episodes_running": len(self._running)}
-        if retries := sum(ends_at > now for ends_at in self._retries.copy().values()):
+        if retries := sum(ends_at > now for ends_at in self._retries.copy()):
             values["episodes_waiting/retry"] = retries
         for waiting_for, count in Counter(waiting_for for waiting_for, _ in waits).items():
             values[f"episodes_waiting/{waiting_for}"] = count
@@ -175,8 +197,9 @@ class RunMetrics:
     def _episode_retried(self, event: EpisodeRetried) -> None:
         self._counts["episodes_retried"] += 1
         now = self._clock()
-        self._retries = {name: ends_at for name, ends_at in self._retries.items() if ends_at > now}
-        self._retries[event.episode_id] = now + event.delay_seconds
+        while self._retries and self._retries[0] <= now:
+            heapq.heappop(self._retries)
+        heapq.heappush(self._retries, now + event.delay_seconds)
 
     def _group_finished(self, event: GroupFinished) -> None:
         self._counts["groups_finished"] += 1

@@ -29,5 +29,10 @@ def make_rewards(
 
 def make_group_rewards(file: ConfigFile) -> list[GroupReward]:
     """The rewards of whole groups. Raises `RunConfigError`."""
+    of_episodes = {"environment", *(section.name for section in getattr(file.config.environment, "rewards", ()))}
+    for index, section in enumerate(file.config.group_rewards):
+        if section.name in of_episodes:
+            reason = f"the rewards of the episodes have the name {section.name!r}; give the group reward another one"
+            raise file.error(("group_rewards", index, "name"), reason)
     rewards = make_rewards(file, ("group_rewards",), file.config.group_rewards, ["episodes"])
     return [GroupReward(reward.name, reward.weight, reward.function, reward.threaded) for reward in rewards]

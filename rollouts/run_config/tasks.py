@@ -116,7 +116,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parsed(path: Path, line: int, text: str) -> Any:
     try:
-        row = json.loads(text)
+        row = json.loads(text.rstrip("\r\n"))
         if "\\u" in text:  # only an escape can stand for what UTF-8 cannot encode
             json.dumps(row, ensure_ascii=False).encode()
         return row

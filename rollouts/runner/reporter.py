@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
 from rollouts.episodes.activity import Part, TurnSeconds
+from rollouts.episodes.errors import EnvironmentFailedError, RendererFailedError
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.runner.counters import RunnerCounters
 from rollouts.runner.events import EpisodeWaiting, Listener, RunnerEvent, TurnFinished
+from rollouts.trajectory.tree import Trajectory
 
 P = ParamSpec("P")
 log = logging.getLogger("rollouts.runner")
+
+# An episode without a limit that has had as many turns is reported once.
+_MANY_TURNS = 1000
+# The code of a user, in which the traceback of an exception shows the line to correct.
+_WITH_TRACEBACK = (EnvironmentFailedError, RendererFailedError)
 
 
 class Reporter:
@@ -20,9 +28,11 @@ class Reporter:
     A listener that raises is logged and receives no further event: what observes a run does not end it.
     """
 
-    def __init__(self, listeners: Iterable[Listener]) -> None:
+    def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits = EpisodeLimits()) -> None:  # noqa: B008
         self.counters = RunnerCounters()
         self._listeners = list(listeners)
+        self._warns_of_turns = limits.max_turns is None and limits.episode_seconds is None
+        self._logged: set[tuple[object, ...]] = set()  # the kinds of failures
 
     def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make an event and pass it to the listeners; without listeners, none is made."""
@@ -35,6 +45,35 @@ class Reporter:
             except Exception:
                 log.exception("listener %r failed for a %s and gets no more events", listener, type(event).__name__)
                 self._listeners.remove(listener)
+
+    def log_failure(self, episode: Trajectory, error: BaseException) -> None:
+        """Log the error of an episode that failed for good: once for each kind and place of an exception."""
+        cause = error.__cause__ if isinstance(error, _WITH_TRACEBACK) else None
+        trace = None if cause is None else cause.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        kind = (type(error), type(cause), place)
+        if kind in self._logged:
+            return
+        self._logged.add(kind)
+        log.warning(
+            "episode %s failed: %s (further failures of this kind are in the episodes' `error` and not logged)",
+            episode.episode_id,
+            episode.error,
+            exc_info=cause,
+        )
+
+    def warn_of_turns(self, episode_id: str, turns: int) -> None:
+        """Log once that an episode without a limit of turns or time goes on and on."""
+        if self._warns_of_turns and turns >= _MANY_TURNS:
+            self._warns_of_turns = False
+            log.warning(
+                "episode %s has had %d turns and has no limit of turns or time; if its environment is never done, pass "
+                "limits=EpisodeLimits(max_turns=...) or episode_seconds=... to the Runner",
+                episode_id,
+                turns,
+            )
 
 
 class EpisodeReporter:
@@ -56,6 +95,7 @@ class EpisodeReporter:
     ) -> None:
         counters = self._reporter.counters
         counters.turns += 1
+        self._reporter.warn_of_turns(self._episode_id, turn + 1)
         counters.prompt_tokens += prompt_tokens
         counters.completion_tokens += completion_tokens
         counters.prompt_images += images

@@ -22,6 +22,7 @@ from rollouts.runner.events import Listener
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupSettings, MakeEnvironment
 from rollouts.runner.journal import Journal
+from rollouts.runner.journal.recorder import ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
 from rollouts.runner.reporter import Reporter
 from rollouts.runner.retries import RetryPolicy
@@ -44,13 +45,13 @@ class Runner:
     seed for all episodes of a task: that of the task, or one derived from `seed` and the task's id. The samples of each
     attempt have a seed derived from `seed`, the task's id, the index in the group and the attempt.
 
-    At most `concurrency` episodes run at once. An episode that reaches one of the `limits` ends `truncated`; one that
-    fails is repeated as `retry` says, and if that does not help it is in its group with its `error` and its completed
-    turns: no episode ends another. `mode` says how far groups may run ahead of updates of the weights. `group_rewards`
-    are computed when the episodes of a group have ended, and added to their own. `skip_group(group)` may return True or
-    a reason to leave a group out, such as one whose rewards are all equal. With a `journal`, the work of an earlier
-    process is continued. `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of
-    `collect`.
+    At most `concurrency` episodes run at once. An episode that reaches one of the `limits` ends `truncated`; by default
+    there is no limit, and an episode whose environment is never done does not end. One that fails is repeated as
+    `retry` says, and if that does not help it is in its group with its `error` and its completed turns: no episode ends
+    another. `mode` says how far groups may run ahead of updates of the weights. `group_rewards` are computed when the
+    episodes of a group have ended, and added to their own. `skip_group(group)` may return True or a reason to leave a
+    group out, such as one whose rewards are all equal. With a `journal`, the work of an earlier process is continued.
+    `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of `collect`.
 
     One event loop uses a runner. `renderer` may be a `RendererPool`; for any other renderer one is made, whose threads
     do all rendering. The engine, and a pool that was given, are not closed. Raises `RunnerArgumentError`.
@@ -90,7 +91,7 @@ class Runner:
         )
         self._resources = ExitStack()
         pool = self._resources.enter_context(renderer_pool(renderer))
-        self._reporter = Reporter(listeners)
+        self._reporter = Reporter(listeners, limits)
         self._updates = WeightUpdates(engine, self._reporter)
         self._capacity = Capacity(concurrency)
         self._settings = GroupSettings(
@@ -110,6 +111,7 @@ class Runner:
         self._journal = journal
         self._resuming = asyncio.Lock()
         self._is_resumed = journal is None
+        self._left: ResumedRun | None = None  # of earlier processes, until a consumer asks for groups
         self._ids: set[str] = set()
         self._schedules: set[Schedule] = set()
         self._collected = None if tasks is None else self._new_schedule(tasks)
@@ -171,19 +173,23 @@ class Runner:
         """Replace the weights of the engine, an `UpdatableEngine`, and drop what is too old then for the mode.
 
         `weights` is what the engine takes (a checkpoint directory, a mapping from names to tensors), `version` a name
-        that this run has not used; versions are ordered by use. Running requests end and continue from their tokens
-        with the new weights ("abort"), finish first with the old ones ("wait"), or stay in the engine and continue with
-        the new ones ("keep"). Episodes go on: a sample may have spans of several versions.
+        that this run has not used; versions are ordered by use. A runner that continues a journal knows the versions of
+        the earlier processes, and may use the name of weights that are loaded again. Running requests end and continue
+        from their tokens with the new weights ("abort"), finish first with the old ones ("wait"), or stay in the engine
+        and continue with the new ones ("keep"). Episodes go on: a sample may have spans of several versions.
 
         Raises `ArgumentError`; `WeightUpdateError` if another update is under way, and what the engine raises: the
         weights of before are then in use, unless the text says otherwise. A cancelled call waits for the end of the
         update.
         """
         self._check_open()
+        await self._resume_journal()
         try:
             await self._updates.update(weights, version, in_flight)
         finally:
             if self._updates.history.current == version:
+                if self._journal is not None:
+                    await self._journal.uses_weights(version)
                 for schedule in list(self._schedules):
                     await schedule.drop_stale(in_flight)
 
@@ -234,14 +240,23 @@ class Runner:
 
     async def _next_groups(self, schedule: Schedule, count: int, demand: Demand) -> list[Group]:
         self._check_open()
-        async with self._resuming:
-            if self._journal is not None and not self._is_resumed:
-                left = await self._journal.resume(
-                    {"group_size": self._settings.group_size, "seed": self._settings.seed}
-                )
-                schedule.resume(left.undelivered, left.unfinished)
-                self._is_resumed = True
+        await self._resume_journal()
+        left, self._left = self._left, None
+        if left is not None:
+            schedule.resume(left.undelivered, left.unfinished)
         return await schedule.next_groups(count, demand)
+
+    async def _resume_journal(self) -> None:
+        """Read what earlier processes left, once. The first consumer gets their groups."""
+        async with self._resuming:
+            if self._journal is None or self._is_resumed:
+                return
+            self._left = await self._journal.resume(
+                {"group_size": self._settings.group_size, "seed": self._settings.seed}
+            )
+            self._updates.history.restore(self._left.versions)
+            await self._journal.uses_weights(self._updates.history.current)
+            self._is_resumed = True
 
     async def _end(self, schedule: Schedule) -> None:
         await schedule.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ def is_described(space: Any) -> bool:
 def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
     """The actions of a `Discrete` or `Box` space in words for the model.
 
-    `action_names` are the names of discrete actions, in order. Raises `GymnasiumError` for other spaces, and for names
-    that are not one for each action.
+    `action_names` are the names of discrete actions, in order. Raises `GymnasiumError` for other spaces, for names that
+    are not one for each action, and for a name that is the number of another action.
     """
     kind = _kind(space)
     if kind == "discrete":
@@ -49,7 +50,8 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
     """The action in a text: an int of a `Discrete` space, an array of a `Box`.
 
     A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
-    action. A `Box` needs exactly as many numbers as it has, within its bounds. Raises `InvalidActionError`, and
+    action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
+    finite numbers as it has, within its bounds. Raises `InvalidActionError`, and
     `GymnasiumError` for other spaces.
     """
     kind = _kind(space)
@@ -62,15 +64,14 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
 
 def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
     first, count = int(space.start), int(space.n)
-    found = {
-        first + index
-        for index, name in enumerate(action_names)
-        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
-    }
-    for number in _NUMBER.findall(text):
-        value = float(number)
+    found = set()
+    for written, index in _outermost(text, action_names):
+        if index is not None:
+            found.add(first + index)
+            continue
+        value = float(written)
         if not value.is_integer() or not first <= value < first + count:
-            raise InvalidActionError(f"{number} is not the number of an action")
+            raise InvalidActionError(f"{_shortened(written)} is not the number of an action")
         found.add(int(value))
     if not found:
         raise InvalidActionError("there is no action in the answer")
@@ -80,8 +81,24 @@ def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
     return found.pop()
 
 
+def _outermost(text: str, action_names: Sequence[str]) -> Iterator[tuple[str, int | None]]:
+    """The names in a text with their index, and the numbers with None, without those within a longer name."""
+    matches: list[tuple[re.Match[str], int | None]] = [(match, None) for match in _NUMBER.finditer(text)]
+    for index, name in enumerate(action_names):
+        pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
+        matches += [(match, index) for match in re.finditer(pattern, text, re.IGNORECASE)]
+    # Of those that begin at one place the longest comes first, and of equally long ones the name.
+    matches.sort(key=lambda found: (found[0].start(), -found[0].end(), found[1] is None))
+    end = 0
+    for match, named in matches:
+        if match.end() > end:
+            end = match.end()
+            yield match.group(), named
+
+
 def _box_action(text: str, space: Any) -> np.ndarray:
-    numbers = [float(number) for number in _NUMBER.findall(text)]
+    written = _NUMBER.findall(text)
+    numbers = [float(number) for number in written]
     size = int(np.prod(space.shape))
     if len(numbers) != size:
         raise InvalidActionError(f"the answer has {len(numbers)} numbers; an action has {size}")
@@ -91,9 +108,13 @@ def _box_action(text: str, space: Any) -> np.ndarray:
         if np.issubdtype(space.dtype, np.integer) and not number.is_integer():
             raise InvalidActionError(f"{place} an integer")
         # Compared as the bounds are stored: 0.7 is the bound of a float32 box from 0 to 0.7.
-        stored = number if np.issubdtype(space.dtype, np.integer) else space.dtype.type(number)
+        with np.errstate(over="ignore"):
+            stored = number if np.issubdtype(space.dtype, np.integer) else space.dtype.type(number)
         if not low[index] <= stored <= high[index]:
             raise InvalidActionError(f"{place} between {_number(low[index])} and {_number(high[index])}")
+        if not math.isfinite(stored):  # of a space without bounds
+            reason = f"number {index + 1} of the action is {_shortened(written[index])}, too large for {space.dtype}"
+            raise InvalidActionError(reason)
     return np.array(numbers).astype(space.dtype).reshape(space.shape)
 
 
@@ -112,6 +133,18 @@ def _check_names(space: Any, action_names: Sequence[str]) -> None:
             f"the action space {space}",
             f"has {count} actions and action_names has {list(action_names)}; pass a different name for each",
         )
+    first = int(space.start)
+    for index, name in enumerate(action_names):
+        number = float(name) if _NUMBER.fullmatch(name) else None
+        if number is not None and first <= number < first + count and number != first + index:
+            raise GymnasiumError(
+                f"the action space {space}",
+                f"has action {first + index} with the name {name!r}, the number of another action; pass another name",
+            )
+
+
+def _shortened(number: str) -> str:
+    return number if len(number) <= 40 else f"{number[:37]}..."
 
 
 def _number(value: float) -> str:

@@ -22,7 +22,7 @@ class StdioServer:
 
     command: str
     args: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # the values may be secret
     cwd: str | Path | None = None
 
     def __post_init__(self) -> None:

@@ -79,14 +79,22 @@ class Tool:
             rule = "is not a function or method; write `def`, or make a Tool of its name, schema and call"
             raise ToolDefinitionError(name or short_repr(function), rule)
         name = name or function.__name__
-        parameters = function_parameters(name, function)
-
-        async def call(arguments: dict[str, Any]) -> Any:
-            checked = parameters.checked(arguments)
-            if inspect.iscoroutinefunction(function):
-                return await function(**checked)
-            result = await call_on_thread(lambda: function(**checked))
-            return await result if inspect.isawaitable(result) else result
-
+        schema = function_parameters(name, function).schema
         text = description if description is not None else inspect.getdoc(function) or ""
-        return cls(name, text, parameters.schema, call, timeout_seconds)
+        return cls(name, text, schema, _FunctionCall(name, function), timeout_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _FunctionCall:
+    """Calls a function with the arguments of a model. It can be pickled if the function can."""
+
+    tool: str
+    function: Callable[..., Any]
+
+    async def __call__(self, arguments: dict[str, Any]) -> Any:
+        function = self.function
+        checked = function_parameters(self.tool, function).checked(arguments)
+        if inspect.iscoroutinefunction(function):
+            return await function(**checked)
+        result = await call_on_thread(lambda: function(**checked))
+        return await result if inspect.isawaitable(result) else result

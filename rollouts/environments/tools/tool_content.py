@@ -12,7 +12,7 @@ from PIL import Image
 
 from renderers.messages import PART_TYPES, Content
 from rollouts.environments.tools.errors import ToolResultError
-from rollouts.error_texts import as_unicode, describe_exception
+from rollouts.error_texts import as_unicode, describe_exception, short_repr
 from rollouts.thread_calls import call_on_thread
 
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
@@ -27,8 +27,8 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
     - Anything else is JSON: numbers, dicts, lists, dataclasses, pydantic models, dates, enums, arrays of numbers.
 
     Text of more than `max_characters` characters in all is cut off, and images beyond `max_images` are left out; a text
-    in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON, and for an array that
-    has the shape of an image and not its dtype.
+    in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON, for a text part whose
+    `text` is no str, and for an array that has the shape of an image and not its dtype.
     """
     if not isinstance(result, (list, tuple)) or not any(map(_is_content, result)):
         if isinstance(result, str):
@@ -51,6 +51,8 @@ async def tool_content_of(tool: str, result: Any, *, max_characters: int, max_im
 
 def _part(tool: str, item: Any) -> dict[str, Any]:
     if _is_part(item):
+        if item["type"] == "text" and not isinstance(item["text"], str):
+            raise ToolResultError(tool, f'returned a text part whose "text" is {short_repr(item["text"])}; pass a str')
         return dict(item)
     if _is_image(item):
         return {"type": "image", "image": item}
@@ -64,7 +66,8 @@ def _is_content(item: Any) -> bool:
 
 
 def _is_part(item: Any) -> bool:
-    return isinstance(item, Mapping) and item.get("type") in PART_TYPES and item["type"] in item
+    kind = item.get("type") if isinstance(item, Mapping) else None
+    return isinstance(kind, str) and kind in PART_TYPES and kind in item
 
 
 def _is_image(item: Any) -> bool:

@@ -125,3 +125,34 @@ def test_other_spaces_are_neither_described_nor_read(space):
         describe_actions(space)
     with pytest.raises(GymnasiumError, match="neither Discrete nor Box"):
         parse_action("0", space)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"), [("left", 0), ("I turn left.", 1), ("TURN LEFT 2", 2), ("1", 1), ("turn left, turn left", 1)]
+)
+def test_a_name_or_number_within_a_longer_name_is_no_action_of_its_own(text, action):
+    assert parse_action(text, spaces.Discrete(3), ["left", "turn left", "turn left 2"]) == action
+
+
+def test_a_name_beside_a_longer_name_that_has_it_is_a_second_action():
+    with pytest.raises(InvalidActionError, match="more than one action in the answer: left, turn left"):
+        parse_action("turn left, left", spaces.Discrete(2), ["left", "turn left"])
+
+
+def test_a_name_that_is_the_number_of_another_action_is_refused_before_the_first_turn():
+    with pytest.raises(GymnasiumError, match="has action 0 with the name '1', the number of another action"):
+        describe_actions(spaces.Discrete(2), ["1", "0"])
+    describe_actions(spaces.Discrete(2, start=1), ["1", "2"])
+    assert parse_action("2", spaces.Discrete(2, start=1), ["1", "2"]) == 2
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e39", "9" * 300_000])
+def test_a_box_without_bounds_takes_no_number_that_its_dtype_cannot_hold(number):
+    with pytest.raises(InvalidActionError, match=r"number 1 of the action is .*, too large for float32") as refused:
+        parse_action(number, spaces.Box(-np.inf, np.inf, (1,), np.float32))
+    assert len(str(refused.value)) < 120
+
+
+def test_a_refused_number_is_shortened():
+    with pytest.raises(InvalidActionError, match=r"^1{37}\.\.\. is not the number of an action$"):
+        parse_action("1" * 300_000, FOUR)

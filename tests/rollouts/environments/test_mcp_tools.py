@@ -333,3 +333,9 @@ async def test_a_missing_or_old_package_is_named(monkeypatch):
     monkeypatch.setattr("rollouts.environments.mcp.tools.version", lambda name: "1.12.0")
     with pytest.raises(UnsupportedVersionError, match=r"1\.12\.0 is installed"):
         McpTools({"x": stdio()})
+
+
+async def test_the_text_of_a_server_has_no_variables_or_headers_which_may_be_secret():
+    server = StdioServer("mcp-files", env={"API_KEY": "sk-secret"})
+    assert repr(server) == "StdioServer(command='mcp-files', args=(), cwd=None)"
+    assert "sk-secret" not in repr(HttpServer("http://127.0.0.1/mcp", headers={"Authorization": "sk-secret"}))

@@ -165,3 +165,10 @@ def test_results_keep_within_their_limits(result, max_characters, max_images):
 
 def test_not_a_number_is_written_as_python_writes_it():
     assert content([math.nan, math.inf]) == "[NaN, Infinity]"
+
+
+@pytest.mark.parametrize("text", [5, None, ["a"], {"a": 1}])
+def test_a_text_part_without_text_is_refused_with_its_value(text):
+    for result in ({"type": "text", "text": text}, [{"type": "text", "text": text}, "b"]):
+        with pytest.raises(ToolResultError, match=r"a text part whose \"text\" is .*; pass a str"):
+            content(result)

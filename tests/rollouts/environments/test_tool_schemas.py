@@ -6,6 +6,7 @@ import datetime
 import enum
 import functools
 import json
+import pickle
 from typing import Annotated, Literal
 
 import pytest
@@ -251,3 +252,15 @@ def test_methods_of_many_objects_share_one_schema_and_keep_their_objects():
     one, two = (Tool.from_function(Board(name).read) for name in "ab")
     assert one.parameters is two.parameters
     assert [asyncio.run(tool.call({"place": 1})) for tool in (one, two)] == ["a1", "b1"]
+
+
+def test_a_tool_made_of_a_function_of_a_module_can_be_pickled():
+    tool = Tool.from_function(doubled, timeout_seconds=3)
+    again = pickle.loads(pickle.dumps(tool))
+    assert again == tool
+    assert asyncio.run(again.call({"number": "4"})) == 8
+
+
+def doubled(number: int) -> int:
+    """Double a number."""
+    return 2 * number

@@ -13,7 +13,14 @@ from rollouts.observability import METRICS, RunMetrics
 from rollouts.observability.histogram import BOUNDS, Histogram
 from rollouts.observability.recent_rate import RecentRate
 from rollouts.runner import events
-from rollouts.runner.events import EpisodeStarted, EpisodeWaiting, GroupFinished, GroupSkipped, GroupStale
+from rollouts.runner.events import (
+    EpisodeRetried,
+    EpisodeStarted,
+    EpisodeWaiting,
+    GroupFinished,
+    GroupSkipped,
+    GroupStale,
+)
 
 
 @pytest.fixture
@@ -190,3 +197,45 @@ def test_the_first_moments_of_a_run_have_no_huge_rate():
 def test_the_events_of_the_timeline_start_every_episode_that_waits():
     started = {event.episode_id for _, event in TIMELINE if isinstance(event, EpisodeStarted)}
     assert {event.episode_id for _, event in TIMELINE if isinstance(event, EpisodeWaiting)} == started
+
+
+class CountedSeconds(float):
+    """Seconds that count how often they are compared."""
+
+    comparisons = 0
+
+    def __add__(self, other):
+        return CountedSeconds(float(self) + other)
+
+    def __gt__(self, other):
+        CountedSeconds.comparisons += 1
+        return float(self) > other
+
+    def __lt__(self, other):
+        CountedSeconds.comparisons += 1
+        return float(self) < other
+
+    def __le__(self, other):
+        CountedSeconds.comparisons += 1
+        return float(self) <= other
+
+
+def test_a_retry_is_counted_without_looking_at_all_others_that_wait(clock):
+    clock.now = CountedSeconds(0.0)
+    run_metrics = RunMetrics(clock=clock)
+    for number in range(2000):
+        run_metrics(EpisodeRetried(f"e{number}", "overloaded", 30.0 - number % 7))
+    assert CountedSeconds.comparisons < 2000 * 15
+    assert run_metrics.metrics()["episodes_waiting/retry"] == 2000
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda: 1 / 0, lambda: None, lambda: {"turns": "many"}], ids=["raises", "None", "text"]
+)
+def test_a_source_that_fails_is_left_out_and_logged_once_until_it_succeeds(bad, caplog):
+    results = iter([bad, bad, lambda: {"bridges": 1}, bad])
+    run_metrics = RunMetrics(sources=[lambda: next(results)(), lambda: {"engine_read_errors": 2}])
+    for failures_logged, bridges in ((1, None), (1, None), (1, 1), (2, None)):
+        values = run_metrics.metrics()
+        assert (values.get("bridges"), values["engine_read_errors"], values["turns"]) == (bridges, 2, 0)
+        assert [record.levelname for record in caplog.records] == ["ERROR"] * failures_logged

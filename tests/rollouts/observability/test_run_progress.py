@@ -182,3 +182,11 @@ def test_output_that_nobody_reads_any_more_does_not_fail_the_run(run_metrics):
 def test_wrong_arguments_are_named(run_metrics, name, value):
     with pytest.raises(ArgumentError, match=name):
         ProgressDisplay(run_metrics, **{name: value})
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_source_of_metrics_that_raises_does_not_end_the_program(is_terminal):
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
+    with ProgressDisplay(RunMetrics(sources=[lambda: {}["absent"]]), console=console):
+        pass
+    assert "0 finished" in console.file.getvalue()

@@ -38,6 +38,13 @@ def test_paths_are_relative_to_the_configuration_and_its_modules_can_be_imported
     assert parts.make_environment(tasks[1]).tries == 2
 
 
+def test_a_group_reward_whose_name_the_rewards_of_the_episodes_have_is_refused_with_its_line(tmp_path: Path) -> None:
+    reward = '[[group_rewards]]\nname = "environment"\nfunction = "guess_env:Guess"\n'
+    problem = problem_of(tmp_path, CONFIG + reward)
+    assert problem.key == "group_rewards[0].name"
+    assert "give the group reward another one" in problem.reason
+
+
 ENGINE = 'kind = "scripted"\ncompletions = ["4", "7"]'
 
 WRONG: dict[str, tuple[str, str, str, list[str]]] = {
@@ -192,6 +199,7 @@ async def test_rows_are_read_on_a_thread_and_those_before_a_wrong_one_are_kept(t
 
 ROWS = {
     "no JSON": ("{'a': 1}", "line 2: not JSON", "write one JSON object a line"),
+    "incomplete JSON": ('{"a": 1', "line 2: not JSON", "column 8"),
     "no object": ("[1]", "line 2: holds [1]", "write an object"),
     "no id": ('{"a": 1}', "line 2: has no 'name'", "add it, or remove tasks.id_key"),
     "id of another type": ('{"name": 1.5}', "line 2: name is 1.5", "write a text or an integer"),

@@ -149,6 +149,43 @@ def test_a_failing_predicate_of_skipping_is_an_error_that_names_the_task(rendere
     assert [episode.done for episode in caught.value.episodes] == [True]
 
 
+def raising(error):
+    def skip(group):
+        raise error
+
+    return skip
+
+
+class Interrupt(BaseException):
+    """An exception of a library that is no `Exception`."""
+
+
+async def awaitable_verdict():
+    return False
+
+
+@pytest.mark.parametrize(
+    ("skip_group", "text"),
+    [
+        (raising(asyncio.CancelledError()), "CancelledError"),
+        (raising(Interrupt("stop")), "Interrupt: stop"),
+        (lambda group: awaitable_verdict(), "a coroutine; return True, False, None or a reason"),
+        (lambda group: group.rewards > 0, r"returned array\(\[ True,  True\]\), a ndarray; return True"),
+    ],
+    ids=["CancelledError", "BaseException", "coroutine", "array"],
+)
+def test_a_predicate_of_skipping_that_gives_no_verdict_is_an_error_and_loses_no_group(renderer, skip_group, text):
+    with pytest.raises(GroupFailedError, match=f"task t0: skip_group failed .*{text}"):
+        run_groups(renderer, tasks(1), group_size=2, skip_group=skip_group)
+
+
+def test_a_predicate_of_skipping_may_return_a_boolean_of_numpy_or_nothing(renderer):
+    verdicts = {"t0": np.True_, "t1": np.False_, "t2": None}
+    groups, runner = run_groups(renderer, tasks(3), skip_group=lambda group: verdicts[group.task.task_id])
+    assert sorted(groups) == ["t1", "t2"]
+    assert runner.metrics()["groups_skipped/skipped"] == 1
+
+
 async def asynchronously(source):
     for task in source:
         await asyncio.sleep(0)
@@ -244,6 +281,7 @@ def test_a_failing_group_reward_is_raised_with_the_episodes_and_the_stream_conti
         ("retry", {"retry": 3}),
         ("mode", {"mode": "asynchronous"}),
         ("skip_group", {"skip_group": True}),
+        ("skip_group", {"skip_group": asyncio.sleep}),
         ("group_rewards", {"group_rewards": [max]}),
         ("listeners", {"listeners": ["print"]}),
         ("tasks", {"tasks": 5}),
