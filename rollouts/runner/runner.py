@@ -109,8 +109,7 @@ class Runner:
         self._mode = mode
         self._skip_group = skip_group
         self._journal = journal
-        self._resuming = asyncio.Lock()
-        self._is_resumed = journal is None
+        self._resuming: asyncio.Task[None] | None = None
         self._left: ResumedRun | None = None  # of earlier processes, until a consumer asks for groups
         self._ids: set[str] = set()
         self._schedules: set[Schedule] = set()
@@ -212,6 +211,8 @@ class Runner:
             await self._end(schedule)
         if self._ending:
             await asyncio.wait(self._ending)
+        if self._resuming is not None:
+            await asyncio.wait([self._resuming])
         self._resources.close()
         if self._journal is not None:
             await self._journal.close()
@@ -247,16 +248,21 @@ class Runner:
         return await schedule.next_groups(count, demand)
 
     async def _resume_journal(self) -> None:
-        """Read what earlier processes left, once. The first consumer gets their groups."""
-        async with self._resuming:
-            if self._journal is None or self._is_resumed:
-                return
-            self._left = await self._journal.resume(
-                {"group_size": self._settings.group_size, "seed": self._settings.seed}
-            )
-            self._updates.history.restore(self._left.versions)
-            await self._journal.uses_weights(self._updates.history.current)
-            self._is_resumed = True
+        """Read what earlier processes left, once. The first consumer gets their groups.
+
+        The journal is read to its end though a consumer that waits for it is cancelled.
+        """
+        if self._journal is None:
+            return
+        if self._resuming is None:
+            self._resuming = asyncio.ensure_future(self._read_journal(self._journal))
+        await asyncio.shield(self._resuming)
+
+    async def _read_journal(self, journal: Journal) -> None:
+        left = await journal.resume({"group_size": self._settings.group_size, "seed": self._settings.seed})
+        self._updates.history.restore(left.versions)
+        await journal.uses_weights(self._updates.history.current)
+        self._left = left
 
     async def _end(self, schedule: Schedule) -> None:
         await schedule.close()

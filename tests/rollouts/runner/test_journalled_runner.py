@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,19 @@ async def test_a_full_disk_ends_a_run_of_groups_of_several_episodes_with_the_err
     with pytest.raises(JournalWriteError, match="No space left on device") as caught:
         await received(renderer, tmp_path, 1, group_size=4, listeners=[fill])
     assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_a_consumer_that_is_cancelled_while_the_journal_is_read_may_ask_again(
+    renderer: Any, tmp_path: Path
+) -> None:
+    await received(renderer, tmp_path, 2, limit=1)
+    journal, is_released = Journal.open(tmp_path / "journal"), threading.Event()
+    journal._thread.submit(is_released.wait, 30)
+    async with make_runner(renderer, journal=journal, tasks=tasks(2)) as runner:
+        collecting = asyncio.ensure_future(runner.collect(2))
+        await asyncio.sleep(0)
+        collecting.cancel()
+        await asyncio.wait([collecting])
+        is_released.set()
+        assert sorted(ids(await runner.collect(2))) == ["t0", "t1"]
+    assert_no_task_is_left()
