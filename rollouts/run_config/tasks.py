@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import tomllib
@@ -42,7 +43,7 @@ def make_tasks(file: ConfigFile) -> TaskSource:
         raise file.error(("tasks", "path"), f"there is no file {path}; a path is relative to {file.directory}")
     if isinstance(section, ParquetTasks) and find_spec("pyarrow") is None:
         raise MissingExtraError("tasks in a Parquet file", "parquet", "pyarrow")
-    return _FileTaskSource(path, section)
+    return FileTaskSource(path, section)
 
 
 def first_tasks(tasks: TaskSource, count: int) -> TaskSource:
@@ -59,12 +60,25 @@ async def _first_of_async(tasks: AsyncIterable[Task], count: int) -> AsyncIterat
             return
 
 
-class _FileTaskSource:
+class FileTaskSource:
     """The tasks of a file; each iteration reads it from the beginning, the asynchronous one on a thread."""
 
     def __init__(self, path: Path, section: FileTasks) -> None:
         self._path = path
         self._section = section
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the rows have the ids of their tasks; else these are the numbers of the rows."""
+        return self._section.id_key is not None
+
+    def digest(self) -> str:
+        """The SHA-256 digest of the file, in hexadecimal."""
+        digest = hashlib.sha256()
+        with open_readable(self._path) as content:
+            while piece := content.read(2**20):
+                digest.update(piece)
+        return digest.hexdigest()
 
     def __iter__(self) -> Iterator[Task]:
         rows, unit, first = _rows(self._path, self._section)

@@ -261,6 +261,7 @@ def test_texts_of_an_environment_cannot_control_the_terminal(tmp_path: Path) -> 
         "class Loud:\n"
         "    def __init__(self, task, tries): pass\n"
         "    def reset(self, seed): raise ValueError('[/red]\\x1b[2J\\nline\\u202e')\n"
+        "    def step(self, assistant): raise AssertionError\n"
         "def skip(group): return 'a/b_c\\x1b[31m\\nevil' if group.task.task_id == 'four' else False\n"
     )
     stdout = run(path).stdout
@@ -317,6 +318,26 @@ def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
     assert summary_of(tmp_path) == summary
     other_speed = FOURS.replace("concurrency = 4", "concurrency = 1")
     assert run(write_run(tmp_path, other_speed, model=False), "--resume").exit_code == 0
+
+
+def test_a_changed_file_of_tasks_continues_a_run_only_where_its_rows_have_ids(tmp_path: Path) -> None:
+    path = write_run(tmp_path, FOURS.replace('id_key = "name"\n', ""))
+    assert run(path).exit_code == 0
+    with_a_row = '{"name": "five", "number": 5}\n' + (tmp_path / "tasks.jsonl").read_text()
+    (tmp_path / "tasks.jsonl").write_text(with_a_row)
+    result = run(path, "--resume")
+    assert result.exit_code == 2
+    assert "tasks.content_of_the_file" in result.stderr
+    path = write_run(tmp_path / "ids", FOURS)
+    assert run(path).exit_code == 0
+    (tmp_path / "ids/tasks.jsonl").write_text(with_a_row)
+    assert run(path, "--resume").exit_code == 0
+    assert [row["task_id"] for row in rows_of(tmp_path / "ids")][2:] == ["five"]
+
+
+def test_a_limit_may_be_larger_than_any_number_of_tasks(tmp_path: Path) -> None:
+    assert run(write_run(tmp_path, FOURS), "--limit", 10**20).exit_code == 0
+    assert summary_of(tmp_path)["groups"] == 2
 
 
 @pytest.mark.parametrize("written", ["nothing", "trajectories", "everything"])
