@@ -15,7 +15,7 @@ import numpy as np
 from renderers import MultiModalData
 from renderers.placement import PlacedItem
 from rollouts.engines.completion_checks import logprobs_error, prompt_error, token_ids_error
-from rollouts.error_texts import short_repr
+from rollouts.error_texts import is_unicode, short_repr
 from rollouts.errors import ArgumentError, InvalidRequestError, MalformedResultError, MissingLogProbsError
 from rollouts.numbers import finite_number, whole_number
 from transport import wire_type
@@ -237,9 +237,10 @@ class UpdatableEngine(Engine, Protocol):
 
 
 def check_update_arguments(version: object, in_flight: object) -> None:
-    """Raises `ArgumentError` for a version that is empty or not text, and for an unknown `in_flight`."""
-    if not isinstance(version, str) or not version:
-        raise ArgumentError("version", version, "pass a name for the new weights, text that is not empty")
+    """Raises `ArgumentError` for a version that is no text, empty or not for UTF-8, and for an unknown `in_flight`."""
+    if not isinstance(version, str) or not version or not is_unicode(version):
+        rule = "pass a name for the new weights, text that is not empty and that UTF-8 can encode"
+        raise ArgumentError("version", version, rule)
     if in_flight not in get_args(InFlight):
         raise ArgumentError("in_flight", in_flight, f"pass one of {', '.join(map(repr, get_args(InFlight)))}")
 

@@ -3,7 +3,7 @@
 from rollouts.environments.gymnasium import GymnasiumEnvironment
 from rollouts.environments.mcp import HttpServer, McpTools, StdioServer
 from rollouts.environments.scored_prompt import ScoredPrompt
-from rollouts.environments.tools import Tool, ToolEnvironment
+from rollouts.environments.tools import Tool, ToolEnvironment, ToolFailedError
 from rollouts.environments.user_simulation import UserSimulation
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "StdioServer",
     "Tool",
     "ToolEnvironment",
+    "ToolFailedError",
     "UserSimulation",
 ]

@@ -26,6 +26,7 @@ from rollouts.episodes.errors import (
     EnvironmentProtocolError,
     EpisodeArgumentError,
     EpisodeLimitError,
+    ends_task,
     wrap_exceptions,
 )
 from rollouts.error_texts import is_unicode, short_repr
@@ -146,7 +147,9 @@ async def close_environment(environment: Environment) -> None:
         if callable(close):
             async with deadline:
                 await resolve(close())
-    except Exception:  # an environment of a user may raise anything
+    except BaseException as error:  # an environment of a user may raise anything
+        if ends_task(error):
+            raise
         if deadline.expired():
             log.warning("%s.close had not ended after %s seconds and was cancelled", name, CLOSE_SECONDS)
         else:

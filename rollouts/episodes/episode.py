@@ -25,7 +25,7 @@ from rollouts.episodes.environment_calls import (
     reset_environment,
     step_environment,
 )
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError
+from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError, ends_task
 from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
@@ -145,14 +145,13 @@ async def record_episode(
     try:
         async with AsyncExitStack() as at_end:
             await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)), at_end)
-    except Exception as error:  # noqa: BLE001  no exception of any component may lose the completed turns
-        trajectory.error = describe_exception(error)
-        reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
-        failure = EpisodeError(reason, trajectory)
-        failure.__cause__ = error
-    except BaseException as error:  # noqa: BLE001  raised again below, after `on_end` has received the turns
+    except BaseException as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         failure = error
+        if not ends_task(error):  # otherwise it is raised below, after `on_end` has received the turns
+            reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
+            failure = EpisodeError(reason, trajectory)
+            failure.__cause__ = error
     trajectory.seconds = time.monotonic() - started
     trajectory.finish()
     if on_end is not None:

@@ -92,24 +92,33 @@ def naming_origin(origin: str) -> Iterator[None]:
         raise named from error
 
 
+def ends_task(error: BaseException) -> bool:
+    """Whether an exception is for the current task or the process, and not a failure of the call that raised it.
+
+    A `CancelledError` is for the task if the task is being cancelled. Otherwise the call waited for something that was
+    cancelled, which is a failure like any other; so is a `BaseException` of a library, as that of a panic in Rust.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(ends_task, error.exceptions))
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
 @contextmanager
 def wrap_exceptions(
     make_error: Callable[[BaseException], RolloutsError], *, unchanged: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
     """Replace an exception from the block by `make_error(exception)`; the types `unchanged` are not replaced.
 
-    A `CancelledError` is not replaced if the current task is being cancelled. Otherwise the code in the block waited
-    for something that was cancelled, which is a failure like any other. `KeyboardInterrupt` and `SystemExit` are not
-    replaced.
+    Nor is one for which `ends_task`.
     """
     try:
         yield
     except unchanged:
         raise
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling() > 0:
+    except BaseException as error:  # an environment, engine or renderer of a user may raise anything
+        if ends_task(error):
             raise
-        raise make_error(error) from error
-    except Exception as error:  # an environment, engine or renderer of a user may raise anything
         raise make_error(error) from error

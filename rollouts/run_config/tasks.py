@@ -116,7 +116,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parsed(path: Path, line: int, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.rstrip("\r\n"))
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise TaskFileError(path, line, f"not JSON: {reason}; write one JSON object a line") from error

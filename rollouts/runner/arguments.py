@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from inspect import iscoroutinefunction
 from typing import Any
 
 from rollouts.episodes.limits import EpisodeLimits
@@ -46,6 +47,9 @@ def check_options(
         raise RunnerArgumentError("mode", mode, "pass Synchronous(), OneStepOffPolicy() or Asynchronous(max_staleness)")
     if skip_group is not None and not callable(skip_group):
         raise RunnerArgumentError("skip_group", skip_group, "pass a function of a Group, or None")
+    if iscoroutinefunction(skip_group) or iscoroutinefunction(getattr(skip_group, "__call__", None)):  # noqa: B004
+        rule = "pass a function that is not async; compute what it has to wait for in a group reward"
+        raise RunnerArgumentError("skip_group", skip_group, rule)
     if journal is not None and not isinstance(journal, Journal):
         raise RunnerArgumentError("journal", journal, "pass Journal.open(directory), or None")
     if not isinstance(group_rewards, Sequence) or not all(isinstance(one, GroupReward) for one in group_rewards):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Capacity:
     """At most `limit` episodes run at once, each inside `async with capacity.slots`, in the order in which they come.
 
     Claims announce episodes that will need a slot: more groups are started while there are fewer claims than slots.
+    Episodes that wait for another attempt have no claim. They are counted: where both together are twice as many as the
+    slots, because an engine does not respond, for example, no group is started.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.claimed = 0
+        self.waiting = 0  # for another attempt
         self.changed = asyncio.Event()  # set when claims are released
         self.slots = asyncio.Semaphore(limit)
 
@@ -35,3 +40,13 @@ class Claims:
         self._count -= count
         self._capacity.claimed -= count
         self._capacity.changed.set()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """An episode without a claim waits for its next attempt."""
+        self._capacity.waiting += 1
+        try:
+            yield
+        finally:
+            self._capacity.waiting -= 1
+            self._capacity.changed.set()

@@ -99,6 +99,11 @@ class Group:
         """
         from rollouts.training import group_advantages, samples_from_trajectory
 
+        if scale not in ("group", "none"):
+            rule = (
+                "pass 'group' or 'none'; for another scale, call group_advantages with the rewards of the whole batch"
+            )
+            raise ArgumentError("scale", scale, rule)
         kept = list(self.succeeded())
         if not kept:
             return []

@@ -14,7 +14,7 @@ import numpy as np
 from rollouts.episodes.activity import Part
 from rollouts.episodes.environment import Environment
 from rollouts.episodes.episode import record_episode
-from rollouts.episodes.errors import EpisodeError
+from rollouts.episodes.errors import EpisodeError, ends_task
 from rollouts.episodes.turns import EpisodeSettings, derived_seed
 from rollouts.rewards import GroupReward, reward_parts, score_group
 from rollouts.runner.capacity import Capacity, Claims
@@ -60,6 +60,7 @@ class GroupRun:
         size = settings.group_size
         self.task = task
         self.dropped_for: int | None = None  # the staleness for which the run was cancelled
+        self.is_interrupted = False  # whether it was cancelled, to be begun again
         self.is_over = False  # whether nothing is left to do
         self._settings = settings
         self._ended: list[Trajectory | None] = [None] * size
@@ -103,6 +104,11 @@ class GroupRun:
             places.append(_oldest([sampled, requested]))
         return places
 
+    @property
+    def ended_episodes(self) -> tuple[Trajectory, ...]:
+        """The episodes that need no further attempt."""
+        return tuple(episode for episode in self._ended if episode is not None)
+
     def expect_no_older_tokens(self) -> None:
         """No running request has a token that is older than the version in use: they had to wait for an update."""
         place = self._settings.history.current_place
@@ -130,6 +136,8 @@ class GroupRun:
                 async with asyncio.TaskGroup() as episodes:
                     for index in indices:
                         episodes.create_task(self._run_episode(index))
+                if None in self._ended:  # a `TaskGroup` does not report the cancellation of one of its tasks
+                    raise asyncio.CancelledError("an episode was cancelled")
             except BaseExceptionGroup as group:  # no consumer expects a group; what ends one episode here ends all
                 failure = group.exceptions[0]
             else:
@@ -160,7 +168,8 @@ class GroupRun:
                 settings.reporter.counters.episodes_retried += 1
                 settings.reporter.emit(EpisodeRetried, episode.episode_id, episode.error, delay)
                 settings.reporter.emit(EpisodeWaiting, episode.episode_id, episode.num_turns, "retry")
-                await asyncio.sleep(delay)
+                with self._claims.waiting():
+                    await asyncio.sleep(delay)
                 self._claims.add(1)
 
     async def _attempt(self, index: int, attempt: int) -> tuple[Trajectory, BaseException | None]:
@@ -206,10 +215,12 @@ class GroupRun:
 
     async def _make_group(self) -> Group:
         settings, task_id = self._settings, self.task.task_id
-        episodes = tuple(episode for episode in self._ended if episode is not None)
+        episodes = self.ended_episodes
         try:
             scores = await score_group(settings.group_rewards, f"the group of task {task_id!r:.80}", episodes)
-        except Exception as error:  # a reward of a user may raise anything
+        except BaseException as error:  # a reward of a user may raise anything
+            if ends_task(error):
+                raise
             raise GroupFailedError(task_id, episodes, "a group reward", error) from error
         own = np.array([episode.reward for episode in episodes], np.float64)
         oldest = _oldest(self.places())

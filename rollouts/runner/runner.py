@@ -22,6 +22,7 @@ from rollouts.runner.events import Listener
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupSettings, MakeEnvironment
 from rollouts.runner.journal import Journal
+from rollouts.runner.journal.recorder import ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
 from rollouts.runner.reporter import Reporter
 from rollouts.runner.retries import RetryPolicy
@@ -108,8 +109,8 @@ class Runner:
         self._mode = mode
         self._skip_group = skip_group
         self._journal = journal
-        self._resuming = asyncio.Lock()
-        self._is_resumed = journal is None
+        self._resuming: asyncio.Task[None] | None = None
+        self._left: ResumedRun | None = None  # of earlier processes, until a consumer asks for groups
         self._ids: set[str] = set()
         self._schedules: set[Schedule] = set()
         self._collected = None if tasks is None else self._new_schedule(tasks)
@@ -171,19 +172,23 @@ class Runner:
         """Replace the weights of the engine, an `UpdatableEngine`, and drop what is too old then for the mode.
 
         `weights` is what the engine takes (a checkpoint directory, a mapping from names to tensors), `version` a name
-        that this run has not used; versions are ordered by use. Running requests end and continue from their tokens
-        with the new weights ("abort"), finish first with the old ones ("wait"), or stay in the engine and continue with
-        the new ones ("keep"). Episodes go on: a sample may have spans of several versions.
+        that this run has not used; versions are ordered by use. A runner that continues a journal knows the versions of
+        the earlier processes, and may use the name of weights that are loaded again. Running requests end and continue
+        from their tokens with the new weights ("abort"), finish first with the old ones ("wait"), or stay in the engine
+        and continue with the new ones ("keep"). Episodes go on: a sample may have spans of several versions.
 
         Raises `ArgumentError`; `WeightUpdateError` if another update is under way, and what the engine raises: the
         weights of before are then in use, unless the text says otherwise. A cancelled call waits for the end of the
         update.
         """
         self._check_open()
+        await self._resume_journal()
         try:
             await self._updates.update(weights, version, in_flight)
         finally:
             if self._updates.history.current == version:
+                if self._journal is not None:
+                    await self._journal.uses_weights(version)
                 for schedule in list(self._schedules):
                     await schedule.drop_stale(in_flight)
 
@@ -206,6 +211,8 @@ class Runner:
             await self._end(schedule)
         if self._ending:
             await asyncio.wait(self._ending)
+        if self._resuming is not None:
+            await asyncio.wait([self._resuming])
         self._resources.close()
         if self._journal is not None:
             await self._journal.close()
@@ -234,14 +241,28 @@ class Runner:
 
     async def _next_groups(self, schedule: Schedule, count: int, demand: Demand) -> list[Group]:
         self._check_open()
-        async with self._resuming:
-            if self._journal is not None and not self._is_resumed:
-                left = await self._journal.resume(
-                    {"group_size": self._settings.group_size, "seed": self._settings.seed}
-                )
-                schedule.resume(left.undelivered, left.unfinished)
-                self._is_resumed = True
+        await self._resume_journal()
+        left, self._left = self._left, None
+        if left is not None:
+            schedule.resume(left.undelivered, left.unfinished)
         return await schedule.next_groups(count, demand)
+
+    async def _resume_journal(self) -> None:
+        """Read what earlier processes left, once. The first consumer gets their groups.
+
+        The journal is read to its end though a consumer that waits for it is cancelled.
+        """
+        if self._journal is None:
+            return
+        if self._resuming is None:
+            self._resuming = asyncio.ensure_future(self._read_journal(self._journal))
+        await asyncio.shield(self._resuming)
+
+    async def _read_journal(self, journal: Journal) -> None:
+        left = await journal.resume({"group_size": self._settings.group_size, "seed": self._settings.seed})
+        self._updates.history.restore(left.versions)
+        await journal.uses_weights(self._updates.history.current)
+        self._left = left
 
     async def _end(self, schedule: Schedule) -> None:
         await schedule.close()

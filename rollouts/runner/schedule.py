@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
 from rollouts.engines.protocol import InFlight
+from rollouts.error_texts import short_repr
 from rollouts.runner.errors import GroupFailedError, RunnerBusyError, TaskSourceError
 from rollouts.runner.events import GroupDelivered, GroupFinished, GroupSkipped, GroupStale
 from rollouts.runner.group import Group
@@ -23,7 +24,7 @@ from rollouts.runner.version_history import oldest_place, staleness
 SkipGroup: TypeAlias = Callable[[Group], bool | str]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FinishedGroup:
     """A group that waits for delivery. `run` is None for a group of an earlier process."""
 
@@ -109,6 +110,8 @@ class Schedule:
         """Cancel what runs. The next `next_groups` begins it again, without the episodes that have ended."""
         tasks = [*self._running.values()] + ([] if self._starting is None else [self._starting])
         self._starting = None
+        for run in self._running:
+            run.is_interrupted = True
         for task in tasks:
             task.cancel()
         if tasks:
@@ -128,9 +131,8 @@ class Schedule:
             if is_dropped(self._mode, age) and run.dropped_for is None:
                 run.dropped_for = age
                 task.cancel()
-        finished = [one for one in self._finished if isinstance(one, FinishedGroup)]
-        while (stale := next(filter(self._is_stale, finished), None)) is not None:
-            finished.remove(stale)
+        # Recording that one is dropped takes time, in which the consumer may receive others.
+        while (stale := self._finished_stale()) is not None:
             self._finished.remove(stale)
             self._settings.capacity.changed.set()
             await self._drop(stale.group.task.task_id, max(self._ages(stale)))
@@ -232,6 +234,7 @@ class Schedule:
             self._progress.set()
 
     def _start(self, run: GroupRun) -> None:
+        run.is_interrupted = False
         run.claim()
         task = asyncio.create_task(self._run_group(run))
         self._running[run] = task
@@ -242,6 +245,7 @@ class Schedule:
         limit = self._mode.max_undelivered(self._demand)
         return (
             capacity.claimed < capacity.limit
+            and capacity.claimed + capacity.waiting < 2 * capacity.limit
             and len(self._finished) < self._max_finished
             and (limit is None or self.num_undelivered < limit)
         )
@@ -275,12 +279,20 @@ class Schedule:
                 await self._skip(task_id, reason)
             else:
                 self._finished.append(FinishedGroup(run, group))
-        except asyncio.CancelledError:
-            if run.dropped_for is None or run.is_over:
-                raise
-            run.is_over = True
-            await self._drop(task_id, run.dropped_for)
-        except Exception as error:  # noqa: BLE001  raised by `next_groups`
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # raised by `next_groups`: a group must not be lost, whatever ends its task
+            if isinstance(error, asyncio.CancelledError):
+                if run.dropped_for is not None and not run.is_over:
+                    run.is_over = True
+                    await self._drop(task_id, run.dropped_for)
+                    return
+                if run.is_interrupted or run.is_over:
+                    raise
+            if not isinstance(error, Exception):
+                failure = GroupFailedError(task_id, run.ended_episodes, "running the group", error)
+                failure.__cause__ = error
+                error = failure
             self._finished.append(error)
             run.is_over = True
 
@@ -296,10 +308,19 @@ class Schedule:
         if self._skip_group is None:
             return ""
         try:
-            reason = self._skip_group(group)
-        except Exception as error:  # a function of a user may raise anything
+            reason: object = self._skip_group(group)
+            if isinstance(reason, str):
+                return reason
+            if reason is None or isinstance(reason, bool | np.bool_):
+                return "skipped" if reason else ""
+            if isinstance(reason, Coroutine):
+                reason.close()  # it is not awaited
+            rule = "return True, False, None or a reason, and make skip_group a function that is not async"
+            raise TypeError(f"it returned {short_repr(reason)}, a {type(reason).__name__}; {rule}")
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a function of a user may raise anything, CancelledError too
             raise GroupFailedError(group.task.task_id, group.episodes, "skip_group", error) from error
-        return reason if isinstance(reason, str) else "skipped" if reason else ""
 
     async def _skip(self, task_id: str, reason: str) -> None:
         self._reporter.counters.groups_skipped[reason] += 1
@@ -314,6 +335,11 @@ class Schedule:
             return [staleness(history, place) for place in run.places()]
         # Tokens of an earlier process without a version count as sampled at the start of this one.
         return [staleness(history, oldest_place(episode, history, 0)) for episode in finished.group.episodes]
+
+    def _finished_stale(self) -> FinishedGroup | None:
+        """A group that waits for delivery and is too old; None if there is none."""
+        groups = (one for one in self._finished if isinstance(one, FinishedGroup))
+        return next(filter(self._is_stale, groups), None)
 
     def _is_stale(self, finished: FinishedGroup) -> bool:
         """Whether a finished group is too old to be delivered."""

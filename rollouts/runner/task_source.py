@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+import logging
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from rollouts.episodes.environment_calls import CLOSE_SECONDS
 from rollouts.error_texts import describe_exception
 from rollouts.runner.errors import RunnerArgumentError, TaskSourceError
 from rollouts.runner.task import Task
+
+log = logging.getLogger("rollouts.runner")
 
 #: A finite or infinite number of tasks.
 Tasks: TypeAlias = Iterable[Task] | AsyncIterable[Task]
@@ -19,7 +24,7 @@ class TaskSource:
 
     `ids` are those that no further task may have; it grows. Tasks for which `is_recorded(task_id)` are left out. A call
     of `next` that is cancelled loses no task: the next call returns it. An iterable that is not async is advanced on
-    the event loop.
+    the event loop. `close` closes a generator.
     """
 
     def __init__(self, tasks: Tasks, ids: set[str], is_recorded: Callable[[str], bool]) -> None:
@@ -35,6 +40,7 @@ class TaskSource:
         self._ids = ids
         self._is_recorded = is_recorded
         self._advancing: asyncio.Task[Any] | None = None
+        self._is_closed = False
 
     async def next(self) -> Task:
         """The next task. Raises `StopAsyncIteration` at the end, and `TaskSourceError`."""
@@ -46,12 +52,7 @@ class TaskSource:
 
     async def _next(self) -> Task:
         position = self._position
-        try:
-            task = await self._advance()
-        except (StopAsyncIteration, asyncio.CancelledError):
-            raise
-        except Exception as error:  # the iterator of a user may raise anything
-            raise TaskSourceError(position, f"the source raised {describe_exception(error)}") from error
+        task = await self._advance()
         self._position += 1
         if not isinstance(task, Task):
             raise TaskSourceError(position, f"it is a {type(task).__name__}; yield Task(task_id, data)")
@@ -62,26 +63,53 @@ class TaskSource:
         return task
 
     async def close(self) -> None:
-        """Stop waiting for an async iterable."""
+        """Stop waiting for an async iterable, and close a generator. A second call does nothing.
+
+        A generator that raises then, or that takes longer than `CLOSE_SECONDS`, is logged.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._advancing is not None:
             self._advancing.cancel()
-            await asyncio.wait([self._advancing])
+            await asyncio.wait([self._advancing], timeout=CLOSE_SECONDS)
             self._advancing = None
+        try:
+            if isinstance(self._blocking, Generator):
+                self._blocking.close()
+            elif isinstance(self._iterator, AsyncGenerator):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._iterator.aclose()
+        except Exception as error:  # noqa: BLE001  the generator of a user may raise anything
+            log.warning("the source of tasks failed when it was closed: %s", describe_exception(error))
 
     async def _advance(self) -> Any:
-        if self._blocking is not None:
-            for task in self._blocking:
-                return task
+        if self._is_closed:
             raise StopAsyncIteration
-        if self._advancing is None:
-            self._advancing = asyncio.ensure_future(_next_of(self._iterator))
-        # A generator that is cancelled while it waits is at its end: what waits for it is cancelled instead.
-        await asyncio.wait([self._advancing])
-        advanced, self._advancing = self._advancing, None
-        found = advanced.result()
+        if self._blocking is not None:
+            with self._source_errors():
+                found = next(((task,) for task in self._blocking), ())
+        else:
+            if self._advancing is None:
+                self._advancing = asyncio.ensure_future(_next_of(self._iterator))
+            # A generator that is cancelled while it waits is at its end: what waits for it is cancelled instead.
+            await asyncio.wait([self._advancing])
+            advanced, self._advancing = self._advancing, None
+            with self._source_errors():
+                found = advanced.result()
         if not found:
             raise StopAsyncIteration
         return found[0]
+
+    @contextmanager
+    def _source_errors(self) -> Iterator[None]:
+        """Replace what the iterator raises by `TaskSourceError`, `CancelledError` too: the block does not wait."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the iterator of a user may raise anything
+            raise TaskSourceError(self._position, f"the source raised {describe_exception(error)}") from error
 
 
 async def _next_of(iterator: Any) -> tuple[Any, ...]:

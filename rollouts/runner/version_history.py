@@ -6,13 +6,16 @@ Versions are names: "10" is not newer than "9" because of its digits, but becaus
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rollouts.errors import ArgumentError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.version_order import VersionOrder
 
 log = logging.getLogger("rollouts.runner")
+
+# So many versions that no token had are added to the order.
+_MOST_BETWEEN = 1000
 
 
 class VersionHistory:
@@ -28,6 +31,7 @@ class VersionHistory:
     def __init__(self, first: str, reported: Callable[[], str] | None = None) -> None:
         _check_name(first)
         self._places = {first: 0}
+        self._used = {first}  # by this process
         self._first = self._current = first
         self._reported = reported or (lambda: self._current)
         self.expected = ""  # the version of the update that is under way
@@ -50,16 +54,31 @@ class VersionHistory:
     def check_new(self, version: str) -> None:
         """Raises `ArgumentError` for a version that this run has used: its tokens would be of two sets of weights."""
         _check_name(version)
-        if self._places.get(version, -1) >= 0:
+        if version in self._used:
             rule = f"it has been in use (the last version is {self._current!r:.80}); give every update a new version"
             raise ArgumentError("version", version, rule)
 
     def start_using(self, version: str) -> None:
         """Record that `version` is in use now. A version that is in use already stays in its place."""
         _check_name(version)
-        if self._places.get(version, -1) < 0:
-            self._places[version] = self._places[self._current] + 1
-            self._current = version
+        if version in self._used:
+            return
+        if self._places.get(version, -1) <= self._places[self._current]:
+            self._places[version] = max(self._places.values()) + 1
+        self._used.add(version)
+        self._current = version
+
+    def restore(self, versions: Sequence[str]) -> None:
+        """Take over the order of the versions that earlier processes of the run have used, before any is compared.
+
+        The version in use keeps its place among them. Later ones may come into use again, when their weights are loaded
+        again; a token of such a version is not older than those weights.
+        """
+        order = list(dict.fromkeys(versions))
+        if self._current not in order:
+            order.append(self._current)
+        here = order.index(self._current)
+        self._places = {version: index - here for index, version in enumerate(order)}
 
     def place(self, version: str) -> int:
         """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
@@ -84,7 +103,7 @@ class VersionHistory:
     def adopt_reported(self) -> None:
         """Start using the version that the engine reports, which has it before its call for the update returns."""
         version = self._reported()
-        if version != self._current and self._places.get(version, -1) < 0:
+        if version != self._current and version not in self._used:
             if version != self.expected:
                 log.warning("the engine has weights of version %.80r, which this runner has not set", version)
             self.start_using(version)
@@ -93,7 +112,17 @@ class VersionHistory:
         numbers = VersionOrder()
         first, number = numbers.place(self._first), numbers.place(version)
         if first is not None and number is not None and number < first:
+            # Those between were in use too: `versions` has them all, so that places in it are as far apart.
+            for between in range(max(number + 1, first - _MOST_BETWEEN), first):
+                if between - first not in self._places.values():
+                    self._places.setdefault(str(between), between - first)
             return number - first
+        log.warning(
+            "tokens of weights %.80r are from before this run, in which %.80r came first; their order is unknown, and "
+            "they count as the oldest. Begin with an engine that has the version of the last checkpoint",
+            version,
+            self._first,
+        )
         return min(self._places.values()) - 1
 
 

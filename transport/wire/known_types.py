@@ -33,6 +33,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.JournalAttempted": "rollouts.runner.journal.entries",
         "rollouts.JournalBegun": "rollouts.runner.journal.entries",
         "rollouts.JournalClosed": "rollouts.runner.journal.entries",
+        "rollouts.JournalWeights": "rollouts.runner.journal.entries",
         "rollouts.JournalFinished": "rollouts.runner.journal.entries",
         "rollouts.JournalStarted": "rollouts.runner.journal.entries",
         "rollouts.MediaReference": "rollouts.trajectory.token_node",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from rollouts.episodes.environment import resolve
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.error_texts import describe_exception, short_repr
 from rollouts.errors import EngineError
+
+log = logging.getLogger("rollouts.environments.tools")
 
 #: The text of an exception that a model gets is at most this long.
 _MAX_ERROR_CHARACTERS = 500
@@ -158,19 +161,23 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
     except Exception as error:  # noqa: BLE001  a tool may raise anything, and the model is told
         if deadline.expired():
             return "timeout", f"error: {call.name} had not ended after {seconds:g} seconds and was stopped"
-        return _failure(error)
+        return _failure(call.name, error)
     return "ok", await tool_content_of(
         tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images
     )
 
 
-def _failure(error: Exception) -> tuple[str, str]:
+def _failure(name: str, error: Exception) -> tuple[str, str]:
     """The outcome and the text for an exception that a tool raised."""
     if isinstance(error, _NOT_ANSWERED):
         raise error
     if isinstance(error, ToolArgumentsError):
         return "invalid_arguments", f"error: {error}"
-    text = error.reason if isinstance(error, ToolFailedError) else describe_exception(error)
+    if isinstance(error, ToolFailedError):
+        text = error.reason
+    else:
+        text = describe_exception(error)
+        log.info("tool %s raised %s, which the model is told", name, text, exc_info=error)
     shortened = text if len(text) <= _MAX_ERROR_CHARACTERS else f"{text[: _MAX_ERROR_CHARACTERS - 3]}..."
     return "failed", f"error: {shortened}"
 

@@ -69,4 +69,12 @@ class JournalClosed:
     reason: str = ""
 
 
-Entry: TypeAlias = JournalBegun | JournalStarted | JournalAttempted | JournalFinished | JournalClosed
+@wire_type("rollouts.JournalWeights")
+@dataclass(frozen=True, slots=True)
+class JournalWeights:
+    """The weights of `version` came into use."""
+
+    version: str
+
+
+Entry: TypeAlias = JournalBegun | JournalStarted | JournalAttempted | JournalFinished | JournalClosed | JournalWeights

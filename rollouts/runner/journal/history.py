@@ -12,6 +12,7 @@ from rollouts.runner.journal.entries import (
     JournalClosed,
     JournalFinished,
     JournalStarted,
+    JournalWeights,
 )
 from rollouts.trajectory.tree import Trajectory
 
@@ -45,6 +46,7 @@ class History:
         self.open: dict[str, OpenTask] = {}  # in the order in which they were started
         self.undelivered: dict[str, JournalFinished] = {}  # in the order in which they were finished
         self.closed: set[str] = set()
+        self.versions: list[str] = []  # of the weights, in the order in which they came into use first
 
     def __len__(self) -> int:
         return len(self.closed) + len(self.open) + len(self.undelivered)
@@ -77,3 +79,6 @@ class History:
                 self.open.pop(task_id, None)
                 self.undelivered.pop(task_id, None)
                 self.closed.add(task_id)
+            case JournalWeights(version):
+                if version not in self.versions:
+                    self.versions.append(version)

@@ -111,6 +111,10 @@ class Journal:
         """Record that the consumer has a group and will not receive it again."""
         await self._on_thread(self._recorder.close_task, task_id, "")
 
+    async def uses_weights(self, version: str) -> None:
+        """Record that the weights of this version are in use. Does nothing if that is recorded already."""
+        await self._on_thread(self._recorder.use_weights, version)
+
     async def discarded(self, task_id: str, reason: str) -> None:
         """Record that a group will not be delivered, because it is too old, for example."""
         await self._on_thread(self._recorder.close_task, task_id, reason or "discarded")

@@ -16,6 +16,7 @@ from rollouts.runner.journal.entries import (
     JournalClosed,
     JournalFinished,
     JournalStarted,
+    JournalWeights,
 )
 from rollouts.runner.journal.errors import JournalDamagedError, JournalError, JournalOfAnotherRunError
 from rollouts.runner.journal.files import ENTRIES, JournalFiles
@@ -37,12 +38,14 @@ class ResumedRun:
     """What earlier processes left, as ids of tasks.
 
     `undelivered` groups are finished and were not delivered, in the order in which they were finished. `unfinished`
-    tasks were started, in this order. `num_closed` tasks were delivered or discarded.
+    tasks were started, in this order. `num_closed` tasks were delivered or discarded. `versions` of the weights were in
+    use, each in the place of its first use.
     """
 
     undelivered: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
     num_closed: int = 0
+    versions: tuple[str, ...] = ()
 
 
 class Recorder:
@@ -68,7 +71,12 @@ class Recorder:
         elif found := differences(recorded, configuration):
             raise JournalOfAnotherRunError(self.path, found)
         self._forget_unreadable()
-        resumed = ResumedRun(tuple(self.history.undelivered), tuple(self.history.open), len(self.history.closed))
+        resumed = ResumedRun(
+            tuple(self.history.undelivered),
+            tuple(self.history.open),
+            len(self.history.closed),
+            tuple(self.history.versions),
+        )
         self._to_read = {*resumed.undelivered, *resumed.unfinished}
         self._release_reader()
         return resumed
@@ -123,6 +131,13 @@ class Recorder:
         self._flush()
         self.history.apply(entry)
         self._was_read(task_id)
+
+    def use_weights(self, version: str) -> None:
+        if version not in self.history.versions:
+            entry = JournalWeights(version)
+            self._files.append_entry(entry)
+            self._flush()
+            self.history.apply(entry)
 
     def close(self) -> None:
         self._files.close()

@@ -91,6 +91,14 @@ def test_a_call_is_made_and_its_result_is_the_next_message(renderer):
     )
 
 
+def test_an_exception_of_a_tool_is_logged_with_its_traceback_and_a_refusal_is_not(renderer, caplog):
+    with caplog.at_level("INFO", "rollouts.environments.tools"):
+        play(environment(), [call("fail", {}), call("refuse", {}), "done"], renderer)
+    (record,) = [record for record in caplog.records if record.name == "rollouts.environments.tools"]
+    assert "tool fail raised KeyError" in record.getMessage()
+    assert record.exc_info[1].__traceback__.tb_next is not None
+
+
 def test_the_model_is_told_of_the_tools(renderer):
     _, engine = play(environment(), ["done"], renderer)
     assert '"name": "picture"' in renderer.tokenizer.decode(engine.requests[0].prompt_ids)

@@ -199,6 +199,7 @@ async def test_rows_are_read_on_a_thread_and_those_before_a_wrong_one_are_kept(t
 
 ROWS = {
     "no JSON": ("{'a': 1}", "line 2: not JSON", "write one JSON object a line"),
+    "incomplete JSON": ('{"a": 1', "line 2: not JSON", "column 8"),
     "no object": ("[1]", "line 2: holds [1]", "write an object"),
     "no id": ('{"a": 1}', "line 2: has no 'name'", "add it, or remove tasks.id_key"),
     "id of another type": ('{"name": 1.5}', "line 2: name is 1.5", "write a text or an integer"),

@@ -7,6 +7,7 @@ import pytest
 from runner_world import Counting, run_groups, tasks
 
 from rollouts import StepResult
+from rollouts.errors import ArgumentError
 from rollouts.runner import Group
 
 
@@ -45,6 +46,11 @@ def test_advantages_are_multiplied_by_the_weights_of_the_samples(renderer):
     (low, high) = weighted.samples(renderer.processors)
     assert low.advantages[low.loss_mask].tolist() == pytest.approx([-1.0] * int(low.loss_mask.sum()))
     assert high.advantages[high.loss_mask].tolist() == pytest.approx([0.25] * int(high.loss_mask.sum()))
+
+
+def test_a_scale_that_needs_the_whole_batch_is_refused(renderer):
+    with pytest.raises(ArgumentError, match="whole batch"):
+        graded_group(renderer, 3).samples(renderer.processors, scale="batch")
 
 
 def test_a_group_without_a_successful_episode_has_no_sample(renderer):

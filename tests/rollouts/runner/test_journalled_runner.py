@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runner_world import assert_no_task_is_left, make_runner, tasks
 
-from rollouts.runner import Group, Journal, JournalInUseError, JournalOfAnotherRunError, JournalWriteError
+from rollouts.runner import (
+    Asynchronous,
+    Group,
+    Journal,
+    JournalInUseError,
+    JournalOfAnotherRunError,
+    JournalWriteError,
+)
 from rollouts.runner.events import EpisodeEnded
 from rollouts.testing import ScriptedEngine
 from transport import RecordWriter, encode
@@ -131,6 +139,30 @@ async def test_two_runners_cannot_have_one_journal_at_a_time(renderer: Any, tmp_
     await Journal.open(tmp_path / "journal").close()
 
 
+async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(renderer: Any, tmp_path: Path) -> None:
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer, weight_version="base")
+    async with journalled(renderer, tmp_path, engine=engine, mode=Asynchronous(2), tasks=tasks(3)) as runner:
+        (first,) = await runner.collect(1)  # not acknowledged
+        for version in ("1", "2"):
+            await runner.update_weights(None, version)
+
+    again = ScriptedEngine(lambda request: "yes", renderer=renderer, weight_version="base")
+    async with journalled(renderer, tmp_path, engine=again, mode=Asynchronous(2), tasks=tasks(3)) as runner:
+        await runner.update_weights(None, "2")
+        assert runner.versions == ("base", "1", "2")
+        (group,) = await runner.collect(1)
+        assert (group.task.task_id, group.oldest_version) == (first.task.task_id, "base")  # stale by 2, as allowed
+
+    third = ScriptedEngine(lambda request: "yes", renderer=renderer, weight_version="2")
+    async with journalled(renderer, tmp_path, engine=third, mode=Asynchronous(2), tasks=tasks(3)) as runner:
+        await runner.update_weights(None, "3")
+        assert runner.versions == ("base", "1", "2", "3")
+        groups = await runner.collect(3)
+        assert first.task.task_id not in ids(groups)  # stale by 3
+        assert {group.oldest_version for group in groups} <= {"2", "3"}
+        assert len(groups) + runner.metrics()["groups_stale/drop"] == 3
+
+
 async def test_a_full_disk_ends_a_run_of_groups_of_several_episodes_with_the_error_of_the_journal(
     renderer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,3 +178,19 @@ async def test_a_full_disk_ends_a_run_of_groups_of_several_episodes_with_the_err
     with pytest.raises(JournalWriteError, match="No space left on device") as caught:
         await received(renderer, tmp_path, 2, group_size=4)
     assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_a_consumer_that_is_cancelled_while_the_journal_is_read_may_ask_again(
+    renderer: Any, tmp_path: Path
+) -> None:
+    await received(renderer, tmp_path, 2, limit=1)
+    journal, is_released = Journal.open(tmp_path / "journal"), threading.Event()
+    journal._thread.submit(is_released.wait, 30)
+    async with make_runner(renderer, journal=journal, tasks=tasks(2)) as runner:
+        collecting = asyncio.ensure_future(runner.collect(2))
+        await asyncio.sleep(0)
+        collecting.cancel()
+        await asyncio.wait([collecting])
+        is_released.set()
+        assert sorted(ids(await runner.collect(2))) == ["t0", "t1"]
+    assert_no_task_is_left()

@@ -19,7 +19,7 @@ from rollouts.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
 )
-from rollouts.runner import RetryPolicy
+from rollouts.runner import RetryPolicy, Task
 from rollouts.runner.events import EpisodeRetried, EpisodeWaiting
 from rollouts.runner.retries import error_kind
 from rollouts.testing import ScriptedEngine
@@ -168,6 +168,36 @@ def test_an_episode_that_waits_for_its_next_attempt_leaves_its_place_to_others(r
             assert "reset" in retried.error
             assert 1800 <= retried.delay_seconds <= 3600
             await stream.aclose()
+
+    asyncio.run(asyncio.wait_for(world(), 60))
+
+
+def test_an_outage_of_the_engine_draws_no_more_tasks_than_twice_as_many_as_may_run(renderer):
+    async def world():
+        retried, taken = [], []
+        retry = RetryPolicy(first_delay=3600.0, max_delay=3600.0)
+
+        def endless():
+            for number in itertools.count():
+                taken.append(number)
+                yield Task(str(number))
+
+        def fail(request):
+            raise ConnectionError("refused")
+
+        def listen(event):
+            if isinstance(event, EpisodeRetried):
+                retried.append(event)
+
+        engine = ScriptedEngine(fail, renderer=renderer)
+        async with make_runner(renderer, engine=engine, concurrency=2, retry=retry, listeners=[listen]) as runner:
+            waiting = asyncio.ensure_future(anext(runner.stream(endless())))
+            for _ in range(3000):
+                await asyncio.sleep(0)
+            assert 2 <= len(retried) <= len(taken) <= 4
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert runner._capacity.waiting == runner._capacity.claimed == 0
 
     asyncio.run(asyncio.wait_for(world(), 60))
 

@@ -149,6 +149,43 @@ def test_a_failing_predicate_of_skipping_is_an_error_that_names_the_task(rendere
     assert [episode.done for episode in caught.value.episodes] == [True]
 
 
+def raising(error):
+    def skip(group):
+        raise error
+
+    return skip
+
+
+class Interrupt(BaseException):
+    """An exception of a library that is no `Exception`."""
+
+
+async def awaitable_verdict():
+    return False
+
+
+@pytest.mark.parametrize(
+    ("skip_group", "text"),
+    [
+        (raising(asyncio.CancelledError()), "CancelledError"),
+        (raising(Interrupt("stop")), "Interrupt: stop"),
+        (lambda group: awaitable_verdict(), "a coroutine; return True, False, None or a reason"),
+        (lambda group: group.rewards > 0, r"returned array\(\[ True,  True\]\), a ndarray; return True"),
+    ],
+    ids=["CancelledError", "BaseException", "coroutine", "array"],
+)
+def test_a_predicate_of_skipping_that_gives_no_verdict_is_an_error_and_loses_no_group(renderer, skip_group, text):
+    with pytest.raises(GroupFailedError, match=f"task t0: skip_group failed .*{text}"):
+        run_groups(renderer, tasks(1), group_size=2, skip_group=skip_group)
+
+
+def test_a_predicate_of_skipping_may_return_a_boolean_of_numpy_or_nothing(renderer):
+    verdicts = {"t0": np.True_, "t1": np.False_, "t2": None}
+    groups, runner = run_groups(renderer, tasks(3), skip_group=lambda group: verdicts[group.task.task_id])
+    assert sorted(groups) == ["t1", "t2"]
+    assert runner.metrics()["groups_skipped/skipped"] == 1
+
+
 async def asynchronously(source):
     for task in source:
         await asyncio.sleep(0)
@@ -181,6 +218,77 @@ def test_a_failing_source_is_an_error_after_the_groups_before_it(renderer, wrap,
             assert caught.value.position == position
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def raising_source(error):
+    yield Task("t0")
+    raise error
+
+
+async def raising_async_source(error):
+    yield Task("t0")
+    raise error
+
+
+@pytest.mark.parametrize("source", [raising_source, raising_async_source], ids=["iterable", "async iterable"])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), Interrupt("stop"), GeneratorExit()], ids=repr)
+def test_a_source_that_raises_a_cancellation_or_another_base_exception_loses_no_group(renderer, source, error):
+    async def run():
+        async with make_runner(renderer) as runner:
+            stream = runner.stream(source(error))
+            assert (await anext(stream)).task.task_id == "t0"
+            with pytest.raises(
+                TaskSourceError, match=f"task 1 of the source: the source raised {type(error).__name__}"
+            ):
+                await anext(stream)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("kind", ["iterable", "async iterable", "async iterable that waits"])
+def test_a_generator_of_tasks_is_closed_when_the_runner_ends(renderer, kind):
+    closed = []
+
+    def generator():
+        try:
+            yield from (Task(str(number)) for number in itertools.count())
+        finally:
+            closed.append(kind)
+
+    async def async_generator():
+        try:
+            yield Task("0")
+            while True:
+                if kind.endswith("waits"):
+                    await asyncio.Event().wait()
+                yield Task(str(next(numbers)))
+        finally:
+            closed.append(kind)
+
+    numbers = itertools.count(1)
+
+    async def run():
+        source = generator() if kind == "iterable" else async_generator()
+        async with make_runner(renderer, concurrency=1) as runner:
+            await anext(runner.stream(source))
+        assert closed == [kind]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_generator_that_raises_when_it_is_closed_is_logged(renderer, caplog):
+    def generator():
+        try:
+            yield Task("t0")
+        finally:
+            raise OSError("the file is gone")
+
+    async def run():
+        async with make_runner(renderer, concurrency=1, tasks=generator()) as runner:
+            await runner.collect(1)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert "the source of tasks failed when it was closed: OSError: the file is gone" in caplog.text
 
 
 def test_an_empty_source_has_no_group(renderer):
@@ -244,6 +352,7 @@ def test_a_failing_group_reward_is_raised_with_the_episodes_and_the_stream_conti
         ("retry", {"retry": 3}),
         ("mode", {"mode": "asynchronous"}),
         ("skip_group", {"skip_group": True}),
+        ("skip_group", {"skip_group": asyncio.sleep}),
         ("group_rewards", {"group_rewards": [max]}),
         ("listeners", {"listeners": ["print"]}),
         ("tasks", {"tasks": 5}),

@@ -7,7 +7,7 @@ from simulated_runs import LoopRenderer, TaskLog
 
 from rollouts import SamplingParams, StepResult
 from rollouts.errors import ArgumentError, WeightUpdateError
-from rollouts.runner import Asynchronous, OneStepOffPolicy, Runner, RunnerClosedError, Synchronous
+from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, RunnerClosedError, Synchronous
 from rollouts.runner.events import GroupStale
 from rollouts.testing import SimulatedEngine
 
@@ -173,6 +173,30 @@ async def test_a_group_that_waits_for_the_consumer_is_dropped_by_the_update_that
         assert [versions_of(group) for group in await runner.collect(2)] == [["2"], ["2"]]
 
 
+async def test_a_consumer_may_ask_for_groups_while_an_update_drops_others(tmp_path, monkeypatch):
+    discarded, release, discard = [], asyncio.Event(), Journal.discarded
+
+    async def held_discarded(journal, task_id, reason):
+        discarded.append(task_id)
+        if len(discarded) == 1:
+            await release.wait()
+        await discard(journal, task_id, reason)
+
+    monkeypatch.setattr(Journal, "discarded", held_discarded)
+    async with runner_with(engine_with(), OneStepOffPolicy(), journal=Journal.open(tmp_path / "journal")) as runner:
+        await runner.collect(2)
+        await until(lambda: runner.metrics()["groups_queued"] == 2)
+        await runner.update_weights(None, "1")
+        updating = asyncio.ensure_future(runner.update_weights(None, "2"))
+        await until(lambda: len(discarded) == 1)
+        collecting = asyncio.ensure_future(runner.collect(2))
+        await until(lambda: len(discarded) == 2)
+        release.set()
+        await updating
+        assert [versions_of(group) for group in await collecting] == [["2"], ["2"]]
+        assert runner.metrics()[DROPPED] == len(set(discarded)) == 2
+
+
 async def test_stale_samples_are_weighted_down_where_that_is_chosen():
     engine, events = engine_with(), []
     mode = Asynchronous(1, "downweight")
@@ -221,6 +245,8 @@ async def test_updates_of_a_closed_runner_and_with_wrong_arguments_are_refused()
         await runner.update_weights(None, "0")
     with pytest.raises(ArgumentError, match="in_flight is 'now'"):
         await runner.update_weights(None, "1", "now")
+    with pytest.raises(ArgumentError, match=r"version is .* that UTF-8 can encode"):
+        await runner.update_weights(None, "a\ud800")
     await runner.close()
     with pytest.raises(RunnerClosedError):
         await runner.update_weights(None, "1")

@@ -57,6 +57,22 @@ def test_integers_of_an_earlier_run_are_as_far_apart_as_their_difference():
     assert [history.place("9"), history.place("11"), history.place("old")] == [-3, -1, -4]
 
 
+def test_integers_between_a_version_of_an_earlier_run_and_the_first_of_this_one_are_in_the_order():
+    history = history_of("3")
+    assert history.place("1") == -2
+    assert history.versions == ("1", "2", "3")
+    assert history.place("0") == -3
+    assert history.versions == ("0", "1", "2", "3")
+
+
+def test_a_version_of_an_earlier_run_whose_order_is_not_known_is_reported_once(caplog):
+    history = history_of("0", "3")
+    assert [history.place("1"), history.place("1")] == [-1, -1]
+    (record,) = caplog.records
+    assert "weights '1'" in record.getMessage()
+    assert "version of the last checkpoint" in record.getMessage()
+
+
 def test_a_version_of_an_earlier_run_may_come_into_use_again():
     history = history_of("base")
     assert history.place("6") == -1
@@ -138,3 +154,41 @@ def test_versions_of_tokens_from_an_engine_that_reports_none_are_not_older_than_
     assert history.current == "0"
     history.place("1")
     assert staleness(history, history.place("0")) == 1
+
+
+def test_the_versions_of_earlier_processes_keep_their_order():
+    history = history_of("3")
+    history.restore(["base", "1", "2", "3"])
+    assert history.versions == ("base", "1", "2", "3")
+    assert [staleness(history, history.place(version)) for version in history.versions] == [3, 2, 1, 0]
+    history.start_using("4")
+    assert staleness(history, history.place("1")) == 3
+
+
+def test_a_process_that_begins_with_older_weights_counts_from_the_newer_ones_that_it_loads():
+    history = history_of("base")
+    history.restore(["base", "1", "2", "3"])
+    assert [staleness(history, history.place(version)) for version in ("base", "2", "3")] == [0, 0, 0]
+    history.check_new("3")
+    history.start_using("3")
+    assert [staleness(history, history.place(version)) for version in ("base", "1", "2", "3")] == [3, 2, 1, 0]
+    with pytest.raises(ArgumentError, match="has been in use"):
+        history.check_new("3")
+
+
+def test_new_weights_are_newer_than_all_of_earlier_processes():
+    history = history_of("base")
+    history.restore(["base", "1", "2"])
+    history.start_using("other")
+    assert history.versions == ("base", "1", "2", "other")
+
+
+@given(names, names)
+def test_after_any_earlier_processes_the_last_version_is_the_newest(earlier, now):
+    history = VersionHistory(now[0])
+    history.restore(earlier)
+    for version in now[1:]:
+        history.start_using(version)
+    assert history.current == history.versions[-1] or len(now) == 1
+    assert set(history.versions) == {*earlier, *now}
+    assert history.place(history.current) == history.current_place

@@ -1,0 +1,146 @@
+"""No group is lost silently, whatever the parts of a run raise: base exceptions, cancellations of something else."""
+
+import asyncio
+
+import pytest
+from runner_world import Counting, make_runner, run_groups, tasks
+
+from rollouts import SamplingParams, run_episode
+from rollouts.rewards import GroupReward
+from rollouts.runner import GroupFailedError
+from rollouts.testing import ScriptedEngine
+
+
+class PanicError(BaseException):
+    """Like the `PanicException` of extension modules written in Rust, which is no `Exception`."""
+
+
+async def wait_for_something_cancelled():
+    waiting = asyncio.ensure_future(asyncio.Event().wait())
+    waiting.cancel()
+    await waiting
+
+
+@pytest.mark.parametrize("group_size", [1, 3])
+@pytest.mark.parametrize("method", ["make", "reset", "step", "engine"])
+def test_a_base_exception_of_an_environment_or_engine_fails_its_episodes_and_loses_no_group(
+    renderer, method, group_size
+):
+    def fail(at, task_id):
+        if at == method and task_id == "t1":
+            raise PanicError("index out of bounds")
+
+    class Panics(Counting):
+        def reset(self, seed):
+            fail("reset", self.task.task_id)
+            return super().reset(seed)
+
+        def step(self, assistant):
+            fail("step", self.task.task_id)
+            return super().step(assistant)
+
+    def make(task):
+        fail("make", task.task_id)
+        return Panics(task)
+
+    def generate(request):
+        fail("engine", request.session_id.split("/")[0])
+        return "yes"
+
+    engine = ScriptedEngine(generate, renderer=renderer)
+    groups, _ = run_groups(renderer, tasks(3), make, engine, group_size=group_size)
+    assert sorted(groups) == ["t0", "t1", "t2"]
+    assert all("PanicError: index out of bounds" in episode.error for episode in groups["t1"].episodes)
+    assert not any(episode.error for name in ("t0", "t2") for episode in groups[name].episodes)
+
+
+def test_a_panic_of_a_renderer_on_its_thread_fails_the_episode_and_loses_no_group(renderer):
+    class Panicking:
+        def __getattr__(self, name):
+            return getattr(renderer, name)
+
+        def render(self, *args, **kwargs):
+            raise PanicError("no such token")
+
+        def render_ids(self, *args, **kwargs):
+            raise PanicError("no such token")
+
+        def parse_response(self, *args, **kwargs):
+            return renderer.parse_response(*args, **kwargs)
+
+        def get_stop_token_ids(self):
+            return renderer.get_stop_token_ids()
+
+        def bridge_to_next_turn(self, *args, **kwargs):
+            return renderer.bridge_to_next_turn(*args, **kwargs)
+
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    groups, _ = run_groups(Panicking(), tasks(2), engine=engine)
+    assert sorted(groups) == ["t0", "t1"]
+    for group in groups.values():
+        assert "PanicError: no such token" in group.episodes[0].error
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_an_environment_whose_close_awaits_what_it_has_cancelled_loses_no_group(renderer, group_size):
+    class Background(Counting):
+        async def close(self):
+            await wait_for_something_cancelled()
+
+    groups, _ = run_groups(renderer, tasks(3), Background, group_size=group_size)
+    assert sorted(groups) == ["t0", "t1", "t2"]
+    assert all(episode.done for group in groups.values() for episode in group.episodes)
+    episode = asyncio.run(
+        run_episode(
+            Background(tasks(1)[0]),
+            engine=ScriptedEngine(lambda request: "yes", renderer=renderer),
+            renderer=renderer,
+            sampling=SamplingParams(max_tokens=8),
+            max_turns=3,
+        )
+    )
+    assert episode.done
+
+
+@pytest.mark.parametrize("error", [PanicError, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("part", ["skip_group", "a group reward"])
+def test_a_base_exception_of_skip_group_or_a_group_reward_is_raised_in_place_of_the_group(renderer, part, error):
+    def fail_for_t0(is_t0):
+        if is_t0:
+            raise error("of a library")
+        return False
+
+    async def reward(episodes):
+        return [float(fail_for_t0(episodes[0].group_id == "t0"))] * len(episodes)
+
+    options = {"group_rewards": [GroupReward("r", 1.0, reward)]}
+    if part == "skip_group":
+        options = {"skip_group": lambda group: fail_for_t0(group.task.task_id == "t0")}
+
+    async def world():
+        async with make_runner(renderer, concurrency=1, **options) as runner:
+            stream = runner.stream(tasks(2))
+            with pytest.raises(GroupFailedError, match=f"t0: .*({error.__name__}|something that was cancelled)"):
+                await anext(stream)
+            assert [group.task.task_id async for group in stream] == ["t1"]
+
+    asyncio.run(asyncio.wait_for(world(), 60))
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_an_environment_that_cancels_its_own_task_fails_its_group_and_no_other(renderer, group_size):
+    class CancelsItself(Counting):
+        async def step(self, assistant):
+            if self.task.task_id == "t0":
+                asyncio.current_task().cancel()
+                await asyncio.Event().wait()
+            return super().step(assistant)
+
+    async def world():
+        async with make_runner(renderer, CancelsItself, concurrency=1, group_size=group_size) as runner:
+            stream = runner.stream(tasks(2))
+            with pytest.raises(GroupFailedError, match="t0"):
+                await anext(stream)
+            assert [group.task.task_id async for group in stream] == ["t1"]
+
+    asyncio.run(asyncio.wait_for(world(), 60))
