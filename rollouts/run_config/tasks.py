@@ -116,7 +116,13 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parsed(path: Path, line: int, text: str) -> Any:
     try:
-        return json.loads(text.rstrip("\r\n"))
+        row = json.loads(text.rstrip("\r\n"))
+        if "\\u" in text:  # only an escape can stand for what UTF-8 cannot encode
+            json.dumps(row, ensure_ascii=False).encode()
+        return row
+    except UnicodeEncodeError as error:
+        reason = f"it has half of a surrogate pair, {error.object[error.start]!a}, which UTF-8 cannot encode"
+        raise TaskFileError(path, line, f"{reason}; write the whole character, or remove it") from error
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise TaskFileError(path, line, f"not JSON: {reason}; write one JSON object a line") from error

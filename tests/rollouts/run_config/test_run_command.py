@@ -240,7 +240,8 @@ def test_a_full_disk_leaves_a_summary_and_names_the_file(
     assert "No space left on device" in result.stderr
     assert summary_of(tmp_path)["complete"] is False
     monkeypatch.undo()
-    assert run(path, "--resume").exit_code == 0
+    result = run(path, "--resume")
+    assert result.exit_code == 0, result.output
     assert summary_of(tmp_path)["groups"] == 2
 
 
@@ -251,6 +252,32 @@ def test_a_module_that_ends_the_program_when_it_is_imported_is_an_error_of_its_k
     result = run(path)
     assert result.exit_code == 2
     assert "environment.factory: importing exit_env raised SystemExit" in result.stderr
+
+
+def test_texts_of_an_environment_cannot_control_the_terminal(tmp_path: Path) -> None:
+    config = CONFIG.replace("guess_env:Guess", "loud_env:Loud")
+    path = write_run(tmp_path, config.replace("seed = 3", 'seed = 3\nskip_group = "loud_env:skip"'))
+    (tmp_path / "loud_env.py").write_text(
+        "class Loud:\n"
+        "    def __init__(self, task, tries): pass\n"
+        "    def reset(self, seed): raise ValueError('[/red]\\x1b[2J\\nline\\u202e')\n"
+        "def skip(group): return 'a/b_c\\x1b[31m\\nevil' if group.task.task_id == 'four' else False\n"
+    )
+    stdout = run(path).stdout
+    assert "\x1b" not in stdout
+    assert "\u202e" not in stdout
+    assert "groups skipped: a/b_c␛[31m⏎evil" in stdout
+    assert "ValueError: [/red]␛[2J⏎line<U+202E>" in stdout
+
+
+def test_half_of_a_surrogate_pair_in_a_task_is_an_error_of_its_line(tmp_path: Path) -> None:
+    path = write_run(tmp_path, FOURS)
+    with (tmp_path / "tasks.jsonl").open("a") as tasks:
+        tasks.write('{"name": "ok", "number": 1, "text": "\\ud83d\\ude00"}\n{"name": "x", "text": "\\ud800"}\n')
+    result = run(path)
+    assert result.exit_code == 2
+    assert "tasks.jsonl, line 4: it has half of a surrogate pair, '\\ud800'" in result.stderr
+    assert len(groups_of(tmp_path)) == 3
 
 
 # --limit and --resume.
